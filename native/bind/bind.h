@@ -1,0 +1,8 @@
+// One registration function per topic; module.cc calls them all.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_checksum(nb::module_& m);
+void bind_isa(nb::module_& m);

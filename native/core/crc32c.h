@@ -1,0 +1,11 @@
+// CRC-32C (Castagnoli), RFC 3720 appendix B.4.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ingot {
+
+// Continues `crc` (0 for the first call) over `size` bytes.
+std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
+
+}  // namespace ingot

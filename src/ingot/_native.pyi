@@ -1,0 +1,13 @@
+"""Types of the native core."""
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Buffer = bytes | bytearray | memoryview
+
+def isa() -> str: ...
+def available_isas() -> list[str]: ...
+def set_isa(name: str) -> None: ...
+def crc32c(data: Buffer, value: int = 0) -> int: ...

@@ -1,0 +1,1 @@
+"""Frameworks: the only places that import torch, mlx or jax."""

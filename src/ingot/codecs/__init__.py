@@ -1,0 +1,1 @@
+"""Codecs: numbers to parts and back. They know no file. One small class each, listed in ``table.py``."""

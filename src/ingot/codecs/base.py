@@ -1,0 +1,110 @@
+"""The contract of a codec.
+
+A codec sees a tensor as a matrix ``rows x cols`` (``Tensor.matrix_shape``: the last dimension is the columns) and works on
+*slabs* of whole rows, so that a tensor larger than memory passes through in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ingot.core.dtypes import numpy_dtype
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+
+class RowReader(Protocol):
+    """Sequential decoding, in memory bounded by the slab."""
+
+    def read_into(self, out: Array) -> None:
+        """Decode the next ``len(out)`` rows into ``out`` ([rows, cols], C order), rounding once to ``out.dtype``."""
+        ...
+
+    def finish(self) -> None:
+        """Check lengths and digests of all parts after the last row."""
+        ...
+
+
+class Encoder(Protocol):
+    """One tensor's encoding, prepared: everything but the bytes is known.
+
+    ``params`` is what the artifact states, and is all that the decoder will get. ``parts`` are in file order. ``scans`` is
+    the number of whole passes over the tensor that must go through ``scan`` before ``encode``.
+    """
+
+    codec: str
+    params: Mapping[str, Any]
+    parts: tuple[PartSpec, ...]
+    scans: int
+
+    def scan(self, rows: Array) -> None:
+        """Take in the next rows of the present pass, in order. The result may not depend on how rows are cut into slabs."""
+        ...
+
+    def encode(self, rows: Array) -> dict[str, Array]:
+        """Return each part's next bytes for these rows (role to a C-order array). Pure and thread-safe."""
+        ...
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        """Decode what ``encode`` returned for one slab into ``out``, to measure the error. Pure and thread-safe."""
+        ...
+
+
+class Codec(Protocol):
+    """Numbers to parts and back."""
+
+    id: ClassVar[str]
+    lossless: ClassVar[bool]
+
+    def check(self, tensor: Tensor) -> None:
+        """Raise ``CodecError`` with a rule unless parameters, parts and shape fit together; reads no part's bytes."""
+        ...
+
+    def decode(self, tensor: Tensor, dtype: str) -> Array:
+        """Return all values as an array of ``tensor.shape``."""
+        ...
+
+    def reader(self, tensor: Tensor) -> RowReader:
+        """Return a sequential reader of ``tensor``'s rows, digests checked at its end."""
+        ...
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
+        """Prepare to encode a tensor of ``shape`` and source ``dtype``.
+
+        Raises
+        ------
+        UsageError
+            An option that the codec does not know or a value out of range.
+        UnsupportedError
+            A dtype or shape that the codec cannot encode.
+        """
+        ...
+
+
+def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:
+    """Allocate the result of a decode; MemoryError becomes a ``CodecError`` that says how much was wanted."""
+    try:
+        return np.empty(shape, numpy_dtype(dtype))
+    except (MemoryError, ValueError) as error:
+        raise CodecError("codec.too-large", f"cannot allocate an array of shape {list(shape)} in {dtype}", where=where) from error
+
+
+def decode_by_rows(codec: Codec, tensor: Tensor, dtype: str) -> Array:
+    """Implement ``decode`` by ``reader``: the checks, one allocation, one pass."""
+    if dtype not in FLOAT_TARGETS:
+        raise UnsupportedError(
+            f"expected a target dtype {', '.join(FLOAT_TARGETS)} for codec {codec.id}, found {dtype}", where=tensor.name
+        )
+    out = empty(tensor.shape, dtype, tensor.name)
+    reader = codec.reader(tensor)
+    if out.size:
+        reader.read_into(out.reshape(tensor.matrix_shape))
+    reader.finish()
+    return out
+
+
+FLOAT_TARGETS = ("f32", "f16", "bf16")

@@ -1,0 +1,103 @@
+"""Digests of stored bytes, in zTensor 1.2's spelling ``algorithm:hex`` (section 1, component ``digest``).
+
+``crc32c`` is written as ``crc32c:0x%08x`` because that is what the package ``ztensor`` writes; both spellings are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from ingot.core import native
+from ingot.errors import FormatError, IntegrityError
+
+Buffer = bytes | bytearray | memoryview
+
+_SYNTAX = {
+    "crc32c": re.compile(r"crc32c:(?:0x)?([0-9a-fA-F]{1,8})\Z"),
+    "sha256": re.compile(r"sha256:([0-9a-fA-F]{64})\Z"),
+}
+
+
+class Hasher(Protocol):
+    """A running digest."""
+
+    def update(self, data: Buffer, /) -> None: ...
+
+    def text(self) -> str: ...
+
+
+class Crc32c:
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4)."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Buffer, /) -> None:
+        self._value = native.crc32c(data, self._value)
+
+    def text(self) -> str:
+        return f"crc32c:0x{self._value:08x}"
+
+
+class Sha256:
+    """SHA-256 (FIPS 180-4)."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def update(self, data: Buffer, /) -> None:
+        self._hash.update(data)
+
+    def text(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+HASHERS: dict[str, Callable[[], Hasher]] = {"crc32c": Crc32c, "sha256": Sha256}
+
+
+def hasher(algorithm: str) -> Hasher:
+    """Return a fresh running digest; ``algorithm`` is ``crc32c`` or ``sha256``."""
+    return HASHERS[algorithm]()
+
+
+def digest(algorithm: str, data: Buffer) -> str:
+    """Return the digest of ``data`` as written in files."""
+    running = hasher(algorithm)
+    running.update(data)
+    return running.text()
+
+
+def known(text: str, rule: str, where: str) -> str | None:
+    """Return the algorithm of a digest string, None if it is one that Ingot does not know.
+
+    Raises
+    ------
+    FormatError
+        No ``algorithm:hex``, or a known algorithm followed by something that is not its hex.
+    """
+    algorithm, colon, value = text.partition(":")
+    if not colon or not algorithm or not value:
+        raise FormatError(rule, f"expected a digest 'algorithm:hex', found {text[:80]!r}", where=where)
+    if algorithm not in _SYNTAX:
+        return None
+    if not _SYNTAX[algorithm].match(text):
+        raise FormatError(rule, f"expected {algorithm}'s hexadecimal digits, found {text[:80]!r}", where=where)
+    return algorithm
+
+
+def same(expected: str, found: str) -> bool:
+    """Compare two digest strings of one algorithm, whatever the case, prefix and leading zeros of the number."""
+    return _number(expected) == _number(found)
+
+
+def _number(text: str) -> int:
+    return int(text.partition(":")[2], 16)
+
+
+def check(expected: str, found: str, rule: str, where: str) -> None:
+    """Raise ``IntegrityError`` where the digests differ."""
+    if not same(expected, found):
+        raise IntegrityError(rule, f"the stored bytes do not match their digest: expected {expected}, found {found}; the file is damaged", where=where)

@@ -1,0 +1,149 @@
+"""The one table of element types, with every spelling that a container or framework uses.
+
+Storage types and logical types are those of zTensor 1.2 section 2; the other 8-bit and sub-byte floats are safetensors
+0.8's, with the names of the OCP MX specification as ``ml_dtypes`` writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type.
+
+    Parameters
+    ----------
+    name : str
+        Ingot's canonical name, equal to zTensor's ``dtype`` or ``type``.
+    bits : int
+        Bits of one logical element.
+    kind : str
+        ``f`` float, ``i`` signed, ``u`` unsigned, ``b`` bool, ``c`` complex.
+    storage : str
+        Canonical name of the storage primitive (zTensor ``dtype``) that holds it.
+    numpy : str
+        Attribute of ``numpy`` or ``ml_dtypes``.
+    safetensors : str or None
+        Spelling in a safetensors header.
+    torch : str or None
+        Attribute of ``torch``.
+    """
+
+    name: str
+    bits: int
+    kind: str
+    storage: str
+    numpy: str
+    safetensors: str | None
+    torch: str | None
+
+    @property
+    def is_storage(self) -> bool:
+        """Whether this is one of zTensor's 13 storage primitives."""
+        return self.storage == self.name
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    def nbytes(self, count: int) -> int:
+        """Bytes of ``count`` elements; sub-byte types are packed and the last byte is filled up."""
+        return (count * self.bits + 7) // 8
+
+
+_ROWS = (
+    DType("f64", 64, "f", "f64", "float64", "F64", "float64"),
+    DType("f32", 32, "f", "f32", "float32", "F32", "float32"),
+    DType("f16", 16, "f", "f16", "float16", "F16", "float16"),
+    DType("bf16", 16, "f", "bf16", "bfloat16", "BF16", "bfloat16"),
+    DType("i64", 64, "i", "i64", "int64", "I64", "int64"),
+    DType("i32", 32, "i", "i32", "int32", "I32", "int32"),
+    DType("i16", 16, "i", "i16", "int16", "I16", "int16"),
+    DType("i8", 8, "i", "i8", "int8", "I8", "int8"),
+    DType("u64", 64, "u", "u64", "uint64", "U64", "uint64"),
+    DType("u32", 32, "u", "u32", "uint32", "U32", "uint32"),
+    DType("u16", 16, "u", "u16", "uint16", "U16", "uint16"),
+    DType("u8", 8, "u", "u8", "uint8", "U8", "uint8"),
+    DType("bool", 8, "b", "bool", "bool", "BOOL", "bool"),
+    DType("f8_e4m3fn", 8, "f", "u8", "float8_e4m3fn", "F8_E4M3", "float8_e4m3fn"),
+    DType("f8_e5m2", 8, "f", "u8", "float8_e5m2", "F8_E5M2", "float8_e5m2"),
+    DType("f8_e4m3fnuz", 8, "f", "u8", "float8_e4m3fnuz", "F8_E4M3FNUZ", "float8_e4m3fnuz"),
+    DType("f8_e5m2fnuz", 8, "f", "u8", "float8_e5m2fnuz", "F8_E5M2FNUZ", "float8_e5m2fnuz"),
+    DType("f8_e8m0fnu", 8, "f", "u8", "float8_e8m0fnu", "F8_E8M0", "float8_e8m0fnu"),
+    DType("f6_e2m3fn", 6, "f", "u8", "float6_e2m3fn", "F6_E2M3", None),
+    DType("f6_e3m2fn", 6, "f", "u8", "float6_e3m2fn", "F6_E3M2", None),
+    DType("f4_e2m1fn", 4, "f", "u8", "float4_e2m1fn", "F4", None),
+    DType("complex64", 64, "c", "f32", "complex64", "C64", "complex64"),
+    DType("complex128", 128, "c", "f64", "complex128", None, "complex128"),
+)
+
+DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
+STORAGE_DTYPES: dict[str, DType] = {row.name: row for row in _ROWS if row.is_storage}
+BY_SAFETENSORS: dict[str, DType] = {row.safetensors: row for row in _ROWS if row.safetensors}
+_BY_NUMPY: dict[str, DType] = {row.numpy: row for row in _ROWS}
+_ALIASES: dict[str, DType] = {
+    **{row.torch: row for row in _ROWS if row.torch},
+    **_BY_NUMPY,
+    **BY_SAFETENSORS,
+    **DTYPES,
+    "fp32": DTYPES["f32"],
+    "fp16": DTYPES["f16"],
+    "half": DTYPES["f16"],
+}
+
+
+def dtype(spec: Any) -> DType:
+    """Resolve a name in any known spelling, a NumPy dtype or scalar type, a torch dtype, or a ``DType``.
+
+    Raises
+    ------
+    UnsupportedError
+        The spelling is not in the table.
+    """
+    if isinstance(spec, DType):
+        return spec
+    text = spec if isinstance(spec, str) else _spelling(spec)
+    found = _ALIASES.get(text) or _ALIASES.get(text.lower()) or _ALIASES.get(text.upper())
+    if found is None:
+        raise UnsupportedError(f"expected an element type such as {', '.join(list(DTYPES)[:4])}; found {text!r}", rule="dtype.unknown")
+    return found
+
+
+def _spelling(spec: Any) -> str:
+    if str(spec).startswith("torch."):
+        return str(spec).removeprefix("torch.")
+    try:
+        return str(np.dtype(spec).name)
+    except TypeError:
+        return str(spec)
+
+
+@lru_cache(maxsize=None)
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the native-endian NumPy dtype of a canonical name; the import of ``ml_dtypes`` waits until it is needed."""
+    attribute = DTYPES[name].numpy
+    if hasattr(np, attribute) or attribute == "bool":
+        return np.dtype(attribute)
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, attribute))
+
+
+def little_endian(storage: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of a storage primitive as it lies in a file (little-endian).
+
+    ``bf16`` comes back as ``<u2``: NumPy's extension types know no byte order.
+    """
+    code = {"bf16": "u2", "bool": "b1"}.get(storage)
+    if code is None:
+        row = STORAGE_DTYPES[storage]
+        code = f"{row.kind}{row.bits // 8}"
+    return np.dtype("<" + code)

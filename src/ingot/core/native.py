@@ -1,0 +1,21 @@
+"""The one door to the native core.
+
+There is no silent fallback to slow code: without the extension nothing imports, and ``ingot doctor`` says why.
+"""
+
+from __future__ import annotations
+
+try:
+    from ingot import _native
+except ImportError as error:  # the message must help whoever runs from a source tree that was not built
+    raise ImportError(
+        "Ingot's native core is not built for this Python. In a source tree run `make`; else reinstall the package "
+        f"(`pip install --force-reinstall ingot-weights`). The loader said: {error}"
+    ) from error
+
+crc32c = _native.crc32c
+isa = _native.isa
+set_isa = _native.set_isa
+kernels = _native
+
+__all__ = ["crc32c", "isa", "kernels", "set_isa"]

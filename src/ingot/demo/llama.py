@@ -1,0 +1,377 @@
+"""Llama forward pass in NumPy, to measure what compression does to a model.
+
+The architecture is that of Touvron et al., "LLaMA: Open and Efficient
+Foundation Language Models" (2023), with grouped-query attention (Ainslie et
+al., 2023).  Parameter names, the configuration's keys and the "rotate half"
+layout of rotary positions are those of Hugging Face's ``LlamaForCausalLM``.
+There is no cache of keys and values: this code scores text, all positions of
+a window at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+# Windows scored in one pass: enough rows to keep matrix products efficient,
+# few enough for the attention scores to stay in a processor's cache.
+_BATCH = 4
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The part of a Hugging Face ``config.json`` that the forward pass needs."""
+
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context: int
+    eps: float
+    rope_theta: float
+    tied_head: bool
+
+    @classmethod
+    def from_mapping(cls, config: Mapping[str, object]) -> Self:
+        """Read ``config``, as parsed from ``config.json``.
+
+        Raises
+        ------
+        ValueError
+            If a value is missing or wrong, or asks for something that this
+            forward pass does not do.
+        """
+        for key in ("rope_scaling", "attention_bias", "mlp_bias"):
+            if config.get(key):
+                raise ValueError(f"config {key}={config[key]!r} is not supported")
+        if config.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"config hidden_act={config['hidden_act']!r} is not supported")
+        heads = _count(config, "num_attention_heads")
+        hidden = _count(config, "hidden_size")
+        kv_heads = _count(config, "num_key_value_heads", heads)
+        head_dim = _count(config, "head_dim", hidden // heads)
+        if heads % kv_heads or head_dim % 2:
+            raise ValueError(f"config has {heads} heads, {kv_heads} key heads, head_dim {head_dim}")
+        return cls(
+            hidden_size=hidden,
+            intermediate_size=_count(config, "intermediate_size"),
+            layers=_count(config, "num_hidden_layers"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=_count(config, "vocab_size"),
+            context=_count(config, "max_position_embeddings"),
+            eps=_positive(config, "rms_norm_eps", 1e-6),
+            rope_theta=_positive(config, "rope_theta", 10000.0),
+            tied_head=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter by name."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (queries, hidden),
+            "self_attn.k_proj": (keys, hidden),
+            "self_attn.v_proj": (keys, hidden),
+            "self_attn.o_proj": (hidden, queries),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        if not self.tied_head:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        for index in range(self.layers):
+            for name, shape in layer.items():
+                shapes[f"model.layers.{index}.{name}.weight"] = shape
+        return shapes
+
+
+def _count(config: Mapping[str, object], key: str, default: int | None = None) -> int:
+    """Return a positive integer; a missing or null value means ``default``."""
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or value <= 0:
+        raise ValueError(f"config {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _positive(config: Mapping[str, object], key: str, default: float) -> float:
+    """Return a positive finite number; a missing or null value means ``default``."""
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"config {key} must be a number, not {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"config {key} must be positive and finite, not {value!r}")
+    return float(value)
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Divide by the root mean square over the last axis, then scale.
+
+    Parameters
+    ----------
+    x : float32 array ``[..., hidden]``
+    weight : float32 array ``[hidden]``
+    eps : float
+        Added to the mean of squares (Zhang and Sennrich, 2019).
+    """
+    mean = np.einsum("...i,...i->...", x, x)[..., None] / np.float32(x.shape[-1])
+    return x * (weight / np.sqrt(mean + np.float32(eps)))
+
+
+def rope_tables(seq: int, head_dim: int, theta: float) -> tuple[Floats, Floats]:
+    """Return cosines and sines of rotary positions (Su et al., 2021).
+
+    Returns
+    -------
+    cos, sin : float32 arrays ``[seq, head_dim // 2]``
+        Computed in float64, as angles of late positions are large.
+    """
+    frequency = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    angle = np.outer(np.arange(seq, dtype=np.float64), frequency)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Apply rotary positions in the "rotate half" layout.
+
+    Channel ``i`` of the first half and channel ``i`` of the second half make
+    the pair that is turned by angle ``i``.
+
+    Parameters
+    ----------
+    x : float32 array ``[..., seq, head_dim]``
+    cos, sin : float32 arrays ``[seq, head_dim // 2]``
+    """
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+def attention(q: Floats, k: Floats, v: Floats) -> Floats:
+    """Causal scaled dot-product attention with shared key and value heads.
+
+    Parameters
+    ----------
+    q : float32 array ``[batch, heads, seq, head_dim]``
+    k, v : float32 arrays ``[batch, kv_heads, seq, head_dim]``
+        Query head ``h`` reads key head ``h // (heads // kv_heads)``.
+
+    Returns
+    -------
+    float32 array ``[batch, heads, seq, head_dim]``
+    """
+    batch, heads, seq, dim = q.shape
+    kv_heads = k.shape[1]
+    # Rows of all query heads that share a key head go through one product.
+    rows = (q * np.float32(dim**-0.5)).reshape(batch, kv_heads, -1, dim)
+    scores = (rows @ k.swapaxes(-1, -2)).reshape(batch, heads, seq, seq)
+    future = np.triu(np.ones((seq, seq), dtype=np.bool_), 1)
+    np.putmask(scores, np.broadcast_to(future, scores.shape), np.float32(-np.inf))
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    mixed = scores.reshape(batch, kv_heads, -1, seq) @ v
+    out: Floats = mixed.reshape(batch, heads, seq, dim) / total
+    return out
+
+
+def silu(x: Floats) -> Floats:
+    """Return ``x * sigmoid(x)``, with no overflow for large negative ``x``."""
+    # tanh never overflows: sigmoid(x) = (1 + tanh(x / 2)) / 2.
+    half = x * np.float32(0.5)
+    return half + half * np.tanh(half)
+
+
+class Llama:
+    """A Llama model whose forward pass runs in float32 NumPy.
+
+    Parameters
+    ----------
+    config : mapping
+        A Hugging Face ``config.json`` as parsed (see `LlamaConfig`).
+    weights : mapping of str to array
+        Parameters under their Hugging Face names, of any floating-point
+        dtype including ``ml_dtypes.bfloat16``; converted to float32 here.
+        Other names are ignored.
+
+    Raises
+    ------
+    ValueError
+        If the configuration is not supported, or a parameter is missing or
+        has the wrong shape.
+    """
+
+    def __init__(self, config: Mapping[str, object], weights: Mapping[str, NDArray[Any]]) -> None:
+        self.config = LlamaConfig.from_mapping(config)
+        self._weights: dict[str, Floats] = {}
+        for name, shape in self.config.shapes().items():
+            if name not in weights:
+                raise ValueError(f"the weights lack {name}")
+            if weights[name].shape != shape:
+                raise ValueError(f"{name} has shape {weights[name].shape}, expected {shape}")
+            self._weights[name] = np.ascontiguousarray(weights[name], dtype=np.float32)
+
+    def logits(self, tokens: NDArray[np.integer[Any]]) -> Floats:
+        """Score the next token at every position.
+
+        Parameters
+        ----------
+        tokens : integer array ``[batch, seq]``
+            Ids below ``vocab_size``; ``seq`` at most the model's context.
+
+        Returns
+        -------
+        float32 array ``[batch, seq, vocab_size]``
+            Row ``[b, t]`` depends on ``tokens[b, : t + 1]`` only.
+
+        Raises
+        ------
+        ValueError
+            If ``tokens`` has a wrong shape, dtype or value.
+        """
+        config, weights = self.config, self._weights
+        if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+            raise ValueError("tokens must be a 2-D integer array")
+        seq = tokens.shape[1]
+        if not 0 < seq <= config.context:
+            raise ValueError(f"{seq} positions are outside 1..{config.context}")
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < config.vocab_size):
+            raise ValueError(f"token ids must be in 0..{config.vocab_size - 1}")
+        cos, sin = rope_tables(seq, config.head_dim, config.rope_theta)
+        x = weights["model.embed_tokens.weight"][tokens]
+        for index in range(config.layers):
+            layer = f"model.layers.{index}"
+            normed = self._norm(x, f"{layer}.input_layernorm")
+            x = x + self._attend(normed, f"{layer}.self_attn", cos, sin)
+            normed = self._norm(x, f"{layer}.post_attention_layernorm")
+            x = x + self._feed_forward(normed, f"{layer}.mlp")
+        head = "model.embed_tokens" if config.tied_head else "lm_head"
+        return self._linear(self._norm(x, "model.norm"), head)
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        """Apply the RMSNorm called ``name``."""
+        return rms_norm(x, self._weights[f"{name}.weight"], self.config.eps)
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        """Multiply ``[batch, seq, in]`` by the ``[out, in]`` weight called ``name``."""
+        weight = self._weights[f"{name}.weight"]
+        # One product over all rows; with three axes NumPy would do one per batch entry.
+        flat: Floats = x.reshape(-1, x.shape[-1]) @ weight.T
+        return flat.reshape(*x.shape[:-1], weight.shape[0])
+
+    def _attend(self, x: Floats, name: str, cos: Floats, sin: Floats) -> Floats:
+        """Apply the attention layer called ``name`` to ``[batch, seq, hidden]``."""
+        batch, seq, _ = x.shape
+        q, k, v = (
+            self._linear(x, f"{name}.{part}_proj")
+            .reshape(batch, seq, -1, self.config.head_dim)
+            .swapaxes(1, 2)
+            for part in "qkv"
+        )
+        mixed = attention(rotate(q, cos, sin), rotate(k, cos, sin), v)
+        return self._linear(mixed.swapaxes(1, 2).reshape(batch, seq, -1), f"{name}.o_proj")
+
+    def _feed_forward(self, x: Floats, name: str) -> Floats:
+        """Apply the SwiGLU layer (Shazeer, 2020) called ``name``."""
+        gate = silu(self._linear(x, f"{name}.gate_proj"))
+        gate *= self._linear(x, f"{name}.up_proj")
+        return self._linear(gate, f"{name}.down_proj")
+
+
+def select_windows(
+    tokens: NDArray[np.integer[Any]], window: int, max_windows: int | None
+) -> NDArray[np.integer[Any]]:
+    """Cut ``tokens`` into windows of inputs and their next tokens.
+
+    Parameters
+    ----------
+    tokens : integer array ``[length]``
+    window : int
+        Predictions per window.
+    max_windows : int or None
+        If there are more windows than this, this many are taken, spread
+        evenly over the text.
+
+    Returns
+    -------
+    integer array ``[windows, window + 1]``
+        Row ``w`` starts where another row's predictions end, so that no
+        token is predicted twice.
+
+    Raises
+    ------
+    ValueError
+        If there is not one full window.
+    """
+    if tokens.ndim != 1:
+        raise ValueError("tokens must be a 1-D array")
+    if window < 1 or (max_windows is not None and max_windows < 1):
+        raise ValueError("window and max_windows must be positive")
+    count = (len(tokens) - 1) // window
+    if count < 1:
+        raise ValueError(f"{len(tokens)} tokens do not fill a window of {window}")
+    taken = count if max_windows is None else min(count, max_windows)
+    starts = np.arange(taken) * count // taken * window
+    chosen: NDArray[np.integer[Any]] = tokens[starts[:, None] + np.arange(window + 1)]
+    return chosen
+
+
+def perplexity(
+    model: Llama,
+    tokens: NDArray[np.integer[Any]],
+    window: int = 256,
+    max_windows: int | None = 64,
+) -> float:
+    """Return ``exp`` of the mean next-token loss over windows of a text.
+
+    Parameters
+    ----------
+    model : Llama
+    tokens : integer array ``[length]``
+        The encoded text.
+    window : int
+        Predictions per window; each window starts with no context.
+    max_windows : int or None
+        See `select_windows`.
+
+    Returns
+    -------
+    float
+        At least 1; infinity when the mean loss is too large for a float, and
+        NaN when the model's logits are not finite.
+    """
+    rows = select_windows(tokens, window, max_windows)
+    total = 0.0
+    for start in range(0, len(rows), _BATCH):
+        part = rows[start : start + _BATCH]
+        total += _loss_sum(model.logits(part[:, :-1]), part[:, 1:])
+    mean = total / (len(rows) * window)
+    # Damaged weights may give a loss whose exponential math.exp refuses.
+    return math.exp(mean) if not mean > 700 else math.inf
+
+
+def _loss_sum(logits: Floats, targets: NDArray[np.integer[Any]]) -> float:
+    """Return the summed cross-entropy of ``[batch, seq, vocab]`` logits, in nats."""
+    target = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    peak = logits.max(axis=-1)
+    total = np.exp(logits - peak[..., None]).sum(axis=-1)
+    return float((np.log(total) + peak - target).sum(dtype=np.float64))

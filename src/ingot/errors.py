@@ -1,0 +1,85 @@
+"""Every error that Ingot raises on purpose.
+
+An error message is one line that says what was expected, what was found, where, and what to do. A refusal of a file
+also names a *rule* (``zt.blob-out-of-bounds``), listed on the spec page of the format, so that tests and tools match
+rules and not words.
+"""
+
+from __future__ import annotations
+
+
+class IngotError(Exception):
+    """Base class. ``exit_code`` is what the command line returns for it.
+
+    Parameters
+    ----------
+    message : str
+        What was expected, what was found, and what to do.
+    rule : str, optional
+        Stable identifier of the violated rule.
+    where : str, optional
+        File, tensor, field or byte offset.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, rule: str | None = None, where: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rule = rule
+        self.where = where
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        text = text.replace("\n", "\\n").replace("\r", "\\r")
+        return f"{text} [{self.rule}]" if self.rule else text
+
+    def at(self, where: str) -> IngotError:
+        """Return self with ``where`` put in front of the present place; used where the outer layer knows more."""
+        self.where = f"{where}: {self.where}" if self.where else where
+        return self
+
+
+class FormatError(IngotError):
+    """The bytes break a rule of their format."""
+
+    def __init__(self, rule: str, message: str, *, where: str | None = None) -> None:
+        super().__init__(message, rule=rule, where=where)
+
+
+class IntegrityError(IngotError):
+    """The bytes are well-formed but not those that were promised (digest, length, a file that changed)."""
+
+    def __init__(self, rule: str, message: str, *, where: str | None = None) -> None:
+        super().__init__(message, rule=rule, where=where)
+
+
+class CodecError(IngotError):
+    """A codec cannot encode these values or decode these parts."""
+
+    def __init__(self, rule: str, message: str, *, where: str | None = None) -> None:
+        super().__init__(message, rule=rule, where=where)
+
+
+class UnsupportedError(IngotError):
+    """Well-formed and whole, but Ingot has no decoder for it, or the target cannot carry it."""
+
+
+class UsageError(IngotError):
+    """The call itself is wrong: an option, a name, a path."""
+
+    exit_code = 2
+
+
+class ResourceError(IngotError):
+    """The machine said no: disk full, RAM ceiling too low, target not writable."""
+
+
+class MissingExtraError(IngotError, ImportError):
+    """An optional dependency is needed and not installed."""
+
+    exit_code = 3
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is needed for this: pip install 'ingot-weights[{extra}]'", rule="extra.missing")
+        self.extra = extra

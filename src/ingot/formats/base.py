@@ -1,0 +1,111 @@
+"""The contract of a format: a reader that builds a catalog, a writer that takes parts as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ingot.model.bytesource import Buffer, ByteSource, Store, Target
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+
+
+@dataclass(slots=True)
+class Catalog:
+    """What a format's reader found: every tensor with its parts located and validated, no decoder attached.
+
+    ``tensors`` keeps the file's order and may build its values on access, the same object each time. ``headers`` maps each
+    file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the checkpoint.
+    ``notes`` are oddities that are allowed but worth telling (``verify`` prints them): pairs of rule and message.
+    """
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    sources: Sequence[ByteSource] = ()
+    notes: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), and the size of a shard in bytes."""
+
+    digest: str | None = "crc32c"
+    max_shard: int | None = None
+
+
+class FormatWriter(Protocol):
+    """Writes tensors one after the other, in the order of the specs it was made with.
+
+    Between ``begin`` and ``end``, ``write`` may be called any number of times per role; the bytes of one role come in
+    order, roles may alternate. Bytes are the *stored* bytes (already compressed where the part says ``zstd``).
+    """
+
+    def begin(self, spec: TensorSpec) -> None: ...
+
+    def write(self, role: str, data: Buffer) -> None: ...
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; return a JSON-able record from which ``restore`` can take it back after a kill.
+
+        The record has at least ``{"name": str, "blobs": [[file, offset, length, digest], ...]}`` with a ``crc32c`` digest of
+        the stored bytes, so that a resumed run can check that they are there.
+        """
+        ...
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take a tensor back as written by an earlier run, instead of ``begin`` ... ``end``."""
+        ...
+
+    def finish(self) -> list[str]:
+        """Complete and close all files; return their names."""
+        ...
+
+    def abort(self) -> None:
+        """Close all files as they are."""
+        ...
+
+
+class Format(Protocol):
+    """A container.
+
+    ``directory`` tells that an artifact of this format is a folder even when a single file would do.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    summary: str
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """Whether a file of this name that begins with ``head`` (up to 16 bytes) is of this format."""
+        ...
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """Of a folder's file names, the one to open for a checkpoint of this format; None if there is none."""
+        ...
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why this format cannot carry the tensor (codec, dtype, encoding); None if it can."""
+        ...
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate the header or manifest of ``name`` completely and locate every tensor.
+
+        Raises ``FormatError`` with a rule, ``IntegrityError`` or ``UnsupportedError``.
+        """
+        ...
+
+    def file_name(self, stem: str) -> str:
+        """Name of the single file (or index) for an artifact called ``stem``."""
+        ...
+
+    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+        """Exact bytes of all files, unknown part lengths counted as ``uncompressed_length``."""
+        ...
+
+    def writer(
+        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> FormatWriter:
+        """Start writing. ``name`` is the file to create (the index is named by the format if it shards)."""
+        ...

@@ -1,0 +1,91 @@
+"""Where bytes come from and where they go: the protocols that stores implement and formats use."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from ingot.errors import IntegrityError
+
+Buffer = bytes | bytearray | memoryview
+
+
+@runtime_checkable
+class ByteSource(Protocol):
+    """Random access to bytes that do not change.
+
+    ``size`` is in bytes. ``mapped`` tells whether ``view`` is free of copies.
+    """
+
+    name: str
+    size: int
+    mapped: bool
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return ``length`` bytes at ``offset``: the mapping itself where there is one, else a fresh copy.
+
+        Raises ``IntegrityError`` where the source has become shorter than it was.
+        """
+        ...
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` (writable, bytes) from ``offset``; always a read call, never a touch of mapped memory."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """A folder of named byte sources: a local directory, memory, later HTTP or S3."""
+
+    location: str
+
+    def names(self) -> list[str]:
+        """Names of the files directly in the store, sorted."""
+        ...
+
+    def open(self, name: str) -> ByteSource:
+        """Open one file. A name that leads outside the store is refused with rule ``store.escape``."""
+        ...
+
+
+class Sink(Protocol):
+    """One file being written. Nobody sees it under its final name until it is published."""
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write ``data`` at ``offset``, extending the file where needed (gaps read as zero bytes)."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Target(Protocol):
+    """Where a writer creates its files."""
+
+    def create(self, name: str) -> Sink:
+        """Open the named file for writing; keeps what a resumed run left there."""
+        ...
+
+
+class MemorySource:
+    """Bytes in memory as a ``ByteSource``."""
+
+    mapped = True
+
+    def __init__(self, data: Buffer, name: str = "<memory>") -> None:
+        self._data = memoryview(data).cast("B")
+        self.name = name
+        self.size = self._data.nbytes
+
+    def view(self, offset: int, length: int) -> memoryview:
+        piece = self._data[offset : offset + length]
+        if piece.nbytes != length:
+            raise IntegrityError("store.short-read", f"expected {length} bytes at {offset}, found {piece.nbytes}", where=self.name)
+        return piece
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        out[:] = self.view(offset, out.nbytes)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,143 @@
+"""A checkpoint: what ``ingot.open`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.names import layer_of, role_of
+from ingot.errors import UsageError
+from ingot.model.tensor import Tensor
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """A read-only mapping from tensor names to tensors, in file order; a context manager.
+
+    Parameters
+    ----------
+    tensors : mapping
+        May build its tensors on access; asking for one twice gives the same object.
+    format : str
+        Name of the format.
+    location : str
+        Path or URL it was opened from.
+    metadata : mapping
+        The file's own metadata (zTensor root attributes, safetensors ``__metadata__``).
+    companions : mapping of file name to path
+        Files that travel with a directory artifact: config.json, tokenizer files, ...
+    on_close : callable
+        Releases files and mappings. Arrays handed out before stay valid.
+    io : str
+        How bytes are read: ``mmap`` or ``pread``.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        format: str,
+        location: str,
+        metadata: Mapping[str, Any] | None = None,
+        companions: Mapping[str, str] | None = None,
+        on_close: Callable[[], None] | None = None,
+        io: str = "mmap",
+    ) -> None:
+        self._tensors = tensors
+        self.format = format
+        self.location = location
+        self.metadata: Mapping[str, Any] = dict(metadata or {})
+        self.companions: Mapping[str, str] = dict(companions or {})
+        self.io = io
+        self._on_close = on_close
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.location!r}, format={self.format}, {len(self)} tensors)"
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.values())
+
+    def state_dict(
+        self,
+        framework: str = "np",
+        dtype: Any = None,
+        device: Any = None,
+        names: Iterable[str] | None = None,
+    ) -> dict[str, Any]:
+        """Return decoded tensors by name.
+
+        Parameters
+        ----------
+        framework : {"np", "pt", "mlx", "jax"}
+        dtype : optional
+            One element type for all floating-point tensors; each tensor's own by default. Integers and booleans keep theirs.
+        device : optional
+            Passed to the framework.
+        names : iterable of str, optional
+            Only these; an unknown name raises ``UsageError``.
+        """
+        chosen = list(self) if names is None else list(names)
+        unknown = [name for name in chosen if name not in self]
+        if unknown:
+            raise UsageError(f"no tensor named {unknown[0]!r}", rule="tensor.unknown", where=self.location)
+        return {name: _load(self[name], framework, dtype, device) for name in chosen}
+
+    def layers(self, framework: str = "np", dtype: Any = None, device: Any = None) -> Iterator[tuple[int | None, dict[str, Any]]]:
+        """Yield ``(layer, {name: array})`` one transformer layer at a time, holding none of them itself.
+
+        Tensors that belong to no layer come first, with layer None, except those that follow the layers in a forward pass
+        (final norm, head), which come last, again with None.
+        """
+        before, layers, after = group_by_layer(self)
+        groups: list[tuple[int | None, list[str]]] = [(None, before), *sorted(layers.items()), (None, after)]
+        for layer, names in groups:
+            if names:
+                yield layer, self.state_dict(framework, dtype, device, names)
+
+    def close(self) -> None:
+        """Release files and mappings; a second call does nothing."""
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def group_by_layer(names: Iterable[str]) -> tuple[list[str], dict[int, list[str]], list[str]]:
+    """Split names into those before the layers, those of each layer, and those after (final norm and head)."""
+    before: list[str] = []
+    layers: dict[int, list[str]] = {}
+    after: list[str] = []
+    for name in names:
+        layer = layer_of(name)
+        if layer is not None:
+            layers.setdefault(layer, []).append(name)
+        elif role_of(name) in ("head", "norm"):
+            after.append(name)
+        else:
+            before.append(name)
+    return before, layers, after
+
+
+def _load(tensor: Tensor, framework: str, dtype: Any, device: Any) -> Any:
+    known = DTYPES.get(tensor.dtype)
+    return tensor.to(framework, dtype if known is not None and known.is_float else None, device)

@@ -1,0 +1,69 @@
+"""What will be written, known before its bytes are: prepare first, then run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpec:
+    """One part to be written.
+
+    Parameters
+    ----------
+    role : str
+    dtype : str
+        Storage primitive.
+    length : int or None
+        Stored bytes; None where only the bytes themselves tell (zstd).
+    type : str or None
+        Logical type, None where equal to ``dtype``.
+    encoding : str
+    uncompressed_length : int or None
+        Bytes before compression; None for ``raw``.
+    """
+
+    role: str
+    dtype: str
+    length: int | None
+    type: str | None = None
+    encoding: str = "raw"
+    uncompressed_length: int | None = None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes after decoding the encoding."""
+        return self.length if self.uncompressed_length is None else self.uncompressed_length
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor to be written: what the header or manifest says of it, offsets and digests excepted."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    parts: tuple[PartSpec, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Stored bytes, None if not all lengths are known."""
+        lengths = [part.length for part in self.parts]
+        return None if None in lengths else sum(length or 0 for length in lengths)
+
+    def part(self, role: str) -> PartSpec:
+        """Return the part of that role; KeyError if there is none."""
+        for part in self.parts:
+            if part.role == role:
+                return part
+        raise KeyError(role)

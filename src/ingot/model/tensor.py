@@ -1,0 +1,116 @@
+"""A tensor: shape, logical dtype, a codec id with its parameters, and named parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.registry import Registry
+from ingot.errors import UnsupportedError
+from ingot.model.part import Part
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Text only: adapters import model, never the other way round, and nothing is imported before somebody asks.
+FRAMEWORKS = Registry(
+    "framework",
+    (
+        ("np", "ingot.adapters.numpy:from_numpy"),
+        ("pt", "ingot.adapters.torch:from_numpy"),
+        ("mlx", "ingot.adapters.mlx:from_numpy"),
+        ("jax", "ingot.adapters.jax:from_numpy"),
+    ),
+    extras={"torch": "torch", "mlx": "mlx", "jax": "jax"},
+)
+
+
+class Decoder(Protocol):
+    """What a tensor needs of its codec. Codecs implement it; ``ops.open`` puts it in."""
+
+    def decode(self, tensor: Tensor, dtype: str) -> Array:
+        """Return the values as an array of ``tensor.shape`` in ``dtype`` (a canonical name)."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A logical array and how it is stored.
+
+    Parameters
+    ----------
+    name : str
+    shape : tuple of int
+    dtype : str
+        Logical element type: canonical name from ``core.dtypes``, or an unknown logical type as the file spells it.
+    codec : str
+        Codec id (zTensor's object ``format``).
+    parts : mapping of role to Part
+    params : mapping
+        The object's attributes as stored: codec parameters and whatever else the file says. JSON-like values.
+    decoder : Decoder or None
+        None for a codec that Ingot does not know; the parts can still be moved.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    parts: Mapping[str, Part]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    decoder: Decoder | None = field(default=None, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all parts."""
+        return sum(part.length for part in self.parts.values())
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """The shape as rows x columns: the last dimension is the columns, all others together the rows."""
+        return (prod(self.shape[:-1]), self.shape[-1]) if self.shape else (1, 1)
+
+    def numpy(self, dtype: Any = None) -> Array:
+        """Return the decoded values as a NumPy array of ``shape``.
+
+        Parameters
+        ----------
+        dtype : optional
+            Any spelling of an element type; the tensor's own by default. With its own dtype a raw dense tensor of a mapped
+            file comes back without a copy, read-only.
+
+        Raises
+        ------
+        UnsupportedError
+            No decoder for this codec or dtype.
+        IntegrityError, FormatError, CodecError
+            The parts are damaged or do not fit together.
+        """
+        if self.decoder is None:
+            raise UnsupportedError(
+                f"no decoder for codec {self.codec!r}; its parts {list(self.parts)} can be read one by one and moved",
+                rule="codec.unknown",
+                where=self.name,
+            )
+        return self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
+
+    def torch(self, dtype: Any = None, device: Any = "cpu") -> Any:
+        """Return the decoded values as a ``torch.Tensor``; shares memory with ``numpy()`` on the CPU."""
+        return self.to("pt", dtype, device)
+
+    def to(self, framework: str, dtype: Any = None, device: Any = None) -> Any:
+        """Return the decoded values as an array of ``framework``: ``np``, ``pt``, ``mlx`` or ``jax``."""
+        convert = FRAMEWORKS.get_or_refuse(framework)
+        return convert(self.numpy(dtype), device)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, shape={list(self.shape)}, dtype={self.dtype}, codec={self.codec}, nbytes={self.nbytes})"

@@ -1,0 +1,1 @@
+"""Recipes: ordered rules that say which tensor gets which codec."""

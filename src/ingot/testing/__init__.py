@@ -1,0 +1,1 @@
+"""Test suites that every codec, format and store inherits, with references and strategies. Ships with the package."""
