@@ -33,13 +33,16 @@ class Encoder(Protocol):
     """One tensor's encoding, prepared: everything but the bytes is known.
 
     ``params`` is what the artifact states, and is all that the decoder will get. ``parts`` are in file order. ``scans`` is
-    the number of whole passes over the tensor that must go through ``scan`` before ``encode``.
+    the number of whole passes over the tensor that must go through ``scan`` before ``encode``. ``whole`` asks for all rows
+    in one slab. ``lossless`` tells whether every value survives these options.
     """
 
     codec: str
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
     scans: int
+    whole: bool
+    lossless: bool
 
     def scan(self, rows: Array) -> None:
         """Take in the next rows of the present pass, in order. The result may not depend on how rows are cut into slabs."""
@@ -55,10 +58,15 @@ class Encoder(Protocol):
 
 
 class Codec(Protocol):
-    """Numbers to parts and back."""
+    """Numbers to parts and back.
+
+    ``lossless`` tells whether decoding gives the encoded values back whatever the options. ``elementwise`` tells that the
+    tensor may be read and encoded in any runs of elements, not only in whole rows: its matrix may be taken as ``size x 1``.
+    """
 
     id: ClassVar[str]
     lossless: ClassVar[bool]
+    elementwise: ClassVar[bool]
 
     def check(self, tensor: Tensor) -> None:
         """Raise ``CodecError`` with a rule unless parameters, parts and shape fit together; reads no part's bytes."""

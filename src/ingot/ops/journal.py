@@ -1,0 +1,119 @@
+"""The journal of a conversion: which tensors are complete in the staging folder, so that a killed run can go on.
+
+One JSON line for the header (fingerprint of source, recipe, version and options), then one line per finished tensor. Lines
+are appended after the tensor's bytes; a torn last line is ignored. Nothing is trusted: on resume every blob is checked
+against its digest, which costs less than syncing the disk after each tensor would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import ingot
+from ingot.core import checksums
+from ingot.errors import UsageError
+from ingot.ops.open import Source
+
+CHUNK = 1 << 22
+
+
+def fingerprint(source: Source, what: Mapping[str, Any]) -> str:
+    """Return a digest of all that determines the output.
+
+    The source counts by its files' names, sizes, modification times (ns) and header bytes; ``what`` holds the recipe and
+    the options; Ingot's version is in it because another version may encode differently.
+    """
+    files = []
+    for data in sorted(source.catalog.sources, key=lambda item: item.name):
+        path = source.path if source.path.is_file() and source.path.name == data.name else _folder(source) / data.name
+        stat = path.stat()
+        header = source.catalog.headers.get(data.name, b"")
+        files.append([data.name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(header).hexdigest()])
+    text = msgspec.json.encode({"ingot": ingot.__version__, "files": files, "what": what}, order="sorted")
+    return hashlib.sha256(text).hexdigest()
+
+
+def _folder(source: Source) -> Path:
+    return source.path if source.path.is_dir() else source.path.parent
+
+
+class Journal:
+    """Append-only list of finished tensors beside the files being written."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self._path = path
+        self._fingerprint = fingerprint
+        self._file: Any = None
+
+    def start(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write the header and the records that are taken over from an earlier run, then stay open for more."""
+        lines = [{"fingerprint": self._fingerprint}, *records]
+        self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        self._file = self._path.open("ab", buffering=0)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        self._file.write(msgspec.json.encode(record) + b"\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def earlier(self) -> list[dict[str, Any]]:
+        """Return the records that an interrupted run left.
+
+        Raises
+        ------
+        UsageError
+            They are of another source, recipe, version or of other options.
+        """
+        if not self._path.exists():
+            return []
+        lines = list(_json_lines(self._path))
+        if not lines or "fingerprint" not in lines[0]:
+            return []
+        if lines[0]["fingerprint"] != self._fingerprint:
+            raise UsageError(
+                "the interrupted conversion was of another source, recipe, option or Ingot version (a file changed since?); "
+                "run again without --resume to start anew",
+                rule="resume.changed",
+                where=str(self._path.parent),
+            )
+        return lines[1:]
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            value = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            return
+        if not isinstance(value, dict):
+            return
+        yield value
+
+
+def intact(record: Mapping[str, Any], folder: Path) -> bool:
+    """Whether every blob of a record lies in ``folder`` with the bytes it had when it was written."""
+    for name, offset, length, digest in record["blobs"]:
+        running = checksums.hasher("crc32c")
+        try:
+            with (folder / Path(name).name).open("rb") as file:
+                file.seek(offset)
+                left = length
+                while left:
+                    chunk = file.read(min(CHUNK, left))
+                    if not chunk:
+                        return False
+                    running.update(chunk)
+                    left -= len(chunk)
+        except OSError:
+            return False
+        if not checksums.same(running.text(), digest):
+            return False
+    return True

@@ -1,0 +1,151 @@
+"""Open a checkpoint: find its format, let the format locate the parts, hand each tensor its decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+
+from ingot.codecs.table import CODECS
+from ingot.errors import IngotError, UsageError
+from ingot.formats.base import Catalog, Format
+from ingot.formats.detect import detect_file, detect_folder
+from ingot.model.bytesource import Store
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.tensor import Tensor
+from ingot.stores.local import LocalStore
+
+# Files that hold weights in some container; everything else in a model folder is a companion and travels along.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".zt", ".h5", ".msgpack", ".onnx", ".npz", ".npy")
+_INDEX_SUFFIX = ".index.json"
+
+
+@dataclass(slots=True)
+class Source:
+    """An opened artifact before decoders are attached: its store, format, entry file and catalog."""
+
+    path: Path
+    store: Store
+    format: Format
+    entry: str
+    catalog: Catalog
+    io: str
+
+    def close(self) -> None:
+        """Close the files of the catalog."""
+        for source in self.catalog.sources:
+            source.close()
+
+
+class _WithDecoders(Mapping[str, Tensor]):
+    """The catalog's tensors, each given its codec's decoder when it is first asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        if tensor.decoder is None and tensor.codec in CODECS:
+            tensor.decoder = CODECS[tensor.codec]
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+
+def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Checkpoint:
+    """Open a checkpoint: a file in any format that Ingot reads, or a folder that holds one.
+
+    Parameters
+    ----------
+    path : path
+        A ``.zt`` or ``.safetensors`` file, a ``model.safetensors.index.json``, or a folder with one of them.
+    io : {"auto", "mmap", "pread"}
+        How bytes are read: mapped (free of copies), by read calls (right on network disks), or chosen by file system.
+    verify : bool
+        Check each part's digest when it is read whole.
+
+    Returns
+    -------
+    Checkpoint
+        Header or manifest completely validated; no tensor read yet.
+
+    Raises
+    ------
+    UsageError
+        The path does not exist, or the folder holds no checkpoint or several.
+    FormatError, IntegrityError, UnsupportedError
+        The file breaks a rule of its format.
+    """
+    source = open_source(path, io=io, verify=verify)
+    return checkpoint_of(source)
+
+
+def checkpoint_of(source: Source) -> Checkpoint:
+    """Make the user's view of an opened source."""
+    return Checkpoint(
+        _WithDecoders(source.catalog.tensors),
+        format=source.format.name,
+        location=str(source.path),
+        metadata=source.catalog.metadata,
+        companions=_companions(source),
+        on_close=source.close,
+        io=source.io,
+    )
+
+
+def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
+    """Locate and validate; see ``open``."""
+    location = Path(fspath(path))
+    if io not in ("auto", "mmap", "pread"):
+        raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
+    if not location.exists():
+        raise UsageError("no such file or folder", rule="open.missing", where=str(location))
+    folder = location if location.is_dir() else location.parent
+    store = LocalStore(folder, io=io)
+    try:
+        if location.is_dir():
+            format, entry = detect_folder(store.names())
+        else:
+            entry = location.name
+            format = detect_file(entry, _head(store, entry))
+        catalog = format.read(store, entry, verify=verify)
+    except IngotError as error:
+        raise error if str(location) in (error.where or "") else error.at(str(location)) from None
+    return Source(location, store, format, entry, catalog, _io_of(catalog))
+
+
+def _head(store: Store, name: str) -> bytes:
+    source = store.open(name)
+    try:
+        head = bytearray(min(16, source.size))
+        source.readinto(0, memoryview(head))
+        return bytes(head)
+    finally:
+        source.close()
+
+
+def _io_of(catalog: Catalog) -> str:
+    return "mmap" if catalog.sources and all(source.mapped for source in catalog.sources) else "pread"
+
+
+def _companions(source: Source) -> dict[str, str]:
+    if not source.path.is_dir():
+        return {}
+    return {name: str(source.path / name) for name in companion_names(source.store.names())}
+
+
+def companion_names(names: Sequence[str]) -> list[str]:
+    """Of a folder's files, those that are neither weights nor an index of weights nor hidden."""
+    return [
+        name
+        for name in names
+        if not name.startswith(".") and not name.lower().endswith(_WEIGHT_SUFFIXES) and not name.endswith(_INDEX_SUFFIX)
+    ]

@@ -1,0 +1,202 @@
+"""Planning a conversion from headers alone: which rule hits which tensor, what will be stored, how large the result is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ingot.codecs.base import Encoder
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import DTYPES
+from ingot.core.names import layer_of
+from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
+from ingot.formats.base import Format, WriteOptions
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.tensor import Tensor
+from ingot.recipes.recipe import Choice, Recipe, resolve
+
+MOVED, DECODED, ENCODED = "moved", "decoded", "encoded"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happens to one tensor.
+
+    ``action`` is ``moved`` (stored bytes copied as they are), ``decoded`` (a stored codec that the target cannot carry, or
+    that the recipe undoes, becomes dense values) or ``encoded``. ``exact`` tells whether every value survives. ``encoder``
+    is None for ``moved``.
+    """
+
+    tensor: Tensor
+    spec: TensorSpec
+    action: str
+    rule: str
+    exact: bool
+    encoder: Encoder | None = None
+
+    @property
+    def in_bytes(self) -> int:
+        """Stored bytes that are read."""
+        return self.tensor.nbytes
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes that will be stored; before compression where only the bytes themselves tell."""
+        return sum(part.length if part.length is not None else part.nbytes or 0 for part in self.spec.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertPlan:
+    """All steps in output order, and the size of the result.
+
+    ``size`` counts every byte of the weight files, headers and padding included; where ``size_exact`` is False (zstd,
+    sparse) it is an upper estimate that takes such parts as uncompressed.
+    """
+
+    steps: Sequence[Step]
+    format: Format
+    recipe: str
+    metadata: Mapping[str, Any]
+    options: WriteOptions
+    size: int
+    size_exact: bool
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        return [step.spec for step in self.steps]
+
+    @property
+    def in_bytes(self) -> int:
+        return sum(step.in_bytes for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked of a plan, beside source and target format."""
+
+    recipe: Recipe | None = None
+    allow_requantize: bool = False
+    options: WriteOptions = WriteOptions()
+
+
+def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
+    """Decide for every tensor of ``source`` and compute the exact size; reads no tensor bytes.
+
+    Raises
+    ------
+    UnsupportedError
+        The target cannot carry a tensor in any way that keeps its values.
+    UsageError
+        A lossy codec on tensors that are already quantized, without ``allow_requantize``.
+    """
+    layer_count = 1 + max((layer for name in source if (layer := layer_of(name)) is not None), default=-1)
+    steps = []
+    for name in source:
+        try:
+            steps.append(_step(source[name], format, request, layer_count))
+        except IngotError as error:
+            raise error if error.where and name in error.where else error.at(name) from None
+    specs = [step.spec for step in steps]
+    return ConvertPlan(
+        steps=steps,
+        format=format,
+        recipe=request.recipe.name if request.recipe else "keep",
+        metadata=source.metadata,
+        options=request.options,
+        size=format.size(specs, source.metadata, request.options),
+        size_exact=all(part.length is not None for spec in specs for part in spec.parts),
+    )
+
+
+def _step(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step:
+    if tensor.codec in CODECS:
+        CODECS[tensor.codec].check(tensor)
+    rule, choice = "keep", None
+    if request.recipe is not None:
+        decision = resolve(request.recipe, tensor.name, tensor.shape, tensor.dtype, layer_count)
+        rule, choice = decision.rule_label, decision.choice
+    if choice is None:
+        return _keep(tensor, format, rule)
+    return _encode(tensor, format, rule, choice, request.allow_requantize)
+
+
+def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
+    spec = moved_spec(tensor)
+    reason = format.refuses(spec)
+    if reason is None:
+        return Step(tensor, spec, MOVED, rule, exact=True)
+    if tensor.decoder is None or tensor.dtype not in DTYPES:
+        raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
+    dense = _decoded(tensor, rule)
+    reason = format.refuses(dense.spec)
+    if reason is not None:
+        raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
+    return dense
+
+
+def _decoded(tensor: Tensor, rule: str) -> Step:
+    encoder = CODECS["dense"].encoder(tensor.shape, tensor.dtype, {})
+    return Step(tensor, encoded_spec(tensor.name, tensor, encoder, "raw"), DECODED, rule, exact=True, encoder=encoder)
+
+
+def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, allow_requantize: bool) -> Step:
+    if tensor.decoder is None or tensor.dtype not in DTYPES:
+        return _keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
+    encoder = CODECS.get_or_refuse(choice.codec).encoder(tensor.shape, tensor.dtype, choice.options)
+    spec = encoded_spec(tensor.name, tensor, encoder, choice.encoding)
+    reason = format.refuses(spec)
+    if reason is not None:
+        raise UnsupportedError(f"{format.name} cannot carry what rule {rule!r} asks for: {reason}", rule="convert.unsupported")
+    if _same_storage(tensor, spec):
+        return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
+    stored_exactly = CODECS[tensor.codec].lossless
+    if not stored_exactly and not encoder.lossless and not allow_requantize:
+        raise UsageError(
+            f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than quantizing the "
+            "original would. Start from the original, or pass --allow-requantize",
+            rule="convert.requantize",
+        )
+    action = DECODED if not stored_exactly and encoder.lossless else ENCODED
+    return Step(tensor, spec, action, rule, exact=encoder.lossless, encoder=encoder)
+
+
+def _same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
+    """Whether the tensor is stored already just as the spec says, so that its parts can move."""
+    if tensor.codec != spec.codec or tensor.dtype != spec.dtype or set(tensor.parts) != {part.role for part in spec.parts}:
+        return False
+    if any(dict(tensor.params).get(key) != value for key, value in spec.params.items()):
+        return False
+    return all(
+        part.encoding == tensor.parts[part.role].encoding
+        and part.dtype == tensor.parts[part.role].dtype
+        and part.nbytes in (None, tensor.parts[part.role].nbytes)
+        for part in spec.parts
+    )
+
+
+def moved_spec(tensor: Tensor) -> TensorSpec:
+    """Return the spec of a tensor whose stored bytes are copied as they are."""
+    parts = tuple(
+        PartSpec(role, part.dtype, part.length, part.type, part.encoding, part.uncompressed_length)
+        for role, part in tensor.parts.items()
+    )
+    return TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.codec, parts, dict(tensor.params))
+
+
+def encoded_spec(name: str, tensor: Tensor, encoder: Encoder, encoding: str) -> TensorSpec:
+    """Return the spec of a tensor that ``encoder`` will write, each part in ``encoding``."""
+    parts = encoder.parts
+    if encoding != "raw":
+        if any(part.length is None for part in parts):
+            raise CodecError(
+                "convert.encoding", f"encoding {encoding} needs a codec whose part sizes are known beforehand, {encoder.codec}'s are not"
+            )
+        parts = tuple(replace(part, length=None, encoding=encoding, uncompressed_length=part.length) for part in parts)
+    dtype = str(encoder.params.get("dtype", "")) or _stored_dtype(parts, tensor.dtype)
+    return TensorSpec(name, tensor.shape, dtype, encoder.codec, parts, dict(encoder.params))
+
+
+def _stored_dtype(parts: Sequence[PartSpec], default: str) -> str:
+    return (parts[0].type or parts[0].dtype) if len(parts) == 1 else default
