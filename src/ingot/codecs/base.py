@@ -62,11 +62,13 @@ class Codec(Protocol):
 
     ``lossless`` tells whether decoding gives the encoded values back whatever the options. ``elementwise`` tells that the
     tensor may be read and encoded in any runs of elements, not only in whole rows: its matrix may be taken as ``size x 1``.
+    ``streams`` tells that a reader holds no more than a slab and its share of the stored bytes, never the whole tensor.
     """
 
     id: ClassVar[str]
     lossless: ClassVar[bool]
     elementwise: ClassVar[bool]
+    streams: ClassVar[bool]
 
     def check(self, tensor: Tensor) -> None:
         """Raise ``CodecError`` with a rule unless parameters, parts and shape fit together; reads no part's bytes."""
