@@ -1,0 +1,132 @@
+"""What a tensor is, told from its name alone: the layer it belongs to and its role.
+
+The tables know the usual checkpoints: Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-J, GPT-NeoX, Falcon, OPT, Bloom,
+MPT, BERT and its kin (MiniLM, DistilBERT, ALBERT), ViT (timm and transformers), CLIP, T5, Mixtral, Qwen-MoE, DeepSeek,
+gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF and Flax. A name that no row knows has the role ``other``, which
+recipes leave alone by default: not knowing a tensor is never a reason to quantize it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+ROLES = ("embedding", "head", "norm", "bias", "attention", "mlp", "ssm", "router", "conv", "other")
+"""Every answer of ``role_of``. ``ssm`` are the two large projections of a state-space (Mamba) block."""
+
+# Segments that are followed by a layer number. `experts.3` and `classifier.0` are no layers, so the list is explicit.
+_CONTAINERS = (
+    "layers",
+    "layer",
+    "h",
+    "blocks",
+    "block",
+    "blk",
+    "resblocks",
+    "transformer_blocks",
+    "single_transformer_blocks",
+    "double_blocks",
+    "single_blocks",
+    "encoder_layers",
+    "decoder_layers",
+    "albert_layers",
+)
+# `layers.3.` and Flax's `layer_3/`. At most six digits: a longer number is no layer, and int() of it may be slow.
+_LAYER = re.compile(
+    rf"(?:^|[./])(?:(?:{'|'.join(_CONTAINERS)})[./]|(?:layers?|blocks?)_)([0-9]{{1,6}})(?=[./]|$)",
+    re.IGNORECASE,
+)
+
+# What a module calls its own arrays; the segment before is the module.
+_PARAMETER = r"(?:weight|bias|scale|gamma|beta|kernel|running_mean|running_var|num_batches_tracked)"
+_START, _END = r"(?:^|\.)", r"(?=\.|$)"
+
+# The leftmost word decides: `attention.output.dense` is attention, `output.dense` mlp, `feed_forward.key` mlp.
+_BLOCK = (
+    r"(?P<attention>attn|attention"
+    rf"|{_START}att{_END}"
+    rf"|{_START}(?:[qkvo]|qkv|out)_(?:proj|lin){_END}"
+    rf"|{_START}(?:w[qkvo]|wqkv|qkv|to_[qkv]|to_out|query|key|value|query_key_value|in_proj_weight){_END})"
+    r"|(?P<mlp>mlp|ffn|feed_?forward|densereludense|experts?"
+    rf"|{_START}(?:ff|intermediate){_END}"
+    rf"|{_START}output\.dense{_END}"
+    rf"|{_START}(?:gate|up|down|gate_up)_proj{_END}"
+    rf"|{_START}(?:w[123]|wi|wi_[01]|fc[12]|fc_in|fc_out|c_fc|lin[12]|dense_h_to_4h|dense_4h_to_h){_END})"
+)
+
+# (role or None where the pattern's group names it, where it applies: in a layer, outside, or both; pattern over the
+# lower-case rest of the name behind the layer number). The first row that matches wins.
+_ROWS: tuple[tuple[str | None, str, str], ...] = (
+    # A norm's own bias is part of the norm. `norm1.linear` (adaptive norms) is a matrix: its module is `linear`.
+    ("norm", "both", rf"{_START}(?:[^.]*norm[^.]*|ln(?:_[^.]*|[0-9]*)|bn[0-9]*)(?:\.{_PARAMETER})?$"),
+    ("bias", "both", r"(?:^|[._])bias$"),
+    # Arrays that describe another array's quantization, rotary tables, and state-space constants: never touched.
+    ("other", "both", r"(?:^|[._])(?:q?scales?|scale_inv|q?zeros|biases|absmax|g_idx|zero_point|inv_freq|a_log)$"),
+    ("head", "both", rf"{_START}(?:lm_head|shared_head|embed_out|unembed){_END}"),
+    (
+        "head",
+        "outside",
+        rf"{_START}(?:(?:[^.]*_)?heads?|classifier|score|pooler|qa_outputs|predictions|seq_relationship){_END}",
+    ),
+    ("head", "outside", rf"{_START}(?:vocab_projector|vocab_transform|text_projection|visual_projection){_END}"),
+    ("head", "outside", r"^(?:model\.)?(?:output|fc)\.(?:weight|kernel)$"),
+    ("embedding", "both", rf"embed|relative_attention_bias|relative_position_bias|{_START}(?:wte|wpe|emb){_END}"),
+    (
+        "embedding",
+        "outside",
+        rf"_embd{_END}|{_START}(?:cls_token|mask_token|dist_token|register_tokens){_END}|^shared\.",
+    ),
+    ("attention", "both", r"att(?:n|ention)?\.gate(?=\.|$)"),
+    ("router", "both", rf"{_START}(?:[^.]*router[^.]*|gate|shared_expert_gate|ffn_gate_inp(?:_shexp)?){_END}"),
+    ("conv", "both", r"conv"),
+    ("ssm", "both", rf"{_START}(?:(?:mixer|mamba|ssm)\.(?:in|out)_proj|ssm_(?:in|out)){_END}"),
+    (None, "both", _BLOCK),
+)
+_TABLES = {
+    inside: tuple((role, re.compile(pattern)) for role, scope, pattern in _ROWS if scope in ("both", place))
+    for inside, place in ((True, "inside"), (False, "outside"))
+}
+_DIGITS = re.compile(r"([0-9]+)")
+# No module path is longer; a hostile name is not worth a regular expression's time.
+_LONGEST = 1024
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor belongs to, counted within its own stack; None outside the layers.
+
+    The first number behind a known container word counts: 2 in ``encoder.block.2.layer.1.layer_norm.weight`` (T5).
+    """
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def role_of(name: str) -> str:
+    """Return the role of a tensor, one of ``ROLES``.
+
+    Only what follows the layer number is looked at, so that a model called ``embedder`` is not taken for an embedding.
+    """
+    if len(name) > _LONGEST:
+        return "other"
+    found = _LAYER.search(name)
+    return _role(name[found.end() + 1 :], True) if found else _role(name, False)
+
+
+@lru_cache(maxsize=1 << 14)
+def _role(rest: str, inside: bool) -> str:
+    text = rest.lower().replace("/", ".")
+    for role, pattern in _TABLES[inside]:
+        found = pattern.search(text)
+        if found:
+            return role or found.lastgroup or "other"
+    return "other"
+
+
+def natural_key(name: str) -> tuple[tuple[int, str], ...]:
+    """Return a sort key that counts numbers as numbers: ``layers.2`` before ``layers.10``. Any two keys compare."""
+    pieces = _DIGITS.split(name)
+    key: list[tuple[int, str]] = []
+    for index, piece in enumerate(pieces):
+        # Numbers by length, then digits: the same order as by value, without int() on a hostile name's digits.
+        digits = piece.lstrip("0")
+        key.append((len(digits), digits) if index % 2 else (0, piece))
+    return tuple(key)
