@@ -1,0 +1,258 @@
+"""Publishing: everything is written beside its final place and appears there whole, or not at all.
+
+For a final ``x.zt`` the work happens in ``.x.zt.ingot-partial/`` in the same folder (so that renaming stays within one
+file system): ``files/`` with what will be published, ``journal.jsonl`` for whoever wants to resume, and ``lock``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from filelock import FileLock, Timeout
+
+from ingot.core.oserrors import write_error
+from ingot.errors import ResourceError, UsageError
+
+SUFFIX = ".ingot-partial"
+
+
+class Staging:
+    """A place to write an artifact before it appears under its final name; a context manager.
+
+    Leaving the ``with`` block without ``publish`` or ``keep`` discards everything.
+
+    Parameters
+    ----------
+    dst : path-like
+        Final file or folder. A symbolic link is followed: what it points to is replaced.
+    directory : bool
+        Whether the artifact is a folder.
+    overwrite : bool
+        Whether a non-empty folder at ``dst`` may be replaced. A file is always replaced.
+    resume : bool
+        Keep what an earlier run left in the staging folder; else it is emptied first.
+
+    Attributes
+    ----------
+    folder, files, journal : Path
+        The staging folder, the folder to create files in, and the journal's path (not created here).
+    resumed : bool
+        Whether an earlier run left files there that were kept.
+
+    Raises
+    ------
+    UsageError
+        ``target.no-parent``, ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``.
+    ResourceError
+        ``store.locked`` if another process is writing to the same ``dst``; those of ``core.oserrors.write_error``.
+    """
+
+    def __init__(
+        self, dst: str | os.PathLike[str], *, directory: bool = False, overwrite: bool = False, resume: bool = False
+    ) -> None:
+        self.dst = _final(dst)
+        self._directory, self._overwrite = directory, overwrite
+        _check_target(self.dst, directory, overwrite)
+        self.folder = self.dst.with_name(f".{self.dst.name}{SUFFIX}")
+        self.files = self.folder / "files"
+        self.journal = self.folder / "journal.jsonl"
+        self._old = self.folder / "replaced"
+        self._open = True
+        try:
+            self.folder.mkdir(exist_ok=True)
+            self._lock = _lock(self.folder / "lock", self.dst)
+            self._recover()
+            if not resume:
+                self._empty()
+            self.resumed = self.files.is_dir() and any(self.files.iterdir())
+            self.files.mkdir(exist_ok=True)
+        except OSError as error:
+            raise write_error(error, str(self.folder)) from error
+
+    def publish(self, names: Sequence[str]) -> Path:
+        """Flush the named files to disk, put them under the final name in one step, remove the staging folder.
+
+        ``names`` are relative to ``files``; for a single file exactly one. Anything else that lies in ``files`` is
+        dropped, so that an earlier run leaves no strays. Returns the final path.
+        """
+        self._require_open()
+        if not self._directory and len(names) != 1:
+            raise UsageError(
+                f"expected one file to publish, found {len(names)}", rule="target.one-file", where=str(self.dst)
+            )
+        try:
+            self._keep_only(names)
+            for name in names:
+                _flush(self.files / name)
+            if self._directory:
+                for folder in {(self.files / name).parent for name in names} | {self.files}:
+                    _flush(folder)
+                self._publish_folder()
+            else:
+                (self.files / names[0]).replace(self.dst)
+            _flush(self.dst.parent)
+        except OSError as error:
+            raise write_error(error, str(self.dst)) from error
+        self.discard()
+        return self.dst
+
+    def discard(self) -> None:
+        """Remove the staging folder with everything in it; a second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._recover()
+            self._empty()
+            # The lock goes last and while it is held: whoever opened it before finds it unlinked and does not get it.
+            with contextlib.suppress(OSError):
+                (self.folder / "lock").unlink(missing_ok=True)
+                self.folder.rmdir()
+        except OSError as error:
+            raise write_error(error, str(self.folder)) from error
+        finally:
+            self._lock.release(force=True)
+
+    def keep(self) -> None:
+        """Leave everything for a later run with ``resume=True``, and release the lock."""
+        if self._open:
+            self._open = False
+            self._lock.release(force=True)
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise UsageError(
+                "this staging was already published, kept or discarded", rule="target.closed", where=str(self.dst)
+            )
+
+    def _keep_only(self, names: Sequence[str]) -> None:
+        wanted = {self.files / name for name in names}
+        for path in sorted(self.files.rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                with contextlib.suppress(OSError):  # not empty: it holds wanted files
+                    path.rmdir()
+            elif path not in wanted:
+                path.unlink()
+
+    def _publish_folder(self) -> None:
+        """Rename ``files`` to ``dst``; a folder that is there steps aside first, and comes back if that fails."""
+        if not self._overwrite:
+            _check_target(self.dst, True, False)  # something may have appeared there meanwhile
+        if self.dst.exists():
+            self.dst.rename(self._old)
+        try:
+            self.files.rename(self.dst)
+        except BaseException:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        """Put back a folder that stepped aside in a run that was killed before its successor was in place."""
+        if self._old.is_dir() and not self.dst.exists():
+            self._old.rename(self.dst)
+
+    def _empty(self) -> None:
+        for folder in (self.files, self._old):
+            if folder.exists():
+                shutil.rmtree(folder)
+        self.journal.unlink(missing_ok=True)
+
+
+def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview) -> None:
+    """Write a small file so that ``path`` has either its old content or all of ``data``, also after a power failure.
+
+    Raises ``UsageError`` ``target.no-parent``, ``target.not-a-file``; ``ResourceError`` as ``Staging``.
+    """
+    dst = _final(path)
+    _check_target(dst, False, False)
+    beside = dst.with_name(f".{dst.name}.{os.getpid()}{SUFFIX}")
+    try:
+        try:
+            with beside.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(dst)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        _flush(dst.parent)
+    except OSError as error:
+        raise write_error(error, str(dst)) from error
+
+
+def _final(dst: str | os.PathLike[str]) -> Path:
+    path = Path(dst)
+    if path.is_symlink():
+        path = path.resolve()
+    if path.name in ("", ".", ".."):
+        raise UsageError("expected the name of a file or folder to write", rule="target.name", where=str(dst))
+    return path
+
+
+def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
+    """Refuse what cannot be replaced, before hours of work and not after."""
+    if not dst.parent.is_dir():
+        raise UsageError(
+            "expected an existing folder to write into; create it first", rule="target.no-parent", where=str(dst.parent)
+        )
+    try:
+        mode = dst.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_error(error, str(dst)) from error
+    if not directory and not stat.S_ISREG(mode):
+        raise UsageError(
+            "expected a file or nothing at the target; found a folder or a device",
+            rule="target.not-a-file",
+            where=str(dst),
+        )
+    if directory and not stat.S_ISDIR(mode):
+        raise UsageError(
+            "expected a folder or nothing at the target; found a file", rule="target.not-a-folder", where=str(dst)
+        )
+    if directory and not overwrite and any(dst.iterdir()):
+        raise UsageError(
+            "the target folder exists and is not empty: choose another, or allow overwriting",
+            rule="target.exists",
+            where=str(dst),
+        )
+
+
+def _lock(path: Path, dst: Path) -> FileLock:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+        if path.exists():
+            return lock
+        lock.release(force=True)  # its owner removed it between our opening and our locking it
+    except Timeout:
+        pass
+    raise ResourceError(
+        "another process is writing to this target: wait for it, or choose another target",
+        rule="store.locked",
+        where=str(dst),
+    )
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

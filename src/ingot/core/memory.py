@@ -1,0 +1,118 @@
+"""Sizes in words, and how much memory this process and this machine have."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+from pathlib import Path
+
+from ingot.core.cgroup import limit_files
+from ingot.errors import UsageError
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)(b?)\s*\Z", re.IGNORECASE)
+_POWERS = "kmgtp"
+_STATUS = Path("/proc/self/status")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def parse_size(text: str | int) -> int:
+    """Return a number of bytes.
+
+    ``GiB`` is 2**30, ``GB`` 10**9, and a bare ``G`` 2**30 as in GNU coreutils ("Block size"); no unit means bytes.
+
+    Raises
+    ------
+    UsageError
+        ``size.syntax``: not a size, or negative.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    match = _SIZE.match(text) if isinstance(text, str) else None
+    if match is None or (match[3] and not match[2]):
+        raise UsageError(
+            f"expected a size such as 2GiB, 500MB or 1048576, found {str(text)[:80]!r}", rule="size.syntax"
+        )
+    number, prefix, binary, unit = match.groups()
+    base = 1000 if unit and not binary else 1024
+    return int(float(number) * base ** (_POWERS.index(prefix.lower()) + 1)) if prefix else int(float(number))
+
+
+def format_size(count: int) -> str:
+    """Return bytes in binary units with three significant digits: ``532 B``, ``1.50 GiB``."""
+    if count < 1024:
+        return f"{count} B"
+    value, unit = float(count), "B"
+    for prefix in _POWERS.upper():
+        value, unit = value / 1024, f"{prefix}iB"
+        if value < 999.5:
+            break
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def anonymous_rss() -> int:
+    """Return this process's resident anonymous bytes: heap, stacks and written copy-on-write pages, not mapped files.
+
+    Linux: ``RssAnon`` of proc_pid_status(5). Elsewhere there is no cheap way to tell, and ``peak_rss`` is returned: an
+    upper bound.
+    """
+    found = _kib(_STATUS, "RssAnon")
+    return peak_rss() if found is None else found
+
+
+def peak_rss() -> int:
+    """Return the highest resident set of this process so far in bytes, mapped files included.
+
+    Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec). Else ``ru_maxrss``, in
+    bytes on macOS and KiB elsewhere.
+    """
+    found = _kib(_STATUS, "VmHWM")
+    if found is not None:
+        return found
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_ram() -> int:
+    """Return how many bytes can be taken without swapping: the machine's ``MemAvailable``, and no more than what the
+    control groups (v1 or v2) above this process leave, page cache that can be dropped counted as free.
+    """
+    machine = _kib(_MEMINFO, "MemAvailable")
+    if machine is None:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rooms = [room for room in map(_room, limit_files("memory")) if room is not None]
+    return max(0, min([machine, *rooms]))
+
+
+def _room(folder: Path) -> int | None:
+    """Return limit - used + droppable cache of one control group; None if it sets no limit."""
+    modern = (folder / "memory.max").exists()
+    limit = _number(folder / ("memory.max" if modern else "memory.limit_in_bytes"))
+    used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
+    if limit is None or used is None:
+        return None
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    key = "inactive_file " if modern else "total_inactive_file "
+    cache = next((int(line.removeprefix(key)) for line in lines if line.startswith(key)), 0)
+    return limit - used + cache
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _kib(path: Path, key: str) -> int | None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":")), None)

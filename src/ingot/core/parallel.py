@@ -1,0 +1,107 @@
+"""Bounded work on threads. Native kernels, reads, writes and hashing release the GIL, so threads are enough."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from ingot.core.cgroup import limit_files
+from ingot.errors import UsageError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def default_workers() -> int:
+    """Return how many threads to use: ``OMP_NUM_THREADS`` if it is a positive number, else the processors that this
+    process may run on (affinity), cut to the processor quota of its control group, rounded up; at least 1.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = _cpu_quota()
+    return max(1, count if quota is None else min(count, quota))
+
+
+def ordered(
+    fn: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None, window: int | None = None
+) -> Iterator[Result]:
+    """Yield ``fn(item)`` for every item, in the items' order.
+
+    Parameters
+    ----------
+    items : iterable
+        Taken one by one by the thread that iterates over the results.
+    workers : int, optional
+        Threads. 0 runs ``fn`` in the calling thread when a result is asked for; 1 is one thread beside the caller, so
+        that both overlap. ``default_workers()`` if not given.
+    window : int, optional
+        At most so many items are in flight: waiting, running, done, or in the hands of the caller. ``2 * workers`` by
+        default, and never less than 1.
+
+    Notes
+    -----
+    When ``fn`` or ``items`` raises, when the caller stops, or on Ctrl-C, items not begun are dropped, running ones are
+    waited for, and no thread is left; then the exception goes on.
+    """
+    workers = default_workers() if workers is None else workers
+    if workers < 0 or (window is not None and window < 1):
+        raise UsageError(
+            f"expected workers >= 0 and window >= 1, found {workers} and {window}", rule="parallel.workers"
+        )
+    if workers == 0:
+        yield from map(fn, items)
+        return
+    feed = iter(items)
+    pending: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="ingot")
+    try:
+        pending.extend(pool.submit(fn, item) for item in islice(feed, window or 2 * workers))
+        while pending:
+            yield pending.popleft().result()
+            pending.extend(pool.submit(fn, item) for item in islice(feed, 1))
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def for_ranges(count: int, step: int, fn: Callable[[int, int], object], workers: int | None = None) -> None:
+    """Call ``fn(start, stop)`` for consecutive ranges of at most ``step`` that cover ``range(count)``, on threads.
+
+    A single range, or ``workers`` 0 or 1, runs in the calling thread. The first exception in order is raised, after the
+    calls that were running have ended.
+    """
+    if step < 1:
+        raise UsageError(f"expected step >= 1, found {step}", rule="parallel.step")
+    workers = default_workers() if workers is None else workers
+    ranges = [(start, min(start + step, count)) for start in range(0, count, step)]
+    threads = min(workers, len(ranges))
+    for _ in ordered(lambda pair: fn(*pair), ranges, 0 if threads <= 1 else threads):
+        pass
+
+
+def _cpu_quota() -> int | None:
+    """Return the smallest processor quota of the control groups above this process, in whole processors."""
+    quotas = [_quota_of(folder) for folder in limit_files("cpu")]
+    found = [quota for quota in quotas if quota]
+    return min(found) if found else None
+
+
+def _quota_of(folder: Path) -> int | None:
+    """Read ``cpu.max`` (v2: "quota period" or "max period") or ``cpu.cfs_quota_us`` (v1: -1 is none)."""
+    try:
+        modern = folder / "cpu.max"
+        if modern.exists():
+            quota, period = modern.read_text(encoding="ascii").split()[:2]
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+            period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
+        return None if quota in ("max", "-1") else max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

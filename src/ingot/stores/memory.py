@@ -1,0 +1,70 @@
+"""Bytes in memory as a store and as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ingot.errors import FormatError, UsageError
+from ingot.model.bytesource import Buffer, MemorySource
+
+
+class MemoryStore:
+    """Named buffers as a store; nothing is copied."""
+
+    def __init__(self, files: Mapping[str, Buffer], location: str = "<memory>") -> None:
+        self._files = files
+        self.location = location
+
+    def names(self) -> list[str]:
+        """Names of the buffers that lie directly in the store, sorted."""
+        return sorted(name for name in self._files if "/" not in name)
+
+    def open(self, name: str) -> MemorySource:
+        """Return the buffer as a source; ``store.escape`` and ``store.missing`` as for a folder."""
+        _check(name, self.location)
+        if name not in self._files:
+            raise UsageError(
+                "expected an existing file, found none", rule="store.missing", where=f"{self.location}/{name}"
+            )
+        return MemorySource(self._files[name], name)
+
+
+class MemoryTarget:
+    """Collects written files in ``files``: name to ``bytearray``."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytearray] = {}
+
+    def create(self, name: str) -> MemorySink:
+        """Open ``name`` for writing; what is there stays."""
+        _check(name, "<memory>")
+        return MemorySink(self.files.setdefault(name, bytearray()))
+
+
+class MemorySink:
+    """One growing buffer."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write ``data`` at ``offset``; a gap before it is filled with zero bytes."""
+        piece = memoryview(data).cast("B")
+        if offset > len(self._data):
+            self._data.extend(bytes(offset - len(self._data)))
+        self._data[offset : offset + piece.nbytes] = piece
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zero bytes."""
+        del self._data[size:]
+        self._data.extend(bytes(size - len(self._data)))
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def _check(name: str, where: str) -> None:
+    if "\0" in name or any(piece in ("", ".", "..") for piece in name.split("/")):
+        raise FormatError(
+            "store.escape", f"expected the name of a file in this store, found {name[:200]!r}", where=where
+        )
