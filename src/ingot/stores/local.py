@@ -1,7 +1,7 @@
 """A folder of the local file system as a store: mapped or read files, and a target to write into.
 
-A mapping is private and copy-on-write (``MAP_PRIVATE | MAP_NORESERVE``, readable and writable): frameworks that insist on
-writable memory may have it, nobody's file changes, and a file larger than the machine's memory maps all the same.
+A mapping is private and copy-on-write (``MAP_PRIVATE | MAP_NORESERVE``, readable and writable): frameworks that insist
+on writable memory may have it, nobody's file changes, and a file larger than the machine's memory maps all the same.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource
+from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
 
 IO_MODES = ("auto", "mmap", "pread")
@@ -127,7 +128,7 @@ class _FileSource:
         before ``out`` is full; ``UsageError`` ``store.closed`` after ``close``.
         """
         self._require(offset, out.nbytes)
-        rest = out if out.format == "B" and out.ndim == 1 else out.cast("B")
+        rest = flat(out)
         while rest.nbytes:
             try:
                 count = os.preadv(self._descriptor, [rest[:_MAX_CALL]], offset)
@@ -242,7 +243,7 @@ class LocalSink:
 
     def write_at(self, offset: int, data: Buffer) -> None:
         """Write all of ``data`` at ``offset``."""
-        rest = memoryview(data).cast("B")
+        rest = flat(memoryview(data))
         try:
             while rest.nbytes:
                 count = os.pwrite(self._descriptor, rest[:_MAX_CALL], offset)

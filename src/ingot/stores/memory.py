@@ -49,7 +49,7 @@ class MemorySink:
 
     def write_at(self, offset: int, data: Buffer) -> None:
         """Write ``data`` at ``offset``; a gap before it is filled with zero bytes."""
-        piece = memoryview(data).cast("B")
+        piece = flat(memoryview(data))
         if offset > len(self._data):
             self._data.extend(bytes(offset - len(self._data)))
         self._data[offset : offset + piece.nbytes] = piece
@@ -61,6 +61,11 @@ class MemorySink:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def flat(data: memoryview) -> memoryview:
+    """Return ``data`` as unsigned bytes in one dimension; it may be empty in any shape, which ``cast`` refuses."""
+    return data.cast("B") if data.nbytes else memoryview(b"")
 
 
 def _check(name: str, where: str) -> None:

@@ -7,40 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 
 MOUNTINFO = Path("/proc/self/mountinfo")
-NETWORK = frozenset(
-    (
-        "9p",
-        "acfs",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "davfs",
-        "fuse",
-        "gfs",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-    )
-    + (
-        "mmfs",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "panfs",
-        "prl_fs",
-        "pvfs2",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-    )
-    + ("vmhgfs",)
-)
+_NETWORK_TYPES = """
+9p acfs afs beegfs ceph cifs coda davfs fuse gfs gfs2 glusterfs gpfs lustre mmfs ncpfs nfs nfs4 ocfs2 orangefs panfs
+prl_fs pvfs2 smb2 smb3 smbfs vboxsf vmhgfs
+"""
+NETWORK = frozenset(_NETWORK_TYPES.split())
 
 
 def is_network(folder: str) -> bool:
