@@ -27,6 +27,7 @@ FRAMEWORKS = Registry(
     ),
     extras={"torch": "torch", "mlx": "mlx", "jax": "jax"},
 )
+TO_NUMPY = Registry("framework", (("pt", "ingot.adapters.torch:to_numpy"),), extras={"torch": "torch"})
 
 
 class Decoder(Protocol):

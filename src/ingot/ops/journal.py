@@ -28,18 +28,13 @@ def fingerprint(source: Source, what: Mapping[str, Any]) -> str:
     The source counts by its files' names, sizes, modification times (ns) and header bytes; ``what`` holds the recipe and
     the options; Ingot's version is in it because another version may encode differently.
     """
+    folder = source.path if source.path.is_dir() else source.path.parent
     files = []
-    for data in sorted(source.catalog.sources, key=lambda item: item.name):
-        path = source.path if source.path.is_file() and source.path.name == data.name else _folder(source) / data.name
-        stat = path.stat()
-        header = source.catalog.headers.get(data.name, b"")
-        files.append([data.name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(header).hexdigest()])
+    for name, header in sorted(source.catalog.headers.items()):
+        stat = (folder / name).stat()
+        files.append([name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(header).hexdigest()])
     text = msgspec.json.encode({"ingot": ingot.__version__, "files": files, "what": what}, order="sorted")
     return hashlib.sha256(text).hexdigest()
-
-
-def _folder(source: Source) -> Path:
-    return source.path if source.path.is_dir() else source.path.parent
 
 
 class Journal:

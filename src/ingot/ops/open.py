@@ -17,7 +17,20 @@ from ingot.model.tensor import Tensor
 from ingot.stores.local import LocalStore
 
 # Files that hold weights in some container; everything else in a model folder is a companion and travels along.
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".zt", ".h5", ".msgpack", ".onnx", ".npz", ".npy")
+_WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".zt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".npz",
+    ".npy",
+)
 _INDEX_SUFFIX = ".index.json"
 
 

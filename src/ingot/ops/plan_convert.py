@@ -148,7 +148,9 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, allow_req
     spec = encoded_spec(tensor.name, tensor, encoder, choice.encoding)
     reason = format.refuses(spec)
     if reason is not None:
-        raise UnsupportedError(f"{format.name} cannot carry what rule {rule!r} asks for: {reason}", rule="convert.unsupported")
+        raise UnsupportedError(
+            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}", rule="convert.unsupported"
+        )
     if _same_storage(tensor, spec):
         return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
     stored_exactly = CODECS[tensor.codec].lossless
@@ -164,7 +166,11 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, allow_req
 
 def _same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
     """Whether the tensor is stored already just as the spec says, so that its parts can move."""
-    if tensor.codec != spec.codec or tensor.dtype != spec.dtype or set(tensor.parts) != {part.role for part in spec.parts}:
+    if (
+        tensor.codec != spec.codec
+        or tensor.dtype != spec.dtype
+        or set(tensor.parts) != {part.role for part in spec.parts}
+    ):
         return False
     if any(dict(tensor.params).get(key) != value for key, value in spec.params.items()):
         return False
@@ -191,7 +197,8 @@ def encoded_spec(name: str, tensor: Tensor, encoder: Encoder, encoding: str) -> 
     if encoding != "raw":
         if any(part.length is None for part in parts):
             raise CodecError(
-                "convert.encoding", f"encoding {encoding} needs a codec whose part sizes are known beforehand, {encoder.codec}'s are not"
+                "convert.encoding",
+                f"encoding {encoding} needs a codec whose part sizes are known beforehand, {encoder.codec}'s are not",
             )
         parts = tuple(replace(part, length=None, encoding=encoding, uncompressed_length=part.length) for part in parts)
     dtype = str(encoder.params.get("dtype", "")) or _stored_dtype(parts, tensor.dtype)

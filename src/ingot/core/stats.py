@@ -1,0 +1,65 @@
+"""How far two arrays are apart: maximum and RMS error, signal-to-noise ratio, cosine similarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log10, sqrt
+from typing import Any
+
+import numpy as np
+
+from ingot.core import native
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStats:
+    """Sums over pairs of elements (reference r, other x), in double precision; add two to join them.
+
+    ``squared_error`` is the sum of (r - x)^2, ``max_abs`` the largest |r - x|, ``odd`` counts pairs in which exactly one is
+    not finite, or both are not and differ; those pairs are left out of the sums.
+    """
+
+    count: int = 0
+    squared_error: float = 0.0
+    squared_reference: float = 0.0
+    squared_other: float = 0.0
+    dot: float = 0.0
+    max_abs: float = 0.0
+    odd: int = 0
+
+    def __add__(self, other: ErrorStats) -> ErrorStats:
+        return ErrorStats(
+            self.count + other.count,
+            self.squared_error + other.squared_error,
+            self.squared_reference + other.squared_reference,
+            self.squared_other + other.squared_other,
+            self.dot + other.dot,
+            max(self.max_abs, other.max_abs),
+            self.odd + other.odd,
+        )
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean squared error."""
+        return sqrt(self.squared_error / self.count) if self.count else 0.0
+
+    @property
+    def snr_db(self) -> float:
+        """Signal-to-noise ratio 10 log10(sum r^2 / sum (r - x)^2) in decibels; infinite without error."""
+        if self.squared_error == 0:
+            return inf
+        return 10 * log10(self.squared_reference / self.squared_error) if self.squared_reference else -inf
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the two as vectors; 1 where both are zero."""
+        norms = sqrt(self.squared_reference) * sqrt(self.squared_other)
+        if norms == 0:
+            return 1.0 if self.squared_reference == self.squared_other else 0.0
+        return max(-1.0, min(1.0, self.dot / norms))
+
+    def summary(self) -> dict[str, float]:
+        """The figures that reports print."""
+        return {"max_abs": self.max_abs, "rms": self.rms, "snr_db": self.snr_db, "cosine": self.cosine}

@@ -1,0 +1,308 @@
+"""Convert a checkpoint: tensor by tensor, in bounded memory, resumable, published whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from ingot.core import encodings
+from ingot.core.atomic import Staging
+from ingot.core.memory import anonymous_rss, available_ram, parse_size
+from ingot.core.parallel import default_workers
+from ingot.core.progress import ProgressCallback, ProgressEvent
+from ingot.core.stats import ErrorStats
+from ingot.errors import UsageError
+from ingot.formats.base import FormatWriter, WriteOptions
+from ingot.model.checkpoint import Checkpoint
+from ingot.ops.destination import Destination, destination
+from ingot.ops.frames import TensorSink
+from ingot.ops.journal import Journal, fingerprint, intact
+from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.pipeline import Begin, Cut, End, Pipeline, Slab, cut
+from ingot.ops.plan_convert import ConvertPlan, PlanRequest, Step, plan_conversion
+from ingot.ops.report import ConvertReport, TensorReport, tensor_report
+from ingot.recipes.load import load_recipe
+from ingot.recipes.recipe import Recipe
+from ingot.stores.local import LocalTarget
+
+AnyPath = str | PathLike[str]
+
+DEFAULT_SHARD = 5_000_000_000
+# What the process takes beside slabs: thread stacks, allocator slack, the manifest being built.
+_RESERVE = 24 << 20
+_RESERVE_PER_TENSOR = 4096
+
+
+class ConvertOptions(TypedDict, total=False):
+    """Further options of ``convert``.
+
+    allow_requantize : quantize tensors that are quantized already.
+    overwrite : replace a folder that exists (single files are always replaced, atomically).
+    threads : encoding threads; all processors this process may use by default.
+    io : how the source is read: ``auto``, ``mmap``, ``pread``.
+    verify : check the source's digests (default True).
+    digest : written per part where the format has digests: ``crc32c`` (default), ``sha256`` or None.
+    max_shard : bytes (or text such as ``5GB``) per file where the format shards; 5 GB for folders by default.
+    measure : measure the error of lossy tensors (default True).
+    """
+
+    allow_requantize: bool
+    overwrite: bool
+    threads: int | None
+    io: str
+    verify: bool
+    digest: str | None
+    max_shard: int | str | None
+    measure: bool
+
+
+def convert(
+    src: AnyPath,
+    dst: AnyPath,
+    recipe: str | Recipe | None = None,
+    format: str | None = None,
+    max_ram: int | str | None = None,
+    resume: bool = False,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[ConvertOptions],
+) -> ConvertReport:
+    """Convert a checkpoint into another container, by a recipe or as it is.
+
+    Parameters
+    ----------
+    src : path
+        Anything that ``ingot.open`` opens.
+    dst : path
+        A file name with a format's suffix, or a folder (which also gets the source's companion files).
+    recipe : str or Recipe, optional
+        Preset name or path of a TOML file. None keeps every tensor as it is stored, or decodes what the target cannot carry.
+    format : str, optional
+        By default what ``dst``'s suffix says, ``zt`` for folders.
+    max_ram : int or str, optional
+        Hard ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
+    resume : bool
+        Go on where an earlier run of the same conversion was killed; and leave the finished part behind if this run is
+        interrupted. The output is byte for byte that of an uninterrupted run.
+    progress : callable, optional
+        Called with a ``ProgressEvent`` (bytes done, bytes in all, tensor).
+    **options
+        See ``ConvertOptions``.
+
+    Returns
+    -------
+    ConvertReport
+
+    Raises
+    ------
+    UsageError, UnsupportedError, CodecError, FormatError, IntegrityError, ResourceError
+        Nothing is left under the final name.
+    """
+    started = time.perf_counter()
+    with prepare(src, dst, recipe, format, options) as prepared:
+        report = _Job(prepared, options).run(max_ram, resume, progress or _silent)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversion that has been planned and not begun: the opened source, the plan, the destination."""
+
+    source: Source
+    checkpoint: Checkpoint
+    plan: ConvertPlan
+    place: Destination
+
+    def __enter__(self) -> Prepared:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+
+def prepare(
+    src: AnyPath, dst: AnyPath, recipe: str | Recipe | None, format: str | None, options: ConvertOptions | None = None
+) -> Prepared:
+    """Open the source and plan the conversion from headers alone; what ``--dry-run`` prints."""
+    chosen: ConvertOptions = options or {}
+    unknown = set(chosen) - set(ConvertOptions.__annotations__)
+    if unknown:
+        raise UsageError(f"unknown option {sorted(unknown)[0]!r}", rule="convert.option")
+    place = destination(dst, format)
+    if isinstance(recipe, str):
+        recipe = load_recipe(recipe)
+    source = open_source(src, io=chosen.get("io", "auto"), verify=chosen.get("verify", True))
+    try:
+        _refuse_same(source, place)
+        checkpoint = checkpoint_of(source)
+        request = PlanRequest(recipe, chosen.get("allow_requantize", False), _write_options(chosen, place))
+        return Prepared(source, checkpoint, plan_conversion(checkpoint, place.format, request), place)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
+    shard = options.get("max_shard")
+    size = parse_size(shard) if shard is not None else DEFAULT_SHARD if place.directory else None
+    return WriteOptions(digest=options.get("digest", "crc32c"), max_shard=size)
+
+
+def _refuse_same(source: Source, place: Destination) -> None:
+    if place.path.exists() and place.path.resolve() == source.path.resolve():
+        raise UsageError(
+            "source and destination are the same; choose another destination",
+            rule="convert.same-path",
+            where=str(place.path),
+        )
+
+
+def _silent(_: ProgressEvent) -> None:
+    pass
+
+
+class _Job:
+    """One run of a prepared conversion."""
+
+    def __init__(self, prepared: Prepared, options: ConvertOptions) -> None:
+        self._source, self._plan, self._place = prepared.source, prepared.plan, prepared.place
+        self._checkpoint = prepared.checkpoint
+        self._measure = options.get("measure", True)
+        self._workers = options.get("threads") or default_workers()
+        self._overwrite = options.get("overwrite", False)
+        self._reports: list[TensorReport] = []
+        self._done = 0
+
+    def run(self, max_ram: int | str | None, resume: bool, progress: ProgressCallback) -> ConvertReport:
+        budget = self._budget(max_ram)
+        slots = self._workers + 3  # one being read, one being written, one of a scan
+        cuts = [cut(step, budget, slots, self._measure) for step in self._plan.steps]
+        place = self._place
+        with Staging(place.path, directory=place.directory, overwrite=self._overwrite, resume=resume) as staging:
+            try:
+                resumed, files = self._write(staging, cuts, budget, resume, progress)
+                companions = self._copy_companions(staging.files)
+                staging.publish([*files, *companions])
+            except BaseException:
+                if resume:
+                    staging.keep()
+                raise
+        return self._report(files, companions, resumed)
+
+    def _budget(self, max_ram: int | str | None) -> int:
+        """Bytes for slabs: the ceiling less what the process has now and a reserve."""
+        ceiling = parse_size(max_ram) if max_ram is not None else max(available_ram() // 4, 1 << 28)
+        reserve = _RESERVE + _RESERVE_PER_TENSOR * len(self._plan.steps)
+        if any(part.encoding != "raw" for spec in self._plan.specs for part in spec.parts):
+            reserve += (self._workers + 2) * 3 * encodings.FRAME
+        return ceiling - anonymous_rss() - reserve
+
+    def _write(
+        self, staging: Staging, cuts: list[Cut], budget: int, resume: bool, progress: ProgressCallback
+    ) -> tuple[int, list[str]]:
+        what = {"format": self._plan.format.name, "name": self._place.name, "options": asdict(self._plan.options)}
+        what["steps"] = [
+            [step.action, step.spec.codec, dict(step.spec.params), [asdict(part) for part in step.spec.parts]]
+            for step in self._plan.steps
+        ]
+        journal = Journal(staging.journal, fingerprint(self._source, {**what, "recipe": self._plan.recipe}))
+        records = self._intact(journal.earlier(), staging.files) if resume else []
+        writer = self._restore(records, staging.files)
+        journal.start(records)
+        steps = list(self._plan.steps[len(records) :])
+        try:
+            with Pipeline(
+                steps, cuts[len(records) :], workers=self._workers, budget=budget, measured=self._measure
+            ) as pipeline:
+                self._drive(pipeline, writer, journal, progress)
+            return len(records), writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        finally:
+            journal.close()
+
+    def _intact(self, earlier: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+        """Return the leading records whose bytes are all there."""
+        good: list[dict[str, Any]] = []
+        for record, step in zip(earlier, self._plan.steps, strict=False):
+            if record["written"]["name"] != step.tensor.name or not intact(record["written"], folder):
+                break
+            good.append(record)
+        return good
+
+    def _restore(self, records: list[dict[str, Any]], folder: Path) -> FormatWriter:
+        """Cut the files behind the restored tensors and start a writer that knows them."""
+        ends: dict[str, int] = {}
+        for record in records:
+            for name, offset, length, _ in record["written"]["blobs"]:
+                ends[name] = max(ends.get(name, 0), offset + length)
+        for path in folder.iterdir():
+            if path.name in ends:
+                os.truncate(path, ends[path.name])
+            else:
+                path.unlink()
+        plan = self._plan
+        writer = plan.format.writer(LocalTarget(folder), self._place.name, plan.specs, plan.metadata, plan.options)
+        for record, step in zip(records, plan.steps, strict=False):
+            writer.restore(record["written"])
+            self._reports.append(tensor_report(step, record["nbytes"], ErrorStats(**record["error"])))
+            self._done += step.in_bytes
+        return writer
+
+    def _drive(self, pipeline: Pipeline, writer: FormatWriter, journal: Journal, progress: ProgressCallback) -> None:
+        """Take the pipeline's events in order and write."""
+        total = self._plan.in_bytes
+        sink: TensorSink | None = None
+        error = ErrorStats()
+        for event in pipeline.events():
+            if isinstance(event, Begin):
+                moved = event.step.encoder is None
+                sink = TensorSink(
+                    writer, event.step.spec, compress=not moved, pool=pipeline.pool, pending=self._workers + 2
+                )
+                error = ErrorStats()
+                progress(ProgressEvent(self._done, total, event.step.tensor.name))
+            elif isinstance(event, Slab):
+                assert sink is not None
+                encoded = event.result.result()
+                sink.write(encoded.parts)
+                error = error + (encoded.error or ErrorStats())
+                pipeline.done(event)
+                self._done += event.in_bytes
+                progress(ProgressEvent(self._done, total, ""))
+            elif isinstance(event, End):
+                assert sink is not None
+                self._finished(event.step, sink.close(), error, journal)
+
+    def _finished(self, step: Step, record: dict[str, Any], error: ErrorStats, journal: Journal) -> None:
+        nbytes = sum(blob[2] for blob in record["blobs"])
+        journal.append({"written": record, "nbytes": nbytes, "error": asdict(error)})
+        self._reports.append(tensor_report(step, nbytes, error))
+
+    def _copy_companions(self, folder: Path) -> list[str]:
+        if not self._place.directory:
+            return []
+        for name, path in self._checkpoint.companions.items():
+            shutil.copyfile(path, folder / name)
+        return list(self._checkpoint.companions)
+
+    def _report(self, files: list[str], companions: list[str], resumed: int) -> ConvertReport:
+        folder = self._place.path if self._place.directory else self._place.path.parent
+        return ConvertReport(
+            source=str(self._source.path),
+            destination=str(self._place.path),
+            format=self._plan.format.name,
+            recipe=self._plan.recipe,
+            tensors=self._reports,
+            source_nbytes=self._checkpoint.nbytes,
+            size=sum((folder / name).stat().st_size for name in files),
+            seconds=0.0,
+            files=files,
+            companions=companions,
+            resumed=resumed,
+        )

@@ -1,0 +1,87 @@
+"""Writing a tensor's parts as they come out of the pipeline, compressing where the spec says zstd.
+
+Compression cuts each part at fixed offsets (``encodings.FRAME`` input bytes), whatever slabs the bytes came in, and frames
+are compressed on the pipeline's threads. So the result is the same for any slab and any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from ingot.core import encodings
+from ingot.formats.base import FormatWriter
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Array
+
+
+class TensorSink:
+    """Hands one tensor's bytes to a writer.
+
+    Parameters
+    ----------
+    writer : FormatWriter
+        ``begin`` is called here, ``end`` by ``close``.
+    spec : TensorSpec
+    compress : bool
+        Whether the bytes still have to be encoded as the spec says; False for parts moved as stored.
+    pool : Executor
+    pending : int
+        Frames in flight at most.
+    """
+
+    def __init__(self, writer: FormatWriter, spec: TensorSpec, *, compress: bool, pool: Executor, pending: int) -> None:
+        self._writer = writer
+        self._pool = pool
+        self._limit = pending
+        self._frames: deque[tuple[str, Future[bytes]]] = deque()
+        encoded = {part.role for part in spec.parts if part.encoding != "raw"} if compress else set()
+        self._cutters = {role: bytearray() for role in encoded}
+        writer.begin(spec)
+
+    def write(self, parts: Mapping[str, Any]) -> None:
+        """Take the next bytes of each part."""
+        for role, array in parts.items():
+            data = _bytes(array)
+            if role in self._cutters:
+                self._cut(role, data)
+            elif data.nbytes:
+                self._writer.write(role, data)
+
+    def close(self) -> dict[str, Any]:
+        """Write what is left and end the tensor; returns the writer's record of it."""
+        for role, rest in self._cutters.items():
+            if rest:
+                self._submit(role, bytes(rest))
+        self._drain(0)
+        return self._writer.end()
+
+    def _cut(self, role: str, data: memoryview) -> None:
+        rest = self._cutters[role]
+        position = 0
+        while len(rest) + data.nbytes - position >= encodings.FRAME:
+            stop = position + encodings.FRAME - len(rest)
+            self._submit(role, bytes(rest) + bytes(data[position:stop]) if rest else bytes(data[position:stop]))
+            rest.clear()
+            position = stop
+        rest += data[position:]
+
+    def _submit(self, role: str, frame: bytes) -> None:
+        self._drain(self._limit - 1)
+        self._frames.append((role, self._pool.submit(encodings.compress_frame, frame)))
+
+    def _drain(self, keep: int) -> None:
+        while len(self._frames) > keep:
+            role, frame = self._frames.popleft()
+            self._writer.write(role, frame.result())
+
+
+def _bytes(array: Array) -> memoryview:
+    """View a C-order array as bytes in file order (little-endian)."""
+    if not array.size:
+        return memoryview(b"")
+    if not array.dtype.isnative or array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return memoryview(array.reshape(-1).view("u1"))

@@ -1,0 +1,136 @@
+"""Inspect: what is in a checkpoint, from its header alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ingot.core.names import layer_of, role_of
+from ingot.ops.open import checkpoint_of, open_source
+
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """One part: storage dtype, logical type, encoding, stored and decoded bytes, digest, where it lies."""
+
+    role: str
+    dtype: str
+    type: str | None
+    encoding: str
+    length: int
+    nbytes: int
+    digest: str | None
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor; ``nbytes`` are stored bytes, ``layer`` and ``role`` are told from the name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    nbytes: int
+    layer: int | None
+    role: str
+    params: Mapping[str, Any]
+    parts: Sequence[PartInfo]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A checkpoint from outside: sizes in bytes, every tensor, totals."""
+
+    path: str
+    format: str
+    io: str
+    file_size: int
+    files: Sequence[str]
+    metadata: Mapping[str, Any]
+    companions: Sequence[str]
+    tensors: Sequence[TensorInfo]
+
+    @property
+    def elements(self) -> int:
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all parts."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def totals(self, key: str) -> dict[str, tuple[int, int, int]]:
+        """Return tensors, elements and stored bytes by ``codec``, ``dtype``, ``role`` or ``layer``."""
+        count: Counter[str] = Counter()
+        elements: Counter[str] = Counter()
+        nbytes: Counter[str] = Counter()
+        for tensor in self.tensors:
+            value = getattr(tensor, key)
+            label = "-" if value is None else str(value)
+            count[label] += 1
+            elements[label] += tensor.size
+            nbytes[label] += tensor.nbytes
+        return {label: (count[label], elements[label], nbytes[label]) for label in count}
+
+
+def inspect(path: str | PathLike[str]) -> Inspection:
+    """Open ``path`` and describe it; reads no tensor. Errors as ``ingot.open``."""
+    source = open_source(path)
+    try:
+        checkpoint = checkpoint_of(source)
+        folder = source.path if source.path.is_dir() else source.path.parent
+        files = sorted(source.catalog.headers)
+        return Inspection(
+            path=str(source.path),
+            format=source.format.name,
+            io=source.io,
+            file_size=sum((folder / name).stat().st_size for name in files),
+            files=files,
+            metadata=checkpoint.metadata,
+            companions=sorted(checkpoint.companions),
+            tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
+        )
+    finally:
+        source.close()
+
+
+def _describe(name: str, tensor: Any) -> TensorInfo:
+    parts = [
+        PartInfo(
+            role,
+            part.dtype,
+            part.type,
+            part.encoding,
+            part.length,
+            part.nbytes,
+            part.digest,
+            Path(part.source.name).name,
+            part.offset,
+        )
+        for role, part in tensor.parts.items()
+    ]
+    return TensorInfo(
+        name,
+        tensor.shape,
+        tensor.dtype,
+        tensor.codec,
+        tensor.nbytes,
+        layer_of(name),
+        role_of(name),
+        dict(tensor.params),
+        parts,
+    )

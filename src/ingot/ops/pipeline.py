@@ -1,0 +1,287 @@
+"""The pipeline of a conversion: one thread reads, several encode, the caller's thread writes, under one memory budget.
+
+Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut into slabs.
+What bounds memory is one ``Budget`` that a slab's cost is taken from before it is read and given back after it is written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from queue import Empty, Full, Queue
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.base import Encoder, RowReader
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.memory import format_size
+from ingot.core.stats import ErrorStats, measure
+from ingot.errors import ResourceError
+from ingot.model.part import StoredReader
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.plan_convert import ENCODED, Step
+
+# Large enough to hide a thread's wake-up, small enough that a few fit in the second-level cache's reach.
+SLAB_ELEMENTS = 1 << 20
+MOVE_BYTES = 4 << 20
+
+
+class Budget:
+    """Bytes that slabs in flight may take; one thread takes, any thread gives back."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._used = 0
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def take(self, amount: int) -> bool:
+        """Wait until ``amount`` fits; False if the pipeline was stopped meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._used == 0 or self._used + amount <= self.limit)
+            self._used += amount
+            return not self._stopped
+
+    def give(self, amount: int) -> None:
+        with self._changed:
+            self._used -= amount
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a worker made of one slab."""
+
+    parts: Mapping[str, Any]
+    error: ErrorStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One slab on its way: ``in_bytes`` of the source are behind it, ``cost`` is what it took from the budget."""
+
+    result: Future[Encoded]
+    in_bytes: int
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """All slabs of the step were read and the digests of its source parts fit."""
+
+    step: Step
+
+
+Event = Begin | Slab | End
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a step's tensor is cut: ``rows`` of ``cols`` elements, ``slab_rows`` at a time; bytes of budget per slab."""
+
+    rows: int
+    cols: int
+    slab_rows: int
+    cost: int
+
+
+def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
+    """Choose the slab of a step so that ``slots`` of them fit in ``budget`` bytes.
+
+    Raises
+    ------
+    ResourceError
+        Not even the smallest slab fits.
+    """
+    encoder = step.encoder
+    if encoder is None:
+        return Cut(step.in_bytes, 1, MOVE_BYTES, min(MOVE_BYTES, max(step.in_bytes, 1)))
+    tensor = step.tensor
+    rows, cols = tensor.matrix_shape
+    if CODECS[encoder.codec].elementwise and CODECS[tensor.codec].elementwise:
+        rows, cols = prod(tensor.shape), 1
+    per_row = _cost_per_element(step, measured) * cols
+    fixed = 0 if CODECS[tensor.codec].streams else prod(tensor.shape) * DTYPES[tensor.dtype].bits // 8 + tensor.nbytes
+    if encoder.whole:
+        slab_rows = max(rows, 1)
+    else:
+        slab_rows = max(1, min(SLAB_ELEMENTS // max(cols, 1), int((budget - fixed) // (slots * max(per_row, 1)))))
+    slab_rows = min(slab_rows, max(rows, 1))
+    cost = int(slab_rows * per_row) + fixed
+    if cost > budget:
+        raise ResourceError(
+            f"expected a RAM ceiling with room for {format_size(cost)} of working memory for this tensor, found "
+            f"{format_size(max(budget, 0))} after what Python itself takes; raise --max-ram",
+            rule="ram.ceiling",
+            where=tensor.name,
+        )
+    return Cut(rows, cols, slab_rows, cost)
+
+
+def _cost_per_element(step: Step, measured: bool) -> float:
+    """Bytes of working memory per element of a slab: source rows, stored source, outputs (twice: allocator), scratch."""
+    size = max(step.tensor.size, 1)
+    source = DTYPES[step.tensor.dtype].bits / 8 + step.tensor.nbytes / size
+    return source + 2 * step.out_bytes / size + (4 if measured else 0)
+
+
+class Pipeline:
+    """Runs steps through read, encode and hand-over.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+    cuts : sequence of Cut
+        One per step.
+    workers : int
+        Encoding threads.
+    budget : int
+        Bytes for slabs in flight.
+    measured : bool
+        Measure the error of lossy steps.
+
+    Iterate over ``events()`` inside a ``with`` block: leaving it, by an exception too, stops and joins every thread.
+    """
+
+    def __init__(self, steps: list[Step], cuts: list[Cut], *, workers: int, budget: int, measured: bool) -> None:
+        self._steps, self._cuts, self._measured = steps, cuts, measured
+        self._budget = Budget(budget)
+        self._stop = threading.Event()
+        self._queue: Queue[Event | BaseException | None] = Queue(maxsize=4 * workers + 8)
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="ingot-encode")
+        self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
+
+    def __enter__(self) -> Pipeline:
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._budget.stop()
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._reader.join()
+
+    def events(self) -> Iterator[Event]:
+        """Yield ``Begin``, ``Slab``..., ``End`` for each step in order; raise what went wrong while reading."""
+        while (item := self._get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def done(self, slab: Slab) -> None:
+        """Give a written slab's memory back."""
+        self._budget.give(slab.cost)
+
+    def _get(self) -> Event | BaseException | None:
+        while True:
+            try:
+                return self._queue.get(timeout=0.5)  # a bounded wait, so that Ctrl-C is seen on every platform
+            except Empty:
+                if not self._reader.is_alive() and self._queue.empty():
+                    return None
+
+    def _put(self, item: Event | BaseException | None) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.5)
+            except Full:
+                continue
+            return True
+        return False
+
+    def _read(self) -> None:
+        try:
+            for step, shape in zip(self._steps, self._cuts, strict=True):
+                if not self._read_step(step, shape):
+                    return
+            self._put(None)
+        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread, which raises it
+            self._put(error)
+
+    def _read_step(self, step: Step, shape: Cut) -> bool:
+        if not self._put(Begin(step)):
+            return False
+        for work, in_bytes in _work(step, shape, self._measured, lambda: self._budget.take(shape.cost)):
+            if self._stop.is_set() or not self._put(Slab(self.pool.submit(work), in_bytes, shape.cost)):
+                return False
+        return self._put(End(step))
+
+
+Work = Callable[[], Encoded]
+
+
+def _work(step: Step, shape: Cut, measured: bool, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
+    if step.encoder is None:
+        yield from _move(step.tensor, take)
+    else:
+        yield from _encode(step, step.encoder, shape, measured, take)
+
+
+def _move(tensor: Tensor, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
+    for role, part in tensor.parts.items():
+        reader = StoredReader(part)
+        for start in range(0, part.length, MOVE_BYTES):
+            if not take():
+                return
+            data = np.empty(min(MOVE_BYTES, part.length - start), np.uint8)
+            reader.readinto(memoryview(data))
+            encoded = Encoded({role: data})
+            yield (lambda encoded=encoded: encoded), data.nbytes
+        reader.finish()
+
+
+def _encode(
+    step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Callable[[], bool]
+) -> Iterator[tuple[Work, int]]:
+    tensor = step.tensor
+    codec = CODECS[tensor.codec]
+    for _ in range(encoder.scans):
+        for rows in _slabs(codec.reader(tensor), tensor, shape):
+            encoder.scan(rows)
+    wants_error = measured and not step.exact and step.action == ENCODED
+    share = tensor.nbytes / max(shape.rows, 1)
+    reader, start = codec.reader(tensor), 0
+    while start < shape.rows or start == 0:
+        if not take():
+            return
+        stop = min(start + shape.slab_rows, shape.rows)
+        rows = np.empty((stop - start, shape.cols), numpy_dtype(tensor.dtype))
+        reader.read_into(rows)
+        yield _encoding(encoder, rows, wants_error), int(stop * share) - int(start * share)
+        start = max(stop, 1)
+    reader.finish()
+
+
+def _slabs(reader: RowReader, tensor: Tensor, shape: Cut) -> Iterator[Array]:
+    for start in range(0, shape.rows, shape.slab_rows):
+        rows = np.empty((min(shape.slab_rows, shape.rows - start), shape.cols), numpy_dtype(tensor.dtype))
+        reader.read_into(rows)
+        yield rows
+    reader.finish()
+
+
+def _encoding(encoder: Encoder, rows: Array, wants_error: bool) -> Work:
+    def work() -> Encoded:
+        parts = encoder.encode(rows)
+        if not wants_error:
+            return Encoded(parts)
+        decoded = np.empty(rows.shape, np.float32)
+        encoder.decode(parts, decoded)
+        return Encoded(parts, measure(rows, decoded))
+
+    return work

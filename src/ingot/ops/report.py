@@ -1,0 +1,97 @@
+"""What a conversion did, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingot.core.stats import ErrorStats
+from ingot.ops.plan_convert import Step
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """One tensor: what happened (``moved``, ``decoded``, ``encoded``), by which rule, sizes in bytes, error where lossy.
+
+    ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    source_codec: str
+    action: str
+    rule: str
+    exact: bool
+    source_nbytes: int
+    nbytes: int
+    error: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """A finished conversion. Sizes in bytes, ``seconds`` of wall time, ``size`` the sum of the weight files."""
+
+    source: str
+    destination: str
+    format: str
+    recipe: str
+    tensors: Sequence[TensorReport]
+    source_nbytes: int
+    size: int
+    seconds: float
+    files: Sequence[str]
+    companions: Sequence[str] = ()
+    resumed: int = 0
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def elements(self) -> int:
+        total = 0
+        for tensor in self.tensors:
+            count = 1
+            for size in tensor.shape:
+                count *= size
+            total += count
+        return total
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the result's files per element of its tensors."""
+        return 8 * self.size / max(self.elements, 1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every value of every tensor survives."""
+        return all(tensor.exact for tensor in self.tensors)
+
+    @property
+    def actions(self) -> dict[str, int]:
+        """How many tensors were moved, decoded, encoded."""
+        return dict(Counter(tensor.action for tensor in self.tensors))
+
+    @property
+    def worst(self) -> TensorReport | None:
+        """The lossy tensor with the lowest signal-to-noise ratio."""
+        lossy = [tensor for tensor in self.tensors if tensor.error]
+        return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
+
+
+def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorReport:
+    """Describe a finished step."""
+    return TensorReport(
+        name=step.tensor.name,
+        shape=step.tensor.shape,
+        dtype=step.spec.dtype,
+        codec=step.spec.codec,
+        source_codec=step.tensor.codec,
+        action=step.action,
+        rule=step.rule,
+        exact=step.exact,
+        source_nbytes=step.tensor.nbytes,
+        nbytes=nbytes,
+        error=error.summary() if error is not None and error.count else None,
+    )

@@ -1,0 +1,116 @@
+"""Save arrays or tensors to a new artifact, published whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.table import CODECS
+from ingot.core.atomic import Staging
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.errors import UnsupportedError
+from ingot.formats.base import FormatWriter, WriteOptions
+from ingot.model.part import StoredReader, memory_part
+from ingot.model.tensor import TO_NUMPY, Tensor
+from ingot.ops.destination import destination
+from ingot.ops.plan_convert import moved_spec
+from ingot.stores.local import LocalTarget
+
+_CHUNK = 8 << 20
+
+
+def save(
+    path: str | PathLike[str],
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    format: str | None = None,
+    digest: str | None = "crc32c",
+) -> None:
+    """Save named tensors.
+
+    Parameters
+    ----------
+    path : path
+        A file name with a format's suffix, or a folder.
+    tensors : mapping of name to array or Tensor
+        NumPy, torch or other arrays are stored dense, bit for bit; a ``Tensor`` (of an opened checkpoint, say) moves its
+        parts as they are stored. Sources may lie in the file that is replaced.
+    metadata : mapping, optional
+        The file's own metadata; safetensors takes strings only.
+    format : str, optional
+        By default what the suffix says, ``zt`` for folders.
+    digest : {"crc32c", "sha256", None}
+        Written per part where the format has digests.
+
+    Raises
+    ------
+    UnsupportedError
+        The format cannot carry a tensor.
+    ResourceError
+        Disk full, target not writable.
+    """
+    place = destination(path, format)
+    items = [_as_tensor(name, value) for name, value in tensors.items()]
+    specs = [moved_spec(item) for item in items]
+    for spec in specs:
+        reason = place.format.refuses(spec)
+        if reason is not None:
+            raise UnsupportedError(
+                f"{place.format.name} cannot carry this tensor: {reason}", rule="save.unsupported", where=spec.name
+            )
+    with Staging(place.path, directory=place.directory, overwrite=True) as staging:
+        options = WriteOptions(digest=digest)
+        writer = place.format.writer(LocalTarget(staging.files), place.name, specs, metadata or {}, options)
+        try:
+            for item, spec in zip(items, specs, strict=True):
+                writer.begin(spec)
+                _copy(item, writer)
+                writer.end()
+            files = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        staging.publish(files)
+
+
+def _copy(item: Tensor, writer: FormatWriter) -> None:
+    for role, part in item.parts.items():
+        reader = StoredReader(part)
+        for start in range(0, part.length, _CHUNK):
+            size = min(_CHUNK, part.length - start)
+            if part.source.mapped and not part.digest:
+                writer.write(role, part.source.view(part.offset + start, size))
+            else:
+                data = np.empty(size, np.uint8)
+                reader.readinto(memoryview(data))
+                writer.write(role, memoryview(data))
+        if part.digest:
+            reader.finish()
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    """View whatever the user gave as a tensor with parts in memory."""
+    if isinstance(value, Tensor):
+        return Tensor(name, value.shape, value.dtype, value.codec, value.parts, value.params, value.decoder)
+    array = as_numpy(value)
+    row = resolve_dtype(array.dtype)
+    part = memory_part(array, row.storage, None if row.is_storage else row.name)
+    return Tensor(name, array.shape, row.name, "dense", {"data": part}, decoder=CODECS["dense"])
+
+
+def as_numpy(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Convert an array of any framework to NumPy, without a copy where the framework allows.
+
+    A torch tensor is known by its module's name, so that torch is imported only by those who have it already.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+        array: np.ndarray[Any, np.dtype[Any]] = TO_NUMPY["pt"](value)
+        return array
+    return np.asarray(value)

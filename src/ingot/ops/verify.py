@@ -1,0 +1,151 @@
+"""Verify: is this file whole and well-formed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+
+from ingot.codecs.base import Codec
+from ingot.codecs.table import CODECS
+from ingot.core import checksums
+from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.parallel import default_workers, ordered
+from ingot.core.progress import Progress, ProgressCallback
+from ingot.errors import FormatError, IngotError, IntegrityError
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+from ingot.ops.open import Source, checkpoint_of, open_source
+
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that ``verify`` has to say.
+
+    ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but worth knowing). ``rule`` is the
+    rule's name on the spec page, ``where`` the file, tensor and part.
+    """
+
+    level: str
+    rule: str
+    where: str
+    message: str
+
+
+def verify(
+    path: str | PathLike[str], strict: bool = False, *, io: str = "pread", progress: ProgressCallback | None = None
+) -> list[Finding]:
+    """Check structure, digests, and that every tensor decodes.
+
+    Parameters
+    ----------
+    path : path
+        Anything that ``ingot.open`` opens.
+    strict : bool
+        Report what is allowed but not canonical as errors (parts without a digest, padding that is not zero, ...).
+    io : str
+        ``pread`` by default, so that a file that shrinks meanwhile is a finding and not a crash.
+    progress : callable, optional
+        Called with a ``ProgressEvent`` by stored bytes.
+
+    Returns
+    -------
+    list of Finding
+        Errors first. No error: the file is whole. Reads every byte of every part once, a part at a time in pieces.
+
+    Raises
+    ------
+    UsageError
+        No such path, or nothing there that looks like a checkpoint.
+    """
+    try:
+        source = open_source(path, io=io)
+    except (FormatError, IntegrityError) as error:
+        return [_finding(error, str(path))]
+    try:
+        findings = [Finding("note", rule, str(path), message) for rule, message in source.catalog.notes]
+        findings += _contents(source, progress)
+    finally:
+        source.close()
+    if strict:
+        findings = [Finding("error", item.rule, item.where, item.message) for item in findings]
+    return sorted(findings, key=lambda item: item.level != "error")
+
+
+def _contents(source: Source, progress: ProgressCallback | None) -> Iterator[Finding]:
+    checkpoint = checkpoint_of(source)
+    state = Progress(checkpoint.nbytes, progress)
+    workers = default_workers()
+    for tensor, findings in ordered(_tensor, iter(checkpoint.values()), workers, 2 * workers):
+        state.advance(tensor.nbytes, tensor.name)
+        yield from findings
+
+
+def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
+    """Check one tensor: its codec's rules, its parts' digests, and the values of parts that a decoder relies on."""
+    findings: list[Finding] = []
+    codec = CODECS[tensor.codec] if tensor.codec in CODECS else None
+    try:
+        if codec is not None:
+            codec.check(tensor)
+        for role, part in tensor.parts.items():
+            findings += _part(part, f"{tensor.name}/{role}")
+        if codec is not None and tensor.codec != "dense":
+            findings += _decodes(codec, tensor)
+    except (IngotError, MemoryError) as error:
+        findings.append(_finding(error, tensor.name))
+    if codec is None:
+        findings.append(
+            Finding(
+                "note",
+                "codec.unknown",
+                tensor.name,
+                f"codec {tensor.codec!r} is not known here; parts were checked only",
+            )
+        )
+    return tensor, findings
+
+
+def _part(part: Part, where: str) -> list[Finding]:
+    reader = part.reader()
+    buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
+    for start in range(0, part.nbytes, _CHUNK):
+        reader.readinto(buffer[: min(_CHUNK, part.nbytes - start)])
+    reader.finish()
+    if part.digest is None:
+        return [Finding("note", "part.no-digest", where, "no digest: damage inside this part cannot be seen")]
+    if checksums.known(part.digest, "part.digest", where) is None:
+        return [
+            Finding(
+                "note", "part.unknown-digest", where, f"digest {part.digest[:40]!r} is of an algorithm not known here"
+            )
+        ]
+    return []
+
+
+def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
+    """Run the decoder over all rows in slabs: index values, scales."""
+    dtype = tensor.dtype if tensor.dtype in DTYPES else "f32"
+    rows, cols = tensor.matrix_shape
+    step = max(1, _CHUNK // max(cols, 1))
+    reader = codec.reader(tensor)
+    odd = 0
+    for start in range(0, rows, step):
+        out = np.empty((min(step, rows - start), cols), numpy_dtype(dtype))
+        reader.read_into(out)
+        if DTYPES[dtype].is_float:
+            odd += int(out.size - np.count_nonzero(np.isfinite(out.astype(np.float32))))
+    reader.finish()
+    if odd and not codec.lossless:
+        return [Finding("error", "codec.non-finite", tensor.name, f"{odd} values decode to NaN or infinity")]
+    return []
+
+
+def _finding(error: BaseException, where: str) -> Finding:
+    if isinstance(error, IngotError):
+        return Finding("error", error.rule or "error", error.where or where, error.message)
+    return Finding("error", "memory", where, "not enough memory to check this tensor")
