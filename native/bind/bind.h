@@ -4,5 +4,6 @@
 
 namespace nb = nanobind;
 
+void bind_cbor(nb::module_& m);
 void bind_checksum(nb::module_& m);
 void bind_isa(nb::module_& m);

@@ -13,9 +13,10 @@ except ImportError as error:  # the message must help whoever runs from a source
         f"(`pip install --force-reinstall ingot-weights`). The loader said: {error}"
     ) from error
 
+cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
 isa = _native.isa
 set_isa = _native.set_isa
 kernels = _native
 
-__all__ = ["crc32c", "isa", "kernels", "set_isa"]
+__all__ = ["cbor_loads", "crc32c", "isa", "kernels", "set_isa"]

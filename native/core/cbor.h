@@ -1,0 +1,72 @@
+// Strict CBOR (RFC 7049, RFC 8949): a pull parser over bytes that nobody vouches for.
+//
+// Accepted: definite lengths, integers, floats, false, true, null, byte and UTF-8 text strings, arrays, maps with text
+// keys; arguments need not be shortest. Refused by rule: everything else. Duplicate keys are for the caller to find, who
+// has the map. Nothing is allocated, and a count is never returned before the bytes for it are known to be there.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace ingot::cbor {
+
+// A refusal. `rule` is one of the names in spec/cbor.md, `offset` the first byte of the offending item.
+class Error : public std::runtime_error {
+ public:
+  Error(const char* rule, std::size_t offset, const std::string& message)
+      : std::runtime_error(message), rule(rule), offset(offset) {}
+  const char* rule;
+  std::size_t offset;
+};
+
+struct Limits {
+  std::uint32_t depth;   // arrays and maps within each other
+  std::uint64_t items;   // data items altogether, map keys included
+};
+
+enum class Kind : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, kMap, kFalse, kTrue, kNull, kFloat };
+
+// One data item's head; for strings with the payload.
+struct Item {
+  Kind kind;
+  std::size_t offset;      // of the head
+  std::uint64_t value;     // the number n (kNegative means -1 - n), or the count of elements or pairs
+  double real;             // kFloat
+  std::string_view bytes;  // kBytes, kText: valid UTF-8
+  bool ascii;              // kText
+};
+
+class Cursor {
+ public:
+  Cursor(const std::uint8_t* data, std::size_t size, Limits limits) : data_(data), size_(size), limits_(limits) {}
+
+  // Reads the next item; after an array or map its elements follow. Throws Error.
+  Item next();
+  // Reads a map key. Throws Error if it is not a text string.
+  Item key();
+  // Brackets the reading of an array's or map's elements. Throws Error past the depth limit.
+  void enter(const Item& container);
+  void leave() { --depth_; }
+  // Throws Error unless all bytes were read.
+  void finish() const;
+
+ private:
+  std::uint64_t argument(std::size_t start, unsigned info);
+  void string(Item& item);
+  void simple(Item& item, unsigned info);
+  std::size_t left() const { return size_ - position_; }
+
+  const std::uint8_t* data_;
+  std::size_t size_;
+  std::size_t position_ = 0;
+  Limits limits_;
+  std::uint64_t items_ = 0;
+  std::uint32_t depth_ = 0;
+};
+
+// Whether the bytes are UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing past U+10FFFF); sets `ascii`.
+bool valid_utf8(std::string_view text, bool& ascii);
+
+}  // namespace ingot::cbor
