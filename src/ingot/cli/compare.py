@@ -1,0 +1,67 @@
+"""``ingot compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.output import Json, number, print_json, progress_bar, table
+
+EPILOG = "Examples:\n\n  ingot compare model.safetensors model-int4.zt\n\n  ingot compare a.zt b.zt --top 0 --json"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("compare", epilog=EPILOG)(command)
+
+
+def command(
+    a: Annotated[Path, typer.Argument(help="Reference checkpoint.")],
+    b: Annotated[Path, typer.Argument(help="Checkpoint to compare with it.")],
+    top: Annotated[int, typer.Option(min=0, help="Rows to print, worst first; 0 for all.")] = 20,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; exit code only.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor: equal, or maximum and RMS error, SNR, cosine; worst first.
+
+    Exit code 0 if all values are equal, 1 if not.
+    """
+    from ingot.ops.compare import compare
+
+    with progress_bar("comparing", quiet=quiet or json) as progress:
+        report = compare(a, b, progress=progress)
+    if json:
+        print_json({"a": report.a, "b": report.b, "same": report.same, "tensors": [_data(item) for item in report.tensors]})
+    elif not quiet:
+        _print(report, top)
+    raise typer.Exit(0 if report.same else 1)
+
+
+def _data(item: Any) -> dict[str, Any]:
+    figures = item.stats.summary() if item.stats else {}
+    odd = item.stats.odd if item.stats else 0
+    return {"name": item.name, "status": item.status, "detail": item.detail, **figures, "odd": odd}
+
+
+def _print(report: Any, top: int) -> None:
+    shown = report.tensors[: top or None]
+    rows = []
+    for item in shown:
+        stats = item.stats
+        figures = (
+            (number(stats.max_abs), number(stats.rms), f"{stats.snr_db:.2f}", f"{stats.cosine:.6f}") if stats else ("", "", "", "")
+        )
+        odd = f"{stats.odd} NaN/Inf mismatches" if stats and stats.odd else ""
+        rows.append((item.name, item.status, "; ".join(filter(None, (item.detail, odd))), *figures))
+    table(("tensor", "status", "detail", "max error", "RMS error", "SNR dB", "cosine"), rows, left=3)
+    if len(shown) < len(report.tensors):
+        print(f"... and {len(report.tensors) - len(shown)} more (--top 0 shows all)")
+    counts: dict[str, int] = {}
+    for item in report.tensors:
+        counts[item.status] = counts.get(item.status, 0) + 1
+    print(", ".join(f"{count} {status}" for status, count in counts.items()) or "no tensors")
+    total = report.total
+    if not report.same and total.count:
+        print(f"over all: max {number(total.max_abs)}, RMS {number(total.rms)}, SNR {total.snr_db:.2f} dB, cosine {total.cosine:.6f}")

@@ -1,0 +1,161 @@
+"""``ingot convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.output import Json, number, print_json, printable, progress_bar, shape_text, size_text, table
+from ingot.errors import UsageError
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot convert model.safetensors model.zt --recipe int4\n\n"
+    "  ingot convert ./Llama-3-8B ./Llama-3-8B-int8 --recipe int8 --max-ram 2GiB --resume\n\n"
+    "  ingot convert model.zt back.safetensors\n\n"
+    "  ingot convert ./Llama-3-8B out.zt --recipe my-recipe.toml --dry-run"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("convert", epilog=EPILOG)(command)
+
+
+def command(
+    src: Annotated[Path, typer.Argument(help="Checkpoint: a file or folder in any format that Ingot reads.")],
+    dst: Annotated[str, typer.Argument(help="File name with a format's suffix, or a folder (companion files travel along).")],
+    recipe: Annotated[str | None, typer.Option(help="Preset (see `ingot recipes`) or TOML file; default: keep as stored.")] = None,
+    format: Annotated[str | None, typer.Option("--format", "-f", help="Target format; default: by the suffix, zt for folders.")] = None,
+    max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue a killed run; keep the finished part if interrupted.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Show which rule hits which tensor and the resulting size; write nothing.")] = False,
+    allow_requantize: Annotated[bool, typer.Option(help="Quantize tensors that are quantized already.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace a folder that exists.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
+    digest: Annotated[str, typer.Option(help="Digest written per part: crc32c, sha256 or none.")] = "crc32c",
+    max_shard_size: Annotated[str | None, typer.Option(help="Largest safetensors shard; default 5GB in folders.")] = None,
+    verify: Annotated[bool, typer.Option(help="Check the source's digests.")] = True,
+    measure: Annotated[bool, typer.Option(help="Measure the error of lossy tensors.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+    json: Json = False,
+) -> None:
+    """Convert a checkpoint to another container, by a recipe or as it is, in bounded memory.
+
+    Nothing appears under DST until it is complete.
+    """
+    if digest not in ("crc32c", "sha256", "none"):
+        raise UsageError(f"expected --digest crc32c, sha256 or none, found {digest!r}", rule="convert.digest")
+    options: dict[str, Any] = {
+        "allow_requantize": allow_requantize,
+        "overwrite": overwrite,
+        "threads": threads,
+        "digest": None if digest == "none" else digest,
+        "max_shard": max_shard_size,
+        "verify": verify,
+        "measure": measure,
+        "io": "pread",
+    }
+    if dry_run:
+        _dry_run(src, dst, recipe, format, options, json)
+        return
+    from ingot.ops.convert import convert
+
+    with progress_bar("converting", quiet=quiet or json) as progress:
+        report = convert(src, dst, recipe, format, max_ram, resume, progress, **options)
+    if json:
+        print_json(report_data(report))
+    elif not quiet:
+        print_report(report)
+
+
+def _dry_run(src: Path, dst: str, recipe: str | None, format: str | None, options: dict[str, Any], json: bool) -> None:
+    from ingot.ops.convert import prepare
+
+    with prepare(src, dst, recipe, format, options) as prepared:  # type: ignore[arg-type]
+        plan = prepared.plan
+        if json:
+            print_json(_plan_data(plan))
+            return
+        rows = [
+            (
+                step.tensor.name,
+                shape_text(step.tensor.shape),
+                step.tensor.dtype,
+                step.rule,
+                f"{step.action} -> {step.spec.codec}",
+                size_text(step.in_bytes),
+                size_text(step.out_bytes),
+            )
+            for step in plan.steps
+        ]
+        table(("tensor", "shape", "dtype", "rule", "action", "from", "to"), rows, left=5)
+        elements = max(sum(step.tensor.size for step in plan.steps), 1)
+        exactly = "exactly" if plan.size_exact else "at most (compressed parts counted uncompressed)"
+        print(
+            f"{len(plan.steps)} tensors, recipe {plan.recipe}, format {plan.format.name}: {exactly} {plan.size} bytes "
+            f"({size_text(plan.size)}), {8 * plan.size / elements:.3f} bits per weight; nothing was written"
+        )
+
+
+def _plan_data(plan: Any) -> dict[str, Any]:
+    return {
+        "format": plan.format.name,
+        "recipe": plan.recipe,
+        "size": plan.size,
+        "size_exact": plan.size_exact,
+        "tensors": [
+            {
+                "name": step.tensor.name,
+                "shape": step.tensor.shape,
+                "dtype": step.tensor.dtype,
+                "rule": step.rule,
+                "action": step.action,
+                "exact": step.exact,
+                "codec": step.spec.codec,
+                "params": step.spec.params,
+                "source_nbytes": step.in_bytes,
+                "nbytes": step.out_bytes,
+            }
+            for step in plan.steps
+        ],
+    }
+
+
+def report_data(report: Any) -> dict[str, Any]:
+    """Return a conversion's report as JSON-like data, computed figures included."""
+    import dataclasses
+
+    return {
+        **dataclasses.asdict(report),
+        "bits_per_weight": report.bits_per_weight,
+        "exact": report.exact,
+        "actions": report.actions,
+    }
+
+
+def print_report(report: Any) -> None:
+    """Print a conversion's summary."""
+    actions = ", ".join(f"{count} {action}" for action, count in report.actions.items())
+    speed = report.source_nbytes / max(report.seconds, 1e-9)
+    print(f"{report.source} -> {report.destination} ({report.format}, recipe {report.recipe})")
+    print(f"  tensors  {len(report.tensors)}: {actions}" + (f"; {report.resumed} from an earlier run" if report.resumed else ""))
+    print(
+        f"  size     {size_text(report.source_nbytes)} -> {size_text(report.size)} "
+        f"({100 * report.size / max(report.source_nbytes, 1):.1f} %), {report.bits_per_weight:.3f} bits per weight"
+    )
+    print(f"  time     {report.seconds:.2f} s, {size_text(int(speed))}/s")
+    if report.companions:
+        print(f"  with     {', '.join(printable(name) for name in report.companions)}")
+    worst = report.worst
+    if report.exact:
+        print("  exact    every value is kept bit for bit")
+    elif worst is not None:
+        error = worst.error
+        print(
+            f"  error    worst tensor {printable(worst.name)}: SNR {number(error['snr_db'])} dB, RMS {number(error['rms'])}, "
+            f"max {number(error['max_abs'])}"
+        )
+        print("           (weight error is not quality: evaluate the model)")

@@ -1,0 +1,61 @@
+"""``ingot demo``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.output import Json, print_json, size_text, table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo")(command)
+
+
+def command(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files; made if absent.")] = Path("ingot-demo"),
+    json: Json = False,
+) -> None:
+    """Convert a small real language model by every recipe, load it back, and show size, speed, error and perplexity."""
+    from ingot.demo.run import run
+
+    report = run(out, lambda line: print(f"{line} ...", file=sys.stderr))
+    if json:
+        print_json(report)
+        return
+    _print(report)
+
+
+def _print(report: Any) -> None:
+    print(f"A Llama of {report.parameters:,} parameters; perplexity on {report.tokens:,} tokens of held-out text.\n")
+    rows = [
+        (
+            row.recipe,
+            size_text(row.size),
+            f"{row.bits_per_weight:.2f}",
+            f"{1000 * row.convert_seconds:.0f} ms" if row.convert_seconds else "-",
+            f"{1000 * row.load_seconds:.0f} ms",
+            f"{100 * row.worst_error:.2f} %",
+            f"{100 * row.mean_error:.2f} %",
+            f"{row.perplexity:.3f}",
+        )
+        for row in report.rows
+    ]
+    heads = ("recipe", "file", "bits/weight", "convert", "load", "worst error", "mean error", "perplexity")
+    table(heads, rows)
+    print("Errors are RMS error over RMS value, per tensor. Bits per weight count the whole file.")
+    folder = report.folder
+    print(f"\nThe files are in {folder}. Try next:\n")
+    for line in (
+        f"ingot inspect {folder}/model-int4.zt --by role",
+        f"ingot compare {folder}/original/model.safetensors {folder}/model-int2.zt",
+        f"ingot convert {folder}/original {folder}/packed --recipe int4",
+        f"ingot convert {folder}/model-int8.zt {folder}/back.safetensors",
+        f"ingot verify {folder}/model-lossless.zt",
+        "ingot recipes int4        # a preset as TOML, to start your own",
+    ):
+        print(f"  {line}")

@@ -1,0 +1,97 @@
+"""``ingot inspect``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.output import Json, print_json, printable, shape_text, size_text, table
+from ingot.errors import UsageError
+
+EPILOG = "Examples:\n\n  ingot inspect model.zt\n\n  ingot inspect ./Llama-3-8B --by role\n\n  ingot inspect model.zt --tensor lm_head.weight --json"
+KEYS = ("layer", "codec", "dtype", "role")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("inspect", epilog=EPILOG)(command)
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="File or folder.")],
+    tensor: Annotated[str | None, typer.Option(help="Show one tensor with its parts and parameters.")] = None,
+    by: Annotated[str, typer.Option(help="Totals by layer, codec, dtype or role.")] = "layer",
+    list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List every tensor.")] = True,
+    json: Json = False,
+) -> None:
+    """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads the header only."""
+    from ingot.ops.inspect import inspect
+
+    if by not in KEYS:
+        raise UsageError(f"expected --by {', '.join(KEYS)}, found {by!r}", rule="inspect.by")
+    found = inspect(path)
+    if tensor is not None:
+        _one(found, tensor, json)
+        return
+    if json:
+        totals = {key: found.totals(key) for key in KEYS}
+        print_json({**dataclasses.asdict(found), "elements": found.elements, "nbytes": found.nbytes, "totals": totals})
+        return
+    _overview(found, by, list_tensors)
+
+
+def _overview(found: Any, by: str, list_tensors: bool) -> None:
+    print(f"{found.path}: {found.format}, {len(found.tensors)} tensors, {found.elements:,} elements")
+    bits = 8 * found.file_size / max(found.elements, 1)
+    print(f"  {size_text(found.file_size)} in {len(found.files)} file(s), {bits:.3f} bits per element, read by {found.io}")
+    for key, value in found.metadata.items():
+        print(f"  {printable(str(key))}: {printable(str(value))[:160]}")
+    if found.companions:
+        print(f"  companions: {', '.join(map(printable, found.companions))}")
+    if list_tensors:
+        rows = [
+            (item.name, shape_text(item.shape), item.dtype, _codec(item), item.role, size_text(item.nbytes), _bits(item.nbytes, item.size))
+            for item in found.tensors
+        ]
+        table(("tensor", "shape", "dtype", "codec", "role", "stored", "bits"), rows, left=5)
+    for key in dict.fromkeys((by, "codec")):
+        rows = [
+            (label, f"{count:,}", f"{elements:,}", size_text(nbytes), _bits(nbytes, elements), f"{100 * nbytes / max(found.nbytes, 1):.1f} %")
+            for label, (count, elements, nbytes) in _ordered(found.totals(key))
+        ]
+        table((key, "tensors", "elements", "stored", "bits", "share"), rows)
+
+
+def _ordered(totals: dict[str, tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
+    return sorted(totals.items(), key=lambda item: (not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0, item[0]))
+
+
+def _bits(nbytes: int, elements: int) -> str:
+    return f"{8 * nbytes / elements:.2f}" if elements else "-"
+
+
+def _codec(item: Any) -> str:
+    bits = item.params.get("bits") if item.codec == "quantized_group" else None
+    zstd = " zstd" if any(part.encoding != "raw" for part in item.parts) else ""
+    return f"{item.codec}{f' int{bits}' if bits else ''}{zstd}"
+
+
+def _one(found: Any, name: str, json: bool) -> None:
+    chosen = [item for item in found.tensors if item.name == name]
+    if not chosen:
+        raise UsageError(f"no tensor named {name!r}", rule="tensor.unknown", where=found.path)
+    item = chosen[0]
+    if json:
+        print_json(item)
+        return
+    print(f"{printable(item.name)}: {shape_text(item.shape)} {item.dtype}, {_codec(item)}, {size_text(item.nbytes)} stored")
+    for key, value in item.params.items():
+        print(f"  {printable(str(key))}: {printable(str(value))}")
+    rows = [
+        (part.role, part.dtype, part.type or "", part.encoding, part.file, part.digest or "none", f"{part.offset}", f"{part.length}", f"{part.nbytes}")
+        for part in item.parts
+    ]
+    table(("part", "dtype", "type", "encoding", "file", "digest", "offset", "stored", "decoded"), rows, left=6)

@@ -1,0 +1,106 @@
+"""The command ``ingot``: collects the commands and turns errors into one line and an exit code.
+
+Exit codes: 0 fine; 1 the answer is no (corrupt, differs, illegal); 2 wrong usage; 3 a needed extra is missing; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+import ingot
+from ingot.cli import catalog, compare, convert, demo, doctor, inspect, verify
+from ingot.errors import IngotError
+
+app = typer.Typer(
+    name="ingot",
+    help="Model weights at rest and on the move: convert, inspect, verify and compare, exactly or measured.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+_DEBUG = {"on": False}
+
+for module in (demo, convert, inspect, verify, compare, catalog, doctor):
+    module.register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ingot {ingot.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Take the options that stand before the command."""
+    _DEBUG["on"] = debug
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        result = app(arguments, standalone_mode=False)
+    except IngotError as error:
+        if _DEBUG["on"]:
+            raise
+        _say(f"error: {error}")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted; nothing was left under the final name")
+        return 130
+    except BrokenPipeError:  # `ingot inspect ... | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        if _DEBUG["on"]:
+            raise
+        _say("error: not enough memory; give --max-ram, or convert on a machine with more [ram.exhausted]")
+        return 1
+    except OSError as error:
+        if _DEBUG["on"]:
+            raise
+        _say(f"error: {error.filename or 'input/output'}: {error.strerror or error} [os.{error.errno}]")
+        return 1
+    except Exception as error:
+        return _usage(error)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: Exception) -> int:
+    """Show the command-line parser's own errors; anything else is a defect and keeps its traceback."""
+    show: Any = getattr(error, "show", None)
+    code = getattr(error, "exit_code", None)
+    if show is None or code is None:
+        raise error
+    show()
+    return int(code)
+
+
+def _say(text: str) -> None:
+    print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, _terminated)  # a polite kill cleans up like Ctrl-C
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What commands print with: tables for people, JSON for tools, a progress bar on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from ingot.core.memory import format_size
+from ingot.core.progress import ProgressCallback, ProgressEvent
+
+Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
+
+_PIPED_WIDTH = 200
+
+
+def print_json(value: Any) -> None:
+    """Print a value (dataclasses included) as one JSON document; infinities become null."""
+    data = msgspec.json.encode(value, enc_hook=str)
+    print(msgspec.json.format(data, indent=2).decode())
+
+
+def console() -> Any:
+    """Return a rich console on stdout that does not cut tables when the output is piped."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False, soft_wrap=False)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, left: int = 1) -> None:
+    """Print a table; the first ``left`` columns are text, the others numbers on the right. Cells are plain text."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        drawn.add_column(column, justify="left" if index < left else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
+    console().print(drawn)
+
+
+def printable(text: str) -> str:
+    """Show control characters (a newline in a tensor's name, say) as escapes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Format a figure to ``digits`` significant digits."""
+    return f"{value:.{digits}g}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def size_text(count: int) -> str:
+    """Format bytes for people."""
+    return format_size(count)
+
+
+@contextmanager
+def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallback | None]:
+    """Yield a callback that draws bytes, speed and time left on stderr; None where nobody would see it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(label, total=None)
+
+        def show(event: ProgressEvent) -> None:
+            bar.update(task, completed=event.done, total=event.total)
+
+        yield show

@@ -1,0 +1,128 @@
+"""The demonstration: one small real model through every recipe, with what it costs and what it saves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.demo.llama import Llama, perplexity
+from ingot.demo.tokenizer import Tokenizer
+from ingot.errors import UsageError
+from ingot.ops.compare import compare
+from ingot.ops.convert import convert
+from ingot.ops.load_owned import load_owned
+from ingot.ops.open import open as open_checkpoint
+
+RECIPES = ("bf16", "lossless", "int8", "int4", "int3", "int2")
+MODEL = "model.safetensors"
+COMPANIONS = ("config.json", "tokenizer.json", "heldout.txt", "README.md")
+WINDOW, WINDOWS = 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRow:
+    """One line of the demo's table.
+
+    Sizes in bytes, times in seconds; errors are RMS error over RMS value of a tensor (0 to 1), the worst and the mean over
+    all tensors; ``perplexity`` is exp of the mean next-token loss on held-out text.
+    """
+
+    recipe: str
+    file: str
+    size: int
+    bits_per_weight: float
+    convert_seconds: float
+    load_seconds: float
+    worst_error: float
+    mean_error: float
+    perplexity: float
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """The whole demo: where the files are, the original's figures (first row), one row per recipe."""
+
+    folder: str
+    parameters: int
+    tokens: int
+    rows: Sequence[DemoRow]
+
+
+def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoReport:
+    """Convert the model that ships with Ingot by every recipe, load each result back, and evaluate it.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if absent; files of an earlier demo in it are replaced.
+    tell : callable
+        Gets a line before each step.
+
+    Raises
+    ------
+    UsageError
+        ``folder`` is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("expected a folder or nothing there", rule="demo.folder", where=str(folder))
+    source = _unpack(folder)
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    tokenizer = Tokenizer.load(source / "tokenizer.json")
+    tokens = np.array(tokenizer.encode((source / "heldout.txt").read_text("utf-8")), np.int64)
+    original = source / MODEL
+    tell("evaluating the original")
+    rows = [_evaluate("(original)", original, original, 0.0, config, tokens)]
+    for recipe in RECIPES:
+        tell(f"converting by recipe {recipe}, loading, evaluating")
+        target = folder / f"model-{recipe}.zt"
+        report = convert(original, target, recipe)
+        rows.append(_evaluate(recipe, target, original, report.seconds, config, tokens))
+    with open_checkpoint(original) as checkpoint:
+        parameters = sum(tensor.size for tensor in checkpoint.values())
+    return DemoReport(str(folder), parameters, min(WINDOW * WINDOWS, len(tokens)), rows)
+
+
+def _unpack(folder: Path) -> Path:
+    """Copy the model and its companions out of the package."""
+    source = folder / "original"
+    try:
+        source.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError("expected a folder or nothing there", rule="demo.folder", where=str(source)) from error
+    with as_file(files("ingot.demo") / "data") as data:
+        for name in (MODEL, *COMPANIONS):
+            shutil.copyfile(data / name, source / name)
+    return source
+
+
+def _evaluate(recipe: str, path: Path, original: Path, seconds: float, config: Any, tokens: Any) -> DemoRow:
+    started = time.perf_counter()
+    with open_checkpoint(path) as checkpoint:
+        weights = load_owned(checkpoint)
+        elements = sum(tensor.size for tensor in checkpoint.values())
+    loaded = time.perf_counter() - started
+    errors = [
+        tensor.stats.rms / np.sqrt(tensor.stats.squared_reference / tensor.stats.count)
+        for tensor in compare(original, path).tensors
+        if tensor.stats and tensor.stats.squared_reference
+    ]
+    size = path.stat().st_size
+    return DemoRow(
+        recipe=recipe,
+        file=path.name,
+        size=size,
+        bits_per_weight=8 * size / elements,
+        convert_seconds=seconds,
+        load_seconds=loaded,
+        worst_error=float(max(errors, default=0.0)),
+        mean_error=float(np.mean(errors)) if errors else 0.0,
+        perplexity=perplexity(Llama(config, weights), tokens, window=WINDOW, max_windows=WINDOWS),
+    )

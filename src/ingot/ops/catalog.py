@@ -1,0 +1,59 @@
+"""What there is: formats and codecs, and which carries which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import getdoc
+from typing import Any
+
+from ingot.codecs.table import CODECS
+from ingot.formats.table import FORMATS
+from ingot.model.spec import PartSpec, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FormatInfo:
+    """A format and the codecs that it carries."""
+
+    name: str
+    suffixes: Sequence[str]
+    codecs: Sequence[str]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodecInfo:
+    """A codec and the formats that carry it."""
+
+    name: str
+    lossless: bool
+    formats: Sequence[str]
+    summary: str
+
+
+def carries(format: Any, codec: str) -> bool:
+    """Whether a format takes tensors of a codec, asked with the smallest tensor the codec makes."""
+    encoder = CODECS[codec].encoder((1, 1), "f32", {})
+    parts = tuple(PartSpec(part.role, part.dtype, part.length or 0, part.type) for part in encoder.parts)
+    spec = TensorSpec("w", (1, 1), str(encoder.params.get("dtype", "f32")), codec, parts, dict(encoder.params))
+    return format.refuses(spec) is None
+
+
+def formats() -> list[FormatInfo]:
+    """Return every format that Ingot reads and writes."""
+    found = [FORMATS[name] for name in FORMATS]
+    return [FormatInfo(item.name, item.suffixes, [codec for codec in CODECS if carries(item, codec)], item.summary) for item in found]
+
+
+def codecs() -> list[CodecInfo]:
+    """Return every codec."""
+    return [
+        CodecInfo(
+            name,
+            CODECS[name].lossless,
+            [key for key in FORMATS if carries(FORMATS[key], name)],
+            (getdoc(type(CODECS[name])) or "").partition("\n")[0].rstrip("."),
+        )
+        for name in CODECS
+    ]

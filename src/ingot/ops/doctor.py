@@ -1,0 +1,72 @@
+"""Examine an installation."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+import ingot
+from ingot.core import checksums
+from ingot.core.isa import available_isas, isa as current_isa
+from ingot.core.memory import available_ram, format_size
+from ingot.core.parallel import default_workers
+from ingot.stores.local import LocalStore
+
+# What each extra brings, and what it is for.
+EXTRAS = {
+    "torch": ("torch", "ckpt[...].torch(), ingot.torch"),
+    "mlx": ("mlx", "state_dict(framework='mlx')"),
+    "jax": ("jax", "state_dict(framework='jax')"),
+}
+_CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing examined: ``state`` is ``ok``, ``absent`` (optional) or ``bad``; ``advice`` says what to do."""
+
+    name: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Check]:
+    """Return all checks; none raises."""
+    return [
+        Check("ingot", "ok", f"{ingot.__version__} at {Path(ingot.__file__).parent}"),
+        Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
+        Check("numpy", "ok", np.__version__),
+        _native(),
+        _checksum(),
+        Check("processors", "ok", f"{default_workers()} for this process"),
+        Check("memory", "ok", f"{format_size(available_ram())} available"),
+        Check("reading", "ok", f"{LocalStore(Path.cwd()).io} in the current folder"),
+        *(_extra(name, package, use) for name, (package, use) in EXTRAS.items()),
+    ]
+
+
+def _native() -> Check:
+    isa = current_isa()
+    sets = ", ".join(available_isas())
+    advice = ""
+    if isa == "baseline" and platform.machine().lower() in ("x86_64", "amd64"):
+        advice = "this processor has neither AVX2 nor AVX-512 (or a virtual machine hides them): kernels run several times slower"
+    return Check("native core", "ok", f"instruction set {isa} (this processor can run: {sets})", advice)
+
+
+def _checksum() -> Check:
+    found = checksums.digest("crc32c", b"123456789")
+    good = checksums.same(_CHECK_VALUE, found)
+    return Check("checksum", "ok" if good else "bad", found, "" if good else "the native core gives wrong results: reinstall Ingot")
+
+
+def _extra(name: str, package: str, use: str) -> Check:
+    try:
+        return Check(f"extra {name}", "ok", f"{package} {metadata.version(package)}")
+    except metadata.PackageNotFoundError:
+        return Check(f"extra {name}", "absent", f"for {use}", f"pip install 'ingot-weights[{name}]' if you need {use}")
