@@ -1,0 +1,66 @@
+"""The safetensors format as the rest of Ingot sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
+from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, encode_index, read_sharded, split
+from ingot.formats.safetensors.reader import read_single
+from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
+from ingot.model.bytesource import Store, Target
+from ingot.model.spec import TensorSpec
+
+
+class SafetensorsFormat:
+    """Dense tensors in one file, or in shards under an index; see spec/safetensors.md."""
+
+    name = "safetensors"
+    suffixes = (SUFFIX, INDEX_SUFFIX)
+    summary = "dense tensors, one file or shards with an index (Hugging Face)"
+    directory = False
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """By suffix; else by a plausible header length followed by ``{``."""
+        if name.lower().endswith(self.suffixes):
+            return True
+        return head[PREFIX : PREFIX + 1] == b"{" and int.from_bytes(head[:PREFIX], "little") <= MAX_HEADER
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """Return ``model.safetensors``, else its index, else the only index, else the only file; None for a choice."""
+        for usual in ("model" + SUFFIX, "model" + INDEX_SUFFIX):
+            if usual in names:
+                return usual
+        for suffix in (INDEX_SUFFIX, SUFFIX):
+            found = [name for name in names if name.lower().endswith(suffix)]
+            if found:
+                return found[0] if len(found) == 1 else None
+        return None
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why this format cannot carry the tensor; None if it can."""
+        return refuses(spec)
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate and locate; there are no digests to verify."""
+        return read_sharded(store, name) if name.lower().endswith(INDEX_SUFFIX) else read_single(store, name)
+
+    def file_name(self, stem: str) -> str:
+        """Return ``stem.safetensors``."""
+        return stem + SUFFIX
+
+    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+        """Exact bytes of all files, index included."""
+        shards = layout(self.file_name("model"), specs, metadata, options)
+        total = sum(shard.size for shard in shards)
+        if len(shards) > 1:
+            total += len(encode_index(split(specs, options.max_shard), [shard.name for shard in shards]))
+        return total
+
+    def writer(
+        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> SafetensorsWriter:
+        """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
+        return SafetensorsWriter(target, name, specs, metadata, options)

@@ -1,0 +1,219 @@
+"""The header of a safetensors file: bytes to a checked table of tensors, and back.
+
+Layout (safetensors README, "Format"): 8 bytes N as unsigned little-endian, N bytes of JSON that begin with ``{``, then
+the data buffer. The JSON maps names to ``{"dtype", "shape", "data_offsets": [begin, end]}``, offsets counted from the
+buffer's start; ``__metadata__`` maps strings to strings. The buffer is covered completely, without holes or overlaps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Annotated, Any
+
+import msgspec
+
+from ingot.core.checked import MAX_RANK, element_count
+from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.errors import FormatError
+
+MAX_HEADER = 100_000_000
+PREFIX = 8
+METADATA = "__metadata__"
+
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+_BITS = {spelling: row.bits for spelling, row in BY_SAFETENSORS.items()}
+
+
+class Entry(msgspec.Struct, gc=False):
+    """What the header says of one tensor. The defaults are impossible: a field left out cannot pass the checks."""
+
+    dtype: str = ""
+    shape: tuple[_Natural, ...] = (0,) * (MAX_RANK + 1)
+    data_offsets: tuple[_Natural, _Natural] = (1, 0)
+
+
+class Header(msgspec.Struct, gc=False):
+    """A checked header: tensors in the order of their bytes, and the file's own metadata."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+class _MetadataOnly(msgspec.Struct):
+    metadata: dict[str, str] = msgspec.field(name=METADATA, default_factory=dict)
+
+
+_LOOSE = msgspec.json.Decoder(dict[str, Entry])
+_TYPED = msgspec.json.Decoder(dict[str, dict[str, str | list[_Natural]]])
+_METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
+
+
+def parse(data: bytes, buffer_length: int, where: str) -> Header:
+    """Check a header of a file whose data buffer has ``buffer_length`` bytes.
+
+    Raises ``FormatError`` with the rules of spec/safetensors.md.
+
+    A header as writers make it goes through ``_quick``: one typed decode and two cheap proofs. Anything else is parsed
+    slowly and strictly, which says what is wrong, or that it is only unusual. Both accept the same headers.
+    """
+    return _quick(data, buffer_length) or _strict(data, buffer_length, where)
+
+
+def _quick(data: bytes, buffer_length: int) -> Header | None:
+    """Return the header if it is beyond doubt, None if a closer look is needed."""
+    if data[:1] != b"{":
+        return None
+    try:
+        entries = _LOOSE.decode(data)
+        metadata = _METADATA_ONLY.decode(data).metadata if entries.pop(METADATA, None) is not None else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if _has_no_more_keys(data, entries, metadata) and _covers(entries.values(), buffer_length):
+        return Header(entries, metadata or {})
+    return None
+
+
+def _has_no_more_keys(data: bytes, entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) -> bool:
+    """Prove that no key is repeated and no field unknown, by counting colons.
+
+    JSON has one colon per key, the others stand in strings. Every string that was kept is counted here, and every key
+    that was dropped (a repetition, an unknown field) adds a colon to ``data`` alone. An escaped colon would break the
+    count, so a header that may have one is not counted.
+    """
+    if b"\\u003" in data:
+        return False
+    expected = 4 * len(entries) + "".join(entries).count(":")
+    if metadata is not None:
+        expected += 1 + len(metadata) + sum(key.count(":") + value.count(":") for key, value in metadata.items())
+    return data.count(b":") == expected
+
+
+def _covers(entries: Iterable[Entry], buffer_length: int) -> bool:
+    """Whether the entries, in this order, are of known types and right sizes and fill the buffer without a gap."""
+    position = 0
+    try:
+        for entry in entries:
+            begin, end = entry.data_offsets
+            bits = _BITS[entry.dtype] * prod(entry.shape)
+            if begin != position or bits != (end - begin) * 8 or len(entry.shape) > MAX_RANK:
+                return False
+            if not bits:
+                element_count(entry.shape, "safetensors.shape", "")
+            position = end
+    except (KeyError, FormatError):
+        return False
+    return position == buffer_length
+
+
+def _strict(data: bytes, buffer_length: int, where: str) -> Header:
+    """Check everything in the order of the spec page, and say what is wrong."""
+    if data[:1] != b"{":
+        raise FormatError(
+            "safetensors.header-start", f"expected a header that begins with '{{', found {data[:1]!r}", where=where
+        )
+    _check_types(data, where)
+    found: dict[str, Any] = strict_json(data, "safetensors.json", "safetensors.duplicate-key", where)
+    metadata = found.pop(METADATA, {})
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise FormatError("safetensors.metadata", f"expected text for {key[:200]!r}, found a list", where=where)
+    entries = {name: _entry(fields, f"{where}: {name}") for name, fields in found.items()}
+    ordered = dict(sorted(entries.items(), key=lambda item: item[1].data_offsets))
+    _check_layout(ordered, buffer_length, where)
+    return Header(ordered, metadata)
+
+
+def _check_types(data: bytes, where: str) -> None:
+    """Refuse all but UTF-8 JSON of objects of strings and lists of whole numbers, in memory bounded by its length."""
+    try:
+        _METADATA_ONLY.decode(data)
+        _TYPED.decode(data)
+    except UnicodeDecodeError as error:
+        raise FormatError("safetensors.utf8", f"the header is not UTF-8: {error.reason}", where=where) from error
+    except msgspec.ValidationError as error:
+        rule = "safetensors.metadata" if METADATA in str(error) else "safetensors.fields"
+        raise FormatError(rule, f"a field of the header has a wrong type: {error}", where=where) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FormatError("safetensors.json", f"the header is not JSON: {error}", where=where) from error
+
+
+def _entry(fields: Any, where: str) -> Entry:
+    if sorted(fields) != ["data_offsets", "dtype", "shape"]:
+        found = ", ".join(fields)[:200]
+        raise FormatError(
+            "safetensors.fields", f"expected dtype, shape and data_offsets, found {found or 'nothing'}", where=where
+        )
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise FormatError("safetensors.fields", "expected a name, a list of sizes and two offsets", where=where)
+    if dtype not in _BITS:
+        raise FormatError("safetensors.dtype", f"expected one of {', '.join(_BITS)}; found {dtype[:80]!r}", where=where)
+    return Entry(dtype, tuple(shape), (offsets[0], offsets[1]))
+
+
+def _check_layout(entries: Mapping[str, Entry], buffer_length: int, where: str) -> None:
+    position = 0
+    for name, entry in entries.items():
+        begin, end = entry.data_offsets
+        place = f"{where}: {name}"
+        bits = element_count(entry.shape, "safetensors.shape", place) * _BITS[entry.dtype]
+        if bits % 8:
+            raise FormatError(
+                "safetensors.partial-byte", f"expected whole bytes, found {bits} bits of {entry.dtype}", where=place
+            )
+        if begin != position:
+            what = "a gap" if begin > position else "an overlap"
+            raise FormatError(
+                "safetensors.offsets", f"expected the tensor to begin at {position}, found {what}: {begin}", where=place
+            )
+        if end - begin != bits // 8:
+            raise FormatError(
+                "safetensors.size",
+                f"expected {bits // 8} bytes for {entry.dtype} of shape {list(entry.shape)}, found {end - begin}",
+                where=place,
+            )
+        position = end
+    if position != buffer_length:
+        reason = "the file is truncated" if position > buffer_length else "bytes follow the last tensor"
+        raise FormatError(
+            "safetensors.data-length",
+            f"expected {position} bytes of data, found {buffer_length}: {reason}",
+            where=where,
+        )
+
+
+def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict[str, Any]:
+    """Parse a JSON object, refusing repeated keys at any depth, NaN and Infinity, and anything but an object."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise FormatError(duplicate_rule, f"expected each key once, found {twice[:200]!r} again", where=where)
+        return result
+
+    def refuse(constant: str) -> Any:
+        raise FormatError(rule, f"{constant} is not JSON", where=where)
+
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(rule, f"not JSON: {error}", where=where) from error
+    if not isinstance(found, dict):
+        raise FormatError(rule, f"expected a JSON object, found {type(found).__name__}", where=where)
+    return found
+
+
+def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+    """Return prefix and header, padded with spaces to a multiple of 8 so that the data buffer is aligned.
+
+    Keys, escapes and their order are those of the package ``safetensors``: metadata first if there is any.
+    """
+    table: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    table.update(entries)
+    text = msgspec.json.encode(table)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(PREFIX, "little") + text

@@ -1,0 +1,192 @@
+"""Shards: ``model.safetensors.index.json`` maps tensor names to files of the same folder.
+
+The layout is that of Hugging Face's ``save_pretrained``: ``{"metadata": {"total_size": bytes, ...}, "weight_map":
+{name: file}}``. The shards themselves are safetensors files with headers of their own, which win where both speak.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.errors import FormatError, UsageError
+from ingot.formats.base import Catalog
+from ingot.formats.safetensors.header import strict_json
+from ingot.formats.safetensors.reader import File, LazyTensors, open_file
+from ingot.model.bytesource import Store
+from ingot.model.spec import TensorSpec
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+MAX_INDEX = 100_000_000
+
+
+def read_sharded(store: Store, name: str) -> Catalog:
+    """Read an index and the headers of all its shards as one checkpoint, shards in the order of their names."""
+    raw = _read_index(store, name)
+    weight_map, total = _parse(raw, name)
+    files: list[File] = []
+    try:
+        for shard in sorted(set(weight_map.values())):
+            try:
+                files.append(open_file(store, shard))
+            except UsageError as error:
+                raise FormatError(
+                    "safetensors.index-missing-shard",
+                    f"expected the shard {shard[:200]!r}: {error.message}",
+                    where=name,
+                ) from error
+        notes = _check_against(files, weight_map, name)
+        notes += _check_total(files, total)
+        metadata, differing = _merged_metadata(files)
+    except BaseException:
+        for file in files:
+            file.source.close()
+        raise
+    return Catalog(
+        LazyTensors(files),
+        metadata=metadata,
+        headers={name: raw, **{file.name: file.raw for file in files}},
+        sources=tuple(file.source for file in files),
+        notes=(*notes, *differing),
+    )
+
+
+def _read_index(store: Store, name: str) -> bytes:
+    source = store.open(name)
+    try:
+        if source.size > MAX_INDEX:
+            raise FormatError(
+                "safetensors.index-length", f"expected at most {MAX_INDEX} bytes, found {source.size}", where=name
+            )
+        raw = bytearray(source.size)
+        source.readinto(0, memoryview(raw))
+        return bytes(raw)
+    finally:
+        source.close()
+
+
+def _parse(raw: bytes, where: str) -> tuple[dict[str, str], int | None]:
+    found = strict_json(raw, "safetensors.index-json", "safetensors.index-duplicate-key", where)
+    weight_map, metadata = found.get("weight_map"), found.get("metadata", {})
+    if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
+        raise FormatError(
+            "safetensors.index-fields", "expected an object 'weight_map' and an object 'metadata'", where=where
+        )
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise FormatError("safetensors.index-fields", f"expected a file name for {tensor[:200]!r}", where=where)
+        if shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
+            raise FormatError(
+                "safetensors.index-escape",
+                f"expected the name of a file beside the index, found {shard[:200]!r}",
+                where=where,
+            )
+    total = metadata.get("total_size")
+    return weight_map, int(total) if isinstance(total, int | float) and abs(total) < 2**63 else None
+
+
+def _check_against(files: Sequence[File], weight_map: Mapping[str, str], where: str) -> list[tuple[str, str]]:
+    """Compare map and headers. A tensor that only a header knows stays: dropping it would lose weights."""
+    place: dict[str, str] = {}
+    for file in files:
+        for tensor in file.header.entries:
+            if tensor in place:
+                raise FormatError(
+                    "safetensors.index-duplicate-tensor",
+                    f"{tensor[:200]!r} is in {place[tensor]} and {file.name}",
+                    where=where,
+                )
+            place[tensor] = file.name
+    for tensor, shard in weight_map.items():
+        if place.get(tensor) != shard:
+            raise FormatError(
+                "safetensors.index-missing-tensor",
+                f"expected {tensor[:200]!r} in {shard}, found no such tensor there",
+                where=where,
+            )
+    unlisted = [tensor for tensor in place if tensor not in weight_map]
+    if not unlisted:
+        return []
+    return [
+        (
+            "safetensors.index-unlisted",
+            f"{len(unlisted)} tensors are in the shards and not in the index: {unlisted[0]}, ...",
+        )
+    ]
+
+
+def _check_total(files: Sequence[File], total: int | None) -> list[tuple[str, str]]:
+    """Tell a wrong ``total_size``; writers disagree on tied tensors, so that it is no error."""
+    real = sum(file.source.size - file.start for file in files)
+    if total is None or total == real:
+        return []
+    return [("safetensors.index-total-size", f"metadata.total_size is {total}, the tensors have {real} bytes")]
+
+
+def _merged_metadata(files: Sequence[File]) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    merged: dict[str, str] = {}
+    notes = []
+    for file in files:
+        for key, value in file.header.metadata.items():
+            if merged.setdefault(key, value) != value:
+                notes.append(
+                    ("safetensors.metadata-differs", f"{file.name} has another {key[:200]!r} than the first shard")
+                )
+    return merged, notes
+
+
+def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[list[TensorSpec]]:
+    """Cut tensors into shards as ``huggingface_hub.split_state_dict_into_shards_factory`` does.
+
+    In order: a tensor larger than ``max_shard`` bytes gets a shard of its own at once; else it joins the current shard,
+    or begins the next one if it would pass the limit.
+    """
+    if max_shard is None:
+        return [list(specs)]
+    if max_shard < 1:
+        raise UsageError(f"expected shards of at least one byte, found {max_shard}", rule="safetensors.max-shard")
+    shards: list[list[TensorSpec]] = []
+    current: list[TensorSpec] = []
+    filled = 0
+    for spec in specs:
+        size = tensor_bytes(spec)
+        if size > max_shard:
+            shards.append([spec])
+            continue
+        if filled + size > max_shard:
+            shards.append(current)
+            current, filled = [], 0
+        current.append(spec)
+        filled += size
+    if current or not shards:
+        shards.append(current)
+    return shards
+
+
+def shard_names(name: str, count: int) -> list[str]:
+    """Return the files' names: ``name`` itself for one, else ``stem-00001-of-0000N.safetensors``."""
+    if count == 1:
+        return [name]
+    stem = name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX)
+    return [f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def index_name(name: str) -> str:
+    """Return the index's name for an artifact whose single file would be called ``name``."""
+    return name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX) + INDEX_SUFFIX
+
+
+def encode_index(shards: Sequence[Sequence[TensorSpec]], names: Sequence[str]) -> bytes:
+    """Return the index as Hugging Face writes it: sorted keys, two spaces, a newline at the end."""
+    weight_map = {spec.name: name for shard, name in zip(shards, names, strict=True) for spec in shard}
+    total = sum(tensor_bytes(spec) for shard in shards for spec in shard)
+    index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes of a dense tensor by shape and dtype."""
+    return spec.size * next(row.bits for row in BY_SAFETENSORS.values() if row.name == spec.dtype) // 8

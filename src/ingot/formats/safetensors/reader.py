@@ -1,0 +1,99 @@
+"""Reading: a catalog whose tensors are built when somebody asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.errors import FormatError
+from ingot.formats.base import Catalog
+from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
+from ingot.model.bytesource import ByteSource, Store
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+
+
+class File(NamedTuple):
+    """One opened and checked file: ``start`` is where its data buffer begins, ``raw`` its header's bytes."""
+
+    name: str
+    source: ByteSource
+    header: Header
+    start: int
+    raw: bytes
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """The tensors of one or several files in order; each is built once, on first access."""
+
+    def __init__(self, files: list[File]) -> None:
+        self._places = {name: (file, entry) for file in files for name, entry in file.header.entries.items()}
+        self._built: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._built.get(name)
+        # setdefault: of two threads that build the same tensor, both get the first one's.
+        return found if found is not None else self._built.setdefault(name, self._build(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def _build(self, name: str) -> Tensor:
+        file, entry = self._places[name]
+        row = BY_SAFETENSORS[entry.dtype]
+        begin, end = entry.data_offsets
+        part = Part(
+            dtype=row.storage,
+            length=end - begin,
+            source=file.source,
+            offset=file.start + begin,
+            type=None if row.is_storage else row.name,
+            where=f"{file.name}: {name}: data",
+        )
+        return Tensor(name, entry.shape, row.name, "dense", {"data": part})
+
+
+def open_file(store: Store, name: str) -> File:
+    """Open one safetensors file and check its header against its size."""
+    source = store.open(name)
+    try:
+        length = _header_length(source, name)
+        raw = _read(source, PREFIX, length)
+        start = PREFIX + length
+        return File(name, source, parse(raw, source.size - start, name), start, raw)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _header_length(source: ByteSource, name: str) -> int:
+    if source.size < PREFIX:
+        raise FormatError("safetensors.too-short", f"expected at least {PREFIX} bytes, found {source.size}", where=name)
+    length = int.from_bytes(_read(source, 0, PREFIX), "little")
+    limit = min(MAX_HEADER, source.size - PREFIX)
+    if length > limit:
+        raise FormatError(
+            "safetensors.header-length",
+            f"expected a header of at most {limit} bytes, found {length}: truncated, or no safetensors file",
+            where=name,
+        )
+    return length
+
+
+def read_single(store: Store, name: str) -> Catalog:
+    """Read one file as a checkpoint."""
+    file = open_file(store, name)
+    return Catalog(LazyTensors([file]), metadata=file.header.metadata, headers={name: file.raw}, sources=(file.source,))
+
+
+def _read(source: ByteSource, offset: int, length: int) -> bytes:
+    data = bytearray(length)
+    source.readinto(offset, memoryview(data))
+    return bytes(data)

@@ -1,0 +1,223 @@
+"""Writing: every offset is known from the specs, so that tensors go to their places in whatever order they come.
+
+Order of keys and bytes is that of the package ``safetensors`` 0.8: element types with the widest alignment first, names
+in code-point order within a type. A file of the same tensors is the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.core import checksums
+from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
+from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.base import WriteOptions
+from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
+from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split, tensor_bytes
+from ingot.model.bytesource import Buffer, Sink, Target
+from ingot.model.spec import TensorSpec
+
+# The order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files run down it.
+_RISING = (
+    "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ "
+    "I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
+)
+_RANK = {BY_SAFETENSORS[spelling].name: rank for rank, spelling in enumerate(_RISING.split())}
+
+
+def refuses(spec: TensorSpec) -> str | None:
+    """Why a safetensors file cannot hold this tensor; None if it can."""
+    row = DTYPES.get(spec.dtype)
+    if spec.codec != "dense":
+        return f"safetensors holds dense tensors, this one is {spec.codec}; convert with a dense recipe such as bf16"
+    if row is None or row.safetensors is None:
+        return f"safetensors has no element type {spec.dtype}"
+    if spec.name == METADATA or not _is_text(spec.name):
+        return f"safetensors cannot name a tensor {spec.name!r}"
+    return _refuses_size(spec, row)
+
+
+def _refuses_size(spec: TensorSpec, row: DType) -> str | None:
+    if len(spec.parts) != 1 or spec.parts[0].role != "data" or spec.parts[0].encoding != "raw":
+        return "safetensors holds one uncompressed part 'data' per tensor"
+    bits = spec.size * row.bits
+    if bits % 8:
+        return f"{spec.size} elements of {row.bits} bits are no whole number of bytes"
+    if spec.parts[0].length != bits // 8:
+        return f"expected {bits // 8} bytes for shape {list(spec.shape)} in {spec.dtype}, found {spec.parts[0].length}"
+    return None
+
+
+def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the metadata if it is strings to strings.
+
+    Raises ``UnsupportedError`` ``safetensors.metadata``.
+    """
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str) or not _is_text(key) or not _is_text(value):
+            raise UnsupportedError(
+                f"safetensors metadata maps strings to strings; {str(key)[:80]!r} is {type(value).__name__}",
+                rule="safetensors.metadata",
+            )
+    return dict(metadata)
+
+
+class Shard:
+    """One file: its header, the place of each tensor, and whether it is complete."""
+
+    def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> None:
+        self.name = name
+        entries: dict[str, Entry] = {}
+        position = 0
+        for spec in sorted(specs, key=lambda spec: (-_RANK[spec.dtype], spec.name)):
+            end = position + tensor_bytes(spec)
+            entries[spec.name] = Entry(DTYPES[spec.dtype].safetensors or "", spec.shape, (position, end))
+            position = end
+        self.head = encode(entries, metadata)
+        if len(self.head) - PREFIX > MAX_HEADER:
+            raise UnsupportedError(
+                f"the header would pass {MAX_HEADER} bytes: write smaller shards",
+                rule="safetensors.header-length",
+                where=name,
+            )
+        self.places = {tensor: len(self.head) + entry.data_offsets[0] for tensor, entry in entries.items()}
+        self.size = len(self.head) + position
+        self.missing = len(entries)
+        self.sink: Sink | None = None
+
+    def open(self, target: Target) -> Sink:
+        """Return the file's sink, created when it is first needed."""
+        if self.sink is None:
+            self.sink = target.create(self.name)
+        return self.sink
+
+    def complete(self, target: Target) -> None:
+        """Write the header, give the file its exact length and close it."""
+        sink = self.open(target)
+        sink.write_at(0, self.head)
+        sink.truncate(self.size)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file as it is."""
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink.close()
+
+
+class SafetensorsWriter:
+    """A ``FormatWriter``; dense tensors only, one file or shards with an index."""
+
+    def __init__(
+        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> None:
+        self._target, self._name = target, name
+        self._shards = layout(name, specs, metadata, options)
+        self._index = encode_index(split(specs, options.max_shard), [shard.name for shard in self._shards])
+        self._order = [spec.name for spec in specs]
+        self._shard_of = {tensor: shard for shard in self._shards for tensor in shard.places}
+        self._next = 0
+        self._current: tuple[TensorSpec, Shard, int] | None = None
+        self._written = 0
+        self._digest = checksums.hasher("crc32c")
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor of the specs; its file is created now if it is the first there."""
+        self._expect(spec.name)
+        shard = self._shard_of[spec.name]
+        shard.open(self._target)
+        self._current, self._written, self._digest = (spec, shard, tensor_bytes(spec)), 0, checksums.hasher("crc32c")
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append to the tensor's bytes; more than its shape has are refused."""
+        if self._current is None or role != "data":
+            raise UsageError(f"expected bytes of role 'data' of an open tensor, found {role!r}", rule="writer.role")
+        spec, shard, length = self._current
+        size = memoryview(data).nbytes
+        if self._written + size > length:
+            raise UsageError(f"expected {length} bytes, found more", rule="writer.length", where=spec.name)
+        shard.open(self._target).write_at(shard.places[spec.name] + self._written, data)
+        self._digest.update(memoryview(data).cast("B") if size else b"")
+        self._written += size
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; the record tells its file, offset, length and CRC-32C."""
+        if self._current is None:
+            raise UsageError("no tensor is open", rule="writer.role")
+        spec, shard, length = self._current
+        if self._written != length:
+            raise UsageError(f"expected {length} bytes, found {self._written}", rule="writer.length", where=spec.name)
+        blob = [shard.name, shard.places[spec.name], length, self._digest.text()]
+        self._done(shard)
+        return {"name": spec.name, "blobs": [blob]}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that an earlier run wrote with the same specs and options."""
+        self._expect(record["name"])
+        shard = self._shard_of[record["name"]]
+        found = [list(blob)[:2] for blob in record["blobs"]]
+        if found != [[shard.name, shard.places[record["name"]]]]:
+            raise IntegrityError(
+                "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
+            )
+        self._done(shard)
+
+    def finish(self) -> list[str]:
+        """Complete all files, write the index if there are shards; return the names."""
+        if self._next != len(self._order):
+            raise UsageError(f"expected {len(self._order)} tensors, found {self._next}", rule="writer.incomplete")
+        for shard in self._shards:
+            if not shard.places:  # a file of no tensors; the others were completed with their last tensor
+                shard.complete(self._target)
+        names = [shard.name for shard in self._shards]
+        if len(self._shards) > 1:
+            name = index_name(self._name)
+            sink = self._target.create(name)
+            sink.write_at(0, self._index)
+            sink.truncate(len(self._index))
+            sink.close()
+            names.append(name)
+        return names
+
+    def abort(self) -> None:
+        """Close all files as they are."""
+        for shard in self._shards:
+            shard.close()
+
+    def _expect(self, name: str) -> None:
+        if self._current is not None or self._next >= len(self._order) or self._order[self._next] != name:
+            wanted = self._order[self._next] if self._next < len(self._order) else "no more tensors"
+            raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
+
+    def _done(self, shard: Shard) -> None:
+        self._current = None
+        self._next += 1
+        shard.missing -= 1
+        if shard.missing == 0:
+            shard.complete(self._target)
+
+
+def layout(name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> list[Shard]:
+    """Place every tensor of every file.
+
+    Raises ``UnsupportedError`` for a tensor that ``refuses`` names, ``UsageError`` for a repeated name.
+    """
+    if len({spec.name for spec in specs}) != len(specs):
+        raise UsageError("expected each tensor name once", rule="writer.duplicate")
+    for spec in specs:
+        reason = refuses(spec)
+        if reason is not None:
+            raise UnsupportedError(reason, rule="safetensors.unsupported", where=spec.name)
+    text = checked_metadata(metadata)
+    shards = split(specs, options.max_shard)
+    return [Shard(file, members, text) for file, members in zip(shard_names(name, len(shards)), shards, strict=True)]
+
+
+def _is_text(text: str) -> bool:
+    """Whether ``text`` has a UTF-8 form: a lone surrogate has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
