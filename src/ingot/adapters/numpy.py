@@ -1,0 +1,15 @@
+"""NumPy, the framework that everything is decoded to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingot.errors import UsageError
+from ingot.model.tensor import Array
+
+
+def from_numpy(array: Array, device: Any = None) -> Array:
+    """Return the array itself; NumPy knows no device but the CPU."""
+    if device not in (None, "cpu"):
+        raise UsageError(f"NumPy arrays live on the CPU; found device {device!r}", rule="adapter.device")
+    return array
