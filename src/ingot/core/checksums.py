@@ -1,6 +1,6 @@
 """Digests of stored bytes, in zTensor 1.2's spelling ``algorithm:hex`` (section 1, component ``digest``).
 
-``crc32c`` is written as ``crc32c:0x%08x`` because that is what the package ``ztensor`` writes; both spellings are read.
+``crc32c`` is written as ``crc32c:0x%08X`` because that is what the package ``ztensor`` writes; both spellings are read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Crc32c:
         self._value = native.crc32c(data, self._value)
 
     def text(self) -> str:
-        return f"crc32c:0x{self._value:08x}"
+        return f"crc32c:0x{self._value:08X}"
 
 
 class Sha256:

@@ -1,0 +1,59 @@
+"""``.zt`` as a ``Format``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.zt.layout import MAGIC, MAGIC_V0, MAGIC_V2
+from ingot.formats.zt.reader import read_catalog
+from ingot.formats.zt.specs import file_size, refusal
+from ingot.formats.zt.writer import ZtWriter
+from ingot.model.bytesource import Store, Target
+from ingot.model.spec import TensorSpec
+
+
+class ZtFormat:
+    """zTensor 1.2: carries every codec, storage dtype and encoding that Ingot has. Stateless.
+
+    Container version 2 has another magic number; its reader would sit beside ``reader.py`` and be chosen in ``read``.
+    """
+
+    name = "zt"
+    suffixes: tuple[str, ...] = (".zt",)
+    summary = "zTensor 1.2: all codecs, zstd, digests, one file"
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
+        return head[:8] in (MAGIC, MAGIC_V0, MAGIC_V2) or name.lower().endswith(self.suffixes)
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """``model.zt``, or the only ``.zt`` file."""
+        found = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
+        if "model.zt" in found:
+            return "model.zt"
+        return found[0] if len(found) == 1 else None
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        return refusal(spec)
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        source = store.open(name)
+        try:
+            return read_catalog(source, verify=verify)
+        except BaseException:
+            source.close()
+            raise
+
+    def file_name(self, stem: str) -> str:
+        return f"{stem}.zt"
+
+    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+        return file_size(specs, metadata, options.digest)
+
+    def writer(
+        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> ZtWriter:
+        """Start writing; ``options.max_shard`` has no meaning here, a ``.zt`` is one file."""
+        return ZtWriter(target.create(name), specs, metadata=metadata, digest=options.digest, name=name)

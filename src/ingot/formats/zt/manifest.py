@@ -1,0 +1,159 @@
+"""The manifest (zTensor 1.2 section 1): its schema, typed, and what it says as CBOR.
+
+Unknown fields are ignored, as the version policy asks. Where an optional field is null it counts as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from ingot.core import cbor
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.zt.layout import VERSION
+from ingot.model.spec import TensorSpec
+
+Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_VERSION = re.compile(r"([0-9]{1,9})(?:\.[0-9]{1,9}){0,2}(?:[-+][0-9A-Za-z.+-]{1,64})?")
+
+
+class Component(msgspec.Struct, frozen=True, gc=False):
+    """One blob. ``length`` counts stored bytes; lengths and offsets fit 63 bits, as file offsets do."""
+
+    dtype: str
+    offset: Unsigned
+    length: Unsigned
+    type: str | None = None
+    uncompressed_length: Unsigned | None = None
+    encoding: str = "raw"
+    digest: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes after decoding the encoding."""
+        return self.length if self.encoding == "raw" else self.uncompressed_length or 0
+
+
+class Object(msgspec.Struct, frozen=True, gc=False):
+    """One tensor. ``format`` is its codec id."""
+
+    shape: tuple[Unsigned, ...]
+    format: str
+    components: dict[str, Component]
+    attributes: dict[str, Any] | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, gc=False):
+    """The root."""
+
+    version: str
+    objects: dict[str, Object]
+    attributes: dict[str, Any] | None = None
+
+
+def label(file: str, name: str, role: str | None = None) -> str:
+    """Return how messages name a tensor or part; hostile names are cut."""
+    text = f"{file}: tensor {name[:200]!r}"
+    return text if role is None else f"{text} part {role[:80]!r}"
+
+
+def parse(data: bytes | bytearray | memoryview, file: str) -> Manifest:
+    """Decode and type-check a manifest.
+
+    Raises
+    ------
+    FormatError
+        ``cbor.*``, ``zt.version-syntax``, ``zt.field-missing``, ``zt.field-type``, ``zt.field-range``.
+    UnsupportedError
+        ``zt.version-major``.
+    """
+    root = cbor.loads(data, where=f"{file}: manifest")
+    _check_version(root, file)
+    try:
+        return msgspec.convert(root, Manifest)
+    except msgspec.ValidationError as error:
+        raise _blame(root, error, file) from None
+
+
+def _check_version(root: Any, file: str) -> None:
+    """A file of another major version may have any schema, so this comes before the schema."""
+    version = root.get("version", VERSION) if isinstance(root, dict) else VERSION
+    if not isinstance(version, str):
+        return
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise FormatError(
+            "zt.version-syntax", f"expected a version such as {VERSION!r}, found {version[:80]!r}", where=file
+        )
+    if int(match[1]) != 1:
+        raise UnsupportedError(
+            f"expected zTensor version 1, found {version[:80]}; a newer Ingot may read it",
+            rule="zt.version-major",
+            where=file,
+        )
+
+
+def _blame(root: Any, error: msgspec.ValidationError, file: str) -> FormatError:
+    """Find the tensor and part that broke the schema; the message of a whole-manifest check does not name them."""
+    where = f"{file}: manifest"
+    for where_found, value, kind in _pieces(root, file):
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as found:
+            error, where = found, where_found
+            break
+    return FormatError(_rule(str(error)), str(error), where=where)
+
+
+def _pieces(root: Any, file: str) -> Iterable[tuple[str, Any, type]]:
+    objects = root.get("objects") if isinstance(root, dict) else None
+    if not isinstance(objects, dict):
+        return
+    for name, value in objects.items():
+        components = value.get("components") if isinstance(value, dict) else None
+        if isinstance(components, dict):
+            for role, component in components.items():
+                yield label(file, name, role), component, Component
+        yield label(file, name), value, Object
+
+
+def _rule(message: str) -> str:
+    if "missing required field" in message:
+        return "zt.field-missing"
+    return "zt.field-range" if ">=" in message or "<=" in message else "zt.field-type"
+
+
+def describe(
+    spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[tuple[int, int, str | None]]
+) -> dict[str, Any]:
+    """Return the manifest's entry for a tensor whose parts lie at ``blobs``: offset, stored length, digest."""
+    components = {}
+    for part, (offset, length, digest) in zip(spec.parts, blobs, strict=True):
+        component: dict[str, Any] = {"dtype": part.dtype}
+        if part.type is not None and part.type != part.dtype:
+            component["type"] = part.type
+        component["offset"] = offset
+        component["length"] = length
+        if part.encoding != "raw":
+            component["uncompressed_length"] = part.uncompressed_length
+            component["encoding"] = part.encoding
+        if digest is not None:
+            component["digest"] = digest
+        components[part.role] = component
+    entry: dict[str, Any] = {"shape": list(spec.shape), "format": spec.codec}
+    if attributes:
+        entry["attributes"] = attributes
+    entry["components"] = components
+    return entry
+
+
+def build(objects: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
+    """Return the CBOR of a manifest with these entries; the same entries in the same order give the same bytes."""
+    root: dict[str, Any] = {"version": VERSION}
+    if metadata:
+        root["attributes"] = metadata
+    root["objects"] = objects
+    return cbor.dumps(root)

@@ -1,0 +1,145 @@
+"""Reading ``.zt``: footer, manifest, and a catalog whose tensors are made when they are asked for."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.encodings import ENCODINGS
+from ingot.core.gcpause import gc_paused
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.base import Catalog
+from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
+from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
+from ingot.formats.zt.rules import check_objects, check_places, logical_dtype
+from ingot.model.bytesource import ByteSource
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+
+
+def read_catalog(source: ByteSource, *, verify: bool = True) -> Catalog:
+    """Validate a ``.zt`` file's header, footer and manifest completely; touch no blob.
+
+    Parameters
+    ----------
+    source : ByteSource
+        Belongs to the catalog from here on, unless this raises.
+    verify : bool
+        Whether parts check their digests when read whole.
+
+    Raises
+    ------
+    FormatError
+        A rule of ``spec/zt.md`` or ``spec/cbor.md``.
+    UnsupportedError
+        ``zt.container-v2``, ``zt.container-v0``, ``zt.version-major``.
+    """
+    start, size = manifest_span(source)
+    data = bytearray(size)
+    source.readinto(start, memoryview(data))
+    with gc_paused():
+        manifest = parse(data, source.name)
+        check_objects(source.name, manifest.objects)
+        check_places(source.name, manifest.objects, start)
+    return Catalog(
+        tensors=ZtTensors(source, manifest.objects, verify=verify),
+        metadata=manifest.attributes or {},
+        headers={source.name: bytes(data)},
+        sources=(source,),
+        notes=tuple(_notes(manifest)),
+    )
+
+
+def manifest_span(source: ByteSource) -> tuple[int, int]:
+    """Check both magics and the stated size; return the manifest's offset and bytes."""
+
+    def refuse(rule: str, message: str) -> FormatError:
+        return FormatError(rule, message, where=source.name)
+
+    head = _bytes(source, 0, min(len(MAGIC), source.size))
+    if head == MAGIC_V2:
+        raise UnsupportedError(
+            "this is zTensor container version 2, expected version 1 (magic ZTEN1000); this Ingot reads version 1 only",
+            rule="zt.container-v2",
+            where=source.name,
+        )
+    if head == MAGIC_V0:
+        raise UnsupportedError(
+            "this is zTensor 0.1 (magic ZTEN0001), expected ZTEN1000; rewrite it with ztensor 1.2",
+            rule="zt.container-v0",
+            where=source.name,
+        )
+    if head != MAGIC:
+        raise refuse("zt.header-magic", f"expected the file to begin with {MAGIC!r}, found {head!r}")
+    if source.size < len(MAGIC) + 1 + FOOTER:
+        raise refuse("zt.truncated", f"expected at least {len(MAGIC) + 1 + FOOTER} bytes, found {source.size}")
+    size, magic = struct.unpack("<Q8s", _bytes(source, source.size - FOOTER, FOOTER))
+    if magic != MAGIC:
+        raise refuse("zt.footer-magic", f"expected the file to end with {MAGIC!r}, found {magic!r}; is it cut off?")
+    if size > MAX_MANIFEST:
+        raise refuse("zt.manifest-too-large", f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}")
+    if size > source.size - FOOTER - len(MAGIC):
+        raise refuse("zt.manifest-out-of-bounds", f"expected a manifest inside the file, found one of {size} bytes")
+    return source.size - FOOTER - size, size
+
+
+class ZtTensors(Mapping[str, Tensor]):
+    """The manifest's tensors in file order; each is made once, on first access."""
+
+    def __init__(self, source: ByteSource, objects: Mapping[str, Object], *, verify: bool) -> None:
+        self._source, self._objects, self._verify = source, objects, verify
+        self._made: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self._make(name, self._objects[name])
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._objects)
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._objects
+
+    def _make(self, name: str, obj: Object) -> Tensor:
+        parts = {role: self._part(name, role, component) for role, component in obj.components.items()}
+        types = {role: (part.dtype, part.type) for role, part in parts.items()}
+        attributes = obj.attributes or {}
+        return Tensor(name, obj.shape, logical_dtype(obj.format, attributes, types), obj.format, parts, attributes)
+
+    def _part(self, name: str, role: str, component: Component) -> Part:
+        return Part(
+            dtype=component.dtype,
+            length=component.length,
+            source=self._source,
+            offset=component.offset,
+            type=component.type if component.type != component.dtype else None,
+            encoding=component.encoding,
+            uncompressed_length=None if component.encoding == "raw" else component.uncompressed_length,
+            digest=component.digest,
+            where=label(self._source.name, name, role),
+            verify=self._verify,
+        )
+
+
+def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What is allowed but worth telling."""
+    if manifest.version.split(".")[:2] != VERSION.split(".")[:2]:
+        yield "zt.version-minor", f"written to zTensor {manifest.version}, read as {VERSION}"
+    parts = [part for obj in manifest.objects.values() for part in obj.components.values()]
+    for kind, count in Counter(part.type for part in parts if part.type and part.type not in DTYPES).items():
+        yield "zt.type-unknown", f"{count} parts have a logical type that is not known here: {str(kind)[:80]!r}"
+    for kind, count in Counter(part.encoding for part in parts if part.encoding not in ENCODINGS).items():
+        yield "zt.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"
+
+
+def _bytes(source: ByteSource, offset: int, length: int) -> bytes:
+    data = bytearray(length)
+    source.readinto(offset, memoryview(data))
+    return bytes(data)

@@ -1,0 +1,235 @@
+"""The rules a manifest must keep beyond its schema: types, sizes, places. Nothing here reads a tensor's bytes.
+
+Rules and their reasons are on ``spec/zt.md``. A codec that is not one of zTensor's four is checked part by part only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ingot.core import checksums
+from ingot.core.checked import MAX_RANK, element_count
+from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.errors import FormatError
+from ingot.formats.zt.layout import ALIGNMENT
+from ingot.formats.zt.manifest import Component, Object, label
+
+ITEM_BYTES = {name: row.bits // 8 for name, row in STORAGE_DTYPES.items()}
+# RFC 8878 section 3.1.1.2: a block takes at least 4 bytes (3 of header, 1 of content) and gives at most 128 KiB.
+MAX_ZSTD_RATIO = (128 << 10) // 4
+MAX_DECODED = 1 << 47
+REQUIRED_PARTS = {
+    "dense": ("data",),
+    "sparse_csr": ("values", "indices", "indptr"),
+    "sparse_coo": ("values", "coords"),
+    "quantized_group": ("packed_weight", "scales"),
+}
+_INDEX_PARTS = ("indices", "indptr", "coords")
+_DIGEST = re.compile(r"crc32c:0x[0-9a-fA-F]{8}|sha256:[0-9a-fA-F]{64}").fullmatch
+
+Sizes = dict[str, int | None]
+Refuse = Callable[[str, str], NoReturn]
+
+
+def check_objects(file: str, objects: Mapping[str, Object]) -> None:
+    """Check every tensor by ``check_object``; those that are plainly fine skip it (a manifest may hold 100,000)."""
+    for name, obj in objects.items():
+        if not plain(obj):
+            check_object(file, name, obj)
+
+
+def plain(obj: Object) -> bool:
+    """Whether this is a dense tensor in one raw part without a logical type that breaks no rule of ``check_object``."""
+    part = obj.components.get("data")
+    return (
+        part is not None
+        and obj.format == "dense"
+        and part.encoding == "raw"
+        and part.type is None
+        and part.uncompressed_length is None
+        and 0 < part.length == prod(obj.shape) * ITEM_BYTES.get(part.dtype, 0)
+        and len(obj.components) == 1
+        and len(obj.shape) <= MAX_RANK
+        and (part.digest is None or _DIGEST(part.digest) is not None)
+    )
+
+
+def check_object(file: str, name: str, obj: Object) -> None:
+    """Check shape, parts' types and, where they are known, sizes of one tensor.
+
+    Raises
+    ------
+    FormatError
+        ``zt.shape``, ``zt.part-missing``, and the rules of ``check_part`` and ``check_sizes``.
+    """
+    count = prod(obj.shape)
+    if not 0 < count < 2**63 or len(obj.shape) > MAX_RANK:
+        count = element_count(obj.shape, "zt.shape", label(file, name))
+    sizes: Sizes = {role: check_part(file, name, role, part) for role, part in obj.components.items()}
+    for role in REQUIRED_PARTS.get(obj.format, ()):
+        if role not in sizes:
+            raise FormatError(
+                "zt.part-missing",
+                f"expected a part {role!r} in a {obj.format} tensor, found none",
+                where=label(file, name),
+            )
+    if obj.format == "dense":
+        _check_dense(file, name, obj, count, sizes["data"])
+    elif obj.format in ("sparse_csr", "sparse_coo"):
+        _check_sparse(file, name, obj, sizes)
+
+
+def check_part(file: str, name: str, role: str, part: Component) -> int | None:
+    """Check one part's types, encoding and digest; return its bytes after decoding, None where only they tell.
+
+    Raises
+    ------
+    FormatError
+        ``zt.dtype-unknown``, ``zt.type-storage``, ``zt.uncompressed-length``, ``zt.uncompressed-length-missing``,
+        ``zt.zstd-ratio``, ``zt.part-size``, ``zt.digest-syntax``.
+    """
+
+    def refuse(rule: str, message: str) -> NoReturn:
+        raise FormatError(rule, message, where=label(file, name, role))
+
+    item = ITEM_BYTES.get(part.dtype)
+    if item is None:
+        refuse("zt.dtype-unknown", f"expected one of the 13 storage dtypes, found {part.dtype[:80]!r}")
+    if part.type is not None and part.type in DTYPES and DTYPES[part.type].storage != part.dtype:
+        refuse("zt.type-storage", f"expected type {part.type} in {DTYPES[part.type].storage}, found it in {part.dtype}")
+    nbytes = part.length if part.encoding == "raw" else part.uncompressed_length
+    if part.encoding != "raw" or part.uncompressed_length is not None:
+        _check_encoding(part, refuse)
+    if nbytes is not None and nbytes % item:
+        refuse("zt.part-size", f"expected a multiple of {item} bytes for {part.dtype}, found {nbytes}")
+    if part.digest is not None and not _DIGEST(part.digest):
+        checksums.known(part.digest, "zt.digest-syntax", label(file, name, role))
+    return nbytes
+
+
+def _check_encoding(part: Component, refuse: Refuse) -> None:
+    decoded = part.uncompressed_length
+    if part.encoding == "raw":
+        if decoded != part.length:
+            refuse("zt.uncompressed-length", f"expected {part.length}, the length of a raw part, found {decoded}")
+        return
+    if decoded is not None and decoded > MAX_DECODED:
+        refuse("zt.uncompressed-length", f"expected at most {MAX_DECODED} bytes, found {decoded}")
+    if part.encoding != "zstd":
+        return
+    if decoded is None:
+        refuse("zt.uncompressed-length-missing", "expected uncompressed_length with encoding zstd, found none")
+    if decoded > part.length * MAX_ZSTD_RATIO or part.length == 0:
+        refuse("zt.zstd-ratio", f"{part.length} bytes of zstd cannot hold {decoded} bytes")
+
+
+def _check_dense(file: str, name: str, obj: Object, count: int, nbytes: int | None) -> None:
+    part = obj.components["data"]
+    row = DTYPES.get(part.type or part.dtype)
+    if row is None or nbytes is None:  # an unknown logical type may be compound; its ratio is unknown too
+        return
+    if row.nbytes(count) != nbytes:
+        raise FormatError(
+            "zt.dense-size",
+            f"expected {row.nbytes(count)} bytes for shape {list(obj.shape)} of {row.name}, found {nbytes}",
+            where=label(file, name, "data"),
+        )
+
+
+def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
+    """Section 3: index parts are u64; indices and values agree; indptr has rows + 1, coords rank times nnz."""
+    for role in _INDEX_PARTS:
+        part = obj.components.get(role)
+        if part is not None and (part.dtype, part.type or "u64") != ("u64", "u64"):
+            raise FormatError(
+                "zt.index-dtype", f"expected u64, found {part.type or part.dtype}", where=label(file, name, role)
+            )
+    values = obj.components["values"]
+    row = DTYPES.get(values.type or values.dtype)
+    stored = sizes["values"]
+    if row is not None and stored is not None and stored * 8 % row.bits:
+        raise FormatError(
+            "zt.part-size",
+            f"expected whole elements of {row.name}, found {stored} bytes",
+            where=label(file, name, "values"),
+        )
+    nnz = None if row is None or stored is None else stored * 8 // row.bits
+    expected: dict[str, int | None]
+    if obj.format == "sparse_csr":
+        expected = {"indices": nnz, "indptr": prod(obj.shape[:-1]) + 1}
+    else:
+        expected = {"coords": None if nnz is None else len(obj.shape) * nnz}
+    for role, count in expected.items():
+        found = sizes[role]
+        if found is not None and count is not None and found != 8 * count:
+            raise FormatError(
+                "zt.sparse-size", f"expected {count} u64 elements, found {found // 8}", where=label(file, name, role)
+            )
+
+
+def check_places(file: str, objects: Mapping[str, Object], end: int) -> None:
+    """Check that every blob is aligned, lies between the header and byte ``end``, and shares no byte with another.
+
+    Raises
+    ------
+    FormatError
+        ``zt.blob-misaligned``, ``zt.blob-in-header``, ``zt.blob-out-of-bounds``, ``zt.blob-overlap``.
+    """
+    parts = [part for obj in objects.values() for part in obj.components.values()]
+    offsets = np.array([part.offset for part in parts], np.int64)
+    lengths = np.array([part.length for part in parts], np.int64)
+    for rule, message, bad in (
+        (
+            "zt.blob-misaligned",
+            f"expected an offset that is a multiple of {ALIGNMENT}, found",
+            offsets % ALIGNMENT != 0,
+        ),
+        ("zt.blob-in-header", "expected an offset behind the header, found", offsets == 0),
+        (
+            "zt.blob-out-of-bounds",
+            f"expected bytes before the manifest at {end}, found offset",
+            (offsets > end) | (lengths > end - offsets),
+        ),
+    ):
+        if bad.any():
+            index = int(np.argmax(bad))
+            raise FormatError(rule, f"{message} {offsets[index]}", where=_nth(file, objects, index))
+    filled = np.flatnonzero(lengths)
+    order = filled[np.argsort(offsets[filled], kind="stable")]
+    overlap = offsets[order[1:]] < (offsets + lengths)[order[:-1]]
+    if overlap.any():
+        first = int(np.argmax(overlap))
+        other = _nth(file, objects, int(order[first]))
+        raise FormatError(
+            "zt.blob-overlap",
+            f"expected bytes of its own, found some that are also those of {other.partition(': ')[2]}",
+            where=_nth(file, objects, int(order[first + 1])),
+        )
+
+
+def _nth(file: str, objects: Mapping[str, Object], index: int) -> str:
+    names = [(name, role) for name, obj in objects.items() for role in obj.components]
+    return label(file, *names[index])
+
+
+def logical_dtype(codec: str, attributes: Mapping[str, Any] | None, parts: Mapping[str, tuple[str, str | None]]) -> str:
+    """Return a tensor's logical dtype from its parts' ``(dtype, type)``.
+
+    Dense: that of ``data``. Else the attribute ``dtype`` where it names one that is known, else that of ``values`` or
+    ``scales``, else of the first part.
+    """
+    if codec != "dense" and attributes:
+        stated = attributes.get("dtype")
+        if isinstance(stated, str) and stated in DTYPES:
+            return stated
+    for role in ("data",) if codec == "dense" else ("values", "scales"):
+        if role in parts:
+            return parts[role][1] or parts[role][0]
+    for dtype, logical in parts.values():
+        return logical or dtype
+    return "unknown"

@@ -1,0 +1,105 @@
+"""What may be written: the reader's own rules, applied to a tensor before its bytes exist, and again when they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ingot.core import cbor, checksums
+from ingot.core.encodings import ENCODINGS
+from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
+from ingot.formats.zt.layout import FOOTER, MAGIC, place
+from ingot.formats.zt.manifest import Object, build, describe
+from ingot.formats.zt.rules import MAX_ZSTD_RATIO, REQUIRED_PARTS, check_object, check_part, logical_dtype
+from ingot.model.spec import PartSpec, TensorSpec
+
+_HERE = "to be written"
+
+
+def refusal(spec: TensorSpec) -> str | None:
+    """Return why ``.zt`` cannot carry the tensor; None if it can."""
+    try:
+        check_spec(spec)
+    except IngotError as error:
+        return error.message
+    return None
+
+
+def check_spec(spec: TensorSpec) -> None:
+    """Raise ``UnsupportedError`` with the reader's rule unless the reader would accept the tensor."""
+    try:
+        _check_parts(spec)
+        cbor.dumps(attributes_of(spec))
+    except (FormatError, UsageError) as error:
+        raise UnsupportedError(error.message, rule=error.rule, where=error.where or spec.name) from error
+
+
+def _check_parts(spec: TensorSpec) -> None:
+    roles = [part.role for part in spec.parts]
+    if len(set(roles)) != len(roles):
+        raise FormatError("zt.duplicate-role", f"expected every role once, found {roles}")
+    for part in spec.parts:
+        if part.encoding not in ENCODINGS:
+            raise FormatError(
+                "zt.encoding-unknown", f"expected encoding {' or '.join(ENCODINGS)}, found {part.encoding!r}"
+            )
+    entry = _convert(describe(spec, {}, [(64, _stand_in(part), None) for part in spec.parts]))
+    if all(part.nbytes is not None for part in spec.parts):
+        check_object(_HERE, spec.name, entry)
+    else:  # sizes that only the bytes tell are checked when the tensor ends
+        for role, component in entry.components.items():
+            check_part(_HERE, spec.name, role, component)
+    missing = [role for role in REQUIRED_PARTS.get(spec.codec, ()) if role not in roles]
+    if missing:
+        raise FormatError("zt.part-missing", f"expected a part {missing[0]!r} in a {spec.codec} tensor, found none")
+    if spec.codec == "dense" and _derived_dtype(spec) != spec.dtype:
+        raise FormatError("zt.dtype-conflict", f"expected data of {spec.dtype}, found {_derived_dtype(spec)}")
+
+
+def _stand_in(part: PartSpec) -> int:
+    """A stored length for one that is not known yet: the least that the rules let pass."""
+    if part.length is not None:
+        return part.length
+    return 0 if part.encoding == "raw" else (part.uncompressed_length or 0) // MAX_ZSTD_RATIO + 1
+
+
+def _convert(entry: Mapping[str, Any]) -> Object:
+    try:
+        return msgspec.convert(entry, Object)
+    except msgspec.ValidationError as error:
+        raise FormatError("zt.field-range", str(error)) from error
+
+
+def check_written(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise ``FormatError`` unless the finished tensor keeps every rule: wrong sizes show here at the latest."""
+    check_object(_HERE, name, _convert(entry))
+
+
+def _derived_dtype(spec: TensorSpec) -> str:
+    return logical_dtype(spec.codec, spec.params, {part.role: (part.dtype, part.type) for part in spec.parts})
+
+
+def attributes_of(spec: TensorSpec) -> dict[str, Any]:
+    """Return the object's attributes: the codec's parameters, and ``dtype`` where the parts would not tell it."""
+    attributes = dict(spec.params)
+    if spec.codec != "dense" and _derived_dtype(spec) != spec.dtype:
+        attributes["dtype"] = spec.dtype
+    return attributes
+
+
+def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
+    """Return the exact bytes of the file; an unknown length counts as ``uncompressed_length``, or 0 without one."""
+    stand_in = None if digest is None else checksums.digest(digest, b"")
+    tail = len(MAGIC)
+    objects: dict[str, Any] = {}
+    for spec in specs:
+        parts = tuple(replace(part, length=part.nbytes or 0) if part.length is None else part for part in spec.parts)
+        ordered = sorted(range(len(parts)), key=lambda index: spec.parts[index].length is None)
+        offsets, tail = place(tail, [parts[index].length or 0 for index in ordered])
+        places = dict(zip(ordered, offsets, strict=True))
+        blobs = [(places[index], part.length or 0, stand_in) for index, part in enumerate(parts)]
+        objects[spec.name] = describe(replace(spec, parts=parts), attributes_of(spec), blobs)
+    return tail + len(build(objects, metadata)) + FOOTER

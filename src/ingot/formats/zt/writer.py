@@ -1,0 +1,300 @@
+"""Writing ``.zt``: append-only, one tensor after the other, digests running as bytes pass.
+
+Parts of known length get their places at ``begin``, so roles may alternate. Of parts whose length only the bytes tell
+(zstd, sparse), the first in the spec streams straight to the file's end; the others wait in an unnamed temporary file
+each. So the layout depends on the lengths alone, never on the order or the pieces in which bytes came.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any
+
+from ingot.core import checksums
+from ingot.core.encodings import compress_frame
+from ingot.core.oserrors import write_error
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.zt.layout import FOOTER, MAGIC, MAX_MANIFEST, align, place
+from ingot.formats.zt.manifest import build, describe
+from ingot.formats.zt.specs import attributes_of, check_spec, check_written
+from ingot.model.bytesource import Buffer, Sink
+from ingot.model.spec import PartSpec, TensorSpec
+
+_SPOOL_CHUNK = 1 << 20
+_CRC = "crc32c"
+
+
+class _Blob:
+    """One part being written: at ``offset`` of the file, or in a spool until its place is known."""
+
+    def __init__(self, spec: PartSpec, offset: int | None, digest: str | None) -> None:
+        self.spec = spec
+        self.offset = offset
+        self.length = 0
+        self.spool: IO[bytes] | None = None
+        self._hashers = {kind: checksums.hasher(kind) for kind in {_CRC, digest} if kind is not None}
+        self._kind = digest
+
+    def hash(self, data: memoryview) -> None:
+        for running in self._hashers.values():
+            running.update(data)
+
+    @property
+    def crc(self) -> str:
+        return self._hashers[_CRC].text()
+
+    @property
+    def digest(self) -> str | None:
+        return None if self._kind is None else self._hashers[self._kind].text()
+
+
+class ZtWriter:
+    """Writes one ``.zt`` file into a sink; implements ``FormatWriter``.
+
+    Parameters
+    ----------
+    sink : Sink
+        Taken over: closed by ``finish`` and ``abort``.
+    specs : sequence of TensorSpec, optional
+        The tensors to come, in order; needed for ``restore``. Without it any tensor may come next.
+    metadata : mapping, optional
+        The file's own metadata (root ``attributes``): what CBOR can hold.
+    digest : {"crc32c", "sha256", None}
+        Written for every part.
+    name : str
+        The file's name in records and messages.
+
+    Use it as a context manager to have ``finish`` called at the end, ``abort`` on an exception::
+
+        with ZtWriter(LocalTarget(folder).create("model.zt")) as writer:
+            writer.add(spec, {"data": data})
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        specs: Sequence[TensorSpec] | None = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        digest: str | None = _CRC,
+        name: str = "model.zt",
+    ) -> None:
+        if digest is not None and digest not in checksums.HASHERS:
+            raise UsageError(
+                f"expected a digest {' or '.join(checksums.HASHERS)} or None, found {digest!r}", rule="zt.digest-option"
+            )
+        self._sink, self._specs, self._digest, self._name = sink, specs, digest, name
+        self._metadata = dict(metadata or {})
+        self._objects: dict[str, Any] = {}
+        self._tail = len(MAGIC)
+        self._open: TensorSpec | None = None
+        self._blobs: dict[str, _Blob] = {}
+        sink.write_at(0, MAGIC)
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start a tensor and give every part of known length its place.
+
+        Raises
+        ------
+        UsageError
+            A tensor is open, the name was written already, or the spec is not the next one.
+        UnsupportedError
+            ``.zt`` cannot carry the tensor; the rule says why.
+        """
+        if self._open is not None:
+            raise self._misuse(f"tensor {self._open.name!r} has not ended")
+        if spec.name in self._objects:
+            raise UsageError(f"expected every name once, found {spec.name!r} twice", rule="zt.duplicate-name")
+        if self._specs is not None and self._next_spec().name != spec.name:
+            raise self._misuse(f"expected tensor {self._next_spec().name!r} next, found {spec.name!r}")
+        check_spec(spec)
+        places = {}
+        for part in spec.parts:
+            if part.length is not None:
+                places[part.role] = self._reserve()
+                self._tail += part.length
+        unknown = [part.role for part in spec.parts if part.length is None]
+        if unknown:
+            places[unknown[0]] = self._reserve()
+        self._open = spec
+        self._blobs = {part.role: _Blob(part, places.get(part.role), self._digest) for part in spec.parts}
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Take the next stored bytes of one part; refuses more than its spec says."""
+        if self._open is None:
+            raise self._misuse("no tensor is open")
+        blob = self._blobs.get(role)
+        if blob is None:
+            raise self._misuse(f"tensor {self._open.name!r} has no part {role!r}")
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        view = view.cast("B")
+        length = blob.length + view.nbytes
+        if blob.spec.length is not None and length > blob.spec.length:
+            raise self._misuse(f"part {role!r} of {self._open.name!r} is {blob.spec.length} bytes long, found {length}")
+        if blob.offset is None:
+            self._spool(blob, view)
+        else:
+            self._sink.write_at(blob.offset + blob.length, view)
+        blob.hash(view)
+        blob.length = length
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and the manifest's ``digests``."""
+        spec = self._open
+        if spec is None:
+            raise self._misuse("no tensor is open")
+        for role, blob in self._blobs.items():
+            if blob.spec.encoding == "zstd" and blob.length == 0:
+                self.write(role, compress_frame(b""))  # nothing at all would not be a zstd stream
+            if blob.spec.length not in (None, blob.length):
+                raise self._misuse(
+                    f"part {role!r} of {spec.name!r} is {blob.spec.length} bytes long, found {blob.length} at its end"
+                )
+        self._settle()
+        blobs = [self._blobs[part.role] for part in spec.parts]
+        self._accept(spec, [(blob.offset or 0, blob.length, blob.digest) for blob in blobs])
+        self._open, self._blobs = None, {}
+        return {
+            "name": spec.name,
+            "blobs": [[self._name, blob.offset, blob.length, blob.crc] for blob in blobs],
+            "digests": [blob.digest for blob in blobs],
+        }
+
+    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
+        """Write a whole tensor whose stored bytes are at hand."""
+        self.begin(spec)
+        for role, data in parts.items():
+            self.write(role, data)
+        return self.end()
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.
+
+        Raises
+        ------
+        UsageError
+            ``zt.resume-record``: the record is not of the next tensor or not of this layout.
+        """
+        if self._open is not None or self._specs is None:
+            raise self._misuse("restore needs the specs of all tensors, and no tensor open")
+        spec = self._next_spec()
+        try:
+            blobs = [(int(offset), int(length)) for _, offset, length, _ in record["blobs"]]
+            digests = list(record["digests"])
+            fits = record["name"] == spec.name and len(blobs) == len(spec.parts) == len(digests)
+        except (KeyError, TypeError, ValueError):
+            fits = False
+        if fits:
+            order = _layout_order(spec.parts)
+            offsets, tail = place(self._tail, [blobs[index][1] for index in order])
+            fits = offsets == [blobs[index][0] for index in order]
+        if not fits:
+            raise UsageError(
+                f"the record of an earlier run does not fit tensor {spec.name!r}; start anew without resuming",
+                rule="zt.resume-record",
+                where=self._name,
+            )
+        self._accept(spec, [(*blob, digest) for blob, digest in zip(blobs, digests, strict=True)])
+        self._tail = tail
+
+    def finish(self) -> list[str]:
+        """Write the manifest and the footer, cut off whatever an earlier run left behind them, close."""
+        if self._open is not None:
+            raise self._misuse(f"tensor {self._open.name!r} has not ended")
+        if self._specs is not None and len(self._objects) != len(self._specs):
+            raise self._misuse(f"expected {len(self._specs)} tensors, found {len(self._objects)}")
+        manifest = build(self._objects, self._metadata)
+        if len(manifest) > MAX_MANIFEST:
+            raise UnsupportedError(
+                f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}",
+                rule="zt.manifest-too-large",
+            )
+        self._sink.write_at(self._tail, manifest + struct.pack("<Q", len(manifest)) + MAGIC)
+        self._sink.truncate(self._tail + len(manifest) + FOOTER)
+        self._sink.close()
+        return [self._name]
+
+    def abort(self) -> None:
+        """Close the file as it is and drop what was spooled."""
+        self._drop_spools()
+        self._sink.close()
+
+    def __enter__(self) -> ZtWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abort()
+
+    def _accept(self, spec: TensorSpec, blobs: list[tuple[int, int, str | None]]) -> None:
+        entry = describe(spec, attributes_of(spec), blobs)
+        check_written(spec.name, entry)
+        self._objects[spec.name] = entry
+
+    def _next_spec(self) -> TensorSpec:
+        assert self._specs is not None
+        if len(self._objects) >= len(self._specs):
+            raise self._misuse(f"all {len(self._specs)} tensors were written already")
+        return self._specs[len(self._objects)]
+
+    def _reserve(self) -> int:
+        """Move the tail to the next place for a blob; the gap is written, a resumed file may hold other bytes there."""
+        offset = align(self._tail)
+        if offset > self._tail:
+            self._sink.write_at(self._tail, bytes(offset - self._tail))
+        self._tail = offset
+        return offset
+
+    def _settle(self) -> None:
+        """Move the tail behind the part that streamed, and append the spooled ones."""
+        for role in [role for role, blob in self._blobs.items() if blob.spec.length is None]:
+            blob = self._blobs[role]
+            if blob.offset is None:
+                position = blob.offset = self._reserve()
+                for chunk in _chunks(blob):
+                    self._sink.write_at(position, chunk)
+                    position += len(chunk)
+            self._tail = blob.offset + blob.length
+        self._drop_spools()
+
+    def _spool(self, blob: _Blob, data: memoryview) -> None:
+        try:
+            if blob.spool is None:
+                blob.spool = tempfile.TemporaryFile()  # noqa: SIM115 - lives until the tensor ends
+            blob.spool.write(data)
+        except OSError as error:
+            raise write_error(error, f"temporary file in {tempfile.gettempdir()}") from error
+
+    def _drop_spools(self) -> None:
+        for blob in self._blobs.values():
+            if blob.spool is not None:
+                blob.spool.close()
+                blob.spool = None
+
+    def _misuse(self, message: str) -> UsageError:
+        return UsageError(message, rule="zt.writer", where=self._name)
+
+
+def _layout_order(parts: Sequence[PartSpec]) -> list[int]:
+    """Parts of known length come first in the file, then the others, each in the spec's order."""
+    return sorted(range(len(parts)), key=lambda index: parts[index].length is None)
+
+
+def _chunks(blob: _Blob) -> Iterator[bytes]:
+    if blob.spool is None:
+        return
+    try:
+        blob.spool.seek(0)
+        while chunk := blob.spool.read(_SPOOL_CHUNK):
+            yield chunk
+    except OSError as error:
+        raise write_error(error, f"temporary file in {tempfile.gettempdir()}") from error
