@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -13,8 +13,9 @@ from ingot.codecs.table import CODECS
 from ingot.core.atomic import Staging
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import UnsupportedError
-from ingot.formats.base import FormatWriter, WriteOptions
+from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.part import StoredReader, memory_part
+from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor
 from ingot.ops.destination import destination
 from ingot.ops.plan_convert import moved_spec
@@ -38,8 +39,8 @@ def save(
     path : path
         A file name with a format's suffix, or a folder.
     tensors : mapping of name to array or Tensor
-        NumPy, torch or other arrays are stored dense, bit for bit; a ``Tensor`` (of an opened checkpoint, say) moves its
-        parts as they are stored. Sources may lie in the file that is replaced.
+        NumPy, torch or other arrays are stored dense, bit for bit; a ``Tensor`` (of an opened checkpoint, say) moves
+        its parts as they are stored. Sources may lie in the file that is replaced.
     metadata : mapping, optional
         The file's own metadata; safetensors takes strings only.
     format : str, optional
@@ -55,27 +56,40 @@ def save(
         Disk full, target not writable.
     """
     place = destination(path, format)
-    items = [_as_tensor(name, value) for name, value in tensors.items()]
-    specs = [moved_spec(item) for item in items]
-    for spec in specs:
-        reason = place.format.refuses(spec)
-        if reason is not None:
-            raise UnsupportedError(
-                f"{place.format.name} cannot carry this tensor: {reason}", rule="save.unsupported", where=spec.name
-            )
+    planned = plan_tensors(place.format, tensors)
     with Staging(place.path, directory=place.directory, overwrite=True) as staging:
         options = WriteOptions(digest=digest)
+        specs = [spec for _, spec in planned]
         writer = place.format.writer(LocalTarget(staging.files), place.name, specs, metadata or {}, options)
-        try:
-            for item, spec in zip(items, specs, strict=True):
-                writer.begin(spec)
-                _copy(item, writer)
-                writer.end()
-            files = writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
-        staging.publish(files)
+        staging.publish(write_tensors(writer, planned))
+
+
+def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tensor, TensorSpec]]:
+    """View values as tensors and say how each will be stored; ``UnsupportedError`` for what the format cannot carry."""
+    planned = []
+    for name, value in tensors.items():
+        item = _as_tensor(name, value)
+        spec = moved_spec(item)
+        reason = format.refuses(spec)
+        if reason is not None:
+            raise UnsupportedError(
+                f"{format.name} cannot carry this tensor: {reason}", rule="save.unsupported", where=spec.name
+            )
+        planned.append((item, spec))
+    return planned
+
+
+def write_tensors(writer: FormatWriter, planned: Sequence[tuple[Tensor, TensorSpec]]) -> list[str]:
+    """Write everything, in order, and return the names of the finished files."""
+    try:
+        for item, spec in planned:
+            writer.begin(spec)
+            _copy(item, writer)
+            writer.end()
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def _copy(item: Tensor, writer: FormatWriter) -> None:
@@ -87,8 +101,8 @@ def _copy(item: Tensor, writer: FormatWriter) -> None:
                 writer.write(role, part.source.view(part.offset + start, size))
             else:
                 data = np.empty(size, np.uint8)
-                reader.readinto(memoryview(data))
-                writer.write(role, memoryview(data))
+                reader.readinto(data.data)
+                writer.write(role, data.data)
         if part.digest:
             reader.finish()
 

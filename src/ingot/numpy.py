@@ -1,0 +1,39 @@
+"""Drop-in for ``safetensors.numpy`` over every format that Ingot opens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from ingot.model.tensor import Array
+from ingot.ops.in_memory import open_bytes, save_bytes
+from ingot.ops.load_owned import load_owned
+from ingot.ops.open import open as open_checkpoint
+from ingot.ops.save import save as save_checkpoint
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+
+def load_file(path: str | PathLike[str], *, io: str = "auto") -> dict[str, Array]:
+    """Load all tensors of a checkpoint file or folder, decoded, as arrays of their own.
+
+    Raises what ``ingot.open`` and ``Tensor.numpy`` raise.
+    """
+    with open_checkpoint(path, io=io) as checkpoint:
+        return load_owned(checkpoint)
+
+
+def load(data: bytes) -> dict[str, Array]:
+    """Load all tensors of a checkpoint that is a bytes object."""
+    return load_owned(open_bytes(data))
+
+
+def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    """Save arrays; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
+    save_checkpoint(path, tensors, metadata)
+
+
+def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return arrays as the bytes of a safetensors file."""
+    return save_bytes(tensors, metadata)

@@ -1,0 +1,40 @@
+"""Open and save checkpoints that are bytes in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.formats.base import Format, WriteOptions
+from ingot.formats.detect import HEAD, detect_file
+from ingot.formats.table import FORMATS
+from ingot.model.checkpoint import Checkpoint
+from ingot.ops.open import Source, checkpoint_of
+from ingot.ops.save import plan_tensors, write_tensors
+from ingot.stores.memory import MemoryStore, MemoryTarget
+
+_NAME = "<bytes>"
+
+
+def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> Checkpoint:
+    """Open a checkpoint that is one buffer, in any format that Ingot reads; errors as ``ingot.open``.
+
+    Tensors refer to ``data``, which must not change while they are in use.
+    """
+    store = MemoryStore({_NAME: data}, _NAME)
+    found = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
+    catalog = found.read(store, _NAME, verify=verify)
+    return checkpoint_of(Source(Path(_NAME), store, found, _NAME, catalog, "mmap"))
+
+
+def save_bytes(
+    tensors: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, *, format: str = "safetensors"
+) -> bytes:
+    """Return the single file that ``ingot.save`` would write; errors as there, disk trouble excepted."""
+    chosen: Format = FORMATS.get_or_refuse(format)
+    planned = plan_tensors(chosen, tensors)
+    target = MemoryTarget()
+    writer = chosen.writer(target, _NAME, [spec for _, spec in planned], metadata or {}, WriteOptions())
+    (name,) = write_tensors(writer, planned)
+    return bytes(target.files[name])
