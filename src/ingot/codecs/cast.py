@@ -1,0 +1,196 @@
+"""Casts between element types, shared by the codecs: rounded once, never silently wrong.
+
+Allowed are float to float, integer or bool to float, complex to complex, and integers to integers that hold every
+value. Refused are those that drop what a user may not expect to lose: float to integer, complex to real, anything to a
+type of scales (``f8_e8m0fnu``) or to a packed type. Rounding is to nearest, ties to even. A NaN stays a NaN; its
+payload may change.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ingot.core.dtypes import DTYPES, dtype, numpy_dtype
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.tensor import Array
+
+# Elements per step: temporaries stay in the second-level cache.
+_CHUNK = 1 << 16
+_FLOAT_TARGETS = ("f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz")
+# Every integer up to here is a float64.
+_EXACT_INTEGER = 2**53
+
+
+def flat(array: Array) -> Array:
+    """Return the 1-D view of a C-contiguous array; an array that would need a copy is a mistake of the caller."""
+    if not array.flags.c_contiguous:
+        raise ValueError("expected a C-contiguous array, found a strided one")
+    return array.reshape(-1)
+
+
+def require_cast(source: str, target: str, where: str | None = None) -> None:
+    """Raise ``UnsupportedError`` with rule ``dense.cast`` unless ``source`` may be cast to ``target``."""
+    if not _allowed(source, target):
+        raise UnsupportedError(f"cannot cast {source} to {target} without surprises", rule="dense.cast", where=where)
+
+
+@cache
+def _allowed(source: str, target: str) -> bool:
+    if source == target:
+        return True
+    one, other = DTYPES[source], DTYPES[target]
+    if one.bits < 8 or other.bits < 8:
+        return False
+    if one.kind == "c" or other.kind == "c":
+        return one.kind == other.kind
+    if other.kind == "f":
+        return target in _FLOAT_TARGETS
+    return one.kind != "f" and np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
+
+
+@cache
+def exact_cast(source: str, target: str) -> bool:
+    """Whether every value of ``source``, infinities included, is one of ``target``; NaN payloads do not count."""
+    if source == target:
+        return True
+    if not _allowed(source, target):
+        return False
+    one, other = DTYPES[source], DTYPES[target]
+    if one.kind == "c":
+        return one.bits <= other.bits
+    if other.kind != "f":
+        return True
+    limits = _finfo(target)
+    if one.kind == "f":
+        mine = _finfo(source)
+        finer = float(limits.smallest_subnormal) <= float(mine.smallest_subnormal)
+        return bool(limits.nmant >= mine.nmant and finer and _covers(source, target))
+    digits = one.bits - (one.kind == "i") if one.kind != "b" else 1
+    return bool(limits.nmant + 1 >= digits and float(limits.max) >= 2.0**digits)
+
+
+def cast(array: Array, target: str, where: str | None = None) -> Array:
+    """Return ``array`` as ``target``, C-contiguous: itself where it is that already, else a new array.
+
+    Raises
+    ------
+    UnsupportedError
+        The cast is not allowed (``dense.cast``).
+    CodecError
+        A finite value would become infinite or NaN, or an infinity a NaN (``dense.overflow``); an integer past 2**53 in
+        magnitude (``dense.inexact``).
+    """
+    wanted = numpy_dtype(target)
+    if array.dtype == wanted:
+        return np.ascontiguousarray(array).reshape(array.shape)
+    out = np.empty(array.shape, wanted)
+    cast_into(np.ascontiguousarray(array), out, where)
+    return out
+
+
+def cast_into(array: Array, out: Array, where: str | None = None) -> None:
+    """Cast ``array`` into ``out`` (same number of elements, both C-contiguous); errors as of ``cast``."""
+    source, target = dtype(array.dtype), dtype(out.dtype)
+    require_cast(source.name, target.name, where)
+    left, right = flat(array), flat(out)
+    source_name, target_name = source.name, target.name
+    if source.kind == "c" and source is not target:
+        left, right = left.view(numpy_dtype(source.storage)), right.view(numpy_dtype(target.storage))
+        source_name, target_name = source.storage, target.storage
+    with np.errstate(all="ignore"):  # overflow is checked, underflow rounds, and signalling NaNs are values like others
+        for start in range(0, left.size, _CHUNK):
+            stop = start + _CHUNK
+            _cast_chunk(left[start:stop], right[start:stop], source_name, target_name, where)
+
+
+def _cast_chunk(array: Array, out: Array, source: str, target: str, where: str | None) -> None:
+    if source == target or DTYPES[target].kind != "f":
+        out[...] = array
+        return
+    values = array
+    if DTYPES[source].kind != "f":
+        values = _exact_f64(array, where)
+        source = "f64"
+    out[...] = _once(values, source, target)
+    if not _covers(source, target):
+        _check_class(values, out, target, where)
+
+
+def _once(values: Array, source: str, target: str) -> Array:
+    """Return values that the assignment to ``target`` rounds for the first and only time."""
+    if source == "f64" and target not in ("f64", "f32", "f16"):
+        return _round_to_odd(values)  # ml_dtypes casts float64 by way of float32
+    if source not in ("f64", "f32"):
+        wider: Array = values.astype(np.float32)  # exact: every narrower float is a float32
+        return wider
+    return values
+
+
+def _round_to_odd(values: Array) -> Array:
+    """Return float64 values as float32, inexact ones truncated with the last bit set.
+
+    Rounding such a result again to a type with at least two bits less gives the correctly rounded value (Boldo and
+    Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Transactions on Computers 57(4), 2008, section 3).
+    """
+    nearest = values.astype(np.float32)
+    back = nearest.astype(np.float64)
+    inexact = (back != values) & ~np.isnan(values)
+    bits = nearest.view(np.uint32)
+    bits = bits - (inexact & (np.abs(back) > np.abs(values)))
+    odd: Array = (bits | inexact).astype(np.uint32)
+    return odd.view(np.float32)
+
+
+def _exact_f64(array: Array, where: str | None) -> Array:
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        beyond = array > _EXACT_INTEGER
+        if array.dtype.kind == "i":
+            beyond |= array < -_EXACT_INTEGER
+        if beyond.any():
+            found = int(array[int(np.argmax(beyond))])
+            raise CodecError(
+                "dense.inexact", f"expected integers of at most 2**53 in magnitude to cast, found {found}", where=where
+            )
+    exact: Array = array.astype(np.float64)
+    return exact
+
+
+def _check_class(values: Array, out: Array, target: str, where: str | None) -> None:
+    odd = ~np.isfinite(out)
+    if not odd.any():
+        return
+    before, after = values[odd].astype(np.float64), out[odd].astype(np.float64)
+    wrong = np.isnan(before) != np.isnan(after)
+    wrong |= np.isinf(before) != np.isinf(after)
+    if wrong.any():
+        found = float(before[int(np.argmax(wrong))])
+        raise CodecError(
+            "dense.overflow",
+            f"expected values that {target} can hold (at most {float(_finfo(target).max):g}), found {found:g}",
+            where=where,
+        )
+
+
+@cache
+def _covers(source: str, target: str) -> bool:
+    """Whether no value of ``source`` leaves the range of ``target``."""
+    return bool(float(_finfo(target).max) >= float(_finfo(source).max) and (_has_inf(target) or not _has_inf(source)))
+
+
+@cache
+def _has_inf(name: str) -> bool:
+    one = np.full(1, np.inf, np.float32).astype(numpy_dtype(name))
+    return bool(np.isinf(one.astype(np.float32))[0])
+
+
+@cache
+def _finfo(name: str) -> Any:
+    if name in ("f64", "f32", "f16"):
+        return np.finfo(numpy_dtype(name))
+    import ml_dtypes  # noqa: PLC0415 - as in core.dtypes, only those who need it pay for it
+
+    finfo: Any = ml_dtypes.finfo
+    return finfo(numpy_dtype(name))

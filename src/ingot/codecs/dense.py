@@ -1,0 +1,220 @@
+"""``dense``: the values as they are, row-major (zTensor 1.2 section 3). Spec page: ``spec/dense.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import empty
+from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
+from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.part import Part, PartReader
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+# Elements that a casting reader holds at a time.
+_SCRATCH = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEncoder:
+    """Encodes rows by a cast, or not at all.
+
+    ``lossless`` is False where a value of the source dtype may be rounded.
+    """
+
+    parts: tuple[PartSpec, ...]
+    lossless: bool
+    target: str
+    codec: str = "dense"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    scans: int = 0
+    whole: bool = False
+
+    def scan(self, rows: Array) -> None:
+        """Nothing to learn beforehand."""
+
+    def encode(self, rows: Array) -> dict[str, Array]:
+        return {"data": cast(rows, self.target).reshape(-1)}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        cast_into(parts["data"], out)
+
+
+class DenseReader:
+    """Sequential reading of a dense tensor; with another dtype than its own, through a scratch buffer."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._name = tensor.name
+        self._row = decodable(tensor)
+        self._reader = tensor.parts["data"].reader()
+
+    def read_into(self, out: Array) -> None:
+        target = flat(out)
+        own = numpy_dtype(self._row.name)
+        if out.dtype == own:
+            read_values(self._reader, target, self._row, self._name)
+            return
+        require_cast(self._row.name, dtype(out.dtype).name, self._name)
+        scratch = np.empty(min(_SCRATCH, target.size), own)
+        for start in range(0, target.size, _SCRATCH):
+            piece = target[start : start + _SCRATCH]
+            read_values(self._reader, scratch[: piece.size], self._row, self._name)
+            cast_into(scratch[: piece.size], piece, self._name)
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+
+class DenseCodec:
+    """Values as they are, in any storage or logical dtype. Option ``dtype`` casts, by the rules of ``codecs.cast``."""
+
+    id: ClassVar[str] = "dense"
+    lossless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``dense.part-missing``, ``dense.dtype``, ``dense.size``; an unknown dtype has no size to check."""
+        part = require_part(tensor, "data")
+        check_values(tensor, part, tensor.size)
+
+    def decode(self, tensor: Tensor, dtype: str) -> Array:
+        """Return the values; in the tensor's own dtype a read-only view of the part where bytes allow.
+
+        An unknown logical type comes back as its storage elements when it is one to one (zTensor 1.2 section 2 allows
+        that), and only when no other dtype was asked for.
+        """
+        self.check(tensor)
+        if dtype == tensor.dtype:
+            return _view(tensor)
+        require_cast(decodable(tensor).name, dtype, tensor.name)
+        out = empty(tensor.shape, dtype, tensor.name)
+        reader = self.reader(tensor)
+        reader.read_into(out)
+        reader.finish()
+        return out
+
+    def reader(self, tensor: Tensor) -> DenseReader:
+        self.check(tensor)
+        return DenseReader(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DenseEncoder:
+        """Prepare to encode; ``options`` may hold ``dtype``, any spelling of the element type to store."""
+        source = encodable(dtype)
+        target = _target(options, source)
+        require_cast(source.name, target.name)
+        size = int(np.prod(shape, dtype=object)) if shape else 1
+        spec = PartSpec("data", target.storage, target.nbytes(size), None if target.is_storage else target.name)
+        return DenseEncoder(parts=(spec,), lossless=exact_cast(source.name, target.name), target=target.name)
+
+
+def _target(options: Mapping[str, Any], source: DType) -> DType:
+    unknown = sorted(set(options) - {"dtype"})
+    if unknown:
+        raise UsageError(f"codec dense knows the option 'dtype', found {unknown[0]!r}", rule="dense.option")
+    if "dtype" not in options:
+        return source
+    try:
+        return dtype(options["dtype"])
+    except UnsupportedError as error:
+        raise UsageError(error.message, rule="dense.option") from error
+
+
+def _view(tensor: Tensor) -> Array:
+    part = tensor.parts["data"]
+    if tensor.dtype in DTYPES:
+        row = decodable(tensor)
+        values = part.array()
+        require_bool(values, row, tensor.name)
+        values = values.view(numpy_dtype(row.name))
+    elif part.count == tensor.size:
+        values = part.array()
+    else:
+        raise UnsupportedError(
+            f"unknown element type {tensor.dtype!r}, and its {part.count} stored elements are not one per value",
+            rule="dense.unknown-dtype",
+            where=tensor.name,
+        )
+    try:
+        shaped = values.reshape(tensor.shape)
+    except ValueError as error:  # NumPy's limit on dimensions is lower than a format's
+        raise UnsupportedError(f"NumPy cannot make shape {list(tensor.shape)}", rule="dense.shape") from error
+    if part.encoding == "raw":
+        shaped.flags.writeable = False
+    return shaped
+
+
+def require_part(tensor: Tensor, role: str) -> Part:
+    """Return a part; ``CodecError`` with rule ``<codec>.part-missing`` if there is none."""
+    if role not in tensor.parts:
+        raise CodecError(
+            f"{tensor.codec}.part-missing", f"expected a part {role!r}, found {list(tensor.parts)}", where=tensor.name
+        )
+    return tensor.parts[role]
+
+
+def check_values(tensor: Tensor, part: Part, count: int) -> None:
+    """Check that ``part`` holds ``count`` values of the tensor's dtype: rules ``<codec>.dtype``, ``<codec>.size``."""
+    row = DTYPES.get(tensor.dtype)
+    if row is None:
+        return
+    if part.dtype != row.storage:
+        raise CodecError(
+            f"{tensor.codec}.dtype",
+            f"expected storage {row.storage} for {row.name}, found {part.dtype}",
+            where=tensor.name,
+        )
+    if part.nbytes != row.nbytes(count):
+        raise CodecError(
+            f"{tensor.codec}.size",
+            f"expected {row.nbytes(count)} bytes for {count} values of {row.name}, found {part.nbytes}",
+            where=tensor.name,
+        )
+
+
+def decodable(tensor: Tensor) -> DType:
+    """Return the tensor's element type; ``UnsupportedError`` for unknown and sub-byte ones, whose parts only move."""
+    row = DTYPES.get(tensor.dtype)
+    if row is None:
+        raise UnsupportedError(
+            f"unknown element type {tensor.dtype!r}; its parts can be moved",
+            rule="dense.unknown-dtype",
+            where=tensor.name,
+        )
+    return _whole_bytes(row, tensor.name)
+
+
+def encodable(name: str) -> DType:
+    """Return the row of a source dtype that can be encoded; ``UnsupportedError`` otherwise."""
+    return _whole_bytes(dtype(name), None)
+
+
+def _whole_bytes(row: DType, where: str | None) -> DType:
+    if row.bits < 8:
+        raise UnsupportedError(
+            f"{row.name} is packed below a byte; its parts can be moved, not decoded",
+            rule="dense.packed-dtype",
+            where=where,
+        )
+    return row
+
+
+def require_bool(values: Array, row: DType, where: str) -> None:
+    """Refuse a bool that is neither 0x00 nor 0x01 (zTensor 1.2 section 2): rule ``dense.bool``."""
+    if row.kind == "b" and values.size and int(values.view(np.uint8).max()) > 1:
+        raise CodecError("dense.bool", "expected bytes 0x00 and 0x01 in a bool, found another", where=where)
+
+
+def read_values(reader: PartReader, out: Array, row: DType, where: str) -> None:
+    """Fill the 1-D ``out`` (native dtype of ``row``) with the next values of a part."""
+    data = out.view(np.uint8)
+    reader.readinto(data.data)
+    storage = little_endian(row.storage)
+    if not storage.isnative:
+        data.view(f"u{storage.itemsize}").byteswap(inplace=True)
+    require_bool(out, row, where)
