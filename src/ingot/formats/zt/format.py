@@ -41,7 +41,7 @@ class ZtFormat:
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         source = store.open(name)
         try:
-            return read_catalog(source, verify=verify)
+            return read_catalog(source, name, verify=verify)
         except BaseException:
             source.close()
             raise

@@ -19,13 +19,15 @@ from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 
 
-def read_catalog(source: ByteSource, *, verify: bool = True) -> Catalog:
+def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> Catalog:
     """Validate a ``.zt`` file's header, footer and manifest completely; touch no blob.
 
     Parameters
     ----------
     source : ByteSource
         Belongs to the catalog from here on, unless this raises.
+    name : str
+        The file's name in its store; by default the source's.
     verify : bool
         Whether parts check their digests when read whole.
 
@@ -46,7 +48,7 @@ def read_catalog(source: ByteSource, *, verify: bool = True) -> Catalog:
     return Catalog(
         tensors=ZtTensors(source, manifest.objects, verify=verify),
         metadata=manifest.attributes or {},
-        headers={source.name: bytes(data)},
+        headers={name or source.name: bytes(data)},
         sources=(source,),
         notes=tuple(_notes(manifest)),
     )
