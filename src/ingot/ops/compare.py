@@ -129,7 +129,7 @@ def _values(one: Tensor, other: Tensor) -> TensorComparison:
         same_bits = False
         if numbers:
             piece = measure(left, right)
-            same_values = same_values and piece.squared_error == 0 and piece.odd == 0
+            same_values = same_values and piece.different == 0
             stats = stats + piece
         else:
             same_values = False

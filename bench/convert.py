@@ -1,0 +1,109 @@
+"""Convert a large bf16 checkpoint to INT4 under a RAM ceiling, beside copying the file and running the kernel alone.
+
+    python bench/convert.py --gigabytes 8 --max-ram 1GiB --json convert.json
+
+The checkpoint is generated (seeded Gaussian weights, Llama-like names) in a temporary folder that needs twice its size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from peak import watch
+
+from ingot.codecs.table import CODECS
+from ingot.core.memory import parse_size
+
+ROWS, COLS = 4096, 4096
+
+
+def generate(path: Path, gigabytes: float) -> int:
+    """Write a safetensors file of 4096 x 4096 bf16 matrices; returns its weights."""
+    count = max(1, round(gigabytes * 1e9 / (ROWS * COLS * 2)))
+    names = [f"model.layers.{index}.mlp.down_proj.weight" for index in range(count)]
+    size = ROWS * COLS * 2
+    header = {
+        name: {"dtype": "BF16", "shape": [ROWS, COLS], "data_offsets": [index * size, (index + 1) * size]}
+        for index, name in enumerate(names)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    matrix = (np.random.default_rng(0).standard_normal((ROWS, COLS), np.float32) * 0.02).astype(ml_dtypes.bfloat16)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for index in range(count):
+            file.write(np.roll(matrix, index, axis=0).view(np.uint16).tobytes())
+    return count * ROWS * COLS
+
+
+def copy_seconds(source: Path, target: Path) -> float:
+    """Read and write the file once, as ``cp`` does, flushed to disk."""
+    started = time.perf_counter()
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        import os
+
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - started
+    target.unlink()
+    return seconds
+
+
+def kernel_seconds(weights: int, recipe_options: dict[str, object]) -> float:
+    """Quantize as many weights, one thread, from memory to memory."""
+    matrix = (np.random.default_rng(0).standard_normal((ROWS, COLS), np.float32) * 0.02).astype(ml_dtypes.bfloat16)
+    encoder = CODECS["quantized_group"].encoder((ROWS, COLS), "bf16", recipe_options)
+    encoder.encode(matrix[:256])
+    rows = 256
+    started = time.perf_counter()
+    for start in range(0, ROWS, rows):
+        encoder.encode(matrix[start : start + rows])
+    return (time.perf_counter() - started) * weights / (ROWS * COLS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--max-ram", default="1GiB")
+    parser.add_argument("--recipe", default="int4")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: the system's temporary folder)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        source, target = folder / "source.safetensors", folder / "target.zt"
+        weights = generate(source, arguments.gigabytes)
+        command = [sys.executable, "-m", "ingot.cli.main", "convert", str(source), str(target)]
+        command += ["--recipe", arguments.recipe, "--max-ram", arguments.max_ram, "--json"]
+        results = {"weights": weights, "source_bytes": source.stat().st_size}
+        results["copy_seconds"] = copy_seconds(source, folder / "copy")
+        options = {"bits": 4, "group": 128, "quantizer": "absmax"}
+        results["kernel_absmax_seconds"] = kernel_seconds(weights, options)
+        results["kernel_mse_seconds"] = kernel_seconds(weights, {**options, "quantizer": "mse"})
+        for label, extra in (("convert", []), ("convert_no_measure", ["--no-measure"]), ("convert_one_thread", ["--threads", "1"])):
+            run = watch([*command, *extra])
+            if run.code:
+                sys.exit(run.stderr)
+            results[f"{label}_seconds"] = run.seconds
+            results[f"{label}_peak_anonymous"] = run.peak_anonymous
+        results["ceiling"] = parse_size(arguments.max_ram)
+    print(f"{weights / 1e9:.2f} G weights, {results['source_bytes'] / 1e9:.2f} GB bf16, recipe {arguments.recipe}")
+    for key, value in results.items():
+        if key.endswith("_seconds"):
+            print(f"  {key:28} {value:8.2f} s   {value / results['copy_seconds']:.2f} x copying the file")
+        elif key.endswith("_anonymous"):
+            print(f"  {key:28} {value / 2**20:8.0f} MiB of {results['ceiling'] / 2**20:.0f} MiB")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Run every benchmark one after the other: ``make bench``.
+
+Each prints ratios against memcpy or a named peer measured in the same run, and writes its figures as JSON into
+``bench/results/``. Arguments name the benchmarks to run (default: all).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BENCHMARKS = {"kernels": [], "load": [], "convert": ["--gigabytes", "2", "--max-ram", "1GiB"]}
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or list(BENCHMARKS)
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    machine = {"machine": platform.platform(), "python": platform.python_version(), "processor": processor()}
+    (results / "machine.json").write_text(json.dumps(machine, indent=2))
+    for name in wanted:
+        print(f"== {name}", flush=True)
+        command = [sys.executable, str(HERE / f"{name}.py"), *BENCHMARKS[name], "--json", str(results / f"{name}.json")]
+        if subprocess.run(command, check=False).returncode:
+            sys.exit(f"benchmark {name} failed")
+    print(f"figures as JSON in {results}")
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""``--max-ram`` holds: measured from outside, on a checkpoint several times larger than the ceiling."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.core.memory import parse_size
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
+
+
+def peak_anonymous(command: list[str]) -> int:
+    """Run ``command`` to its end; return the largest RssAnon seen (bytes)."""
+    peak = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            try:
+                status = Path(f"/proc/{process.pid}/status").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                break
+            for line in status.splitlines():
+                if line.startswith("RssAnon:"):
+                    peak = max(peak, int(line.split()[1]) << 10)
+            time.sleep(0.001)
+        assert process.stderr is not None
+        assert process.wait() == 0, process.stderr.read()
+    return peak
+
+
+def big_checkpoint(path: Path, rows: int, cols: int, count: int) -> int:
+    """Write ``count`` f32 matrices (one matrix's bytes repeated); returns the file's size."""
+    size = rows * cols * 4
+    header = {
+        f"model.layers.{i}.mlp.up_proj.weight": {"dtype": "F32", "shape": [rows, cols], "data_offsets": [i * size, (i + 1) * size]}
+        for i in range(count)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    matrix = np.random.default_rng(0).standard_normal((rows, cols), np.float32).tobytes()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in range(count):
+            file.write(matrix)
+    return path.stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["int4", "int2", "lossless", "bf16", None])
+def test_peak_anonymous_memory_stays_under_the_ceiling(tmp_path: Path, recipe: str | None) -> None:
+    """Each tensor (256 MB) alone is larger than the ceiling."""
+    ceiling = parse_size("192MiB")
+    size = big_checkpoint(tmp_path / "big.safetensors", 4096, 16384, 2)
+    assert size > 2 * ceiling
+    command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors"), str(tmp_path / "out.zt")]
+    command += ["--max-ram", "192MiB", "-q", *(["--recipe", recipe] if recipe else [])]
+    assert peak_anonymous(command) < ceiling
+
+
+@pytest.mark.slow
+def test_decoding_stays_under_the_ceiling(tmp_path: Path) -> None:
+    ceiling = parse_size("192MiB")
+    big_checkpoint(tmp_path / "big.safetensors", 4096, 16384, 1)
+    for source, target, recipe in (("big.safetensors", "int8.zt", "int8"), ("int8.zt", "back.safetensors", None)):
+        command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / source), str(tmp_path / target)]
+        command += ["--max-ram", "192MiB", "-q", *(["--recipe", recipe] if recipe else [])]
+        assert peak_anonymous(command) < ceiling

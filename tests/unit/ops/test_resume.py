@@ -1,0 +1,152 @@
+"""Interruptions: Ctrl-C, kill -9, a full disk, a changed source; and that a resumed run gives the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.core.progress import ProgressEvent
+from ingot.errors import ResourceError, UsageError
+
+
+class Stop(Exception):
+    """Raised from the progress callback where a test wants the run to end."""
+
+
+def stop_after(fraction: float, error: type[BaseException] = Stop) -> Callable[[ProgressEvent], None]:
+    def callback(event: ProgressEvent) -> None:
+        if event.done > fraction * event.total:
+            raise error
+
+    return callback
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("recipe", [None, "int4", "lossless"])
+def test_resumed_output_is_byte_for_byte_that_of_one_run(
+    model: Path, tmp_path: Path, recipe: str | None, fraction: float, strays: Callable[[], list[str]]
+) -> None:
+    ingot.convert(model, tmp_path / "whole.zt", recipe)
+    with pytest.raises(Stop):
+        ingot.convert(model, tmp_path / "out.zt", recipe, resume=True, progress=stop_after(fraction))
+    assert not (tmp_path / "out.zt").exists()
+    report = ingot.convert(model, tmp_path / "out.zt", recipe, resume=True)
+    assert (tmp_path / "out.zt").read_bytes() == (tmp_path / "whole.zt").read_bytes()
+    assert (report.resumed > 0) == (fraction > 0)
+    assert len(report.tensors) == len({item.name for item in report.tensors})
+    assert strays() == []
+
+
+def test_resumed_shards(model: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "whole", format="safetensors", max_shard=60_000)
+    with pytest.raises(Stop):
+        ingot.convert(
+            model, tmp_path / "out", format="safetensors", max_shard=60_000, resume=True, progress=stop_after(0.6)
+        )
+    report = ingot.convert(model, tmp_path / "out", format="safetensors", max_shard=60_000, resume=True)
+    assert report.resumed > 0
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_interrupt_without_resume_leaves_nothing(
+    model: Path, tmp_path: Path, strays: Callable[[], list[str]]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ingot.convert(model, tmp_path / "out.zt", "int4", progress=stop_after(0.5, KeyboardInterrupt))
+    assert not (tmp_path / "out.zt").exists()
+    assert strays() == []
+
+
+def test_damaged_partial_output_is_done_again(model: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "whole.zt", "int4")
+    with pytest.raises(Stop):
+        ingot.convert(model, tmp_path / "out.zt", "int4", resume=True, progress=stop_after(0.8))
+    partial = tmp_path / ".out.zt.ingot-partial" / "files" / "out.zt"
+    data = bytearray(partial.read_bytes())
+    data[20_000] ^= 1
+    partial.write_bytes(data)
+    ingot.convert(model, tmp_path / "out.zt", "int4", resume=True)
+    assert (tmp_path / "out.zt").read_bytes() == (tmp_path / "whole.zt").read_bytes()
+
+
+@pytest.mark.parametrize("change", ["touch", "content", "recipe", "digest"])
+def test_a_changed_source_or_recipe_is_refused(model: Path, tmp_path: Path, change: str) -> None:
+    with pytest.raises(Stop):
+        ingot.convert(model, tmp_path / "out.zt", "int4", resume=True, progress=stop_after(0.5))
+    recipe, digest, source = "int4", "crc32c", model / "model.safetensors"
+    if change == "touch":
+        os.utime(source, ns=(1, 1))
+    elif change == "content":
+        with ingot.open(source) as checkpoint:
+            weights = {name: np.array(tensor.numpy()) for name, tensor in checkpoint.items()}
+        weights["model.norm.weight"] *= 2
+        ingot.save(source, weights)
+    elif change == "recipe":
+        recipe = "int8"
+    else:
+        digest = "sha256"
+    with pytest.raises(UsageError) as caught:
+        ingot.convert(model, tmp_path / "out.zt", recipe, resume=True, digest=digest)
+    assert caught.value.rule == "resume.changed"
+    ingot.convert(model, tmp_path / "out.zt", recipe, digest=digest)
+
+
+@pytest.mark.slow
+def test_kill_and_resume_from_the_shell(tmp_path: Path, strays: Callable[[], list[str]]) -> None:
+    """SIGKILL at several moments; whatever is left, the resumed run ends with the same bytes."""
+    rng = np.random.default_rng(1)
+    weights = {f"model.layers.{i}.mlp.up_proj.weight": rng.standard_normal((1024, 1024), np.float32) for i in range(24)}
+    ingot.save(tmp_path / "source.safetensors", weights)
+    ingot.convert(tmp_path / "source.safetensors", tmp_path / "whole.zt", "int4")
+    command = [sys.executable, "-m", "ingot.cli.main", "convert", "source.safetensors", "out.zt", "--recipe", "int4", "--threads", "1"]
+    killed = 0
+    for delay in (0.4, 0.5, 0.6):
+        process = subprocess.Popen([*command, "--resume", "-q"], cwd=tmp_path)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        assert killed == 0 or not (tmp_path / "out.zt").exists() or process.returncode == 0
+    subprocess.run([*command, "--resume", "-q"], cwd=tmp_path, check=True)
+    assert (tmp_path / "out.zt").read_bytes() == (tmp_path / "whole.zt").read_bytes()
+    assert strays() == []
+
+
+def test_full_disk_is_one_clear_error(
+    model: Path, tmp_path: Path, strays: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, written = os.pwrite, 0
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        nonlocal written
+        written += len(data)
+        if written > 50_000:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(ResourceError) as caught:
+        ingot.convert(model, tmp_path / "out.zt", "int4")
+    assert caught.value.rule == "store.disk-full"
+    monkeypatch.undo()
+    assert not (tmp_path / "out.zt").exists()
+    assert strays() == []
+
+
+def test_two_conversions_to_one_target_do_not_mix(model: Path, tmp_path: Path) -> None:
+    def start_another(event: ProgressEvent) -> None:
+        if event.done > event.total / 2:
+            ingot.convert(model, tmp_path / "out.zt", "int8")
+
+    with pytest.raises(ResourceError) as caught:
+        ingot.convert(model, tmp_path / "out.zt", "int4", progress=start_another)
+    assert caught.value.rule == "store.locked"
