@@ -4,6 +4,8 @@
 
 namespace nb = nanobind;
 
+void bind_affine(nb::module_& m);
 void bind_cbor(nb::module_& m);
 void bind_checksum(nb::module_& m);
+void bind_floats(nb::module_& m);
 void bind_isa(nb::module_& m);

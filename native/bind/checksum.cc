@@ -11,4 +11,12 @@ void bind_checksum(nb::module_& m) {
         return ingot::crc32c(value, bytes.data(), bytes.size());
       },
       nb::arg("data"), nb::arg("value") = 0, "Continue a CRC-32C over a C-contiguous buffer.");
+  m.def(
+      "crc32c_by_table",
+      [](nb::handle data, std::uint32_t value) {
+        const ingot::bind::Bytes bytes(data);
+        nb::gil_scoped_release release;
+        return ingot::crc32c_by_table(value, bytes.data(), bytes.size());
+      },
+      nb::arg("data"), nb::arg("value") = 0, "The same without the processor's instruction; for tests.");
 }

@@ -2,7 +2,9 @@
 
 NB_MODULE(_native, m) {
   m.doc() = "Ingot's native core: kernels, checksums, strict CBOR. Called by ingot.core and ingot.codecs only.";
+  bind_affine(m);
   bind_isa(m);
   bind_checksum(m);
   bind_cbor(m);
+  bind_floats(m);
 }

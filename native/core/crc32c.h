@@ -5,7 +5,10 @@
 
 namespace ingot {
 
-// Continues `crc` (0 for the first call) over `size` bytes.
+// Continues `crc` (0 for the first call) over `size` bytes, by the processor's instruction where it has one.
 std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
+
+// The same by tables, on any processor.
+std::uint32_t crc32c_by_table(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
 }  // namespace ingot

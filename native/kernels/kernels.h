@@ -1,11 +1,25 @@
 // Declarations of all kernels, once per instruction set: ingot::baseline::…, ingot::v3::…, ingot::v4::….
+// Callers go through core/dispatch.h. Sizes and alignment are checked before the call (bind/).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#define INGOT_DECLARE_KERNELS(isa) \
-  namespace ingot::isa {           \
-  int kernel_set();                \
+#include "core/affine.h"
+#include "core/dtype.h"
+#include "core/stats.h"
+
+#define INGOT_DECLARE_KERNELS(isa)                                                                                    \
+  namespace ingot::isa {                                                                                              \
+  void affine_dequantize(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,  \
+                         Dtype scale_type, void* out, Dtype type);                                                    \
+  AffineStatus affine_quantize(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type,       \
+                               std::uint8_t* packed, void* scales, void* zeros);                                      \
+  AffineRange affine_range(const void* in, Dtype type, std::size_t n);                                                \
+  void affine_candidates(float low, float high, int bits, const AffineChoice& choice, float* scales, float* zeros);  \
+  void affine_errors(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type,                 \
+                     const float* scales, const float* zeros, int count, double* totals);                             \
+  void cast(const void* in, Dtype from, std::size_t n, void* out, Dtype to);                                          \
+  PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \
   }
 
 INGOT_DECLARE_KERNELS(baseline)

@@ -1,0 +1,33 @@
+// How scales and zero points are chosen, as the kernels are told (spec/affine.md, "Quantizers"). Plain data only, as in
+// core/dtype.h.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace ingot {
+
+constexpr int kCandidates = 24;  // shrink factors of the MSE search: 1 - k / 32 for k = 0 .. 23
+
+struct AffineChoice {
+  bool symmetric;    // scale from the largest magnitude, no zero point; else from minimum and maximum
+  bool search;       // MSE search over all candidates; else the first
+  bool given;        // scales and zeros are inputs
+  Dtype scale_type;  // f32, f16 or bf16
+};
+
+struct AffineStatus {
+  enum Kind : int { ok = 0, non_finite = 1, scale_overflow = 2 };
+  Kind kind;
+  std::size_t index;  // of the element that is not finite, or the first one of the group whose scale overflows
+};
+
+// Minimum and maximum of values and 0; `bad` is the index of the first that is not finite, or `n`.
+struct AffineRange {
+  float low;
+  float high;
+  std::size_t bad;
+};
+
+}  // namespace ingot

@@ -1,0 +1,74 @@
+// From the range of a group to its scale and zero point, once per instruction set.
+#pragma once
+#include "core/affine.h"
+#include "kernels/floats.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kBlock = 256;         // values widened to f32 at a time
+constexpr std::size_t kLanes = 16;          // partial sums of the squared error
+constexpr float kRound = 12582912.0f;       // 1.5 * 2^23: adding and subtracting it rounds |x| <= 2^22 to an integer
+constexpr std::int32_t kInfinity = 0x7f800000;
+constexpr std::int32_t kMagnitude = 0x7fffffff;
+
+inline float round_even(float x) { return (x + kRound) - kRound; }
+
+// Order-preserving map of floats to integers, its own inverse: integer minima and maxima vectorize, and see NaN.
+inline std::int32_t order_key(float x) {
+  const std::int32_t bits = std::bit_cast<std::int32_t>(x);
+  return bits ^ ((bits >> 31) & kMagnitude);
+}
+inline float from_key(std::int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31) & kMagnitude)); }
+
+// Codes and their limits: q = clip(rint(w / s), low, high) + zero, taken modulo 2^bits.
+struct Grid {
+  float low;
+  float high;
+  float scale;
+  float zero;
+};
+
+struct Chooser {
+  int bits;
+  AffineChoice choice;
+
+  float round_scale(float scale) const {
+    if (choice.scale_type == Dtype::f16) {
+      const float rounded = f16_to_f32(f32_to_f16(scale));
+      return rounded > 0 ? rounded : 0x1p-24f;
+    }
+    if (choice.scale_type == Dtype::bf16) {
+      const float rounded = bf16_to_f32(f32_to_bf16(scale));
+      return rounded > 0 ? rounded : 0x1p-133f;
+    }
+    return scale > 0 ? scale : 0x1p-149f;
+  }
+
+  // Limits for a scale and zero point that are settled; `signed` codes where symmetric.
+  Grid limits(float scale, float zero) const {
+    const float half = static_cast<float>(1 << (bits - 1)), levels = static_cast<float>((1 << bits) - 1);
+    if (choice.symmetric) return {-half, half - 1, scale, 0};
+    return {-zero, levels - zero, scale, zero};
+  }
+
+  // The grid of a range shrunk by 1 - k / 32.
+  Grid candidate(float low, float high, int k) const {
+    const float levels = static_cast<float>((1 << bits) - 1);
+    const float shrink = static_cast<float>(32 - k) * 0x1p-5f;
+    if (!(low < 0) && !(high > 0)) return limits(1, 0);
+    if (choice.symmetric) {
+      const float most = static_cast<float>((1 << (bits - 1)) - 1);
+      const float magnitude = -low > high ? -low : high;
+      return limits(round_scale(magnitude * shrink / most), 0);
+    }
+    const float bottom = low * shrink, top = high * shrink;
+    const float scale = round_scale((top - bottom) / levels);
+    float zero = -bottom / scale;
+    zero = zero < levels ? zero : levels;
+    return limits(scale, round_even(zero) + 0.0f);
+  }
+};
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,212 @@
+// w = s * (q - z) in f32, then one rounding to the target: spec/affine.md, "Decoding".
+#include "kernels/bits.h"
+#include "kernels/floats.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kBlock = 64;
+
+// Codes as the integers that they stand for.
+struct Unsigned {
+  static int value(std::uint8_t code, int) { return code; }
+};
+struct Signed {
+  static int value(std::uint8_t code, int half) { return static_cast<std::int8_t>((code ^ half) - half); }
+};
+
+template <Dtype kDtype, class Sign, bool kZero>
+void convert(const std::uint8_t* __restrict codes, std::size_t n, float scale, float zero, int half,
+             TypeOf<kDtype>* __restrict out) {
+  const auto value = [=](std::uint8_t code) {
+    const float q = static_cast<float>(Sign::value(code, half));
+    return scale * (kZero ? q - zero : q);
+  };
+  if constexpr (kDtype == Dtype::f32) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = value(codes[i]);
+  } else {
+    if (kDtype == Dtype::bf16 && is_finite(scale) && is_finite(zero)) {  // then no result is NaN
+      for (std::size_t i = 0; i < n; ++i) out[i] = number_to_bf16(value(codes[i]));
+      return;
+    }
+    alignas(64) float block[kBlock];
+    std::size_t start = 0;
+    for (; start + kBlock <= n; start += kBlock) {
+      for (std::size_t i = 0; i < kBlock; ++i) block[i] = value(codes[start + i]);
+      store_block<kDtype>(block, kBlock, out + start);
+    }
+    for (std::size_t i = start; i < n; ++i) block[i - start] = value(codes[i]);
+    store_block<kDtype>(block, n - start, out + start);
+  }
+}
+
+// out[i] = table[codes[i]].
+template <class T>
+void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __restrict table, int bits,
+             T* __restrict out) {
+  std::size_t i = 0;
+#if defined(__AVX2__)
+  if (bits <= 4) {  // sixteen entries (of fewer codes the rest is unused) fit one register, by low and by high bytes
+    const __m128i low_half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    const __m128i high_half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table + 8));
+    const __m128i mask = _mm_set1_epi16(0xff);
+    const __m256i low = _mm256_broadcastsi128_si256(
+        _mm_packus_epi16(_mm_and_si128(low_half, mask), _mm_and_si128(high_half, mask)));
+    const __m256i high = _mm256_broadcastsi128_si256(
+        _mm_packus_epi16(_mm_srli_epi16(low_half, 8), _mm_srli_epi16(high_half, 8)));
+    for (; i + 32 <= n; i += 32) {
+      const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+      const __m256i lows = _mm256_shuffle_epi8(low, at), highs = _mm256_shuffle_epi8(high, at);
+      const __m256i even = _mm256_unpacklo_epi8(lows, highs), odd = _mm256_unpackhi_epi8(lows, highs);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_permute2x128_si256(even, odd, 0x20));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_permute2x128_si256(even, odd, 0x31));
+    }
+  }
+#else
+  static_cast<void>(bits);
+#endif
+  for (; i < n; ++i) out[i] = table[codes[i]];
+}
+
+// 16-bit results take few values per group; where a group is long enough they are computed once and looked up. It pays
+// (bench/kernels.py) where a register holds the table, and where rounding to f16 takes many instructions.
+constexpr bool table_pays(Dtype dtype, int bits, std::size_t group, std::size_t table_size) {
+#if defined(__AVX2__)
+  return dtype != Dtype::f32 && bits <= 4 && group >= 32 && table_size <= 16;
+#else
+  return dtype == Dtype::f16 && bits <= 8 && group >= 2 * table_size;
+#endif
+}
+
+// Decodes rows chunk by chunk: unpack, widen the scales of the chunk's groups, then each group.
+template <Dtype kDtype, class Sign, bool kZero>
+class RowDecoder {
+ public:
+  explicit RowDecoder(const AffineLayout& at)
+      : at_(at),
+        group_(at.group < at.cols ? at.group : at.cols),
+        half_(1 << (at.bits - 1)),
+        table_size_(at.bits <= 3 ? 8 : std::size_t{1} << at.bits),
+        by_table_(table_pays(kDtype, at.bits, group_, table_size_)),
+        unpack_(at.msb ? unpacker<true>(at.bits) : unpacker<false>(at.bits)) {
+    for (int i = 0; i < 256; ++i)
+      values_[i] = static_cast<float>(Sign::value(static_cast<std::uint8_t>(i & (2 * half_ - 1)), half_));
+  }
+
+  template <Dtype kScale>
+  void row(const std::uint8_t* in, const TypeOf<kScale>* scales, const TypeOf<kScale>* zeros, TypeOf<kDtype>* out) {
+    for (std::size_t start = 0; start < at_.cols; start += kChunk) {
+      const std::size_t end = at_.cols - start < kChunk ? at_.cols : start + kChunk;
+      const std::uint8_t* codes = in + start;
+      if (at_.bits != 8) {
+        unpack_(in + start / 8 * at_.bits, end - start, codes_);
+        codes = codes_.bytes();
+      }
+      const std::size_t first = start / group_, count = (end - 1) / group_ + 1 - first;
+      load_block<kScale>(scales + first, count, scales_);
+      if (kZero) load_block<kScale>(zeros + first, count, zeros_);
+      groups(codes, start, end, first, count, out);
+    }
+  }
+
+ private:
+  void groups(const std::uint8_t* codes, std::size_t start, std::size_t end, std::size_t first, std::size_t count,
+              TypeOf<kDtype>* out) {
+    if (by_table_) fill_tables(count);
+    for (std::size_t i = 0, from = start; i < count; ++i) {
+      const std::size_t group_end = (first + i + 1) * group_, until = group_end < end ? group_end : end;
+      if (by_table_)
+        look_up(codes + (from - start), until - from, tables_ + i * table_size_, at_.bits, out + from);
+      else
+        convert<kDtype, Sign, kZero>(codes + (from - start), until - from, scales_[i], kZero ? zeros_[i] : 0, half_,
+                                     out + from);
+      from = until;
+    }
+  }
+
+  // tables_[i * table_size_ + c] = what code c of the chunk's i-th group decodes to.
+  void fill_tables(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i)
+      for (std::size_t c = 0; c < table_size_; c += 8)
+        fill_eight(values_ + c, scales_[i], kZero ? zeros_[i] : 0, tables_ + i * table_size_ + c);
+  }
+
+  static void fill_eight(const float* values, float scale, float zero, TypeOf<kDtype>* out) {
+#if defined(__AVX2__)
+    if constexpr (kDtype != Dtype::f32) {
+      __m256 eight = _mm256_load_ps(values);
+      if (kZero) eight = _mm256_sub_ps(eight, _mm256_set1_ps(zero));
+      eight = _mm256_mul_ps(_mm256_set1_ps(scale), eight);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), store_eight<kDtype>(eight));
+    }
+#else
+    for (int c = 0; c < 8; ++c) out[c] = Element<kDtype>::store(scale * (kZero ? values[c] - zero : values[c]));
+#endif
+  }
+
+  const AffineLayout& at_;
+  const std::size_t group_;
+  const int half_;
+  const std::size_t table_size_;
+  const bool by_table_;
+  const Unpack unpack_;
+  Codes codes_;
+  alignas(64) float values_[256];
+  alignas(64) float scales_[kChunk + 1];
+  alignas(64) float zeros_[kChunk + 1];
+  alignas(64) TypeOf<kDtype> tables_[kChunk + 16];  // at most kChunk / (2 * size) + 2 tables of at most 256 entries
+};
+
+template <Dtype kDtype, class Sign, bool kZero, Dtype kScale>
+void all_rows(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros, void* out) {
+  RowDecoder<kDtype, Sign, kZero> decoder(at);
+  const std::size_t stride = at.per_tensor ? 0 : (at.cols + at.group - 1) / at.group;
+  for (std::size_t row = 0; row < at.rows; ++row)
+    decoder.template row<kScale>(packed + row * at.row_bytes, static_cast<const TypeOf<kScale>*>(scales) + row * stride,
+                                 kZero ? static_cast<const TypeOf<kScale>*>(zeros) + row * stride : nullptr,
+                                 static_cast<TypeOf<kDtype>*>(out) + row * at.cols);
+}
+
+template <Dtype kDtype, class Sign, bool kZero>
+void rows_to(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+             Dtype scale_type, void* out) {
+  switch (scale_type) {
+    case Dtype::f32:
+      return all_rows<kDtype, Sign, kZero, Dtype::f32>(at, packed, scales, zeros, out);
+    case Dtype::f16:
+      return all_rows<kDtype, Sign, kZero, Dtype::f16>(at, packed, scales, zeros, out);
+    case Dtype::bf16:
+      return all_rows<kDtype, Sign, kZero, Dtype::bf16>(at, packed, scales, zeros, out);
+    case Dtype::f64:
+      return;
+  }
+}
+
+template <Dtype kDtype>
+void dispatch(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+              Dtype scale_type, void* out) {
+  if (at.is_signed)
+    (zeros ? rows_to<kDtype, Signed, true> : rows_to<kDtype, Signed, false>)(at, packed, scales, zeros, scale_type, out);
+  else
+    (zeros ? rows_to<kDtype, Unsigned, true>
+           : rows_to<kDtype, Unsigned, false>)(at, packed, scales, zeros, scale_type, out);
+}
+
+}  // namespace
+
+void affine_dequantize(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+                       Dtype scale_type, void* out, Dtype type) {
+  switch (type) {
+    case Dtype::f32:
+      return dispatch<Dtype::f32>(at, packed, scales, zeros, scale_type, out);
+    case Dtype::f16:
+      return dispatch<Dtype::f16>(at, packed, scales, zeros, scale_type, out);
+    case Dtype::bf16:
+      return dispatch<Dtype::bf16>(at, packed, scales, zeros, scale_type, out);
+    case Dtype::f64:
+      return;
+  }
+}
+
+}  // namespace ingot::INGOT_ISA

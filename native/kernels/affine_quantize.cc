@@ -1,0 +1,211 @@
+// Quantizers of the affine family: spec/affine.md, "Quantizers". Scales are rounded to their stored type before they are
+// used; divisions are true divisions; sums have a fixed order.
+#include "kernels/affine_choose.h"
+#include "kernels/bits.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+template <Dtype kDtype>
+AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
+  std::int32_t low[kLanes] = {}, high[kLanes] = {};
+  alignas(64) float block[kBlock];
+  for (std::size_t start = 0; start < n; start += kBlock) {
+    std::size_t count = n - start < kBlock ? n - start : kBlock;
+    load_block<kDtype>(in + start, count, block);
+    for (; count % kLanes; ++count) block[count] = 0;
+    for (std::size_t i = 0; i < count; i += kLanes)
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        const std::int32_t key = order_key(block[i + lane]);
+        low[lane] = key < low[lane] ? key : low[lane];
+        high[lane] = key > high[lane] ? key : high[lane];
+      }
+  }
+  for (std::size_t lane = 1; lane < kLanes; ++lane) {
+    low[0] = low[lane] < low[0] ? low[lane] : low[0];
+    high[0] = high[lane] > high[0] ? high[lane] : high[0];
+  }
+  AffineRange range{from_key(low[0]), from_key(high[0]), n};
+  if (high[0] >= kInfinity || low[0] <= (kInfinity ^ -1))
+    for (range.bad = 0; is_finite(Element<kDtype>::load(in[range.bad]));) ++range.bad;
+  return range;
+}
+
+// rint(w / s) clipped. `kBlock` values at most, padded to whole lanes by the caller.
+inline float level(float value, const Grid& grid) {
+  float t = value / grid.scale;
+  t = t > grid.low ? t : grid.low;
+  t = t < grid.high ? t : grid.high;
+  return round_even(t);
+}
+
+template <Dtype kDtype>
+void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const Grid grid, int bits, std::uint8_t* __restrict codes) {
+  const std::int32_t zero = static_cast<std::int32_t>(grid.zero), mask = (1 << bits) - 1;
+  alignas(64) float block[kBlock];
+  for (std::size_t start = 0; start < n; start += kBlock) {
+    const std::size_t count = n - start < kBlock ? n - start : kBlock;
+    load_block<kDtype>(in + start, count, block);
+    for (std::size_t i = 0; i < count; ++i)
+      codes[start + i] = static_cast<std::uint8_t>((static_cast<std::int32_t>(level(block[i], grid)) + zero) & mask);
+  }
+}
+
+// errors[k] = sum of (w - s * (q - z))^2 in f32: element i goes to partial sum i % 16, which are then added in halves.
+template <Dtype kDtype>
+void squared_errors(const TypeOf<kDtype>* in, std::size_t n, const Grid* grids, int count, float* errors) {
+  alignas(64) float sums[kCandidates][kLanes] = {};
+  alignas(64) float block[kBlock];
+  for (std::size_t start = 0; start < n; start += kBlock) {
+    std::size_t size = n - start < kBlock ? n - start : kBlock;
+    load_block<kDtype>(in + start, size, block);
+    for (; size % kLanes; ++size) block[size] = 0;
+    for (int k = 0; k < count; ++k) {
+      const Grid grid = grids[k];
+      alignas(64) float sum[kLanes];
+      for (std::size_t lane = 0; lane < kLanes; ++lane) sum[lane] = sums[k][lane];
+      for (std::size_t i = 0; i < size; i += kLanes)
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          const float error = block[i + lane] - grid.scale * level(block[i + lane], grid);
+          sum[lane] += error * error;
+        }
+      for (std::size_t lane = 0; lane < kLanes; ++lane) sums[k][lane] = sum[lane];
+    }
+  }
+  for (int k = 0; k < count; ++k) {
+    for (std::size_t width = kLanes / 2; width; width /= 2)
+      for (std::size_t lane = 0; lane < width; ++lane) sums[k][lane] += sums[k][lane + width];
+    errors[k] = sums[k][0];
+  }
+}
+
+// The grid of one group; its scale is infinite where the scale type has no room.
+template <Dtype kDtype>
+Grid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser) {
+  const Grid first = chooser.candidate(range.low, range.high, 0);
+  if (!chooser.choice.search || (!(range.low < 0) && !(range.high > 0))) return first;
+  Grid grids[kCandidates];
+  int count = 0;
+  for (int k = 0; k < kCandidates; ++k) {
+    const Grid grid = chooser.candidate(range.low, range.high, k);
+    if (is_finite(grid.scale)) grids[count++] = grid;
+  }
+  if (count == 0) return first;
+  float errors[kCandidates];
+  squared_errors<kDtype>(in, n, grids, count, errors);
+  int best = 0;
+  for (int k = 1; k < count; ++k)
+    if (errors[k] < errors[best]) best = k;
+  return grids[best];
+}
+
+template <Dtype kDtype>
+AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const void* source, std::uint8_t* packed,
+                      void* scales, void* zeros) {
+  const Chooser chooser{at.bits, choice};
+  const Pack pack_codes = at.msb ? packer<true>(at.bits) : packer<false>(at.bits);
+  const auto* in = static_cast<const TypeOf<kDtype>*>(source);
+  const std::size_t group = at.group < at.cols ? at.group : at.cols;
+  Codes codes;
+  std::size_t index = 0;
+  for (std::size_t row = 0; row < at.rows; ++row) {
+    const auto* values = in + row * at.cols;
+    std::uint8_t* out = packed + row * at.row_bytes;
+    Grid grid{};
+    std::size_t group_end = 0;
+    if (at.per_tensor) index = 0;
+    for (std::size_t start = 0; start < at.cols; start += kChunk) {
+      const std::size_t end = at.cols - start < kChunk ? at.cols : start + kChunk;
+      for (std::size_t from = start, until; from < end; from = until) {
+        if (from == group_end) {
+          group_end = at.cols - from < group ? at.cols : from + group;
+          const AffineRange range = range_of<kDtype>(values + from, group_end - from);
+          const std::size_t element = row * at.cols + from;
+          if (range.bad < group_end - from) return {AffineStatus::non_finite, element + range.bad};
+          if (choice.given) {
+            grid = chooser.limits(load_at(scales, choice.scale_type, index),
+                                  zeros ? load_at(zeros, choice.scale_type, index) : 0);
+          } else {
+            grid = choose<kDtype>(values + from, group_end - from, range, chooser);
+            if (!is_finite(grid.scale)) return {AffineStatus::scale_overflow, element};
+            store_at(scales, choice.scale_type, index, grid.scale);
+            if (zeros) store_at(zeros, choice.scale_type, index, grid.zero);
+          }
+          ++index;
+        }
+        until = group_end < end ? group_end : end;
+        quantize_run<kDtype>(values + from, until - from, grid, at.bits, codes.bytes() + (from - start));
+      }
+      pack_codes(codes, end - start, out + start / 8 * at.bits);
+    }
+  }
+  return {AffineStatus::ok, 0};
+}
+
+template <Dtype kDtype>
+void row_errors(const AffineLayout& at, const AffineChoice& choice, const void* source, const float* scales,
+                const float* zeros, int count, double* totals) {
+  const Chooser chooser{at.bits, choice};
+  Grid grids[kCandidates];
+  for (int k = 0; k < count; ++k) grids[k] = chooser.limits(scales[k], zeros[k]);
+  for (std::size_t row = 0; row < at.rows; ++row) {
+    float errors[kCandidates];
+    squared_errors<kDtype>(static_cast<const TypeOf<kDtype>*>(source) + row * at.cols, at.cols, grids, count, errors);
+    for (int k = 0; k < count; ++k) totals[k] += static_cast<double>(errors[k]);
+  }
+}
+
+}  // namespace
+
+AffineRange affine_range(const void* in, Dtype type, std::size_t n) {
+  switch (type) {
+    case Dtype::f16:
+      return range_of<Dtype::f16>(static_cast<const std::uint16_t*>(in), n);
+    case Dtype::bf16:
+      return range_of<Dtype::bf16>(static_cast<const std::uint16_t*>(in), n);
+    case Dtype::f64:
+      return range_of<Dtype::f64>(static_cast<const double*>(in), n);
+    default:
+      return range_of<Dtype::f32>(static_cast<const float*>(in), n);
+  }
+}
+
+void affine_candidates(float low, float high, int bits, const AffineChoice& choice, float* scales, float* zeros) {
+  const Chooser chooser{bits, choice};
+  for (int k = 0; k < kCandidates; ++k) {
+    const Grid grid = chooser.candidate(low, high, k);
+    scales[k] = grid.scale;
+    zeros[k] = grid.zero;
+  }
+}
+
+void affine_errors(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type, const float* scales,
+                   const float* zeros, int count, double* totals) {
+  switch (type) {
+    case Dtype::f16:
+      return row_errors<Dtype::f16>(at, choice, in, scales, zeros, count, totals);
+    case Dtype::bf16:
+      return row_errors<Dtype::bf16>(at, choice, in, scales, zeros, count, totals);
+    case Dtype::f64:
+      return row_errors<Dtype::f64>(at, choice, in, scales, zeros, count, totals);
+    default:
+      return row_errors<Dtype::f32>(at, choice, in, scales, zeros, count, totals);
+  }
+}
+
+AffineStatus affine_quantize(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type,
+                             std::uint8_t* packed, void* scales, void* zeros) {
+  switch (type) {
+    case Dtype::f16:
+      return quantize<Dtype::f16>(at, choice, in, packed, scales, zeros);
+    case Dtype::bf16:
+      return quantize<Dtype::bf16>(at, choice, in, packed, scales, zeros);
+    case Dtype::f64:
+      return quantize<Dtype::f64>(at, choice, in, packed, scales, zeros);
+    default:
+      return quantize<Dtype::f32>(at, choice, in, packed, scales, zeros);
+  }
+}
+
+}  // namespace ingot::INGOT_ISA

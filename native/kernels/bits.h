@@ -1,0 +1,151 @@
+// Bit streams of 1- to 8-bit codes, both bit orders, once per instruction set. Eight codes of `kBits` bits fill `kBits`
+// bytes; they are spread to one per byte, or gathered again, by three shift-and-mask steps on a 64-bit word, which
+// compilers turn into vector code without help.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kChunk = 1024;  // codes handled at a time; a multiple of 64
+
+inline std::uint64_t little(std::uint64_t word) {
+  if constexpr (std::endian::native == std::endian::big) word = __builtin_bswap64(word);
+  return word;
+}
+
+// One step: the low 2 * kField bits of each lane of 2 * kLane bits become two fields, kLane apart. Other bits must be 0.
+template <int kField, int kLane>
+inline std::uint64_t split(std::uint64_t word) {
+  constexpr std::uint64_t lanes = kLane == 32 ? 1 : kLane == 16 ? 0x0000000100000001ull : 0x0001000100010001ull;
+  constexpr std::uint64_t field = ((std::uint64_t{1} << kField) - 1) * lanes;
+  if constexpr (2 * kField <= kLane) return (word | word << (kLane - kField)) & (field | field << kLane);
+  return (word & field) | ((word >> kField) & field) << kLane;
+}
+
+template <int kBits>
+inline std::uint64_t spread(std::uint64_t word) {
+  if constexpr (kBits < 8) word &= (std::uint64_t{1} << (8 * kBits % 64)) - 1;
+  return split<kBits, 8>(split<2 * kBits, 16>(split<4 * kBits, 32>(word)));
+}
+
+template <int kBits>
+inline std::uint64_t gather(std::uint64_t word) {
+  constexpr std::uint64_t one = ((std::uint64_t{1} << kBits) - 1) * 0x0001000100010001ull;
+  constexpr std::uint64_t two = ((std::uint64_t{1} << (2 * kBits)) - 1) * 0x0000000100000001ull;
+  constexpr std::uint64_t four = (std::uint64_t{1} << (4 * kBits)) - 1;
+  word = (word & one) | ((word >> 8) & one) << kBits;
+  word = (word & two) | ((word >> 16) & two) << (2 * kBits);
+  return (word & four) | ((word >> 32) & four) << (4 * kBits);
+}
+
+// Eight bytes at `p` as a little-endian number.
+inline std::uint64_t load_word(const std::uint8_t* p) {
+  std::uint64_t word;
+  std::memcpy(&word, p, 8);
+  return little(word);
+}
+
+// Both ignore what lies past the first (unpack_word) or is not among (pack_word) the 8 * kBits bits of eight codes.
+template <int kBits, bool kMsb>
+inline std::uint64_t unpack_word(std::uint64_t word) {
+  if constexpr (!kMsb) return spread<kBits>(word);
+  return __builtin_bswap64(spread<kBits>(__builtin_bswap64(word) >> (64 - 8 * kBits)));
+}
+
+template <int kBits, bool kMsb>
+inline std::uint64_t pack_word(std::uint64_t codes) {
+  if constexpr (!kMsb) return gather<kBits>(codes);
+  return __builtin_bswap64(gather<kBits>(__builtin_bswap64(codes)) << (64 - 8 * kBits));
+}
+
+// Room for the codes of one chunk, one per byte, in order. Words, so that vector stores may alias bytes without a copy.
+struct Codes {
+  alignas(64) std::uint64_t words[kChunk / 8];
+  std::uint8_t* bytes() { return reinterpret_cast<std::uint8_t*>(words); }
+};
+
+// Unpacks the codes of `n` bytes, LSB first, where whole codes fill a byte: each byte becomes 8 / kBits bytes.
+template <int kBits>
+void unpack_bytes(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
+  std::uint8_t* __restrict out = codes.bytes();
+  for (std::size_t i = 0; i < n; ++i) {
+    if constexpr (kBits == 4) {
+      std::uint16_t word = static_cast<std::uint16_t>((in[i] | in[i] << 4) & 0x0f0f);
+      if constexpr (std::endian::native == std::endian::big) word = __builtin_bswap16(word);
+      std::memcpy(out + 2 * i, &word, 2);
+    } else {
+      std::uint32_t word = in[i];
+      word = (word | word << 12) & 0x000f000fu;
+      word = (word | word << 6) & 0x03030303u;
+      if constexpr (std::endian::native == std::endian::big) word = __builtin_bswap32(word);
+      std::memcpy(out + 4 * i, &word, 4);
+    }
+  }
+}
+
+// Unpacks `n` codes (at most kChunk) from ceil(n * kBits / 8) bytes.
+template <int kBits, bool kMsb>
+void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
+  const std::size_t bytes = (n * kBits + 7) / 8, count = (n + 7) / 8;
+  if constexpr (!kMsb && (kBits == 2 || kBits == 4)) return unpack_bytes<kBits>(in, bytes, codes);
+  const std::size_t whole = bytes < 8 ? 0 : (bytes - 8) / kBits + 1;  // words that can be loaded as eight bytes
+  // Two loops: loads at odd distances, which compilers leave scalar, and the rest, which becomes vector code.
+  std::uint64_t raw[kChunk / 8];
+  std::size_t i = 0;
+#if defined(__AVX2__)
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, kBits, kBits + 1, kBits + 2,
+                                                                  kBits + 3, kBits + 4, kBits + 5, kBits + 6, kBits + 7));
+  for (; (i + 2) * kBits + 16 <= bytes; i += 4) {
+    const std::uint8_t* p = in + i * kBits;
+    const __m256i four = _mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(p + 2 * kBits),
+                                             reinterpret_cast<const __m128i*>(p));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(raw + i), _mm256_shuffle_epi8(four, order));
+  }
+#endif
+  for (; i < whole; ++i) raw[i] = load_word(in + i * kBits);
+  for (; i < count; ++i) {
+    std::uint8_t last[8] = {};
+    const std::size_t left = bytes - i * kBits;
+    std::memcpy(last, in + i * kBits, left < 8 ? left : 8);
+    raw[i] = load_word(last);
+  }
+  for (i = 0; i < count; ++i) codes.words[i] = little(unpack_word<kBits, kMsb>(raw[i]));
+}
+
+// Packs `n` codes (at most kChunk, each below 2^kBits) to ceil(n * kBits / 8) bytes; unused bits of the last are zero.
+template <int kBits, bool kMsb>
+void pack(Codes& codes, std::size_t n, std::uint8_t* __restrict out) {
+  const std::size_t whole = n / 8, count = (n + 7) / 8;
+  for (std::size_t i = n; i < count * 8; ++i) codes.bytes()[i] = 0;
+  for (std::size_t i = 0; i < count; ++i) codes.words[i] = little(pack_word<kBits, kMsb>(little(codes.words[i])));
+  for (std::size_t i = 0; i < whole; ++i) std::memcpy(out + i * kBits, &codes.words[i], kBits);
+  if (n % 8) std::memcpy(out + whole * kBits, &codes.words[whole], (n % 8 * kBits + 7) / 8);
+}
+
+using Unpack = void (*)(const std::uint8_t*, std::size_t, Codes&);
+using Pack = void (*)(Codes&, std::size_t, std::uint8_t*);
+
+template <bool kMsb>
+Unpack unpacker(int bits) {
+  constexpr Unpack table[] = {unpack<1, kMsb>, unpack<2, kMsb>, unpack<3, kMsb>, unpack<4, kMsb>,
+                              unpack<5, kMsb>, unpack<6, kMsb>, unpack<7, kMsb>, unpack<8, kMsb>};
+  return table[bits - 1];
+}
+
+template <bool kMsb>
+Pack packer(int bits) {
+  constexpr Pack table[] = {pack<1, kMsb>, pack<2, kMsb>, pack<3, kMsb>, pack<4, kMsb>,
+                            pack<5, kMsb>, pack<6, kMsb>, pack<7, kMsb>, pack<8, kMsb>};
+  return table[bits - 1];
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,177 @@
+// Conversions between the four float types, once per instruction set. All round to nearest, ties to even. A NaN stays a
+// NaN: where bits are lost it is made quiet and keeps the high bits of its payload, as F16C does.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+#if defined(__AVX2__) && defined(__F16C__)  // x86-64-v3 has both
+#include <immintrin.h>
+#endif
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+inline float f16_to_f32(std::uint16_t h) {
+  const std::uint32_t magnitude = static_cast<std::uint32_t>(h & 0x7fff) << 13;
+  // Scaling by 2^112 moves the exponent bias from 15 to 127, and is exact for subnormals too.
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
+  bits |= magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
+  bits |= magnitude > 0x0f800000u ? 0x00400000u : 0u;
+  return std::bit_cast<float>(bits | static_cast<std::uint32_t>(h & 0x8000) << 16);
+}
+
+inline std::uint16_t f32_to_f16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  // From 2^-14 on: move the bias, add just under half of a unit, plus one where the kept part is odd.
+  const std::uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
+  // Below 2^-14 units are 2^-24 wide: adding 0.5 puts the sum where one f32 unit is that wide.
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  std::uint32_t half = magnitude < 0x38800000u ? subnormal : rounded >> 13;
+  half = magnitude >= 0x47800000u ? 0x7c00u : half;
+  half = magnitude > 0x7f800000u ? nan : half;
+  return static_cast<std::uint16_t>(half | (bits >> 16 & 0x8000u));
+}
+
+inline float bf16_to_f32(std::uint16_t b) { return std::bit_cast<float>(static_cast<std::uint32_t>(b) << 16); }
+
+// For values that are not NaN.
+inline std::uint16_t number_to_bf16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+inline std::uint16_t f32_to_bf16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded);
+}
+
+// Rounds to odd, so that a second rounding to 16 bits gives what one rounding of the double gives (Boldo, Melquiond:
+// "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd", section 3).
+inline float f64_to_odd_f32(double value) {
+  const float near = static_cast<float>(value);
+  const double back = static_cast<double>(near);
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(near);
+  const double magnitude = std::bit_cast<double>(std::bit_cast<std::uint64_t>(value) & 0x7fffffffffffffffull);
+  const double got = std::bit_cast<double>(std::bit_cast<std::uint64_t>(back) & 0x7fffffffffffffffull);
+  const bool inexact = got < magnitude || got > magnitude;
+  const std::uint32_t odd = (bits - (got > magnitude ? 1u : 0u)) | 1u;
+  bits = inexact ? odd : bits;
+  return std::bit_cast<float>(bits);
+}
+
+// How one element type is read as f32 and written from f32.
+template <Dtype kDtype>
+struct Element;
+
+template <>
+struct Element<Dtype::f32> {
+  using Type = float;
+  static float load(float x) { return x; }
+  static float store(float x) { return x; }
+};
+
+template <>
+struct Element<Dtype::f16> {
+  using Type = std::uint16_t;
+  static float load(std::uint16_t x) { return f16_to_f32(x); }
+  static std::uint16_t store(float x) { return f32_to_f16(x); }
+};
+
+template <>
+struct Element<Dtype::bf16> {
+  using Type = std::uint16_t;
+  static float load(std::uint16_t x) { return bf16_to_f32(x); }
+  static std::uint16_t store(float x) { return f32_to_bf16(x); }
+};
+
+template <>
+struct Element<Dtype::f64> {
+  using Type = double;
+  static float load(double x) { return static_cast<float>(x); }
+  static double store(float x) { return static_cast<double>(x); }
+};
+
+template <Dtype kDtype>
+using TypeOf = typename Element<kDtype>::Type;
+
+// Widens `n` elements to f32 (f64 is rounded).
+template <Dtype kDtype>
+inline void load_block(const TypeOf<kDtype>* __restrict in, std::size_t n, float* __restrict out) {
+  std::size_t i = 0;
+#if defined(__F16C__)
+  if constexpr (kDtype == Dtype::f16)
+    for (; i + 8 <= n; i += 8)
+      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+#endif
+  for (; i < n; ++i) out[i] = Element<kDtype>::load(in[i]);
+}
+
+#if defined(__AVX2__)
+// Element<kDtype>::store for eight values.
+template <Dtype kDtype>
+inline __m128i store_eight(__m256 values) {
+  if constexpr (kDtype == Dtype::f16)
+    return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256i bits = _mm256_castps_si256(values);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+  const __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+#endif
+
+// Rounds `n` f32 values to the element type.
+template <Dtype kDtype>
+inline void store_block(const float* __restrict in, std::size_t n, TypeOf<kDtype>* __restrict out) {
+  std::size_t i = 0;
+#if defined(__AVX2__)
+  if constexpr (kDtype == Dtype::f16 || kDtype == Dtype::bf16)
+    for (; i + 8 <= n; i += 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), store_eight<kDtype>(_mm256_loadu_ps(in + i)));
+#endif
+  for (; i < n; ++i) out[i] = Element<kDtype>::store(in[i]);
+}
+
+// Reads element `i` of an array of a type known at run time.
+inline float load_at(const void* data, Dtype dtype, std::size_t i) {
+  switch (dtype) {
+    case Dtype::f16:
+      return f16_to_f32(static_cast<const std::uint16_t*>(data)[i]);
+    case Dtype::bf16:
+      return bf16_to_f32(static_cast<const std::uint16_t*>(data)[i]);
+    case Dtype::f64:
+      return static_cast<float>(static_cast<const double*>(data)[i]);
+    default:
+      return static_cast<const float*>(data)[i];
+  }
+}
+
+inline void store_at(void* data, Dtype dtype, std::size_t i, float value) {
+  switch (dtype) {
+    case Dtype::f16:
+      static_cast<std::uint16_t*>(data)[i] = f32_to_f16(value);
+      break;
+    case Dtype::bf16:
+      static_cast<std::uint16_t*>(data)[i] = f32_to_bf16(value);
+      break;
+    case Dtype::f64:
+      static_cast<double*>(data)[i] = static_cast<double>(value);
+      break;
+    default:
+      static_cast<float*>(data)[i] = value;
+  }
+}
+
+inline bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
