@@ -79,13 +79,17 @@ class MemorySource:
         self.size = self._data.nbytes
 
     def view(self, offset: int, length: int) -> memoryview:
-        piece = self._data[offset : offset + length]
+        piece = self._data[max(0, offset) : offset + length]
         if piece.nbytes != length:
-            raise IntegrityError("store.short-read", f"expected {length} bytes at {offset}, found {piece.nbytes}", where=self.name)
+            raise IntegrityError(
+                "store.short-read", f"expected {length} bytes at {offset}, found {piece.nbytes}", where=self.name
+            )
         return piece
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        out[:] = self.view(offset, out.nbytes)
+        piece = self.view(offset, out.nbytes)
+        if piece.nbytes:  # an empty buffer of several dimensions cannot be cast
+            out.cast("B")[:] = piece
 
     def close(self) -> None:
         pass

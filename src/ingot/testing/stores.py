@@ -1,0 +1,200 @@
+"""The test suite that every store inherits, and stores and targets that fail on purpose."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
+from ingot.model.bytesource import Buffer, ByteSource, Sink, Store, Target
+
+ESCAPES = ("", ".", "..", "../a", "a/../../b", "/etc/passwd", "a//b", "a/", "nul\0", "./a")
+
+
+class StoreSuite:
+    """What every store promises. A subclass implements ``make``."""
+
+    data = bytes(range(256)) * 40
+
+    @abstractmethod
+    def make(self, folder: Path, files: Mapping[str, bytes]) -> Store:
+        """Return a store with these files; ``folder`` is empty and may be used."""
+
+    def test_names_are_sorted(self, tmp_path: Path) -> None:
+        assert self.make(tmp_path, {"b": b"1", "a": b"", "c.x": b"2"}).names() == ["a", "b", "c.x"]
+
+    @pytest.mark.parametrize("name", ESCAPES)
+    def test_names_that_lead_elsewhere_are_refused(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(FormatError) as caught:
+            self.make(tmp_path, {"a": b"1"}).open(name)
+        assert caught.value.rule == "store.escape"
+
+    def test_a_missing_file_is_a_usage_error(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            self.make(tmp_path, {"a": b"1"}).open("b")
+        assert caught.value.rule == "store.missing"
+
+    @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 1), (3, 5000), (10239, 1), (10240, 0), (0, 10240)])
+    def test_view_and_readinto_agree_with_the_bytes(self, tmp_path: Path, offset: int, length: int) -> None:
+        source = self.make(tmp_path, {"a": self.data}).open("a")
+        assert source.size == len(self.data)
+        expected = self.data[offset : offset + length]
+        assert bytes(source.view(offset, length)) == expected
+        out = bytearray(length)
+        source.readinto(offset, memoryview(out))
+        assert out == expected
+        source.close()
+
+    @pytest.mark.parametrize(
+        ("offset", "length"), [(10240, 1), (0, 10241), (2**70, 1), (0, 2**70), (-1, 1), (-5, 1), (5, -1)]
+    )
+    def test_ranges_outside_are_refused(self, tmp_path: Path, offset: int, length: int) -> None:
+        source = self.make(tmp_path, {"a": self.data}).open("a")
+        with pytest.raises(IntegrityError) as caught:
+            source.view(offset, length)
+        assert caught.value.rule == "store.short-read"
+        source.close()
+
+    def test_readinto_past_the_end_is_refused(self, tmp_path: Path) -> None:
+        source = self.make(tmp_path, {"a": self.data}).open("a")
+        with pytest.raises(IntegrityError) as caught:
+            source.readinto(len(self.data) - 1, memoryview(bytearray(2)))
+        assert caught.value.rule == "store.short-read"
+        source.close()
+
+    def test_an_empty_file_has_an_empty_view(self, tmp_path: Path) -> None:
+        source = self.make(tmp_path, {"a": b""}).open("a")
+        assert source.size == 0
+        assert source.view(0, 0).nbytes == 0
+        source.readinto(0, np.empty((0, 3), np.float32).data)
+        source.close()
+
+    def test_readinto_takes_any_element_type(self, tmp_path: Path) -> None:
+        source = self.make(tmp_path, {"a": self.data}).open("a")
+        out = np.empty((4, 5), np.float32)
+        source.readinto(16, out.data)
+        assert out.tobytes() == self.data[16:96]
+        source.close()
+
+    def test_views_stay_valid_after_close(self, tmp_path: Path) -> None:
+        source = self.make(tmp_path, {"a": self.data}).open("a")
+        array = np.frombuffer(source.view(100, 1000), np.uint8)
+        source.close()
+        source.close()
+        assert array.tobytes() == self.data[100:1100]
+
+    def test_threads_read_side_by_side(self, tmp_path: Path) -> None:
+        source = self.make(tmp_path, {"a": self.data}).open("a")
+
+        def read(offset: int) -> bool:
+            out = bytearray(100)
+            source.readinto(offset, memoryview(out))
+            return out == self.data[offset : offset + 100] == bytes(source.view(offset, 100))
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(read, range(0, 10000, 37)))
+        source.close()
+
+
+class FaultyStore:
+    """A store whose sources go wrong at a chosen read (``view`` and ``readinto`` count alike, over all its sources).
+
+    Parameters
+    ----------
+    store : Store
+        The sound store behind it.
+    fail_at : int
+        Number of the first read that fails, from 0.
+    fault : {"error", "shrank", "short-read", "corrupt"}
+        Raise a ``ResourceError``; raise ``IntegrityError`` as a file that shrank or ended does; or flip one bit of
+        what is read, silently, from then on.
+    """
+
+    def __init__(self, store: Store, fail_at: int, fault: str = "error") -> None:
+        self._store = store
+        self.location = store.location
+        self.reads = 0
+        self.fail_at = fail_at
+        self.fault = fault
+
+    def names(self) -> list[str]:
+        return self._store.names()
+
+    def open(self, name: str) -> ByteSource:
+        return _FaultySource(self, self._store.open(name))
+
+    def check(self, name: str) -> bool:
+        """Count a read; raise if it is to fail, tell whether it is to be corrupted."""
+        self.reads += 1
+        if self.reads <= self.fail_at:
+            return False
+        if self.fault == "error":
+            raise ResourceError("cannot read: simulated", rule="store.read-failed", where=name)
+        if self.fault in ("shrank", "short-read"):
+            raise IntegrityError(f"store.{self.fault}", "simulated", where=name)
+        return True
+
+
+class _FaultySource:
+    mapped = False
+
+    def __init__(self, store: FaultyStore, source: ByteSource) -> None:
+        self._store, self._source = store, source
+        self.name, self.size = source.name, source.size
+
+    def view(self, offset: int, length: int) -> memoryview:
+        out = memoryview(bytearray(length))
+        self.readinto(offset, out)
+        return out
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        corrupt = self._store.check(self.name)
+        self._source.readinto(offset, out)
+        if corrupt and out.nbytes:
+            out.cast("B")[out.nbytes // 2] ^= 1
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class FullTarget:
+    """A target that has room for ``room`` bytes; what would not fit raises ``ResourceError`` ``store.disk-full``."""
+
+    def __init__(self, target: Target, room: int) -> None:
+        self._target = target
+        self.room = room
+
+    def create(self, name: str) -> Sink:
+        return _FullSink(self, self._target.create(name))
+
+
+class _FullSink:
+    def __init__(self, target: FullTarget, sink: Sink) -> None:
+        self._target, self._sink = target, sink
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        self._target.room -= memoryview(data).nbytes
+        if self._target.room < 0:
+            raise ResourceError("the disk is full: simulated", rule="store.disk-full")
+        self._sink.write_at(offset, data)
+
+    def truncate(self, size: int) -> None:
+        self._sink.truncate(size)
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Names of everything that staging left in a folder."""
+    return sorted(path.name for path in folder.iterdir() if ".ingot-partial" in path.name)
+
+
+def rule_of(error: BaseException) -> str | None:
+    """The rule that an error names, None for one that is not Ingot's."""
+    return error.rule if isinstance(error, IngotError) else None
