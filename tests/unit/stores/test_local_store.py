@@ -21,6 +21,10 @@ from ingot.stores.local import LocalSink, LocalStore, LocalTarget
 from ingot.testing.stores import ESCAPES, StoreSuite
 
 
+def descriptors() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
 class LocalSuite(StoreSuite):
     io = "auto"
 
@@ -98,7 +102,7 @@ class LocalSuite(StoreSuite):
     def test_no_descriptor_is_left(self, tmp_path):
         store = self.make(tmp_path, {"a": self.data})
         gc.collect()
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = descriptors()
         for _ in range(5):
             source = store.open("a")
             source.view(0, 10)
@@ -106,7 +110,7 @@ class LocalSuite(StoreSuite):
         dropped = store.open("a")
         del dropped
         gc.collect()
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert descriptors() == before
 
 
 class TestLocalMmap(LocalSuite):
@@ -325,7 +329,7 @@ def test_running_out_of_descriptors_is_one_clear_error(tmp_path):
     store.open("a").close()  # imports and caches are warm
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     sources = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 20, hard))
     try:
         with pytest.raises(ResourceError) as caught:
             sources.extend(store.open("a") for _ in range(100))
