@@ -1,4 +1,4 @@
-"""The golden .zt corpus: in step with its script, every valid file reads as recorded, every other one is refused by name."""
+"""The golden .zt corpus: in step with its script; valid files read as recorded, the others are refused by name."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_damaged_files_open_and_refuse_to_be_read(stem: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["zt", "cbor"])
-def test_every_rule_of_the_corpus_is_on_the_spec_page_and_the_other_way_round(page: str) -> None:
+def test_the_spec_page_lists_exactly_the_rules_that_the_corpus_breaks(page: str) -> None:
     text = (SPEC_PAGES / f"{page}.md").read_text()
-    listed = {word for line in text.splitlines() if line.startswith("| `") for word in line.split("`")[1::2][:1]}
-    rules = {stem.partition("+")[0] for stem in stems("reject")}
-    mine = {rule for rule in rules if rule.startswith(f"{page}.")}
-    assert mine <= {word for word in listed if word.startswith(f"{page}.")}
+    listed = {line.split("`")[1] for line in text.splitlines() if line.startswith(f"| `{page}.")}
+    broken = {stem.partition("+")[0] for stem in stems("reject")}
+    too_large_for_a_corpus = {"cbor.items"}
+    assert listed - too_large_for_a_corpus == {rule for rule in broken if rule.startswith(f"{page}.")}

@@ -1,0 +1,97 @@
+"""Which format a file or folder is of, and how other containers are turned away."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
+from ingot.formats.detect import detect_file, detect_folder
+from ingot.formats.table import FORMATS
+
+ST_HEAD = (10).to_bytes(8, "little") + b'{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "format"),
+    [
+        ("model.zt", b"ZTEN1000" + bytes(8), "zt"),
+        ("model", b"ZTEN1000" + bytes(8), "zt"),
+        ("model.zt", b"garbage", "zt"),
+        ("model.ZT", b"garbage", "zt"),
+        ("model", b"\x89ZT2\r\n\x1a\n", "zt"),
+        ("model", b"ZTEN0001", "zt"),
+        ("model.safetensors", ST_HEAD, "safetensors"),
+        ("model.safetensors", b"PK\x03\x04\0\0\0\0{", "safetensors"),
+    ],
+)
+def test_formats_by_head_and_name(name: str, head: bytes, format: str) -> None:
+    assert detect_file(name, head).name == format
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "rule"),
+    [
+        ("pytorch_model.bin", b"PK\x03\x04\x00\x00\x08\x08", "detect.pickle"),
+        ("model.ckpt", b"\x80\x02}q\x00", "detect.pickle"),
+        ("model.safetensors", b"\x80\x04\x95", "detect.pickle"),
+        ("model.zt", b"\x80\x05", "detect.pickle"),
+        ("a.npz", b"PK\x03\x04\x14\x00", "detect.npz"),
+        ("a.keras", b"PK\x03\x04\x14\x00", "detect.zip"),
+        ("a.gguf", b"GGUF\x03\0\0\0", "detect.gguf"),
+        ("a.h5", b"\x89HDF\r\n\x1a\n", "detect.hdf5"),
+        ("a.npy", b"\x93NUMPY\x01\x00", "detect.npy"),
+        ("a.tflite", b"\x1c\0\0\0TFL3", "detect.tflite"),
+        ("model.safetensors", b"version https://git-lfs", "detect.lfs-pointer"),
+        ("a.tar.gz", b"\x1f\x8b\x08", "detect.archive"),
+        ("a.zst", b"\x28\xb5\x2f\xfd", "detect.archive"),
+        ("README", b"# title", "detect.unknown"),
+    ],
+)
+def test_other_containers_are_named(name: str, head: bytes, rule: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        detect_file(name, head)
+    assert caught.value.rule == rule
+
+
+def test_an_empty_file() -> None:
+    with pytest.raises(FormatError) as caught:
+        detect_file("model.zt", b"")
+    assert caught.value.rule == "detect.empty"
+
+
+@pytest.mark.parametrize(
+    ("names", "entry"),
+    [
+        (["README.md", "config.json", "weights.zt"], "weights.zt"),
+        (["a.zt", "b.zt", "model.zt"], "model.zt"),
+        ([".hidden.zt", "b.zt"], "b.zt"),
+    ],
+)
+def test_a_folder_with_one_zt(names: list[str], entry: str) -> None:
+    found, file = detect_folder(names)
+    assert (found.name, file) == ("zt", entry)
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        ([], "detect.none"),
+        (["pytorch_model.bin", "config.json"], "detect.none"),
+        (["a.zt", "b.zt"], "detect.several"),
+        (["model.zt", "model.safetensors"], "detect.several"),
+    ],
+)
+def test_a_folder_without_one_checkpoint(names: list[str], rule: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        detect_folder(names)
+    assert caught.value.rule == rule
+
+
+def test_the_table_gives_one_instance_of_each() -> None:
+    assert {"zt", "safetensors"} <= set(FORMATS)
+    for name in FORMATS:
+        assert FORMATS[name] is FORMATS[name]
+        assert FORMATS[name].name == name
+    with pytest.raises(IngotError) as caught:
+        FORMATS.get_or_refuse("nope")
+    assert caught.value.rule == "format.unknown"
