@@ -1,7 +1,7 @@
 """Ingot: model weights at rest and on the move.
 
-Shrinks, ships, verifies, converts and loads model weights in every container people use. Names are imported on first use,
-so that ``import ingot`` costs little more than NumPy.
+Shrinks, ships, verifies, converts and loads model weights in every container people use. Names are imported on first
+use, so that ``import ingot`` costs little more than NumPy.
 """
 
 from __future__ import annotations

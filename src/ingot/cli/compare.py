@@ -33,7 +33,9 @@ def command(
     with progress_bar("comparing", quiet=quiet or json) as progress:
         report = compare(a, b, progress=progress)
     if json:
-        print_json({"a": report.a, "b": report.b, "same": report.same, "tensors": [_data(item) for item in report.tensors]})
+        print_json(
+            {"a": report.a, "b": report.b, "same": report.same, "tensors": [_data(item) for item in report.tensors]}
+        )
     elif not quiet:
         _print(report, top)
     raise typer.Exit(0 if report.same else 1)
@@ -51,7 +53,9 @@ def _print(report: Any, top: int) -> None:
     for item in shown:
         stats = item.stats
         figures = (
-            (number(stats.max_abs), number(stats.rms), f"{stats.snr_db:.2f}", f"{stats.cosine:.6f}") if stats else ("", "", "", "")
+            (number(stats.max_abs), number(stats.rms), f"{stats.snr_db:.2f}", f"{stats.cosine:.6f}")
+            if stats
+            else ("", "", "", "")
         )
         odd = f"{stats.odd} NaN/Inf mismatches" if stats and stats.odd else ""
         rows.append((item.name, item.status, "; ".join(filter(None, (item.detail, odd))), *figures))
@@ -64,4 +68,7 @@ def _print(report: Any, top: int) -> None:
     print(", ".join(f"{count} {status}" for status, count in counts.items()) or "no tensors")
     total = report.total
     if not report.same and total.count:
-        print(f"over all: max {number(total.max_abs)}, RMS {number(total.rms)}, SNR {total.snr_db:.2f} dB, cosine {total.cosine:.6f}")
+        print(
+            f"over all: max {number(total.max_abs)}, RMS {number(total.rms)}, SNR {total.snr_db:.2f} dB, "
+            f"cosine {total.cosine:.6f}"
+        )

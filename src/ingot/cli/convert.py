@@ -26,17 +26,27 @@ def register(app: typer.Typer) -> None:
 
 def command(
     src: Annotated[Path, typer.Argument(help="Checkpoint: a file or folder in any format that Ingot reads.")],
-    dst: Annotated[str, typer.Argument(help="File name with a format's suffix, or a folder (companion files travel along).")],
-    recipe: Annotated[str | None, typer.Option(help="Preset (see `ingot recipes`) or TOML file; default: keep as stored.")] = None,
-    format: Annotated[str | None, typer.Option("--format", "-f", help="Target format; default: by the suffix, zt for folders.")] = None,
+    dst: Annotated[
+        str, typer.Argument(help="File name with a format's suffix, or a folder (companion files travel along).")
+    ],
+    recipe: Annotated[
+        str | None, typer.Option(help="Preset (see `ingot recipes`) or TOML file; default: keep as stored.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", "-f", help="Target format; default: by the suffix, zt for folders.")
+    ] = None,
     max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
     resume: Annotated[bool, typer.Option(help="Continue a killed run; keep the finished part if interrupted.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Show which rule hits which tensor and the resulting size; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Show which rule hits which tensor and the resulting size; write nothing.")
+    ] = False,
     allow_requantize: Annotated[bool, typer.Option(help="Quantize tensors that are quantized already.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a folder that exists.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
     digest: Annotated[str, typer.Option(help="Digest written per part: crc32c, sha256 or none.")] = "crc32c",
-    max_shard_size: Annotated[str | None, typer.Option(help="Largest safetensors shard; default 5GB in folders.")] = None,
+    max_shard_size: Annotated[
+        str | None, typer.Option(help="Largest safetensors shard; default 5GB in folders.")
+    ] = None,
     verify: Annotated[bool, typer.Option(help="Check the source's digests.")] = True,
     measure: Annotated[bool, typer.Option(help="Measure the error of lossy tensors.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
@@ -141,7 +151,10 @@ def print_report(report: Any) -> None:
     actions = ", ".join(f"{count} {action}" for action, count in report.actions.items())
     speed = report.source_nbytes / max(report.seconds, 1e-9)
     print(f"{report.source} -> {report.destination} ({report.format}, recipe {report.recipe})")
-    print(f"  tensors  {len(report.tensors)}: {actions}" + (f"; {report.resumed} from an earlier run" if report.resumed else ""))
+    print(
+        f"  tensors  {len(report.tensors)}: {actions}"
+        + (f"; {report.resumed} from an earlier run" if report.resumed else "")
+    )
     print(
         f"  size     {size_text(report.source_nbytes)} -> {size_text(report.size)} "
         f"({100 * report.size / max(report.source_nbytes, 1):.1f} %), {report.bits_per_weight:.3f} bits per weight"
@@ -155,7 +168,7 @@ def print_report(report: Any) -> None:
     elif worst is not None:
         error = worst.error
         print(
-            f"  error    worst tensor {printable(worst.name)}: SNR {number(error['snr_db'])} dB, RMS {number(error['rms'])}, "
-            f"max {number(error['max_abs'])}"
+            f"  error    worst tensor {printable(worst.name)}: SNR {number(error['snr_db'])} dB, "
+            f"RMS {number(error['rms'])}, max {number(error['max_abs'])}"
         )
         print("           (weight error is not quality: evaluate the model)")

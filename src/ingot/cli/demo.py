@@ -17,7 +17,9 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files; made if absent.")] = Path("ingot-demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files; made if absent.")] = Path(
+        "ingot-demo"
+    ),
     json: Json = False,
 ) -> None:
     """Convert a small real language model by every recipe, load it back, and show size, speed, error and perplexity."""

@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(json: Json = False) -> None:
-    """Say what this installation has: native core, instruction set, memory, extras; and what to do about what is missing."""
+    """Say what this installation has, and what to do about what is missing."""
     from ingot.ops.doctor import examine
 
     checks = examine()

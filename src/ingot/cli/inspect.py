@@ -11,7 +11,12 @@ import typer
 from ingot.cli.output import Json, print_json, printable, shape_text, size_text, table
 from ingot.errors import UsageError
 
-EPILOG = "Examples:\n\n  ingot inspect model.zt\n\n  ingot inspect ./Llama-3-8B --by role\n\n  ingot inspect model.zt --tensor lm_head.weight --json"
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot inspect model.zt\n\n"
+    "  ingot inspect ./Llama-3-8B --by role\n\n"
+    "  ingot inspect model.zt --tensor lm_head.weight --json"
+)
 KEYS = ("layer", "codec", "dtype", "role")
 
 
@@ -46,27 +51,50 @@ def command(
 def _overview(found: Any, by: str, list_tensors: bool) -> None:
     print(f"{found.path}: {found.format}, {len(found.tensors)} tensors, {found.elements:,} elements")
     bits = 8 * found.file_size / max(found.elements, 1)
-    print(f"  {size_text(found.file_size)} in {len(found.files)} file(s), {bits:.3f} bits per element, read by {found.io}")
+    print(
+        f"  {size_text(found.file_size)} in {len(found.files)} file(s), {bits:.3f} bits per element, read by {found.io}"
+    )
     for key, value in found.metadata.items():
         print(f"  {printable(str(key))}: {printable(str(value))[:160]}")
     if found.companions:
         print(f"  companions: {', '.join(map(printable, found.companions))}")
     if list_tensors:
         rows = [
-            (item.name, shape_text(item.shape), item.dtype, _codec(item), item.role, size_text(item.nbytes), _bits(item.nbytes, item.size))
+            (
+                item.name,
+                shape_text(item.shape),
+                item.dtype,
+                _codec(item),
+                item.role,
+                size_text(item.nbytes),
+                _bits(item.nbytes, item.size),
+            )
             for item in found.tensors
         ]
         table(("tensor", "shape", "dtype", "codec", "role", "stored", "bits"), rows, left=5)
     for key in dict.fromkeys((by, "codec")):
-        rows = [
-            (label, f"{count:,}", f"{elements:,}", size_text(nbytes), _bits(nbytes, elements), f"{100 * nbytes / max(found.nbytes, 1):.1f} %")
+        totals = [
+            (
+                label,
+                f"{count:,}",
+                f"{elements:,}",
+                size_text(nbytes),
+                _bits(nbytes, elements),
+                _share(nbytes, found.nbytes),
+            )
             for label, (count, elements, nbytes) in _ordered(found.totals(key))
         ]
-        table((key, "tensors", "elements", "stored", "bits", "share"), rows)
+        table((key, "tensors", "elements", "stored", "bits", "share"), totals)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f} %"
 
 
 def _ordered(totals: dict[str, tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
-    return sorted(totals.items(), key=lambda item: (not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0, item[0]))
+    return sorted(
+        totals.items(), key=lambda item: (not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0, item[0])
+    )
 
 
 def _bits(nbytes: int, elements: int) -> str:
@@ -87,11 +115,22 @@ def _one(found: Any, name: str, json: bool) -> None:
     if json:
         print_json(item)
         return
-    print(f"{printable(item.name)}: {shape_text(item.shape)} {item.dtype}, {_codec(item)}, {size_text(item.nbytes)} stored")
+    stored = size_text(item.nbytes)
+    print(f"{printable(item.name)}: {shape_text(item.shape)} {item.dtype}, {_codec(item)}, {stored} stored")
     for key, value in item.params.items():
         print(f"  {printable(str(key))}: {printable(str(value))}")
     rows = [
-        (part.role, part.dtype, part.type or "", part.encoding, part.file, part.digest or "none", f"{part.offset}", f"{part.length}", f"{part.nbytes}")
+        (
+            part.role,
+            part.dtype,
+            part.type or "",
+            part.encoding,
+            part.file,
+            part.digest or "none",
+            f"{part.offset}",
+            f"{part.length}",
+            f"{part.nbytes}",
+        )
         for part in item.parts
     ]
     table(("part", "dtype", "type", "encoding", "file", "digest", "offset", "stored", "decoded"), rows, left=6)

@@ -1,6 +1,7 @@
 """The command ``ingot``: collects the commands and turns errors into one line and an exit code.
 
-Exit codes: 0 fine; 1 the answer is no (corrupt, differs, illegal); 2 wrong usage; 3 a needed extra is missing; 130 interrupted.
+Exit codes: 0 fine; 1 the answer is no (corrupt, differs, illegal); 2 wrong usage; 3 a needed extra is missing; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Take the options that stand before the command."""
     _DEBUG["on"] = debug
@@ -52,34 +55,30 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         result = app(arguments, standalone_mode=False)
-    except IngotError as error:
-        if _DEBUG["on"]:
-            raise
-        _say(f"error: {error}")
-        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted; nothing was left under the final name")
         return 130
     except BrokenPipeError:  # `ingot inspect ... | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except MemoryError:
-        if _DEBUG["on"]:
-            raise
-        _say("error: not enough memory; give --max-ram, or convert on a machine with more [ram.exhausted]")
-        return 1
-    except OSError as error:
-        if _DEBUG["on"]:
-            raise
-        _say(f"error: {error.filename or 'input/output'}: {error.strerror or error} [os.{error.errno}]")
-        return 1
     except Exception as error:
-        return _usage(error)
+        return _failed(error)
     return result if isinstance(result, int) else 0
 
 
-def _usage(error: Exception) -> int:
-    """Show the command-line parser's own errors; anything else is a defect and keeps its traceback."""
+def _failed(error: Exception) -> int:
+    """Tell an error in one line; with --debug, or if it is a defect of Ingot, raise it with its traceback."""
+    if _DEBUG["on"]:
+        raise error
+    if isinstance(error, IngotError):
+        _say(f"error: {error}")
+        return error.exit_code
+    if isinstance(error, MemoryError):
+        _say("error: not enough memory; give --max-ram, or convert on a machine with more [ram.exhausted]")
+        return 1
+    if isinstance(error, OSError):
+        _say(f"error: {error.filename or 'input/output'}: {error.strerror or error} [os.{error.errno}]")
+        return 1
     show: Any = getattr(error, "show", None)
     code = getattr(error, "exit_code", None)
     if show is None or code is None:

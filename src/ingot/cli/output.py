@@ -56,6 +56,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape as ``768x288``."""
     return "x".join(map(str, shape)) or "scalar"
 
 

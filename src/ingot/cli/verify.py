@@ -23,7 +23,10 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; print errors only.")] = False,
     json: Json = False,
 ) -> None:
-    """Check that a checkpoint is whole and well-formed: structure, digests, every tensor decodes. Exit code 1 if not."""
+    """Check that a checkpoint is whole and well-formed: structure, digests, every tensor decodes.
+
+    Exit code 1 if it is not.
+    """
     from ingot.ops.verify import verify
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
@@ -36,5 +39,8 @@ def command(
             print(f"{item.level}: {printable(item.where)}: {printable(item.message)} [{item.rule}]")
         if not quiet:
             verdict = "ok" if not errors else f"{len(errors)} error(s)"
-            print(f"{path}: {verdict}" + (f", {len(findings) - len(errors)} note(s)" if len(findings) > len(errors) else ""))
+            print(
+                f"{path}: {verdict}"
+                + (f", {len(findings) - len(errors)} note(s)" if len(findings) > len(errors) else "")
+            )
     raise typer.Exit(1 if errors else 0)

@@ -1,7 +1,7 @@
 """The contract of a codec.
 
-A codec sees a tensor as a matrix ``rows x cols`` (``Tensor.matrix_shape``: the last dimension is the columns) and works on
-*slabs* of whole rows, so that a tensor larger than memory passes through in pieces.
+A codec sees a tensor as a matrix ``rows x cols`` (``Tensor.matrix_shape``: the last dimension is the columns) and
+works on *slabs* of whole rows, so that a tensor larger than memory passes through in pieces.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class RowReader(Protocol):
 class Encoder(Protocol):
     """One tensor's encoding, prepared: everything but the bytes is known.
 
-    ``params`` is what the artifact states, and is all that the decoder will get. ``parts`` are in file order. ``scans`` is
-    the number of whole passes over the tensor that must go through ``scan`` before ``encode``. ``whole`` asks for all rows
-    in one slab. ``lossless`` tells whether every value survives these options.
+    ``params`` is what the artifact states, and is all that the decoder will get. ``parts`` are in file order.
+    ``scans`` is
+    the number of whole passes over the tensor that must go through ``scan`` before ``encode``. ``whole`` asks for all
+    rows in one slab. ``lossless`` tells whether every value survives these options.
     """
 
     codec: str
@@ -45,7 +46,7 @@ class Encoder(Protocol):
     lossless: bool
 
     def scan(self, rows: Array) -> None:
-        """Take in the next rows of the present pass, in order. The result may not depend on how rows are cut into slabs."""
+        """Take in the next rows of the present pass, in order; how rows are cut into slabs may not matter."""
         ...
 
     def encode(self, rows: Array) -> dict[str, Array]:
@@ -60,8 +61,10 @@ class Encoder(Protocol):
 class Codec(Protocol):
     """Numbers to parts and back.
 
-    ``lossless`` tells whether decoding gives the encoded values back whatever the options. ``elementwise`` tells that the
-    tensor may be read and encoded in any runs of elements, not only in whole rows: its matrix may be taken as ``size x 1``.
+    ``lossless`` tells whether decoding gives the encoded values back whatever the options. ``elementwise`` tells that
+    the
+    tensor may be read and encoded in any runs of elements, not only in whole rows: its matrix may be taken as ``size
+    x 1``.
     ``streams`` tells that a reader holds no more than a slab and its share of the stored bytes, never the whole tensor.
     """
 
@@ -100,7 +103,9 @@ def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:
     try:
         return np.empty(shape, numpy_dtype(dtype))
     except (MemoryError, ValueError) as error:
-        raise CodecError("codec.too-large", f"cannot allocate an array of shape {list(shape)} in {dtype}", where=where) from error
+        raise CodecError(
+            "codec.too-large", f"cannot allocate an array of shape {list(shape)} in {dtype}", where=where
+        ) from error
 
 
 def decode_by_rows(codec: Codec, tensor: Tensor, dtype: str) -> Array:

@@ -100,4 +100,8 @@ def _number(text: str) -> int:
 def check(expected: str, found: str, rule: str, where: str) -> None:
     """Raise ``IntegrityError`` where the digests differ."""
     if not same(expected, found):
-        raise IntegrityError(rule, f"the stored bytes do not match their digest: expected {expected}, found {found}; the file is damaged", where=where)
+        raise IntegrityError(
+            rule,
+            f"the stored bytes do not match their digest: expected {expected}, found {found}; the file is damaged",
+            where=where,
+        )

@@ -7,7 +7,7 @@ Storage types and logical types are those of zTensor 1.2 section 2; the other 8-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,9 @@ def dtype(spec: Any) -> DType:
     text = spec if isinstance(spec, str) else _spelling(spec)
     found = _ALIASES.get(text) or _ALIASES.get(text.lower()) or _ALIASES.get(text.upper())
     if found is None:
-        raise UnsupportedError(f"expected an element type such as {', '.join(list(DTYPES)[:4])}; found {text!r}", rule="dtype.unknown")
+        raise UnsupportedError(
+            f"expected an element type such as {', '.join(list(DTYPES)[:4])}; found {text!r}", rule="dtype.unknown"
+        )
     return found
 
 
@@ -126,15 +128,16 @@ def _spelling(spec: Any) -> str:
         return str(spec)
 
 
-@lru_cache(maxsize=None)
+@cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the native-endian NumPy dtype of a canonical name; the import of ``ml_dtypes`` waits until it is needed."""
+    """Return the native-endian NumPy dtype of a canonical name; ``ml_dtypes`` is imported only when needed."""
     attribute = DTYPES[name].numpy
     if hasattr(np, attribute) or attribute == "bool":
         return np.dtype(attribute)
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, attribute))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, attribute))
+    return found
 
 
 def little_endian(storage: str) -> np.dtype[Any]:

@@ -1,13 +1,14 @@
 """Encodings: bytes to bytes on one part (zTensor 1.2 section 1, component ``encoding``).
 
-``zstd`` parts are written as independent frames of ``FRAME`` input bytes each, one after the other. RFC 8878 section 3.1
-makes such a sequence one valid zstd stream, so every reader decodes it, while frames can be made and read in parallel and
-the output does not depend on how the input arrived.
+``zstd`` parts are written as independent frames of ``FRAME`` input bytes each, one after the other. RFC 8878 section
+3.1
+makes such a sequence one valid zstd stream, so every reader decodes it, while frames can be made and read in parallel
+and the output does not depend on how the input arrived.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 import zstandard
 
@@ -15,7 +16,8 @@ from ingot.errors import FormatError, UnsupportedError
 
 FRAME = 4 << 20
 LEVEL = 3
-# A frame that claims a larger window would make the decoder allocate it; zstd itself writes at most 2**27 without --ultra.
+# A frame that claims a larger window would make the decoder allocate it; zstd itself writes at most 2**27 without
+# --ultra.
 MAX_WINDOW = 1 << 27
 ENCODINGS = ("raw", "zstd")
 
@@ -51,7 +53,9 @@ class ZstdReader:
 
     def __init__(self, source: ReadsBytes, expected: int, rule: str, where: str) -> None:
         context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-        self._reader = context.stream_reader(source, read_size=1 << 18, read_across_frames=True, closefd=False)
+        self._reader = context.stream_reader(
+            cast("IO[bytes]", source), read_size=1 << 18, read_across_frames=True, closefd=False
+        )
         self._expected, self._produced = expected, 0
         self._rule, self._where = rule, where
 
@@ -73,7 +77,9 @@ class ZstdReader:
         """Check that everything expected was read and nothing follows."""
         if self._produced != self._expected or self._fill(memoryview(bytearray(1))):
             raise FormatError(
-                self._rule, f"expected exactly {self._expected} decompressed bytes, found another number", where=self._where
+                self._rule,
+                f"expected exactly {self._expected} decompressed bytes, found another number",
+                where=self._where,
             )
 
     def _fill(self, out: memoryview) -> int:
@@ -86,4 +92,6 @@ class ZstdReader:
 def require(encoding: str, where: str) -> None:
     """Refuse an encoding that Ingot does not know."""
     if encoding not in ENCODINGS:
-        raise UnsupportedError(f"expected encoding {' or '.join(ENCODINGS)}, found {encoding[:80]!r}", rule="encoding.unknown", where=where)
+        raise UnsupportedError(
+            f"expected encoding {' or '.join(ENCODINGS)}, found {encoding[:80]!r}", rule="encoding.unknown", where=where
+        )

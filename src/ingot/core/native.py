@@ -15,8 +15,9 @@ except ImportError as error:  # the message must help whoever runs from a source
 
 cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
+available_isas = _native.available_isas
 isa = _native.isa
 set_isa = _native.set_isa
 kernels = _native
 
-__all__ = ["cbor_loads", "crc32c", "isa", "kernels", "set_isa"]
+__all__ = ["available_isas", "cbor_loads", "crc32c", "isa", "kernels", "set_isa"]

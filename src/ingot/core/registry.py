@@ -22,7 +22,9 @@ class Registry(Mapping[str, Any]):
         Lets a failed import say what to install.
     """
 
-    def __init__(self, kind: str, entries: tuple[tuple[str, str], ...], extras: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: str, entries: tuple[tuple[str, str], ...], extras: Mapping[str, str] | None = None
+    ) -> None:
         self._kind = kind
         self._paths: dict[str, str] = {}
         self._loaded: dict[str, Any] = {}
@@ -33,7 +35,9 @@ class Registry(Mapping[str, Any]):
     def add(self, name: str, path: str) -> None:
         """Add one entry; a known name is refused rather than replaced."""
         if name in self._paths:
-            raise UsageError(f"{self._kind} {name!r} is already registered as {self._paths[name]}", rule="registry.duplicate")
+            raise UsageError(
+                f"{self._kind} {name!r} is already registered as {self._paths[name]}", rule="registry.duplicate"
+            )
         self._paths[name] = path
 
     def __getitem__(self, name: str) -> Any:
@@ -62,5 +66,7 @@ class Registry(Mapping[str, Any]):
     def get_or_refuse(self, name: str) -> Any:
         """Like ``[]``, with an error for people that lists what there is."""
         if name not in self._paths:
-            raise UsageError(f"unknown {self._kind} {name!r}; known: {', '.join(self._paths)}", rule=f"{self._kind}.unknown")
+            raise UsageError(
+                f"unknown {self._kind} {name!r}; known: {', '.join(self._paths)}", rule=f"{self._kind}.unknown"
+            )
         return self[name]

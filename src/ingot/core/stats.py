@@ -18,9 +18,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ErrorStats:
     """Sums over pairs of elements (reference r, other x), in double precision; add two to join them.
 
-    ``squared_error`` is the sum of (r - x)^2, ``max_abs`` the largest |r - x|, ``odd`` counts pairs in which exactly one is
-    not finite, or both are not and differ; pairs with such a value are left out of the sums. ``different`` counts pairs whose
-    values are not the same (-0 is not 0; all NaN are one value).
+    ``squared_error`` is the sum of (r - x)^2, ``max_abs`` the largest |r - x|, ``odd`` counts pairs in which exactly
+    one is
+    not finite, or both are not and differ; pairs with such a value are left out of the sums. ``different`` counts
+    pairs whose values are not the same (-0 is not 0; all NaN are one value).
     """
 
     count: int = 0

@@ -31,8 +31,8 @@ WINDOW, WINDOWS = 256, 64
 class DemoRow:
     """One line of the demo's table.
 
-    Sizes in bytes, times in seconds; errors are RMS error over RMS value of a tensor (0 to 1), the worst and the mean over
-    all tensors; ``perplexity`` is exp of the mean next-token loss on held-out text.
+    Sizes in bytes, times in seconds; errors are RMS error over RMS value of a tensor (0 to 1), the worst and the mean
+    over all tensors; ``perplexity`` is exp of the mean next-token loss on held-out text.
     """
 
     recipe: str

@@ -15,7 +15,8 @@ from ingot.model.tensor import Tensor
 class Catalog:
     """What a format's reader found: every tensor with its parts located and validated, no decoder attached.
 
-    ``tensors`` keeps the file's order and may build its values on access, the same object each time. ``headers`` maps each
+    ``tensors`` keeps the file's order and may build its values on access, the same object each time. ``headers`` maps
+    each
     file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the checkpoint.
     ``notes`` are oddities that are allowed but worth telling (``verify`` prints them): pairs of rule and message.
     """
@@ -29,7 +30,8 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), and the size of a shard in bytes."""
+    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), and the size of a shard in
+    bytes."""
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
@@ -49,8 +51,8 @@ class FormatWriter(Protocol):
     def end(self) -> dict[str, Any]:
         """Close the tensor; return a JSON-able record from which ``restore`` can take it back after a kill.
 
-        The record has at least ``{"name": str, "blobs": [[file, offset, length, digest], ...]}`` with a ``crc32c`` digest of
-        the stored bytes, so that a resumed run can check that they are there.
+        The record has at least ``{"name": str, "blobs": [[file, offset, length, digest], ...]}`` with a ``crc32c``
+        digest of the stored bytes, so that a resumed run can check that they are there.
         """
         ...
 

@@ -85,7 +85,8 @@ class Checkpoint(Mapping[str, Tensor]):
         ----------
         framework : {"np", "pt", "mlx", "jax"}
         dtype : optional
-            One element type for all floating-point tensors; each tensor's own by default. Integers and booleans keep theirs.
+            One element type for all floating-point tensors; each tensor's own by default. Integers and booleans keep
+            theirs.
         device : optional
             Passed to the framework.
         names : iterable of str, optional
@@ -97,11 +98,13 @@ class Checkpoint(Mapping[str, Tensor]):
             raise UsageError(f"no tensor named {unknown[0]!r}", rule="tensor.unknown", where=self.location)
         return {name: _load(self[name], framework, dtype, device) for name in chosen}
 
-    def layers(self, framework: str = "np", dtype: Any = None, device: Any = None) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    def layers(
+        self, framework: str = "np", dtype: Any = None, device: Any = None
+    ) -> Iterator[tuple[int | None, dict[str, Any]]]:
         """Yield ``(layer, {name: array})`` one transformer layer at a time, holding none of them itself.
 
-        Tensors that belong to no layer come first, with layer None, except those that follow the layers in a forward pass
-        (final norm, head), which come last, again with None.
+        Tensors that belong to no layer come first, with layer None, except those that follow the layers in a forward
+        pass (final norm, head), which come last, again with None.
         """
         before, layers, after = group_by_layer(self)
         groups: list[tuple[int | None, list[str]]] = [(None, before), *sorted(layers.items()), (None, after)]
@@ -118,7 +121,9 @@ class Checkpoint(Mapping[str, Tensor]):
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -75,7 +75,7 @@ class Part:
         """Return the decoded bytes: the mapping itself for raw parts of a mapped source, else a fresh buffer."""
         if self.encoding == "raw":
             return self.stored()
-        out = memoryview(np.empty(self.nbytes, np.uint8)).cast("B")
+        out = np.empty(self.nbytes, np.uint8).data
         reader = self.reader()
         reader.readinto(out)
         reader.finish()
@@ -87,7 +87,9 @@ class Part:
         A digest covers the whole part, so a range alone cannot be checked against it; whole reads are.
         """
         if start < 0 or start + out.nbytes > self.nbytes:
-            raise FormatError("part.range", f"expected a range in {self.nbytes} bytes, found {start}+{out.nbytes}", where=self.where)
+            raise FormatError(
+                "part.range", f"expected a range in {self.nbytes} bytes, found {start}+{out.nbytes}", where=self.where
+            )
         if self.encoding != "raw":
             out[:] = self.view()[start : start + out.nbytes]
         elif out.nbytes == self.length:
@@ -130,7 +132,11 @@ class StoredReader:
         """Fill ``out`` with the next stored bytes; hashing follows each chunk while it is still in cache."""
         part = self._part
         if self._position + out.nbytes > part.length:
-            raise IntegrityError("part.short", f"expected {out.nbytes} more bytes, found {part.length - self._position}", where=part.where)
+            raise IntegrityError(
+                "part.short",
+                f"expected {out.nbytes} more bytes, found {part.length - self._position}",
+                where=part.where,
+            )
         for start in range(0, out.nbytes, CHUNK):
             piece = out[start : start + CHUNK]
             part.source.readinto(part.offset + self._position, piece)
@@ -175,13 +181,15 @@ class PartReader:
 
 
 def memory_part(array: np.ndarray[Any, np.dtype[Any]], dtype: str, type: str | None = None) -> Part:
-    """Wrap an array (any shape, C order) as a raw part in memory.
+    """Wrap an array of any shape and strides as a raw part in memory, without a copy where it lies in C order.
 
-    Big-endian hosts swap here: a part's bytes are little-endian wherever they are (zTensor 1.2 section 4).
+    Big-endian arrays and hosts swap here: a part's bytes are little-endian wherever they are (zTensor 1.2 section 4).
     """
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     flat = np.ascontiguousarray(array).reshape(-1)
     wanted = little_endian(dtype)
     if not wanted.isnative:
         flat = flat.view(wanted.newbyteorder("=")).astype(wanted)
-    data = memoryview(flat.view(np.uint8)).cast("B") if flat.size else memoryview(b"")
+    data = flat.view(np.uint8).data if flat.size else memoryview(b"")
     return Part(dtype=dtype, type=type, length=data.nbytes, source=MemorySource(data), where="<memory>")

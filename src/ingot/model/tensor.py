@@ -86,8 +86,8 @@ class Tensor:
         Parameters
         ----------
         dtype : optional
-            Any spelling of an element type; the tensor's own by default. With its own dtype a raw dense tensor of a mapped
-            file comes back without a copy, read-only.
+            Any spelling of an element type; the tensor's own by default. With its own dtype a raw dense tensor of a
+            mapped file comes back without a copy, read-only.
 
         Raises
         ------
@@ -114,4 +114,5 @@ class Tensor:
         return convert(self.numpy(dtype), device)
 
     def __repr__(self) -> str:
-        return f"Tensor({self.name!r}, shape={list(self.shape)}, dtype={self.dtype}, codec={self.codec}, nbytes={self.nbytes})"
+        shape = list(self.shape)
+        return f"Tensor({self.name!r}, shape={shape}, dtype={self.dtype}, codec={self.codec}, nbytes={self.nbytes})"

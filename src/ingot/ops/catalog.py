@@ -43,7 +43,10 @@ def carries(format: Any, codec: str) -> bool:
 def formats() -> list[FormatInfo]:
     """Return every format that Ingot reads and writes."""
     found = [FORMATS[name] for name in FORMATS]
-    return [FormatInfo(item.name, item.suffixes, [codec for codec in CODECS if carries(item, codec)], item.summary) for item in found]
+    return [
+        FormatInfo(item.name, item.suffixes, [codec for codec in CODECS if carries(item, codec)], item.summary)
+        for item in found
+    ]
 
 
 def codecs() -> list[CodecInfo]:

@@ -30,7 +30,8 @@ _STATS = ("f32", "f16", "bf16", "f64")
 class TensorComparison:
     """One name in either checkpoint.
 
-    ``status``: ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in A``,
+    ``status``: ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in
+    A``,
     ``only in B``, ``shape differs`` or ``cannot decode``. ``stats`` is there where values could be compared as numbers.
     """
 
@@ -46,7 +47,8 @@ class TensorComparison:
 
 @dataclass(frozen=True, slots=True)
 class CompareReport:
-    """All comparisons, worst first: what is missing or misshapen, then by rising signal-to-noise ratio, then the equal."""
+    """All comparisons, worst first: what is missing or misshapen, then by rising signal-to-noise ratio, then the
+    equal."""
 
     a: str
     b: str

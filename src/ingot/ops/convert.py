@@ -80,7 +80,8 @@ def convert(
     dst : path
         A file name with a format's suffix, or a folder (which also gets the source's companion files).
     recipe : str or Recipe, optional
-        Preset name or path of a TOML file. None keeps every tensor as it is stored, or decodes what the target cannot carry.
+        Preset name or path of a TOML file. None keeps every tensor as it is stored, or decodes what the target cannot
+        carry.
     format : str, optional
         By default what ``dst``'s suffix says, ``zt`` for folders.
     max_ram : int or str, optional
@@ -131,7 +132,7 @@ def prepare(
     chosen: ConvertOptions = options or {}
     unknown = set(chosen) - set(ConvertOptions.__annotations__)
     if unknown:
-        raise UsageError(f"unknown option {sorted(unknown)[0]!r}", rule="convert.option")
+        raise UsageError(f"unknown option {min(unknown)!r}", rule="convert.option")
     place = destination(dst, format)
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
@@ -204,12 +205,7 @@ class _Job:
     def _write(
         self, staging: Staging, cuts: list[Cut], budget: int, resume: bool, progress: ProgressCallback
     ) -> tuple[int, list[str]]:
-        what = {"format": self._plan.format.name, "name": self._place.name, "options": asdict(self._plan.options)}
-        what["steps"] = [
-            [step.action, step.spec.codec, dict(step.spec.params), [asdict(part) for part in step.spec.parts]]
-            for step in self._plan.steps
-        ]
-        journal = Journal(staging.journal, fingerprint(self._source, {**what, "recipe": self._plan.recipe}))
+        journal = Journal(staging.journal, fingerprint(self._source, self._identity()))
         records = self._intact(journal.earlier(), staging.files) if resume else []
         writer = self._restore(records, staging.files)
         journal.start(records)
@@ -225,6 +221,22 @@ class _Job:
             raise
         finally:
             journal.close()
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what, beside the source, determines the output's bytes."""
+        plan = self._plan
+        steps = [
+            [step.action, step.spec.codec, dict(step.spec.params), [asdict(part) for part in step.spec.parts]]
+            for step in plan.steps
+        ]
+        options = asdict(plan.options)
+        return {
+            "format": plan.format.name,
+            "name": self._place.name,
+            "recipe": plan.recipe,
+            "options": options,
+            "steps": steps,
+        }
 
     def _intact(self, earlier: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
         """Return the leading records whose bytes are all there."""

@@ -16,7 +16,8 @@ STEM = "model"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A path to be published: ``name`` is the weight file to create, ``directory`` tells whether in a folder at ``path``."""
+    """A path to be published: ``name`` is the weight file to create, ``directory`` tells whether in a folder at
+    ``path``."""
 
     path: Path
     directory: bool

@@ -11,7 +11,8 @@ import numpy as np
 
 import ingot
 from ingot.core import checksums
-from ingot.core.isa import available_isas, isa as current_isa
+from ingot.core.isa import available_isas
+from ingot.core.isa import isa as current_isa
 from ingot.core.memory import available_ram, format_size
 from ingot.core.parallel import default_workers
 from ingot.stores.local import LocalStore
@@ -55,14 +56,19 @@ def _native() -> Check:
     sets = ", ".join(available_isas())
     advice = ""
     if isa == "baseline" and platform.machine().lower() in ("x86_64", "amd64"):
-        advice = "this processor has neither AVX2 nor AVX-512 (or a virtual machine hides them): kernels run several times slower"
+        advice = "this processor has neither AVX2 nor AVX-512 (or hides them): kernels run several times slower"
     return Check("native core", "ok", f"instruction set {isa} (this processor can run: {sets})", advice)
 
 
 def _checksum() -> Check:
     found = checksums.digest("crc32c", b"123456789")
     good = checksums.same(_CHECK_VALUE, found)
-    return Check("checksum", "ok" if good else "bad", found, "" if good else "the native core gives wrong results: reinstall Ingot")
+    return Check(
+        "checksum",
+        "ok" if good else "bad",
+        found,
+        "" if good else "the native core gives wrong results: reinstall Ingot",
+    )
 
 
 def _extra(name: str, package: str, use: str) -> Check:

@@ -1,7 +1,7 @@
 """Writing a tensor's parts as they come out of the pipeline, compressing where the spec says zstd.
 
-Compression cuts each part at fixed offsets (``encodings.FRAME`` input bytes), whatever slabs the bytes came in, and frames
-are compressed on the pipeline's threads. So the result is the same for any slab and any number of threads.
+Compression cuts each part at fixed offsets (``encodings.FRAME`` input bytes), whatever slabs the bytes came in, and
+frames are compressed on the pipeline's threads. So the result is the same for any slab and any number of threads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
+
+import numpy as np
 
 from ingot.core import encodings
 from ingot.formats.base import FormatWriter
@@ -84,4 +86,4 @@ def _bytes(array: Array) -> memoryview:
         return memoryview(b"")
     if not array.dtype.isnative or array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    return memoryview(array.reshape(-1).view("u1"))
+    return array.reshape(-1).view(np.uint8).data

@@ -1,6 +1,7 @@
 """The journal of a conversion: which tensors are complete in the staging folder, so that a killed run can go on.
 
-One JSON line for the header (fingerprint of source, recipe, version and options), then one line per finished tensor. Lines
+One JSON line for the header (fingerprint of source, recipe, version and options), then one line per finished tensor.
+Lines
 are appended after the tensor's bytes; a torn last line is ignored. Nothing is trusted: on resume every blob is checked
 against its digest, which costs less than syncing the disk after each tensor would.
 """
@@ -25,8 +26,8 @@ CHUNK = 1 << 22
 def fingerprint(source: Source, what: Mapping[str, Any]) -> str:
     """Return a digest of all that determines the output.
 
-    The source counts by its files' names, sizes, modification times (ns) and header bytes; ``what`` holds the recipe and
-    the options; Ingot's version is in it because another version may encode differently.
+    The source counts by its files' names, sizes, modification times (ns) and header bytes; ``what`` holds the recipe
+    and the options; Ingot's version is in it because another version may encode differently.
     """
     folder = source.path if source.path.is_dir() else source.path.parent
     files = []
@@ -74,7 +75,7 @@ class Journal:
             return []
         if lines[0]["fingerprint"] != self._fingerprint:
             raise UsageError(
-                "the interrupted conversion was of another source, recipe, option or Ingot version (a file changed since?); "
+                "the interrupted conversion was of another source, recipe, option or Ingot version; "
                 "run again without --resume to start anew",
                 rule="resume.changed",
                 where=str(self._path.parent),

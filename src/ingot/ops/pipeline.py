@@ -1,7 +1,9 @@
 """The pipeline of a conversion: one thread reads, several encode, the caller's thread writes, under one memory budget.
 
-Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut into slabs.
-What bounds memory is one ``Budget`` that a slab's cost is taken from before it is read and given back after it is written.
+Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut
+into slabs.
+What bounds memory is one ``Budget`` that a slab's cost is taken from before it is read and given back after it is
+written.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from queue import Empty, Full, Queue
 from typing import Any
@@ -77,6 +80,8 @@ class Slab:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
+    """The first event of a step."""
+
     step: Step
 
 
@@ -134,7 +139,7 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
 
 
 def _cost_per_element(step: Step, measured: bool) -> float:
-    """Bytes of working memory per element of a slab: source rows, stored source, outputs (twice: allocator), scratch."""
+    """Bytes of memory per element of a slab: source rows, stored source, outputs (twice: allocator), scratch."""
     size = max(step.tensor.size, 1)
     source = DTYPES[step.tensor.dtype].bits / 8 + step.tensor.nbytes / size
     return source + 2 * step.out_bytes / size + (4 if measured else 0)
@@ -210,7 +215,7 @@ class Pipeline:
                 if not self._read_step(step, shape):
                     return
             self._put(None)
-        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread, which raises it
+        except BaseException as error:
             self._put(error)
 
     def _read_step(self, step: Step, shape: Cut) -> bool:
@@ -239,9 +244,8 @@ def _move(tensor: Tensor, take: Callable[[], bool]) -> Iterator[tuple[Work, int]
             if not take():
                 return
             data = np.empty(min(MOVE_BYTES, part.length - start), np.uint8)
-            reader.readinto(memoryview(data))
-            encoded = Encoded({role: data})
-            yield (lambda encoded=encoded: encoded), data.nbytes
+            reader.readinto(data.data)
+            yield partial(Encoded, {role: data}), data.nbytes
         reader.finish()
 
 

@@ -1,9 +1,10 @@
-"""Planning a conversion from headers alone: which rule hits which tensor, what will be stored, how large the result is."""
+"""Planning a conversion from headers alone: which rule hits which tensor, what will be stored, how large the result
+is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.codecs.base import Encoder
@@ -24,9 +25,10 @@ MOVED, DECODED, ENCODED = "moved", "decoded", "encoded"
 class Step:
     """What happens to one tensor.
 
-    ``action`` is ``moved`` (stored bytes copied as they are), ``decoded`` (a stored codec that the target cannot carry, or
-    that the recipe undoes, becomes dense values) or ``encoded``. ``exact`` tells whether every value survives. ``encoder``
-    is None for ``moved``.
+    ``action`` is ``moved`` (stored bytes copied as they are), ``decoded`` (a stored codec that the target cannot
+    carry, or
+    that the recipe undoes, becomes dense values) or ``encoded``. ``exact`` tells whether every value survives.
+    ``encoder`` is None for ``moved``.
     """
 
     tensor: Tensor
@@ -78,7 +80,7 @@ class PlanRequest:
 
     recipe: Recipe | None = None
     allow_requantize: bool = False
-    options: WriteOptions = WriteOptions()
+    options: WriteOptions = field(default_factory=WriteOptions)
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
@@ -156,8 +158,8 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, allow_req
     stored_exactly = CODECS[tensor.codec].lossless
     if not stored_exactly and not encoder.lossless and not allow_requantize:
         raise UsageError(
-            f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than quantizing the "
-            "original would. Start from the original, or pass --allow-requantize",
+            f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
+            "quantizing the original would. Start from the original, or pass --allow-requantize",
             rule="convert.requantize",
         )
     action = DECODED if not stored_exactly and encoder.lossless else ENCODED

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ingot.core.stats import ErrorStats
 from ingot.ops.plan_convert import Step
@@ -13,7 +12,8 @@ from ingot.ops.plan_convert import Step
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """One tensor: what happened (``moved``, ``decoded``, ``encoded``), by which rule, sizes in bytes, error where lossy.
+    """One tensor: what happened (``moved``, ``decoded``, ``encoded``), by which rule, sizes in bytes, error where
+    lossy.
 
     ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
     """

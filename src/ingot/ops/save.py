@@ -113,6 +113,11 @@ def _as_tensor(name: str, value: Any) -> Tensor:
         return Tensor(name, value.shape, value.dtype, value.codec, value.parts, value.params, value.decoder)
     array = as_numpy(value)
     row = resolve_dtype(array.dtype)
+    if row.bits < 8:
+        raise UnsupportedError(
+            f"{row.name} arrays hold one element a byte and would have to be packed; move such tensors as parts",
+            where=name,
+        )
     part = memory_part(array, row.storage, None if row.is_storage else row.name)
     return Tensor(name, array.shape, row.name, "dense", {"data": part}, decoder=CODECS["dense"])
 

@@ -26,8 +26,8 @@ _CHUNK = 4 << 20
 class Finding:
     """One thing that ``verify`` has to say.
 
-    ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but worth knowing). ``rule`` is the
-    rule's name on the spec page, ``where`` the file, tensor and part.
+    ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but worth knowing). ``rule``
+    is the rule's name on the spec page, ``where`` the file, tensor and part.
     """
 
     level: str
@@ -88,7 +88,7 @@ def _contents(source: Source, progress: ProgressCallback | None) -> Iterator[Fin
 def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
     """Check one tensor: its codec's rules, its parts' digests, and the values of parts that a decoder relies on."""
     findings: list[Finding] = []
-    codec = CODECS[tensor.codec] if tensor.codec in CODECS else None
+    codec = CODECS.get(tensor.codec)
     try:
         if codec is not None:
             codec.check(tensor)
