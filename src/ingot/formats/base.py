@@ -72,12 +72,13 @@ class FormatWriter(Protocol):
 class Format(Protocol):
     """A container.
 
-    ``directory`` tells that an artifact of this format is a folder even when a single file would do.
+    ``digests`` tells whether it can store digests of parts.
     """
 
     name: str
     suffixes: tuple[str, ...]
     summary: str
+    digests: bool
 
     def claims(self, name: str, head: bytes) -> bool:
         """Whether a file of this name that begins with ``head`` (up to 16 bytes) is of this format."""

@@ -94,7 +94,7 @@ def test_whole_files_have_no_findings(model: Path, tmp_path: Path) -> None:
 
 
 def test_safetensors_has_no_digests_and_verify_says_so_once(model: Path) -> None:
-    assert levels(ingot.verify(model)) == {("note", "part.no-digest")}
+    assert levels(ingot.verify(model)) == {("note", "format.no-digests")}
     assert len(ingot.verify(model)) == 1
 
 

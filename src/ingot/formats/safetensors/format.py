@@ -20,7 +20,7 @@ class SafetensorsFormat:
     name = "safetensors"
     suffixes = (SUFFIX, INDEX_SUFFIX)
     summary = "dense tensors, one file or shards with an index (Hugging Face)"
-    directory = False
+    digests = False
 
     def claims(self, name: str, head: bytes) -> bool:
         """By suffix; else by a plausible header length followed by ``{``."""

@@ -23,6 +23,7 @@ class ZtFormat:
     name = "zt"
     suffixes: tuple[str, ...] = (".zt",)
     summary = "zTensor 1.2: all codecs, zstd, digests, one file"
+    digests = True
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
