@@ -1,9 +1,8 @@
 """Train the small Llama model that Ingot ships as ``ingot.demo`` data.
 
-Run by hand, only to make the data anew; nothing imports this file::
+Run by hand, only to make the data anew, with ``torch==2.13.0`` and Ingot installed::
 
-    pip install torch==2.13.0 numpy
-    PYTHONPATH=src python tools/train_demo_model.py --out src/ingot/demo/data
+    python tools/train_demo_model.py --out src/ingot/demo/data
 
 All text comes with the Python that runs the script: the topics of
 ``pydoc_data`` and the docstrings and comments of the standard library.  Seeds
@@ -38,36 +37,18 @@ from torch.nn import functional
 from ingot.demo.llama import select_windows
 from ingot.demo.tokenizer import Tokenizer, split_words
 
-SEED = 20240607
-VOCAB = 1024
+SEED, VOCAB = 20240607, 1024
 HELD_OUT_TOPICS = ("debugger", "formatstrings", "comparisons", "execmodel", "import")
-CONFIG: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "head_dim": 32,
-    "hidden_act": "silu",
-    "hidden_size": 192,
-    "initializer_range": 0.02,
-    "intermediate_size": 512,
-    "max_position_embeddings": 256,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 6,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_scaling": None,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "vocab_size": VOCAB,
-}
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 192, 512, 4, 6, 2, 32, 256
 EPS, THETA, DROPOUT = 1e-5, 10000.0, 0.1
+PEAK_RATE, WARM_UP, BATCH = 3e-3, 150, 16
+CONFIG: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
+CONFIG |= {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "head_dim": HEAD_DIM}
+CONFIG |= {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}
+CONFIG |= {"max_position_embeddings": CONTEXT, "rope_theta": THETA, "rope_scaling": None, "rms_norm_eps": EPS}
+CONFIG |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+CONFIG |= {"initializer_range": 0.02, "tie_word_embeddings": False, "use_cache": True}
+CONFIG |= {"bos_token_id": None, "eos_token_id": None}
 
 # --- text ------------------------------------------------------------------
 
@@ -89,9 +70,7 @@ def words_of(text: str) -> list[str]:
 def shingles(text: str) -> set[tuple[str, ...]]:
     """Return each run of ``SHINGLE`` words, or all the words if there are fewer."""
     words = words_of(text)
-    if len(words) < SHINGLE:
-        return {tuple(words)}
-    return {tuple(words[i : i + SHINGLE]) for i in range(len(words) - SHINGLE + 1)}
+    return {tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1))}
 
 
 def paragraphs(text: str) -> list[str]:
@@ -235,10 +214,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map ``[batch, seq, HIDDEN]`` to the same shape."""
         batch, seq, _ = x.shape
-        q, k, v = (
-            layer(x).view(batch, seq, -1, HEAD_DIM).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (layer(x).view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for layer in parts)
         q, k = rotate(q, cos[:seq], sin[:seq]), rotate(k, cos[:seq], sin[:seq])
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -284,13 +261,9 @@ class LlamaForCausalLM(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": nn.Embedding(VOCAB, HIDDEN),
-                "layers": nn.ModuleList(Block() for _ in range(LAYERS)),
-                "norm": nn.RMSNorm(HIDDEN, eps=EPS),
-            }
-        )
+        inner: dict[str, nn.Module] = {"embed_tokens": nn.Embedding(VOCAB, HIDDEN)}
+        inner |= {"layers": nn.ModuleList(Block() for _ in range(LAYERS)), "norm": nn.RMSNorm(HIDDEN, eps=EPS)}
+        self.model = nn.ModuleDict(inner)
         self.lm_head = nn.Linear(HIDDEN, VOCAB, bias=False)
         self.cos, self.sin = rope_tables()
         for name, weight in self.named_parameters():
@@ -302,15 +275,13 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map int64 ``[batch, seq]`` to logits ``[batch, seq, VOCAB]``."""
         x = self.model["embed_tokens"](tokens)
-        for block in self.model["layers"]:  # type: ignore[union-attr,unused-ignore]
+        for block in self.model["layers"].children():
             x = block(x, self.cos, self.sin)
         out: Tensor = self.lm_head(self.model["norm"](x))
         return out
 
 
 # --- training ----------------------------------------------------------------
-
-PEAK_RATE, WARM_UP, BATCH = 3e-3, 150, 16
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -334,11 +305,8 @@ def train(model: nn.Module, tokens: Tensor, rows: Tensor, steps: int) -> float:
     """
     # Weight decay is for matrices; gains of the norms are left alone.
     groups = [[p for p in model.parameters() if (p.ndim == 2) is flag] for flag in (True, False)]
-    optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}],
-        betas=(0.9, 0.95),
-        fused=True,
-    )
+    decays = [{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0), strict=True)]
+    optimizer = torch.optim.AdamW(decays, betas=(0.9, 0.95), fused=True)
     sampler = torch.Generator().manual_seed(SEED + 1)
     losses: list[float] = []
     began = time.monotonic()
@@ -420,8 +388,9 @@ def main() -> None:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     write_safetensors(options.out / "model.safetensors", weights)
-    (options.out / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-    (options.out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
+    config = json.dumps(CONFIG, indent=2, sort_keys=True) + "\n"
+    for name, content in (("tokenizer", tokenizer.to_json()), ("config", config)):
+        (options.out / f"{name}.json").write_text(content, encoding="utf-8")
     (options.out / "heldout.txt").write_text(held_out, encoding="utf-8")
     print(json.dumps(record, indent=1))
 

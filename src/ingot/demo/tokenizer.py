@@ -23,6 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
+from ingot.errors import UsageError
+
 FORMAT = "ingot-byte-bpe"
 VERSION = 1
 
@@ -59,7 +61,7 @@ class Tokenizer:
 
     Raises
     ------
-    ValueError
+    UsageError
         If a merge refers to a token that does not exist yet, or repeats.
     """
 
@@ -69,9 +71,9 @@ class Tokenizer:
         for left, right in merges:
             size = len(self._bytes)
             if not (0 <= left < size and 0 <= right < size):
-                raise ValueError(f"merge {size - 256} joins unknown tokens: ({left}, {right})")
+                raise UsageError(f"merge {size - 256} joins unknown tokens: ({left}, {right})")
             if (left, right) in self._rank:
-                raise ValueError(f"merge {size - 256} repeats an earlier one: ({left}, {right})")
+                raise UsageError(f"merge {size - 256} repeats an earlier one: ({left}, {right})")
             self._rank[left, right] = size
             self._bytes.append(self._bytes[left] + self._bytes[right])
         # Words repeat a great deal in text, so each is merged once only.
@@ -83,15 +85,21 @@ class Tokenizer:
 
         Raises
         ------
-        ValueError
+        UsageError
             If ``text`` is not JSON of this format and version.
         """
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"a tokenizer of format {FORMAT!r} is JSON, and this text is not: {error}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError(f"not a tokenizer of format {FORMAT!r}")
+            raise UsageError(f"not a tokenizer of format {FORMAT!r}")
         if data.get("version") != VERSION:
-            raise ValueError(f"tokenizer version {data.get('version')!r} is not {VERSION}")
-        return cls([_pair(item) for item in data.get("merges", [])])
+            raise UsageError(f"tokenizer version {data.get('version')!r} is not {VERSION}")
+        merges = data.get("merges")
+        if not isinstance(merges, list):
+            raise UsageError("a tokenizer needs a list of merges")
+        return cls([_pair(item) for item in merges])
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -149,13 +157,13 @@ class Tokenizer:
 
         Raises
         ------
-        ValueError
+        UsageError
             If an id is outside ``range(vocab_size)``.
         """
         parts: list[bytes] = []
         for token in tokens:
             if not 0 <= token < len(self._bytes):
-                raise ValueError(f"token {token} is outside the vocabulary of {self.vocab_size}")
+                raise UsageError(f"token {token} is outside the vocabulary of {self.vocab_size}")
             parts.append(self._bytes[token])
         return b"".join(parts)
 
@@ -189,4 +197,4 @@ def _pair(item: object) -> tuple[int, int]:
         left, right = item
         if type(left) is int and type(right) is int:
             return left, right
-    raise ValueError(f"a merge must be two integers, not {item!r}")
+    raise UsageError(f"a merge must be two integers, not {item!r}")
