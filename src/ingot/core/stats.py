@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core import native
-from ingot.core.dtypes import dtype
+from ingot.core.floats import as_bits, float_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,5 +72,5 @@ class ErrorStats:
 
 def measure(reference: Array, other: Array) -> ErrorStats:
     """Compare two arrays of as many elements, each f64, f32, f16 or bf16, C order; deterministic."""
-    one, two = np.ascontiguousarray(reference).reshape(-1), np.ascontiguousarray(other).reshape(-1)
-    return ErrorStats(*native.kernels.pair_stats(one, dtype(one.dtype).name, two, dtype(two.dtype).name))
+    found = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
+    return ErrorStats(*found[:7])

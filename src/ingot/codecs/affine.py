@@ -1,0 +1,179 @@
+"""``quantized_group``: the affine family, ``w = s * (q - z)`` (zTensor 1.2 section 3; ``spec/affine.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.affine_encode import AffineEncoder, prepare
+from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, params_of
+from ingot.codecs.affine_rows import STEP, decode_rows
+from ingot.codecs.base import empty
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import FLOATS
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.part import CHUNK, Part
+from ingot.model.tensor import Array, Tensor
+
+
+class AffineReader:
+    """Sequential decoding through a packed buffer of at most about ``STEP`` codes (never less than a row)."""
+
+    def __init__(self, tensor: Tensor, params: AffineParams, workers: int | None = 1) -> None:
+        self._params, self._workers = params, workers
+        self._rows, self._cols = tensor.matrix_shape
+        self._row = 0
+        self._packed = tensor.parts["packed_weight"].reader()
+        self._scales = _Scales(tensor.parts["scales"], params)
+        self._zeros = _Scales(tensor.parts["zeros"], params) if params.zeros else None
+        self._step = max(1, STEP * (1 if workers == 1 else 8) // max(self._cols, 1))
+        self._buffer = np.empty(0, np.uint8)
+
+    def read_into(self, out: Array) -> None:
+        if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
+            raise ValueError(f"expected at most {self._rows - self._row} rows of {self._cols}, found {out.shape}")
+        self._row += len(out)
+        if not out.size:  # there may be any number of empty rows; scales that they have are read by finish
+            return
+        row_bytes = self._params.row_bytes(self._cols)
+        for start in range(0, len(out), self._step):
+            target = out[start : start + self._step]
+            size = len(target) * row_bytes
+            if self._buffer.size < size:
+                self._buffer = np.empty(size, np.uint8)
+            packed = self._buffer[:size]
+            self._packed.readinto(packed.data)
+            scales = self._scales.next(len(target), self._cols)
+            zeros = self._zeros.next(len(target), self._cols) if self._zeros else None
+            decode_rows(self._params, packed, scales, zeros, target, self._workers)
+
+    def finish(self) -> None:
+        self._packed.finish()
+        self._scales.finish()
+        if self._zeros:
+            self._zeros.finish()
+
+
+class _Scales:
+    """Sequential reading of ``scales`` or ``zeros``."""
+
+    def __init__(self, part: Part, params: AffineParams) -> None:
+        self._params, self._dtype = params, numpy_dtype(part.dtype)
+        self._reader, self._left = part.reader(), part.nbytes
+        self._shared: Array | None = None
+
+    def next(self, rows: int, cols: int) -> Array:
+        """Return the scales of the next ``rows`` rows, in native byte order."""
+        if self._shared is None or self._params.granularity != "tensor":
+            raw = self._read(prod(self._params.scale_shape(rows, cols)) * self._dtype.itemsize)
+            self._shared = little_to_native(raw, self._dtype)
+        return self._shared
+
+    def finish(self) -> None:
+        """Read what was not asked for (rows without columns have scales too), and check the digest."""
+        while self._left:
+            self._read(min(self._left, CHUNK))
+        self._reader.finish()
+
+    def _read(self, nbytes: int) -> Array:
+        raw = np.empty(nbytes, np.uint8)
+        self._reader.readinto(raw.data)
+        self._left -= nbytes
+        return raw
+
+
+def little_to_native(raw: Array, wanted: np.dtype[Any]) -> Array:
+    """View little-endian bytes as ``wanted``, swapped on a big-endian host."""
+    words = raw.view(f"<u{wanted.itemsize}")
+    return words.astype(f"=u{wanted.itemsize}", copy=False).view(wanted)
+
+
+class AffineCodec:
+    """Integers with scales and zero points: INT8 per row (Vectro), INT4, INT3 and INT2 in groups, and all between."""
+
+    id: ClassVar[str] = "quantized_group"
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``affine.params``, ``affine.parts``, ``affine.dtype``, ``affine.size``."""
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str) -> Array:
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
+
+        Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
+        (``core.parallel.default_workers``).
+        """
+        params = _checked(tensor)
+        if dtype not in FLOATS:
+            raise UnsupportedError(
+                f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="affine.dtype", where=tensor.name
+            )
+        out = empty(tensor.shape, dtype, tensor.name)
+        matrix = out.reshape(tensor.matrix_shape)
+        if all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values()):
+            arrays = {role: part.array() for role, part in tensor.parts.items()}
+            packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
+            decode_rows(params, packed, arrays["scales"], arrays.get("zeros"), matrix, workers=None)
+            return out
+        reader = AffineReader(tensor, params, workers=None)
+        reader.read_into(matrix)
+        reader.finish()
+        return out
+
+    def reader(self, tensor: Tensor) -> AffineReader:
+        return AffineReader(tensor, _checked(tensor))
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
+        """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):
+
+        ``bits`` 1 to 8 (4); ``group`` columns per group, ``"row"`` or ``"tensor"`` (128; ``"row"`` at 8 bits);
+        ``symmetric`` (true); ``scales`` f16, bf16 or f32 (f16; f32 where a scale serves a whole row or tensor);
+        ``bit_order`` lsb or msb (lsb); ``quantizer`` absmax, minmax or mse (absmax; minmax where not symmetric).
+        """
+        return prepare(shape, dtype, options)
+
+
+def _checked(tensor: Tensor) -> AffineParams:
+    params = params_of(tensor)
+    _check_roles(tensor, params)
+    rows, cols = tensor.matrix_shape
+    count = prod(params.scale_shape(rows, cols))
+    parts = tensor.parts
+    _check_part(tensor, "packed_weight", (params.packed_dtype,), rows * params.row_bytes(cols))
+    scale_bytes = count * numpy_dtype(_check_part(tensor, "scales", SCALE_DTYPES, None)).itemsize
+    _check_part(tensor, "scales", SCALE_DTYPES, scale_bytes)
+    if params.zeros:
+        _check_part(tensor, "zeros", (parts["scales"].dtype,), scale_bytes)
+    return params
+
+
+def _check_roles(tensor: Tensor, params: AffineParams) -> None:
+    expected = ROLES if params.zeros else ROLES[:2]
+    if set(tensor.parts) != set(expected):
+        raise CodecError(
+            "affine.parts",
+            f"expected the parts {', '.join(expected)}, found {', '.join(sorted(tensor.parts)) or 'none'}",
+            where=tensor.name,
+        )
+
+
+def _check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], nbytes: int | None) -> str:
+    part = tensor.parts[role]
+    where = f"{tensor.name}.{role}"
+    if part.dtype not in dtypes or part.type not in (None, part.dtype):
+        raise CodecError(
+            "affine.dtype", f"expected {' or '.join(dtypes)}, found {part.type or part.dtype}", where=where
+        )
+    if nbytes is not None and part.nbytes != nbytes:
+        raise CodecError(
+            "affine.size",
+            f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
+            where=where,
+        )
+    return part.dtype

@@ -1,0 +1,175 @@
+"""Parameters of the affine codec: what a tensor's attributes say, and the sizes that follow (``spec/affine.md``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.core.floats import FLOATS
+from ingot.errors import CodecError
+from ingot.model.tensor import Tensor
+
+VERSION = 1
+SCALE_DTYPES = ("f32", "f16", "bf16")
+ROLES = ("packed_weight", "scales", "zeros")
+
+_ROWS = ("rows_lsb", "rows_msb")
+_WORDS = re.compile(r"([1-9][0-9]?)_per_([iu])(8|16|32|64)\Z")
+# Attributes that zTensor 1.2 section 3 names for this format, and ``dtype``, which Ingot's writer adds.
+_PLAIN = frozenset(("bits", "group_size", "packing", "dtype"))
+
+
+@dataclass(frozen=True, slots=True)
+class AffineParams:
+    """Everything the decoder needs beside the parts and the shape.
+
+    Parameters
+    ----------
+    bits : int
+        Of one code, 1 to 8.
+    granularity : {"group", "row", "tensor"}
+        What shares one scale: ``group_size`` columns of a row, a row, everything.
+    group_size : int or None
+        Columns per group; None unless ``granularity`` is ``group``.
+    packing : str
+        ``rows_lsb`` or ``rows_msb``: each row is a bit stream padded to whole bytes. ``8_per_i32`` and its like
+        (zTensor 1.2 section 3): each row is little-endian integers, first code in the low bits.
+    signed : bool
+        Codes are two's complement.
+    zeros : bool
+        There is a part ``zeros``.
+    dtype : str
+        Logical element type.
+    """
+
+    bits: int
+    granularity: str
+    group_size: int | None
+    packing: str
+    signed: bool
+    zeros: bool
+    dtype: str
+
+    @property
+    def msb(self) -> bool:
+        """Whether the first code lies in the high bits."""
+        return self.packing == "rows_msb"
+
+    @property
+    def packed_dtype(self) -> str:
+        """Storage type of ``packed_weight``."""
+        words = _WORDS.match(self.packing)
+        return f"{words[2]}{words[3]}" if words else "u8"
+
+    def row_bytes(self, cols: int) -> int:
+        """Bytes of one packed row."""
+        words = _WORDS.match(self.packing)
+        if words:
+            return -(-cols // int(words[1])) * int(words[3]) // 8
+        return -(-cols * self.bits // 8)
+
+    def group_columns(self, cols: int) -> int:
+        """Columns that share a scale, at least 1."""
+        return max(cols, 1) if self.group_size is None else self.group_size
+
+    def scale_shape(self, rows: int, cols: int) -> tuple[int, ...]:
+        """Shape of ``scales`` (and ``zeros``) for a matrix of rows x cols."""
+        if self.group_size is not None:
+            return (rows, -(-cols // self.group_size))
+        return (1,) if self.granularity == "tensor" else (rows,)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the JSON-able attributes that ``from_attributes`` takes back."""
+        group = {} if self.group_size is None else {"group_size": self.group_size}
+        return {
+            "codec_version": VERSION,
+            "bits": self.bits,
+            "granularity": self.granularity,
+            **group,
+            "axis": -1,
+            "packing": self.packing,
+            "signed": self.signed,
+            "zeros": self.zeros,
+            "dtype": self.dtype,
+        }
+
+
+def params_of(tensor: Tensor) -> AffineParams:
+    """Read a tensor's attributes.
+
+    With ``codec_version`` they are Ingot's own and complete. Without, they are those of zTensor 1.2 section 3:
+    ``bits``, ``group_size``, ``packing`` and nothing else that could change the meaning; then codes are unsigned,
+    groups lie along the last dimension, zero points are there where the part is, and the dtype is that of the scales.
+
+    Raises
+    ------
+    CodecError
+        ``affine.params``: an attribute is missing, unknown, of the wrong type or out of range.
+    """
+    attributes = tensor.params
+    reader = _Attributes(attributes, tensor.name)
+    if "codec_version" in attributes:
+        return _own(reader)
+    strange = sorted(str(key) for key in attributes if key not in _PLAIN)
+    if strange:
+        raise reader.refuse("only bits, group_size, packing and dtype where there is no codec_version", strange[0])
+    bits = reader.integer("bits", 1, 8)
+    packing = reader.text("packing")
+    words = _WORDS.match(packing)
+    if not words or int(words[1]) * bits != int(words[3]):
+        raise reader.refuse(f"packing N_per_iW with N * {bits} = W", packing)
+    scales = tensor.parts.get("scales")
+    dtype = reader.choice("dtype", FLOATS) if "dtype" in attributes else scales.dtype if scales else "f32"
+    group_size = reader.integer("group_size", 1, 2**62)
+    return AffineParams(bits, "group", group_size, packing, signed=False, zeros="zeros" in tensor.parts, dtype=dtype)
+
+
+def _own(reader: _Attributes) -> AffineParams:
+    reader.integer("codec_version", VERSION, VERSION)
+    reader.integer("axis", -1, -1)
+    granularity = reader.choice("granularity", ("group", "row", "tensor"))
+    return AffineParams(
+        bits=reader.integer("bits", 1, 8),
+        granularity=granularity,
+        group_size=reader.integer("group_size", 1, 2**62) if granularity == "group" else None,
+        packing=reader.choice("packing", _ROWS),
+        signed=reader.boolean("signed"),
+        zeros=reader.boolean("zeros"),
+        dtype=reader.choice("dtype", FLOATS),
+    )
+
+
+class _Attributes:
+    """Typed access to attributes that somebody else wrote."""
+
+    def __init__(self, attributes: Mapping[str, Any], where: str) -> None:
+        self._attributes, self._where = attributes, where
+
+    def refuse(self, expected: str, found: object) -> CodecError:
+        return CodecError("affine.params", f"expected {expected}, found {str(found)[:80]!r}", where=self._where)
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        value = self._attributes.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.refuse(f"attribute {key} from {low} to {high}", value)
+        return value
+
+    def boolean(self, key: str) -> bool:
+        value = self._attributes.get(key)
+        if not isinstance(value, bool):
+            raise self.refuse(f"attribute {key} true or false", value)
+        return value
+
+    def text(self, key: str) -> str:
+        value = self._attributes.get(key)
+        if not isinstance(value, str):
+            raise self.refuse(f"text in attribute {key}", value)
+        return value
+
+    def choice(self, key: str, known: tuple[str, ...]) -> str:
+        value = self.text(key)
+        if value not in known:
+            raise self.refuse(f"attribute {key} {' or '.join(known)}", value)
+        return value

@@ -1,0 +1,46 @@
+"""Arrays of the four float types on their way into native kernels, and casts between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ingot.core import native
+from ingot.core.dtypes import dtype, numpy_dtype
+from ingot.errors import UnsupportedError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FLOATS = ("f32", "f16", "bf16", "f64")
+
+
+def float_name(array: Array) -> str:
+    """Return the canonical name of an array's element type; ``UnsupportedError`` unless it is one of ``FLOATS``."""
+    name = dtype(array.dtype).name
+    if name not in FLOATS:
+        raise UnsupportedError(f"expected element type {', '.join(FLOATS)}, found {name}", rule="float.dtype")
+    return name
+
+
+def as_bits(array: Array) -> Array:
+    """Return ``array`` as kernels take it: C order, aligned, f16 and bf16 as uint16; a view where it is so already."""
+    plain = np.require(array, requirements=("C", "A"))
+    return plain.view(np.uint16) if plain.dtype.itemsize == 2 else plain
+
+
+def cast_into(array: Array, out: Array) -> None:
+    """Round ``array`` to the element type of ``out`` (C order, as many elements), once, to nearest even.
+
+    Too large values become infinite, a NaN stays one: callers that mind look before.
+    """
+    if not (out.flags.c_contiguous and out.flags.aligned):
+        raise ValueError("expected an aligned output in C order")
+    native.kernels.cast(as_bits(array), float_name(array), as_bits(out), float_name(out))
+
+
+def cast(array: Array, target: str) -> Array:
+    """Return ``array`` rounded to the float type ``target``, in a new array; see ``cast_into``."""
+    out = np.empty(array.shape, numpy_dtype(target))
+    cast_into(array, out)
+    return out
