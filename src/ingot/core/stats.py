@@ -18,9 +18,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ErrorStats:
     """Sums over pairs of elements (reference r, other x), in double precision; add two to join them.
 
-    ``squared_error`` is the sum of (r - x)^2, ``max_abs`` the largest |r - x|, ``odd`` counts pairs in which exactly
-    one is
-    not finite, or both are not and differ; pairs with such a value are left out of the sums. ``different`` counts
+    ``squared_error`` is the sum of (r - x)^2, ``max_abs`` the largest |r - x|, ``odd`` counts pairs in which one is
+    not finite, or neither is and they differ; pairs with such a value are left out of the sums. ``different`` counts
     pairs whose values are not the same (-0 is not 0; all NaN are one value).
     """
 
@@ -73,4 +72,4 @@ class ErrorStats:
 def measure(reference: Array, other: Array) -> ErrorStats:
     """Compare two arrays of as many elements, each f64, f32, f16 or bf16, C order; deterministic."""
     found = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
-    return ErrorStats(*found[:7])
+    return ErrorStats(*found)
