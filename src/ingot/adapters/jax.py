@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ingot.core.extras import require
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
 
@@ -21,7 +22,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     UnsupportedError
         ``adapter.dtype``: JAX would narrow 64-bit values, which it does unless ``jax_enable_x64`` is set.
     """
-    import jax
+    jax = require("jax", "jax")
 
     place = jax.devices(device)[0] if isinstance(device, str) else device
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:

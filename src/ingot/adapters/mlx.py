@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.extras import require
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Array
 
@@ -21,7 +22,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     UnsupportedError
         ``adapter.dtype``: MLX has no such element type (8-bit floats, complex128).
     """
-    import mlx.core as mx
+    mx = require("mlx.core", "mlx")
 
     if device not in (None, "cpu", "gpu"):
         raise UsageError(f"expected device 'cpu' or 'gpu' for MLX, found {device!r}", rule="adapter.device")

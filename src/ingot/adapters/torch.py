@@ -8,6 +8,7 @@ import numpy as np
 
 from ingot.core.dtypes import DType, numpy_dtype
 from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.extras import require
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
 
@@ -29,7 +30,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     UnsupportedError
         ``adapter.dtype``: torch has no such element type.
     """
-    import torch
+    torch = require("torch", "torch")
 
     row = resolve_dtype(array.dtype)
     target = getattr(torch, row.torch, None) if row.torch else None
@@ -55,7 +56,7 @@ def to_numpy(tensor: Any) -> Array:
     UnsupportedError
         ``adapter.dtype``: no such element type in Ingot; ``adapter.layout``: a sparse or quantized tensor.
     """
-    import torch
+    torch = require("torch", "torch")
 
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsupportedError("expected a dense tensor; found a sparse or quantized one", rule="adapter.layout")

@@ -8,6 +8,7 @@ buffer's start; ``__metadata__`` maps strings to strings. The buffer is covered 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -46,6 +47,9 @@ class _MetadataOnly(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name=METADATA, default_factory=dict)
 
 
+# "-0" is a natural number for msgspec and a float for the reference implementation (serde_json).
+_MINUS = re.compile(rb"[\[,]\s*-")
+
 _LOOSE = msgspec.json.Decoder(dict[str, Entry])
 _TYPED = msgspec.json.Decoder(dict[str, dict[str, str | list[_Natural]]])
 _METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
@@ -64,7 +68,7 @@ def parse(data: bytes, buffer_length: int, where: str) -> Header:
 
 def _quick(data: bytes, buffer_length: int) -> Header | None:
     """Return the header if it is beyond doubt, None if a closer look is needed."""
-    if data[:1] != b"{":
+    if data[:1] != b"{" or (b"-0" in data and _MINUS.search(data)):
         return None
     try:
         entries = _LOOSE.decode(data)
@@ -115,7 +119,7 @@ def _strict(data: bytes, buffer_length: int, where: str) -> Header:
             "safetensors.header-start", f"expected a header that begins with '{{', found {data[:1]!r}", where=where
         )
     _check_types(data, where)
-    found: dict[str, Any] = strict_json(data, "safetensors.json", "safetensors.duplicate-key", where)
+    found = strict_json(data, "safetensors.json", "safetensors.duplicate-key", where)
     metadata = found.pop(METADATA, {})
     for key, value in metadata.items():
         if not isinstance(value, str):
@@ -186,7 +190,7 @@ def _check_layout(entries: Mapping[str, Entry], buffer_length: int, where: str) 
 
 
 def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict[str, Any]:
-    """Parse a JSON object, refusing repeated keys at any depth, NaN and Infinity, and anything but an object."""
+    """Parse a JSON object, refusing repeated keys at any depth, NaN, Infinity, -0, and anything but an object."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -196,10 +200,13 @@ def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict
         return result
 
     def refuse(constant: str) -> Any:
-        raise FormatError(rule, f"{constant} is not JSON", where=where)
+        raise FormatError(rule, f"expected a number, found {constant}", where=where)
+
+    def whole(text: str) -> int:
+        return int(text) if text != "-0" else refuse(text)
 
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
     except (ValueError, RecursionError) as error:
         raise FormatError(rule, f"not JSON: {error}", where=where) from error
     if not isinstance(found, dict):

@@ -77,6 +77,22 @@ def test_fields_of_wrong_types(field, value):
     assert rule_of(changed("a", field, value)) in ("safetensors.fields", "safetensors.dtype")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}',
+        '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0, -0]}}',
+    ],
+)
+def test_minus_zero_is_no_natural_number(text):
+    assert rule_of(text.encode(), 0) == "safetensors.json"
+
+
+def test_minus_zero_in_a_name_is_only_a_name():
+    text = b'{"a-0,-0":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    assert list(parse(text, 1, "x").entries) == ["a-0,-0"]
+
+
 @pytest.mark.parametrize("offsets", [[], [0], [0, 8, 8]])
 def test_offsets_are_two(offsets):
     assert rule_of(changed("a", "data_offsets", offsets)) == "safetensors.fields"
@@ -232,7 +248,9 @@ def headers(draw):
     text = json.dumps(entries, ensure_ascii=draw(st.booleans())).encode()
     if draw(st.booleans()):
         cut = draw(st.integers(0, len(text)))
-        piece = draw(st.sampled_from([b"", b":", b'"', b",", b"{", b"}", b"1", b'"a":{},', b"\\u003a", b" "]))
+        piece = draw(
+            st.sampled_from([b"", b":", b'"', b",", b"{", b"}", b"1", b'"a":{},', b"\\u003a", b" ", b"-", b"0"])
+        )
         text = text[:cut] + piece + text[cut + draw(st.integers(0, 3)) :]
     return text, position
 
