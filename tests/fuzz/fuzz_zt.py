@@ -4,7 +4,7 @@
     python tests/fuzz/fuzz_zt.py -max_total_time=600
 
 The golden corpus is the seed; findings are written to the current folder as crash-*. A finding is replayed by
-``python tests/fuzz/fuzz_zt.py crash-...``. By its first byte an input is a file, a manifest with blobs put around it, or
+``python tests/fuzz/fuzz_zt.py crash-...``. By its first byte an input is a file, a manifest with blobs around it, or
 a series of choices that make a well-typed manifest: the first two test the parser, the third the rules behind it.
 """
 
