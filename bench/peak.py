@@ -48,4 +48,7 @@ if __name__ == "__main__":
     result = watch(sys.argv[1:])
     sys.stdout.write(result.stdout)
     sys.stderr.write(result.stderr)
-    print(f"{result.seconds:.2f} s, peak anonymous {result.peak_anonymous / 2**20:.1f} MiB, exit code {result.code}", file=sys.stderr)
+    print(
+        f"{result.seconds:.2f} s, peak anonymous {result.peak_anonymous / 2**20:.1f} MiB, exit code {result.code}",
+        file=sys.stderr,
+    )

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
@@ -18,6 +16,7 @@ from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.open import open as open_checkpoint
+from ingot.ops.slabs import matrix_of, slabs
 
 IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
@@ -124,7 +123,9 @@ def _values(one: Tensor, other: Tensor) -> TensorComparison:
     if not numbers and one.dtype != other.dtype:
         return TensorComparison(one.name, DIFFERS, f"{one.dtype} and {other.dtype}")
     same_dtype, same_bits, stats, same_values = one.dtype == other.dtype, True, ErrorStats(), True
-    for left, right in zip(_slabs(one), _slabs(other), strict=True):
+    matrix = matrix_of(one, other.codec)
+    step = max(1, _SLAB // max(matrix[1], 1))
+    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
         if same_dtype and np.array_equal(_bits(left), _bits(right)):
             stats = stats + _self_stats(left, numbers)
             continue
@@ -146,19 +147,3 @@ def _self_stats(rows: Array, numbers: bool) -> ErrorStats:
 
 def _bits(rows: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return rows.reshape(-1).view(np.uint8)
-
-
-def _slabs(tensor: Tensor) -> Iterator[Array]:
-    """Yield the decoded tensor in slabs whose cuts depend on the shape alone, so that two tensors pair up."""
-    if tensor.decoder is None or tensor.dtype not in DTYPES:
-        raise UnsupportedError(
-            f"no decoder for codec {tensor.codec!r} and dtype {tensor.dtype!r}", rule="codec.unknown"
-        )
-    rows, cols = tensor.matrix_shape
-    step = max(1, _SLAB // max(cols, 1))
-    reader = CODECS[tensor.codec].reader(tensor)
-    for start in range(0, rows, step):
-        out = np.empty((min(step, rows - start), cols), numpy_dtype(tensor.dtype))
-        reader.read_into(out)
-        yield out
-    reader.finish()

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 from ingot.core import encodings
 from ingot.core.atomic import Staging
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
+from ingot.core.oserrors import write_error
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
@@ -300,7 +301,10 @@ class _Job:
         if not self._place.directory:
             return []
         for name, path in self._checkpoint.companions.items():
-            shutil.copyfile(path, folder / name)
+            try:
+                shutil.copyfile(path, folder / name)
+            except OSError as error:
+                raise write_error(error, str(folder / name)) from error
         return list(self._checkpoint.companions)
 
     def _report(self, files: list[str], companions: list[str], resumed: int) -> ConvertReport:

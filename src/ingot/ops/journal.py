@@ -17,6 +17,7 @@ import msgspec
 
 import ingot
 from ingot.core import checksums
+from ingot.core.oserrors import write_error
 from ingot.errors import UsageError
 from ingot.ops.open import Source
 
@@ -49,13 +50,21 @@ class Journal:
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the header and the records that are taken over from an earlier run, then stay open for more."""
         lines = [{"fingerprint": self._fingerprint}, *records]
-        self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        self._file = self._path.open("ab", buffering=0)
+        try:
+            self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise write_error(error, str(self._path)) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        self._file.write(msgspec.json.encode(record) + b"\n")
+        """Note a finished tensor."""
+        try:
+            self._file.write(msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            raise write_error(error, str(self._path)) from error
 
     def close(self) -> None:
+        """Close the file; it stays where it is."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from queue import Empty, Full, Queue
 from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, RowReader
+from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.memory import format_size
@@ -28,6 +27,7 @@ from ingot.errors import ResourceError
 from ingot.model.part import StoredReader
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.plan_convert import ENCODED, Step
+from ingot.ops.slabs import matrix_of, slabs
 
 # Large enough to hide a thread's wake-up, small enough that a few fit in the second-level cache's reach.
 SLAB_ELEMENTS = 1 << 20
@@ -117,11 +117,9 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
     if encoder is None:
         return Cut(step.in_bytes, 1, MOVE_BYTES, min(MOVE_BYTES, max(step.in_bytes, 1)))
     tensor = step.tensor
-    rows, cols = tensor.matrix_shape
-    if CODECS[encoder.codec].elementwise and CODECS[tensor.codec].elementwise:
-        rows, cols = prod(tensor.shape), 1
+    rows, cols = matrix_of(tensor, encoder.codec)
     per_row = _cost_per_element(step, measured) * cols
-    fixed = 0 if CODECS[tensor.codec].streams else prod(tensor.shape) * DTYPES[tensor.dtype].bits // 8 + tensor.nbytes
+    fixed = 0 if CODECS[tensor.codec].streams else tensor.size * DTYPES[tensor.dtype].bits // 8 + tensor.nbytes
     if encoder.whole:
         slab_rows = max(rows, 1)
     else:
@@ -253,13 +251,12 @@ def _encode(
     step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Callable[[], bool]
 ) -> Iterator[tuple[Work, int]]:
     tensor = step.tensor
-    codec = CODECS[tensor.codec]
     for _ in range(encoder.scans):
-        for rows in _slabs(codec.reader(tensor), tensor, shape):
+        for rows in slabs(tensor, (shape.rows, shape.cols), shape.slab_rows):
             encoder.scan(rows)
     wants_error = measured and not step.exact and step.action == ENCODED
     share = tensor.nbytes / max(shape.rows, 1)
-    reader, start = codec.reader(tensor), 0
+    reader, start = CODECS[tensor.codec].reader(tensor), 0
     while start < shape.rows or start == 0:
         if not take():
             return
@@ -268,14 +265,6 @@ def _encode(
         reader.read_into(rows)
         yield _encoding(encoder, rows, wants_error), int(stop * share) - int(start * share)
         start = max(stop, 1)
-    reader.finish()
-
-
-def _slabs(reader: RowReader, tensor: Tensor, shape: Cut) -> Iterator[Array]:
-    for start in range(0, shape.rows, shape.slab_rows):
-        rows = np.empty((min(shape.slab_rows, shape.rows - start), shape.cols), numpy_dtype(tensor.dtype))
-        reader.read_into(rows)
-        yield rows
     reader.finish()
 
 

@@ -11,13 +11,14 @@ import numpy as np
 from ingot.codecs.base import Codec
 from ingot.codecs.table import CODECS
 from ingot.core import checksums
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError
 from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.slabs import matrix_of, slabs
 
 _CHUNK = 4 << 20
 
@@ -98,7 +99,7 @@ def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
             codec.check(tensor)
         for role, part in tensor.parts.items():
             findings += _part(part, f"{tensor.name}/{role}")
-        if codec is not None and tensor.codec != "dense":
+        if codec is not None and not codec.elementwise and tensor.dtype in DTYPES:
             findings += _decodes(codec, tensor)
     except (IngotError, MemoryError) as error:
         findings.append(_finding(error, tensor.name))
@@ -133,17 +134,11 @@ def _part(part: Part, where: str) -> list[Finding]:
 
 def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
     """Run the decoder over all rows in slabs: index values, scales."""
-    dtype = tensor.dtype if tensor.dtype in DTYPES else "f32"
-    rows, cols = tensor.matrix_shape
-    step = max(1, _CHUNK // max(cols, 1))
-    reader = codec.reader(tensor)
+    matrix = matrix_of(tensor)
     odd = 0
-    for start in range(0, rows, step):
-        out = np.empty((min(step, rows - start), cols), numpy_dtype(dtype))
-        reader.read_into(out)
-        if DTYPES[dtype].is_float:
-            odd += int(out.size - np.count_nonzero(np.isfinite(out.astype(np.float32))))
-    reader.finish()
+    for rows in slabs(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1))):
+        if DTYPES[tensor.dtype].is_float and rows.size:
+            odd += int(rows.size - np.count_nonzero(np.isfinite(rows.astype(np.float32))))
     if odd and not codec.lossless:
         return [Finding("error", "codec.non-finite", tensor.name, f"{odd} values decode to NaN or infinity")]
     return []
