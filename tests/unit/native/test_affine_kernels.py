@@ -1,0 +1,270 @@
+"""The affine kernels against their NumPy reference, bit for bit, for every instruction set."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import as_bits
+from ingot.testing.reference import affine as reference
+from ingot.testing.reference.affine import Grid
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+kernels = native.kernels
+SOURCES = ("f32", "f16", "bf16", "f64")
+SCALES = ("f32", "f16", "bf16")
+TARGETS = ("f32", "f16", "bf16")
+# Columns and group sizes: one and several chunks of 1024, ragged ends, groups across bytes, chunks and the whole row.
+LAYOUTS = (
+    (1, 1),
+    (7, 3),
+    (64, 16),
+    (100, 33),
+    (130, 64),
+    (257, 257),
+    (1024, 128),
+    (1100, 1000),
+    (2500, 40),
+    (2500, 2500),
+)
+
+
+def layout(
+    cols: int, group: int, bits: int, *, signed: bool = True, msb: bool = False, pad: int = 0, tensor: bool = False
+):
+    return kernels.AffineLayout(
+        cols=cols,
+        group=group,
+        bits=bits,
+        signed=signed,
+        msb=msb,
+        per_tensor=tensor,
+        row_bytes=-(-cols * bits // 8) + pad,
+    )
+
+
+def blocks(rng: np.random.Generator, rows: int, cols: int, dtype: str) -> Array:
+    """Rows of noise, weights, zeros, one outlier, tiny, huge, constant, and one sign."""
+    values = rng.normal(0, 1, (rows, cols)) * rng.choice([1e-3, 0.05, 1.0, 100.0], (rows, 1))
+    kinds = [
+        lambda row: row * 0,
+        lambda row: np.where(rng.random(cols) < 0.05, row * 1000, row),
+        lambda row: row * 2.0**-20,
+        lambda row: row * (2.0**-140 if dtype != "f16" else 2.0**-23),
+        lambda row: row * (2.0**12 if dtype == "f16" else 2.0**100),
+        lambda row: row * 0 + 0.37,
+        np.abs,
+        lambda row: -np.abs(row),
+        lambda row: np.rint(row * 4) / 2,  # ties
+        lambda row: np.where(rng.random(cols) < 0.5, -0.0, row),
+    ]
+    for index, kind in enumerate(kinds[: rows - 1]):
+        values[index + 1] = kind(values[index + 1])
+    return (
+        np.clip(values, -60000, 60000).astype(numpy_dtype(dtype))
+        if dtype == "f16"
+        else values.astype(numpy_dtype(dtype))
+    )
+
+
+def stored(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, *, zeros: bool) -> Array:
+    """Scales, or zero points that need not be integers; infinities, NaN, zero and subnormal numbers among them."""
+    values = rng.uniform(-300, 300, shape) if zeros else rng.normal(0, 0.1, shape)
+    odd = rng.random(shape) < 0.1
+    values[odd] = rng.choice([np.inf, -np.inf, np.nan, 0.0, -0.0, 2.0**-24, 2.0**-130, 60000.0], int(odd.sum()))
+    with np.errstate(over="ignore"):
+        return values.astype(numpy_dtype(dtype))
+
+
+def same_numbers(one: Array, other: Array) -> None:
+    """Equal bits, where any NaN equals any other: its payload is the processor's choice."""
+    nan = np.isnan(one.astype(np.float32))
+    assert np.array_equal(nan, np.isnan(other.astype(np.float32)))
+    assert np.where(nan, 0, as_bits(one).view(f"u{one.itemsize}")).tobytes() == (
+        np.where(nan, 0, as_bits(other).view(f"u{one.itemsize}")).tobytes()
+    )
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize(("cols", "group"), LAYOUTS)
+def test_dequantize(bits: int, cols: int, group: int) -> None:
+    rng = np.random.default_rng(bits * 10000 + cols + group)
+    rows, groups = 3, -(-cols // group)
+    for msb in (False, True):
+        codes = rng.integers(0, 2**bits, (rows, cols), np.uint8)
+        packed = reference.pack(codes, bits, msb=msb)
+        assert np.array_equal(reference.unpack(packed, cols, bits, msb=msb), codes)
+        for scale_dtype, target in product(SCALES, TARGETS):
+            scales = stored(rng, (rows, groups), scale_dtype, zeros=False)
+            zeros = stored(rng, (rows, groups), scale_dtype, zeros=True)
+            for signed, zero in ((True, None), (False, zeros), (False, None), (True, zeros)):
+                check_dequantize(packed, codes, Grid(bits, group, signed, scale_dtype), scales, zero, target, msb)
+
+
+def check_dequantize(
+    packed: Array, codes: Array, grid: Grid, scales: Array, zeros: Array | None, target: str, msb: bool
+) -> None:
+    out = np.empty(codes.shape, numpy_dtype(target))
+    kernels.affine_dequantize(
+        packed.reshape(-1),
+        as_bits(scales),
+        None if zeros is None else as_bits(zeros),
+        as_bits(out),
+        layout(codes.shape[1], grid.group, grid.bits, signed=grid.symmetric, msb=msb),
+        grid.scale_dtype,
+        target,
+    )
+    same_numbers(out, reference.dequantize(codes, grid, scales, zeros, target))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_scale_for_all_and_padded_rows(target: str) -> None:
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 16, (4, 37), np.uint8)
+    packed = np.pad(reference.pack(codes, 4, msb=False), ((0, 0), (0, 5)), constant_values=0xFF)
+    scales, zeros = np.array([0.3], np.float32), np.array([7.5], np.float32)
+    out = np.empty(codes.shape, numpy_dtype(target))
+    how = layout(37, 37, 4, signed=False, pad=5, tensor=True)
+    kernels.affine_dequantize(packed.reshape(-1), scales, zeros, as_bits(out), how, "f32", target)
+    same_numbers(out, reference.dequantize(codes, Grid(4, 37, False, "f32", per_tensor=True), scales, zeros, target))
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("search", [False, True], ids=["range", "mse"])
+def test_quantize(bits: int, source: str, search: bool) -> None:
+    rng = np.random.default_rng(bits + 100 * len(source))
+    for index, (cols, group) in enumerate(LAYOUTS):
+        values = blocks(rng, 11, cols, source)
+        # Every scale type meets every layout in some of the tests.
+        for scale_dtype in SCALES if cols < 200 and not search else (SCALES[(index + bits) % 3],):
+            for symmetric in (True, False) if bits > 1 else (False,):
+                check_quantize(values, source, Grid(bits, group, symmetric, scale_dtype, search), msb=bool(cols % 2))
+
+
+def check_quantize(values: Array, source: str, grid: Grid, *, msb: bool) -> None:
+    codes, scales, zeros = reference.quantize(values, grid)
+    packed = np.full((len(values), -(-values.shape[1] * grid.bits // 8)), 0xAA, np.uint8)
+    found = [np.empty(scales.shape, numpy_dtype(grid.scale_dtype)) for _ in range(2)]
+    overflows = ~np.isfinite(scales.astype(np.float32))
+    status, index = kernels.affine_quantize(
+        as_bits(values),
+        source,
+        packed.reshape(-1),
+        as_bits(found[0]),
+        None if grid.symmetric else as_bits(found[1]),
+        layout(values.shape[1], grid.group, grid.bits, signed=grid.symmetric, msb=msb),
+        grid.scale_dtype,
+        "mse" if grid.search else "range",
+    )
+    if overflows.any():
+        row, group = np.argwhere(overflows)[0]
+        assert (status, index) == (2, row * values.shape[1] + group * grid.group)
+        return
+    assert (status, index) == (0, 0)
+    assert as_bits(found[0]).tobytes() == as_bits(scales).tobytes()
+    if not grid.symmetric:
+        assert as_bits(found[1]).tobytes() == as_bits(zeros).tobytes()
+    assert packed.tobytes() == reference.pack(codes, grid.bits, msb=msb).tobytes()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_first_value_that_is_not_finite_is_found(source: str) -> None:
+    for cols, group in LAYOUTS:
+        for place in {0, cols // 2, cols - 1, 2 * cols - 1}:
+            for bad in (np.nan, np.inf, -np.inf):
+                values = np.full((3, cols), 0.5).astype(numpy_dtype(source))
+                values.reshape(-1)[place] = bad
+                values.reshape(-1)[-1] = np.nan
+                packed, scales = np.empty(3 * -(-cols // 2), np.uint8), np.empty((3, -(-cols // group)), np.float32)
+                how = layout(cols, group, 4)
+                arguments = (as_bits(values), source, packed, scales, None, how, "f32")
+                assert kernels.affine_quantize(*arguments, "range") == (1, place)
+                assert kernels.affine_quantize(*arguments, "given") == (1, place)
+                assert kernels.affine_range(as_bits(values), source)[2] == place
+
+
+def test_a_double_past_float32_is_not_finite() -> None:
+    assert kernels.affine_range(np.array([1.0, 1e39]), "f64")[2] == 1
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_range_of_values_and_zero(source: str) -> None:
+    rng = np.random.default_rng(8)
+    for values in blocks(rng, 11, 700, source):
+        wide = values.astype(np.float32)
+        found = kernels.affine_range(as_bits(values), source)
+        assert found == (min(wide.min(), 0), max(wide.max(), 0), 700)
+    assert kernels.affine_range(np.empty(0, np.float32), "f32") == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_one_scale_for_a_tensor_does_not_depend_on_slabs(symmetric: bool) -> None:
+    rng = np.random.default_rng(9)
+    values = rng.normal(0, 1, (50, 700)).astype(np.float32)
+    low, high, _ = kernels.affine_range(values, "f32")
+    grid = Grid(3, 700, symmetric, "f16", search=True, per_tensor=True)
+    scales, zeros = (np.empty(kernels.AFFINE_CANDIDATES, np.float32) for _ in range(2))
+    kernels.affine_candidates(low, high, 3, symmetric, "f16", scales, zeros)
+    wanted = reference.candidates(np.array([low], np.float32), np.array([high], np.float32), grid)
+    assert scales.tobytes() == wanted[0][:, 0].tobytes()
+    assert zeros.tobytes() == wanted[1][:, 0].tobytes()
+    totals = []
+    for cuts in ([0, 50], [0, 1, 17, 50]):
+        total = np.zeros(kernels.AFFINE_CANDIDATES)
+        for start, stop in pairwise(cuts):
+            kernels.affine_errors(values[start:stop], "f32", 3, symmetric, scales, zeros, total)
+        totals.append(total.tobytes())
+    assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"packed": np.zeros(7, np.uint8)},
+        {"scales": np.zeros((2, 1), np.float32)},
+        {"scales": np.zeros((2, 2), np.float64)},
+        {"scales": np.zeros((2, 2), np.uint16)},
+        {"zeros": np.zeros((2, 3), np.float32)},
+        {"out": np.zeros((2, 5), np.float32)},
+        {"out": np.zeros((1, 4), np.float32)},
+        {"out": np.zeros((2, 4), np.uint16)},
+        {"out": np.zeros(8, np.float32)},
+        {"scales": np.zeros(17, np.uint8)[1:].view(np.float32).reshape(2, 2)},
+        {"dtype": "f64"},
+        {"dtype": "i8"},
+        {"scale_dtype": "f64"},
+    ],
+    ids=str,
+)
+def test_wrong_sizes_and_types_are_refused(change: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {
+        "packed": np.zeros(4, np.uint8),
+        "scales": np.zeros((2, 2), np.float32),
+        "zeros": None,
+        "out": np.zeros((2, 4), np.float32),
+        "layout": layout(4, 2, 4),
+        "scale_dtype": "f32",
+        "dtype": "f32",
+    }
+    kernels.affine_dequantize(**arguments)
+    with pytest.raises((ValueError, TypeError)):
+        kernels.affine_dequantize(**{**arguments, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"bits": 0}, {"bits": 9}, {"group": 0}, {"row_bytes": 1}, {"per_tensor": True}, {"cols": 2**60}, {"cols": -1}],
+    ids=str,
+)
+def test_impossible_layouts_are_refused(change: dict[str, Any]) -> None:
+    possible = {"cols": 4, "group": 2, "bits": 4, "signed": True, "msb": False, "per_tensor": False, "row_bytes": 2}
+    kernels.AffineLayout(**possible)
+    with pytest.raises((ValueError, TypeError)):
+        kernels.AffineLayout(**{**possible, **change})

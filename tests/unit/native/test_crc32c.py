@@ -1,0 +1,49 @@
+"""CRC-32C by instruction, by table, and by the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot.core import native
+
+# RFC 3720 appendix B.4.
+VECTORS = [
+    (bytes(32), 0x8A9136AA),
+    (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E),
+    (bytes(range(31, -1, -1)), 0x113FDB5C),
+    (b"123456789", 0xE3069283),
+    (b"", 0),
+]
+
+
+def by_definition(data: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(("data", "value"), VECTORS)
+def test_known_values(data: bytes, value: int) -> None:
+    assert native.crc32c(data) == value
+    assert native.kernels.crc32c_by_table(data) == value
+    assert by_definition(data) == value
+
+
+def test_every_length_and_start() -> None:
+    data = np.random.default_rng(1).bytes(6000)
+    for size in [*range(70), 255, 256, 257, 767, 768, 769, 775, 1535, 1536, 5990]:
+        for start in (0, 1, 5):
+            piece = data[start : start + size]
+            assert native.crc32c(piece, 77) == native.kernels.crc32c_by_table(piece, 77), (start, size)
+
+
+def test_pieces_continue() -> None:
+    data = np.random.default_rng(2).bytes(5000)
+    whole = native.crc32c(data)
+    for cut in (0, 1, 8, 767, 768, 1000, 4999, 5000):
+        assert native.crc32c(data[cut:], native.crc32c(data[:cut])) == whole
