@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
 from ingot.codecs.affine import AffineCodec
-from ingot.testing.codecs import Case, CodecSuite
+from ingot.codecs.affine_params import params_of
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import float_name
+from ingot.core.stats import measure
+from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
+from ingot.model.bytesource import MemorySource
+from ingot.model.part import Part, memory_part
+from ingot.model.tensor import Array, Tensor
+from ingot.testing.codecs import Case, CodecSuite, encode_tensor, read_rows
+from ingot.testing.reference import affine as reference
+from ingot.testing.reference.affine import Grid
+
+CODEC = AffineCodec()
 
 
 class TestAffineCodec(CodecSuite):
@@ -21,3 +40,294 @@ class TestAffineCodec(CodecSuite):
         *(Case(shape, "f32", {"group": "row", "bits": 8}) for shape in ((), (0, 3), (3, 0))),
     )
     min_snr_db = 3.0
+
+
+def affine(array: Array, **options: Any) -> Tensor:
+    return encode_tensor(CODEC, array, options, dtype=float_name(array))
+
+
+def codes_of(tensor: Tensor) -> Array:
+    """The integers that a tensor's codes stand for, as f32."""
+    rows, cols = tensor.matrix_shape
+    bits = int(tensor.params["bits"])
+    packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8).reshape(rows, -1)
+    codes = reference.unpack(packed, cols, bits, msb=tensor.params["packing"] == "rows_msb")
+    return reference.values_of(codes, bits, signed=bool(tensor.params["signed"]))
+
+
+def weights(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(0, 0.05, shape).astype(np.float32)
+
+
+def refused(error: type[IngotError], call: Callable[[], object]) -> str | None:
+    with pytest.raises(error) as caught:
+        call()
+    return caught.value.rule
+
+
+def test_int8_per_row_is_vectro() -> None:
+    """The Squish document, section 3, as it stands there; a row of zeros has scale 1."""
+    array = weights(9, 203)
+    array[3], array[4], array[5, 7] = 0, 1e-42, 30.0
+    tensor = affine(array, bits=8)
+    with np.errstate(invalid="ignore"):
+        scale = np.max(np.abs(array), axis=1) / np.float32(127)
+        scale[scale == 0] = 1
+        q = np.round(array / scale[:, None]).clip(-128, 127).astype(np.int8)
+    assert tensor.parts["scales"].dtype == "f32"
+    assert np.array_equal(tensor.parts["scales"].array(), scale)
+    assert np.array_equal(np.frombuffer(tensor.parts["packed_weight"].view(), np.int8), q.reshape(-1))
+    assert np.array_equal(tensor.numpy(), q.astype(np.float32) * scale[:, None])
+
+
+@pytest.mark.parametrize("options", [{"bits": bits, "group": 33} for bits in range(2, 9)], ids=str)
+@pytest.mark.parametrize("way", [{}, {"symmetric": False}, {"bit_order": "msb"}, {"scales": "f32"}, {"scales": "bf16"}])
+def test_error_is_at_most_half_a_step(options: dict[str, Any], way: dict[str, Any]) -> None:
+    array = weights(4, 100, seed=1)
+    tensor = affine(array, **options, **way)
+    scales = tensor.parts["scales"].array().astype(np.float32).reshape(4, 4)
+    step = np.repeat(scales, 33, axis=1)[:, :100]
+    error = np.abs(tensor.numpy("f64") - array)
+    # A scale rounded down moves the ends of the range past the last code by so much of a step.
+    ends = (2 ** options["bits"]) * {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-23}[tensor.parts["scales"].dtype]
+    assert (error <= step * (0.5 + ends)).all()
+    if way.get("scales") == "f32":
+        assert (error <= step * 0.50001).all()
+
+
+@pytest.mark.parametrize("bits", range(2, 6))
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group", [32, "row", "tensor"])
+def test_search_never_loses(bits: int, symmetric: bool, group: int | str) -> None:
+    array = weights(16, 128, seed=bits)
+    plain = measure(array, affine(array, bits=bits, symmetric=symmetric, group=group).numpy())
+    best = measure(array, affine(array, bits=bits, symmetric=symmetric, group=group, quantizer="mse").numpy())
+    assert best.squared_error <= plain.squared_error * 1.000001
+    if bits <= 3:
+        assert best.snr_db > plain.snr_db + 0.5
+
+
+def test_one_scale_for_a_tensor_equals_the_reference() -> None:
+    array = weights(20, 45)
+    for symmetric in (True, False):
+        for quantizer in ("mse", "absmax" if symmetric else "minmax"):
+            tensor = affine(array, bits=3, symmetric=symmetric, group="tensor", quantizer=quantizer, scales="f16")
+            grid = Grid(3, 45, symmetric, "f16", search=quantizer == "mse", per_tensor=True)
+            codes, scales, _ = reference.quantize(array, grid)
+            assert tensor.parts["scales"].array() == scales
+            assert np.array_equal(codes_of(tensor), reference.values_of(codes, 3, signed=symmetric)), (
+                symmetric,
+                quantizer,
+            )
+
+
+def test_codes_and_their_order() -> None:
+    array = np.array([[-4, -3, -2, -1, 0, 1, 2, 3]], np.float32)
+    lsb = affine(array, bits=3, group=8, scales="f32", quantizer="mse")
+    assert codes_of(lsb).tolist() == [[-4, -3, -2, -1, 0, 1, 2, 3]]
+    assert lsb.parts["scales"].array() == 1
+    # 100 101 110 111 000 001 010 011, first code in the low or in the high bits.
+    assert bytes(lsb.parts["packed_weight"].view()) == int("011010001000111110101100", 2).to_bytes(3, "little")
+    msb = affine(array, bits=3, group=8, scales="f32", quantizer="mse", bit_order="msb")
+    assert bytes(msb.parts["packed_weight"].view()) == int("100101110111000001010011", 2).to_bytes(3, "big")
+
+
+def test_parameters_are_written_and_taken_back() -> None:
+    tensor = affine(weights(3, 10), bits=3, group=4, symmetric=False, bit_order="msb")
+    assert tensor.params == {
+        "codec_version": 1,
+        "bits": 3,
+        "granularity": "group",
+        "group_size": 4,
+        "axis": -1,
+        "packing": "rows_msb",
+        "signed": False,
+        "zeros": True,
+        "dtype": "f32",
+    }
+    assert params_of(tensor).attributes() == tensor.params
+    assert {role: part.length for role, part in tensor.parts.items()} == {
+        "packed_weight": 12,
+        "scales": 18,
+        "zeros": 18,
+    }
+
+
+@pytest.mark.parametrize("packing", ["8_per_i32", "8_per_u32", "2_per_u8", "16_per_i64", "4_per_i16"])
+@pytest.mark.parametrize("cols", [16, 13])
+def test_plain_ztensor_attributes(packing: str, cols: int) -> None:
+    """zTensor 1.2 section 3: little-endian integers, first code in the low bits; our reading of what it leaves open."""
+    per, word = int(packing.partition("_per_")[0]), packing.partition("_per_")[2]
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 16, (3, cols), np.uint8)
+    padded = np.pad(codes, ((0, 0), (0, -cols % per))).reshape(3, -1, per).astype(np.uint64)
+    packed = (padded << (4 * np.arange(per, dtype=np.uint64))).sum(axis=2, dtype=np.uint64).astype(f"<u{4 * per // 8}")
+    groups = -(-cols // 8)
+    scales, zeros = (rng.uniform(0.1, 9, (3, groups)).astype(np.float16) for _ in range(2))
+    parts = {
+        "packed_weight": memory_part(packed.view(f"<{word[0]}{4 * per // 8}"), word),
+        "scales": memory_part(scales, "f16"),
+        "zeros": memory_part(zeros, "f16"),
+    }
+    plain = {"bits": 4, "group_size": 8, "packing": packing}
+    tensor = Tensor("t", (3, cols), "f16", "quantized_group", parts, plain, CODEC)
+    wanted = reference.dequantize(codes, Grid(4, 8, False, "f16"), scales, zeros, "f16")
+    assert tensor.numpy().tobytes() == wanted.tobytes()
+    assert read_rows(CODEC, tensor, "f16", (1,)).tobytes() == wanted.tobytes()
+    without = replace(tensor, parts={role: parts[role] for role in ("packed_weight", "scales")})
+    symmetric = reference.dequantize(codes, Grid(4, 8, False, "f16"), scales, None, "f16")
+    assert without.numpy().tobytes() == symmetric.tobytes()
+    for wrong in ({"bits": 3}, {"packing": "5_per_i32"}, {"packing": "8_per_f32"}, {"packing": ""}, {"sym": True}):
+        assert refused(CodecError, replace(tensor, params={**plain, **wrong}).numpy) == "affine.params"
+    for key in plain:
+        missing = {name: value for name, value in plain.items() if name != key}
+        assert refused(CodecError, replace(tensor, params=missing).numpy) == "affine.params"
+
+
+WRONG_PARAMS: list[dict[str, Any]] = [
+    {"codec_version": 2},
+    {"codec_version": True},
+    {"codec_version": None},
+    {"bits": 0},
+    {"bits": 9},
+    {"bits": 4.0},
+    {"bits": "4"},
+    {"granularity": "column"},
+    {"granularity": None},
+    {"group_size": 0},
+    {"group_size": -1},
+    {"group_size": 2**63},
+    {"group_size": None},
+    {"packing": "rows"},
+    {"packing": "8_per_i32"},
+    {"packing": 3},
+    {"signed": 1},
+    {"zeros": "no"},
+    {"axis": 0},
+    {"dtype": "i8"},
+    {"dtype": ["f32"]},
+]
+
+
+@pytest.mark.parametrize("change", WRONG_PARAMS, ids=str)
+def test_wrong_parameters_are_refused(change: dict[str, Any]) -> None:
+    tensor = affine(weights(3, 10), group=4)
+    wrong = replace(tensor, params={**tensor.params, **change})
+    assert refused(CodecError, lambda: CODEC.check(wrong)) == "affine.params"
+    assert refused(CodecError, lambda: CODEC.reader(wrong)) == "affine.params"
+    assert refused(CodecError, wrong.numpy) == "affine.params"
+
+
+def test_wrong_parts_are_refused() -> None:
+    tensor = affine(weights(3, 10), group=4, symmetric=False)
+    parts = dict(tensor.parts)
+
+    def rule(changed: Mapping[str, Part]) -> str | None:
+        return refused(CodecError, replace(tensor, parts=changed).numpy)
+
+    assert rule({**parts, "g_idx": parts["scales"]}) == "affine.parts"
+    assert rule({"packed_weight": parts["packed_weight"], "scales": parts["scales"]}) == "affine.parts"
+    assert rule({**parts, "zeros": memory_part(np.zeros(9, np.float32), "f32")}) == "affine.dtype"
+    assert rule({**parts, "scales": memory_part(np.zeros(9, np.int16), "i16")}) == "affine.dtype"
+    assert rule({**parts, "scales": replace(parts["scales"], type="f8_e5m2")}) == "affine.dtype"
+    assert rule({**parts, "packed_weight": memory_part(np.zeros(15, np.int8), "i8")}) == "affine.dtype"
+    assert rule({**parts, "packed_weight": memory_part(np.zeros(14, np.uint8), "u8")}) == "affine.size"
+    assert rule({**parts, "scales": memory_part(np.zeros(10, np.float16), "f16")}) == "affine.size"
+    assert rule({**parts, "zeros": memory_part(np.zeros(8, np.float16), "f16")}) == "affine.size"
+    shapes = [(3, 11), (2, 10), (4, 10), (30,), (2**40, 2**40), (0, 10), (2**62, 0)]
+    for shape in shapes:
+        assert refused(CodecError, replace(tensor, shape=shape).numpy) == "affine.size", shape
+
+
+def test_any_number_of_empty_rows_takes_no_time() -> None:
+    tensor = affine(weights(3, 0), group=4)
+    many = replace(tensor, shape=(2**60, 0))
+    assert many.numpy().shape == (2**60, 0)
+    assert read_rows(CODEC, many, "f32").shape == (2**60, 0)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+@pytest.mark.parametrize("group", [4, "row", "tensor"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused(dtype: str, group: int | str, bad: float) -> None:
+    array = weights(3, 10).astype(numpy_dtype(dtype))
+    array[2, 7] = bad
+    with pytest.raises(CodecError) as caught:
+        affine(array, group=group)
+    assert caught.value.rule == "affine.non-finite"
+    assert "row 2, column 7" in str(caught.value)
+
+
+@pytest.mark.parametrize("group", [4, "row", "tensor"])
+@pytest.mark.parametrize("options", [{}, {"symmetric": False}], ids=str)
+def test_a_scale_past_f16_is_refused_and_others_hold_it(group: int | str, options: dict[str, Any]) -> None:
+    array = weights(3, 10)
+    array[1, 5] = 1e9
+    rule = refused(CodecError, lambda: affine(array, group=group, scales="f16", **options))
+    assert rule == "affine.scale-overflow"
+    for scales in ("bf16", "f32"):
+        found = affine(array, group=group, scales=scales, **options).numpy()
+        assert abs(found[1, 5] / 1e9 - 1) < 0.01
+    # The search may shrink the range until the scale fits.
+    array[1, 5] = 65504 * 7 * 1.5
+    shrunk = affine(array, group=group, scales="f16", quantizer="mse").numpy()
+    assert np.isfinite(shrunk).all()
+    assert shrunk[1, 5] > 0.6 * array[1, 5]
+
+
+def test_tiny_weights_keep_a_scale() -> None:
+    array = np.full((2, 8), 1e-9, np.float32)
+    tensor = affine(array, group=4)
+    assert (tensor.parts["scales"].array() == np.float16(2**-24)).all()
+    assert not affine(array * 0, group=4).numpy().any()
+
+
+WRONG_OPTIONS: list[dict[str, Any]] = [
+    {"bits": 0},
+    {"bits": 9},
+    {"bits": True},
+    {"bits": 1},
+    {"group": 0},
+    {"group": -1},
+    {"group": "column"},
+    {"group": 2.0},
+    {"symmetric": 1},
+    {"symmetric": "yes"},
+    {"scales": "f64"},
+    {"scales": None},
+    {"bit_order": "big"},
+    {"quantizer": "best"},
+    {"quantizer": "absmax", "symmetric": False},
+    {"quantizer": "minmax", "symmetric": True},
+    {"group_size": 4},
+]
+
+
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=str)
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    assert refused(UsageError, lambda: CODEC.encoder((2, 8), "f32", options)) == "affine.option"
+
+
+@pytest.mark.parametrize("dtype", ["i8", "bool", "f8_e4m3fn", "complex64"])
+def test_only_floats_are_quantized(dtype: str) -> None:
+    assert refused(UnsupportedError, lambda: CODEC.encoder((2, 8), dtype, {})) == "affine.dtype"
+
+
+def test_only_floats_come_out() -> None:
+    assert refused(UnsupportedError, lambda: affine(weights(2, 8)).numpy("i8")) == "affine.dtype"
+
+
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = weights(4100, 1100)
+    tensor = affine(array.astype(numpy_dtype("bf16")), bits=3, group=100)
+    results = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        results.append(tensor.numpy("f16").tobytes())
+        unmapped = {role: replace(part, source=Unmapped(part.stored())) for role, part in tensor.parts.items()}
+        results.append(replace(tensor, parts=unmapped).numpy("f16").tobytes())
+    assert len(set(results)) == 1
+
+
+class Unmapped(MemorySource):
+    mapped = False
