@@ -2,8 +2,8 @@
 
     python bench/load.py --gigabytes 1 --json load.json
 
-Files are made in a temporary folder that needs twice the size. Each way is tried ``--repeat`` times in turn with the others
-and its best time counts; "cold" asks the system to forget the file's pages before each try.
+Files are made in a temporary folder that needs three times the size. Each way is tried ``--repeat`` times in turn with
+the others and its best time counts; "cold" asks the system to forget the file's pages before each try.
 """
 
 from __future__ import annotations
