@@ -144,3 +144,21 @@ def test_every_dtype_is_sorted_into_allowed_or_refused() -> None:
                 require_cast(source, target)
             except UnsupportedError:
                 assert not exact_cast(source, target)
+
+
+@pytest.mark.parametrize("source", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("target", ["f64", "f32", "f16", "bf16"])
+def test_the_kernel_agrees_with_numpy_bit_for_bit(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(3).normal(size=5000).astype(np.float32)
+    values[:6] = [0.0, -0.0, 1e-45, -1e-40, 6e-8, 60000.0]
+    with np.errstate(all="ignore"):
+        values = values.astype(numpy_dtype(source))
+    fast = cast(values, target)
+    monkeypatch.setattr("ingot.codecs.cast._NATIVE", ())
+    assert bits(cast(values, target)) == bits(fast)
+
+
+def test_unaligned_values_are_cast_too() -> None:
+    data = np.frombuffer(b"\0" + np.arange(9, dtype=np.float32).tobytes(), np.float32, 9, 1)
+    assert not data.flags.aligned
+    assert cast(data, "bf16").astype(np.float32).tolist() == list(range(9))

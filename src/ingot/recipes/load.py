@@ -1,0 +1,166 @@
+"""Read recipes: presets by name, files by path. Strict: what is not understood is refused, with file, rule and key."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import UsageError
+from ingot.recipes.recipe import Choice, Recipe, Rule
+
+PRESETS = ("keep", "lossless", "bf16", "int8", "int4", "int3", "int2")
+"""Names of the presets that ship with Ingot, from no loss to most."""
+
+_LARGEST_FILE = 1 << 20
+_ROOT_KEYS = ("name", "description", "rules")
+_CHOICE_KEYS = ("keep", "codec", "options", "encoding")
+
+
+def load_recipe(source: str | PathLike[str]) -> Recipe:
+    """Return the recipe of a preset's name or of a TOML file's path.
+
+    A name of a preset wins; write ``./int4`` for a file that is called like one.
+
+    Raises
+    ------
+    UsageError
+        No such preset or file (``recipe.unknown``), or a file that breaks a rule ``recipe.*`` of ``spec/recipes.md``.
+    """
+    text = fspath(source)
+    if text in PRESETS:
+        return _preset(text)
+    path = Path(text)
+    if not path.is_file():
+        raise UsageError(
+            f"expected a preset ({', '.join(PRESETS)}) or a TOML file, found neither", rule="recipe.unknown", where=text
+        )
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read this recipe: {error.strerror}", rule="recipe.unknown", where=text) from error
+    if len(data) > _LARGEST_FILE:
+        raise UsageError(
+            f"expected a recipe of at most {_LARGEST_FILE} bytes, found more", rule="recipe.syntax", where=text
+        )
+    return parse_recipe(data, where=text, name=path.stem)
+
+
+@cache
+def _preset(name: str) -> Recipe:
+    data = resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_bytes()
+    return parse_recipe(data, where=f"preset {name}", name=name)
+
+
+def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Recipe:
+    """Parse the text of a recipe.
+
+    Parameters
+    ----------
+    data : bytes or str
+        TOML 1.0; bytes are UTF-8.
+    where : str
+        For messages.
+    name : str
+        The recipe's name where the text gives none.
+    """
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+        root = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"not valid TOML: {error}", rule="recipe.syntax", where=where) from error
+    _refuse_unknown(root, _ROOT_KEYS, where)
+    rules = root.get("rules", [])
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise UsageError("expected rules as [[rules]] tables", rule="recipe.type", where=f"{where}: rules")
+    return Recipe(
+        name=_text(root.get("name", name), f"{where}: name"),
+        description=_text(root.get("description", ""), f"{where}: description").strip(),
+        rules=tuple(_rule(rule, index, f"{where}: rules[{index}]") for index, rule in enumerate(rules)),
+    )
+
+
+def _rule(table: Mapping[str, Any], index: int, where: str) -> Rule:
+    _refuse_unknown(table, (*_CONDITIONS, *_CHOICE_KEYS), where)
+    conditions = {key: read(table[key], f"{where}.{key}") for key, read in _CONDITIONS.items() if key in table}
+    conditions.setdefault("label", f"rule {index}")
+    try:
+        return Rule(choice=_choice(table, where), **conditions)
+    except UsageError as error:
+        raise error if error.where else error.at(where) from None
+
+
+def _choice(table: Mapping[str, Any], where: str) -> Choice | None:
+    if "keep" in table:
+        if table["keep"] is not True or any(key in table for key in _CHOICE_KEYS[1:]):
+            raise UsageError("expected keep = true alone, or a codec", rule="recipe.choice", where=f"{where}.keep")
+        return None
+    if "codec" not in table:
+        raise UsageError("expected a codec, or keep = true; found neither", rule="recipe.choice", where=where)
+    return Choice(
+        codec=_text(table["codec"], f"{where}.codec"),
+        options=_options(table.get("options", {}), f"{where}.options"),
+        encoding=_text(table.get("encoding", "raw"), f"{where}.encoding"),
+    )
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise UsageError(f"unknown key {key!r}; {hint}", rule="recipe.unknown-key", where=where)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise _mistyped("a string", value, where)
+    return value
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items or not all(isinstance(item, str) for item in items):
+        raise _mistyped("a string or a list of strings", value, where)
+    return tuple(items)
+
+
+def _count(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _mistyped("an integer of at least 0", value, where)
+    return value
+
+
+def _options(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _mistyped("a table", value, where)
+    for key, item in value.items():
+        if not isinstance(item, str | int | float | bool):
+            raise _mistyped("a string, number or boolean", item, f"{where}.{key}")
+    return value
+
+
+def _mistyped(expected: str, found: Any, where: str) -> UsageError:
+    return UsageError(f"expected {expected}, found {str(found)[:80]!r}", rule="recipe.type", where=where)
+
+
+_CONDITIONS: dict[str, Callable[[Any, str], Any]] = {
+    "label": _text,
+    "match": _texts,
+    "exclude": _texts,
+    "roles": _texts,
+    "layers": _text,
+    "dtypes": _texts,
+    "min_ndim": _count,
+    "max_ndim": _count,
+    "min_size": _count,
+    "max_size": _count,
+    "min_cols": _count,
+    "cols_multiple_of": _count,
+}

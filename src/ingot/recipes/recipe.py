@@ -1,0 +1,252 @@
+"""Recipes: ordered rules that say which tensor gets which codec. The first rule that hits decides.
+
+The file form and its refusals are described in ``spec/recipes.md``; ``load.py`` reads it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import DTYPES
+from ingot.core.encodings import ENCODINGS
+from ingot.core.names import ROLES, layer_of, role_of
+from ingot.errors import UnsupportedError, UsageError
+
+# What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
+WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
+
+_SPAN = re.compile(r"(-?[0-9]{1,6})(?:-(-?[0-9]{1,6}))?")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a tensor is stored: a codec id, the codec's options, and the encoding of every part.
+
+    Raises
+    ------
+    UsageError
+        An unknown codec or encoding, an option that the codec refuses (its own rule, or ``recipe.options``), or
+        ``zstd`` on a codec whose part sizes are not known beforehand (``recipe.encoding``).
+    """
+
+    codec: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    encoding: str = "raw"
+
+    def __post_init__(self) -> None:
+        codec = CODECS.get_or_refuse(self.codec)
+        if self.encoding not in ENCODINGS:
+            raise UsageError(
+                f"expected encoding {' or '.join(ENCODINGS)}, found {self.encoding!r}", rule="recipe.encoding"
+            )
+        try:
+            probe = codec.encoder((64, 64), "f32", self.options)
+        except UnsupportedError as error:
+            raise UsageError(error.message, rule="recipe.options") from error
+        if self.encoding != "raw" and any(part.length is None for part in probe.parts):
+            raise UsageError(
+                f"codec {self.codec} knows its sizes only afterwards, so its parts cannot be {self.encoding}",
+                rule="recipe.encoding",
+            )
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether values may be rounded or cast, so that only tensors of weights may be given to it."""
+        return bool(self.options) or not CODECS[self.codec].lossless
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: conditions that must all hold, and what then happens. A rule without conditions hits every tensor.
+
+    Parameters
+    ----------
+    choice : Choice or None
+        None keeps the tensor as it is stored.
+    label : str
+        What reports call the rule.
+    match, exclude : tuple of str
+        Patterns over the whole tensor name: globs (``*`` crosses dots), or regular expressions behind ``re:``, which
+        must match from the first character on, as llm-compressor's do. One of ``match`` must fit, none of ``exclude``.
+    roles : tuple of str
+        Roles of ``core.names``.
+    layers : str
+        Layer numbers and ranges, both ends included, negative ones from the end: ``"0-3,-1"``.
+    dtypes : tuple of str
+        Element types. By default any; where the choice changes values, ``f64 f32 f16 bf16`` and no others.
+    min_ndim, max_ndim : int
+    min_size, max_size : int
+        Number of elements.
+    min_cols, cols_multiple_of : int
+        Of the last dimension.
+
+    Raises
+    ------
+    UsageError
+        ``recipe.pattern``, ``recipe.role``, ``recipe.layers`` or ``recipe.dtype``.
+    """
+
+    choice: Choice | None
+    label: str = "rule"
+    match: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    layers: str = ""
+    dtypes: tuple[str, ...] = ()
+    min_ndim: int = 0
+    max_ndim: int | None = None
+    min_size: int = 0
+    max_size: int | None = None
+    min_cols: int = 0
+    cols_multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        _ = (
+            self._matches,
+            self._excludes,
+            self._spans,
+        )  # a bad pattern or range is refused here, not at the first tensor
+        for role in self.roles:
+            if role not in ROLES:
+                raise UsageError(f"expected roles among {', '.join(ROLES)}; found {role!r}", rule="recipe.role")
+        allowed = WEIGHT_DTYPES if self.choice is not None and self.choice.changes_values else tuple(DTYPES)
+        for name in self.dtypes:
+            if name not in allowed:
+                raise UsageError(
+                    f"expected dtypes among {', '.join(allowed)} for this codec; found {name!r}", rule="recipe.dtype"
+                )
+        if self.cols_multiple_of < 1:
+            raise UsageError(
+                f"expected cols_multiple_of of at least 1, found {self.cols_multiple_of}", rule="recipe.shape"
+            )
+
+    def hits(self, name: str, shape: tuple[int, ...], dtype: str, layer_count: int) -> bool:
+        """Whether all conditions hold; ``layer_count`` is what negative layer numbers count from."""
+        return (
+            self._hits_dtype(dtype)
+            and self._hits_shape(shape)
+            and (not self.roles or role_of(name) in self.roles)
+            and (not self.layers or self._hits_layer(layer_of(name), layer_count))
+            and (not self.match or any(pattern.match(name) for pattern in self._matches))
+            and not any(pattern.match(name) for pattern in self._excludes)
+        )
+
+    def _hits_dtype(self, dtype: str) -> bool:
+        if self.dtypes:
+            return dtype in self.dtypes
+        return self.choice is None or not self.choice.changes_values or dtype in WEIGHT_DTYPES
+
+    def _hits_shape(self, shape: tuple[int, ...]) -> bool:
+        ndim, size, cols = len(shape), prod(shape), shape[-1] if shape else 1
+        return (
+            self.min_ndim <= ndim
+            and (self.max_ndim is None or ndim <= self.max_ndim)
+            and self.min_size <= size
+            and (self.max_size is None or size <= self.max_size)
+            and self.min_cols <= cols
+            and cols % self.cols_multiple_of == 0
+        )
+
+    def _hits_layer(self, layer: int | None, count: int) -> bool:
+        if layer is None:
+            return False
+        return any(
+            (first if first >= 0 else count + first) <= layer <= (last if last >= 0 else count + last)
+            for first, last in self._spans
+        )
+
+    @cached_property
+    def _matches(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(_pattern(text) for text in self.match)
+
+    @cached_property
+    def _excludes(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(_pattern(text) for text in self.exclude)
+
+    @cached_property
+    def _spans(self) -> tuple[tuple[int, int], ...]:
+        return parse_layers(self.layers) if self.layers else ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Named, ordered rules. A tensor that no rule hits is kept as it is."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    description: str = ""
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 over everything that decides an output: rules and their order, not names or descriptions."""
+        text = json.dumps([_content(rule) for rule in self.rules], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"ingot-recipe-1\n" + text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a recipe says of one tensor: ``choice`` None keeps it, ``rule_index`` None means that no rule hit."""
+
+    rule_index: int | None
+    rule_label: str
+    choice: Choice | None
+
+
+NO_RULE = Decision(None, "no rule", None)
+
+
+def resolve(recipe: Recipe, name: str, shape: tuple[int, ...], dtype: str, layer_count: int) -> Decision:
+    """Return what happens to a tensor; pure, and cheap enough for 100,000 tensors in a second.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    name, shape, dtype :
+        Of the tensor; ``dtype`` may be one that Ingot does not know.
+    layer_count : int
+        Number of layers of the checkpoint: one more than the highest layer number.
+    """
+    for index, rule in enumerate(recipe.rules):
+        if rule.hits(name, shape, dtype, layer_count):
+            return Decision(index, rule.label, rule.choice)
+    return NO_RULE
+
+
+def parse_layers(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse ``"0-3,-1"`` into ranges of first and last layer, both included; refused with rule ``recipe.layers``."""
+    spans = []
+    for piece in text.split(","):
+        found = _SPAN.fullmatch(piece.strip())
+        if found is None:
+            raise UsageError(
+                f"expected layers such as '0-3,-1', found {piece.strip()!r} in {text!r}", rule="recipe.layers"
+            )
+        first = int(found[1])
+        last = int(found[2]) if found[2] else first
+        if first > last and (first < 0) == (last < 0):
+            raise UsageError(f"expected a rising range of layers, found {piece.strip()!r}", rule="recipe.layers")
+        spans.append((first, last))
+    return tuple(spans)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        if text.startswith("re:"):
+            return re.compile(text.removeprefix("re:"), re.DOTALL)
+        return re.compile(fnmatch.translate(text))
+    except re.error as error:
+        raise UsageError(f"not a regular expression: {text!r}: {error}", rule="recipe.pattern") from error
+
+
+def _content(rule: Rule) -> dict[str, Any]:
+    content = asdict(rule)
+    del content["label"]
+    return content

@@ -1,0 +1,217 @@
+"""The presets hit what they claim, on the tensor names and shapes of real checkpoints."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import pytest
+
+from ingot.codecs.table import CODECS
+from ingot.recipes.load import PRESETS, load_recipe
+from ingot.recipes.recipe import Decision, Recipe, resolve
+
+HIDDEN, INNER, KV, VOCAB, LAYERS = 288, 768, 96, 4096, 6
+
+Checkpoint = dict[str, tuple[int, ...]]
+
+
+def llama() -> Checkpoint:
+    tensors: Checkpoint = {
+        "lm_head.weight": (VOCAB, HIDDEN),
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
+    for layer in range(LAYERS):
+        start = f"model.layers.{layer}."
+        tensors |= {
+            f"{start}input_layernorm.weight": (HIDDEN,),
+            f"{start}mlp.down_proj.weight": (HIDDEN, INNER),
+            f"{start}mlp.gate_proj.weight": (INNER, HIDDEN),
+            f"{start}mlp.up_proj.weight": (INNER, HIDDEN),
+            f"{start}post_attention_layernorm.weight": (HIDDEN,),
+            f"{start}self_attn.k_proj.weight": (KV, HIDDEN),
+            f"{start}self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+            f"{start}self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+            f"{start}self_attn.v_proj.weight": (KV, HIDDEN),
+        }
+    return tensors
+
+
+def bert() -> Checkpoint:
+    width, inner = 384, 1536
+    tensors: Checkpoint = {
+        "embeddings.LayerNorm.bias": (width,),
+        "embeddings.LayerNorm.weight": (width,),
+        "embeddings.position_embeddings.weight": (512, width),
+        "embeddings.token_type_embeddings.weight": (2, width),
+        "embeddings.word_embeddings.weight": (30522, width),
+        "pooler.dense.bias": (width,),
+        "pooler.dense.weight": (width, width),
+    }
+    for layer in range(LAYERS):
+        start = f"encoder.layer.{layer}."
+        for name, shape in {
+            "attention.self.query": (width, width),
+            "attention.self.key": (width, width),
+            "attention.self.value": (width, width),
+            "attention.output.dense": (width, width),
+            "intermediate.dense": (inner, width),
+            "output.dense": (width, inner),
+        }.items():
+            tensors[f"{start}{name}.weight"] = shape
+            tensors[f"{start}{name}.bias"] = shape[:1]
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            tensors[f"{start}{name}.weight"] = tensors[f"{start}{name}.bias"] = (width,)
+    return tensors
+
+
+def decisions(recipe: Recipe, tensors: Checkpoint, dtype: str = "bf16") -> dict[str, Decision]:
+    return {name: resolve(recipe, name, shape, dtype, LAYERS) for name, shape in tensors.items()}
+
+
+def bits_of(recipe: Recipe, tensors: Checkpoint) -> dict[str, int]:
+    """Name to bits, of the tensors that the recipe quantizes."""
+    found = decisions(recipe, tensors)
+    return {name: one.choice.options["bits"] for name, one in found.items() if one.choice}
+
+
+def quantized(tensors: Checkpoint) -> set[str]:
+    """The matrices of attention and feed-forward: what Squish's document quantizes."""
+    return {name for name, shape in tensors.items() if len(shape) == 2 and ("layers." in name or "encoder." in name)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_parses_and_says_what_it_is(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert len(recipe.description) > 20
+    assert load_recipe(name) is recipe
+
+
+def test_every_preset_file_is_listed() -> None:
+    folder = resources.files("ingot.recipes").joinpath("presets")
+    assert {path.name for path in folder.iterdir()} == {f"{name}.toml" for name in PRESETS}
+
+
+@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2"])
+@pytest.mark.parametrize("make", [llama, bert])
+def test_integer_presets_take_the_large_matrices_and_leave_the_rest(preset: str, make: object) -> None:
+    tensors = llama() if make is llama else bert()
+    assert set(bits_of(load_recipe(preset), tensors)) == quantized(tensors)
+
+
+@pytest.mark.parametrize(("preset", "bits"), [("int8", 8), ("int4", 4)])
+def test_plain_presets(preset: str, bits: int) -> None:
+    assert set(bits_of(load_recipe(preset), llama()).values()) == {bits}
+
+
+def test_int8_is_vectro() -> None:
+    choice = resolve(load_recipe("int8"), "model.layers.0.mlp.up_proj.weight", (INNER, HIDDEN), "bf16", LAYERS).choice
+    assert choice is not None
+    encoder = CODECS[choice.codec].encoder((INNER, HIDDEN), "bf16", choice.options)
+    sizes = {part.role: (part.dtype, part.length) for part in encoder.parts}
+    assert sizes["scales"] == ("f32", 4 * INNER)
+    assert sizes["packed_weight"][1] == INNER * HIDDEN
+    assert set(sizes) == {"packed_weight", "scales"}
+
+
+def test_int3_mixes() -> None:
+    for name, bits in bits_of(load_recipe("int3"), llama()).items():
+        edge = "layers.0." in name or "layers.5." in name
+        assert bits == (4 if edge or "v_proj" in name or "o_proj" in name else 3), name
+
+
+@pytest.mark.parametrize("make", [llama, bert])
+def test_int2_mixes(make: object) -> None:
+    tensors = llama() if make is llama else bert()
+    for name, bits in bits_of(load_recipe("int2"), tensors).items():
+        edge = ".0." in name or ".5." in name
+        sensitive = any(word in name for word in ("v_proj", "o_proj", "value", "attention.output"))
+        last = "down_proj" in name or (".output.dense" in name and not sensitive)
+        assert bits == (4 if edge or sensitive else 3 if last else 2), name
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("transformer.h.3.attn.c_attn.weight", 4),
+        ("transformer.h.3.attn.c_proj.weight", 4),
+        ("transformer.h.3.mlp.c_fc.weight", 2),
+        ("transformer.h.3.mlp.c_proj.weight", 3),
+        ("gpt_neox.layers.3.attention.query_key_value.weight", 4),
+        ("gpt_neox.layers.3.mlp.dense_4h_to_h.weight", 3),
+        ("model.layers.3.block_sparse_moe.experts.1.w2.weight", 3),
+        ("model.layers.3.block_sparse_moe.experts.1.w1.weight", 2),
+        ("decoder.block.3.layer.2.DenseReluDense.wo.weight", 3),
+        ("blk.3.attn_q.weight", 2),
+        ("blk.3.attn_v.weight", 4),
+        ("blk.3.ffn_down.weight", 3),
+        ("layers.3.attention.wk.weight", 2),
+        ("layers.3.attention.wo.weight", 4),
+        ("backbone.layers.3.mixer.in_proj.weight", 4),
+    ],
+)
+def test_int2_knows_other_namings(name: str, bits: int) -> None:
+    assert bits_of(load_recipe("int2"), {name: (512, 512)}) == {name: bits}
+
+
+@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2", "bf16"])
+def test_what_is_no_weight_stays(preset: str) -> None:
+    recipe = load_recipe(preset)
+    name, shape = "model.layers.0.mlp.up_proj.weight", (512, 512)
+    for dtype in ("i8", "u8", "i32", "bool", "f8_e4m3fn", "f4_e2m1fn", "complex64", "posit16"):
+        assert resolve(recipe, name, shape, dtype, LAYERS).choice is None
+    for other in ("model.layers.0.mlp.gate.e_score_correction_bias", "backbone.layers.0.mixer.A_log"):
+        assert resolve(recipe, other, shape, "f32", LAYERS).choice is None
+    for side in ("qzeros", "scales", "weight_scale", "weight_scale_inv"):
+        assert resolve(recipe, f"model.layers.0.mlp.up_proj.{side}", shape, "f16", LAYERS).choice is None
+
+
+@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2"])
+def test_small_narrow_and_unknown_tensors_stay(preset: str) -> None:
+    recipe = load_recipe(preset)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert resolve(recipe, name, (32, 64), "f32", LAYERS).choice is None
+    assert resolve(recipe, name, (4096, 16), "f32", LAYERS).choice is None
+    assert resolve(recipe, name, (4096,), "f32", LAYERS).choice is None
+    assert resolve(recipe, "something.weight", (4096, 4096), "f32", LAYERS).choice is None
+    assert resolve(recipe, name, (8, 4096, 64), "f32", LAYERS).choice is not None
+
+
+def test_keep_keeps_and_lossless_is_exact_on_everything() -> None:
+    for dtype in ("f32", "i64", "bool", "f8_e5m2"):
+        assert resolve(load_recipe("keep"), "a", (3,), dtype, 0) == Decision(None, "no rule", None)
+        choice = resolve(load_recipe("lossless"), "a", (3,), dtype, 0).choice
+        assert choice is not None
+        assert (choice.codec, choice.encoding, choice.changes_values) == ("dense", "zstd", False)
+
+
+def test_bf16_takes_every_wider_float() -> None:
+    for name, one in decisions(load_recipe("bf16"), llama(), "f32").items():
+        assert one.choice is not None, name
+        assert one.choice.options == {"dtype": "bf16"}
+
+
+@pytest.mark.parametrize(("preset", "claim"), [("int8", 8.01), ("int4", 4.25), ("int3", 3.40), ("int2", 2.96)])
+def test_bits_per_weight_are_those_of_the_description(preset: str, claim: float) -> None:
+    """Over the quantized matrices of Llama-3-8B: 32 layers, hidden 4096, inner 14336, 1024 keys and values."""
+    recipe = load_recipe(preset)
+    assert f"{claim:.2f} bits per weight" in recipe.description.replace("\n", " ")
+    shapes = {
+        "self_attn.q_proj": (4096, 4096),
+        "self_attn.k_proj": (1024, 4096),
+        "self_attn.v_proj": (1024, 4096),
+        "self_attn.o_proj": (4096, 4096),
+        "mlp.gate_proj": (14336, 4096),
+        "mlp.up_proj": (14336, 4096),
+        "mlp.down_proj": (4096, 14336),
+    }
+    stored = weights = 0
+    for layer in range(32):
+        for name, shape in shapes.items():
+            choice = resolve(recipe, f"model.layers.{layer}.{name}.weight", shape, "bf16", 32).choice
+            assert choice is not None
+            encoder = CODECS[choice.codec].encoder(shape, "bf16", choice.options)
+            stored += sum(part.length or 0 for part in encoder.parts)
+            weights += shape[0] * shape[1]
+    assert round(8 * stored / weights, 2) == claim
