@@ -8,9 +8,9 @@ from typing import Any
 
 from ingot.adapters.torch import from_numpy
 from ingot.model.tensor import Array
-from ingot.numpy import load as load_arrays
-from ingot.numpy import load_file as load_array_file
-from ingot.ops.in_memory import save_bytes
+from ingot.ops.in_memory import open_bytes, save_bytes
+from ingot.ops.load_owned import load_owned
+from ingot.ops.open import open as open_checkpoint
 from ingot.ops.save import save as save_checkpoint
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -21,12 +21,13 @@ def load_file(path: str | PathLike[str], device: Any = "cpu", *, io: str = "auto
 
     Raises what ``ingot.open`` and ``Tensor.torch`` raise.
     """
-    return _tensors(load_array_file(path, io=io), device)
+    with open_checkpoint(path, io=io) as checkpoint:
+        return _tensors(load_owned(checkpoint), device)
 
 
 def load(data: bytes, device: Any = "cpu") -> dict[str, Any]:
     """Load all tensors of a checkpoint that is a bytes object."""
-    return _tensors(load_arrays(data), device)
+    return _tensors(load_owned(open_bytes(data)), device)
 
 
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
