@@ -5,7 +5,6 @@ The file form and its refusals are described in ``spec/recipes.md``; ``load.py``
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import re
@@ -20,6 +19,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.encodings import ENCODINGS
 from ingot.core.names import ROLES, layer_of, role_of
 from ingot.errors import UnsupportedError, UsageError
+from ingot.recipes.patterns import Patterns
 
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
@@ -62,6 +62,20 @@ class Choice:
     def changes_values(self) -> bool:
         """Whether values may be rounded or cast, so that only tensors of weights may be given to it."""
         return bool(self.options) or not CODECS[self.codec].lossless
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the conditions of a rule look at; the same for all rules, so found once."""
+
+    name: str
+    role: str
+    layer: int | None
+    layer_count: int
+    dtype: str
+    ndim: int
+    size: int
+    cols: int
 
 
 @dataclass(frozen=True)
@@ -129,34 +143,29 @@ class Rule:
                 f"expected cols_multiple_of of at least 1, found {self.cols_multiple_of}", rule="recipe.shape"
             )
 
-    def hits(self, name: str, shape: tuple[int, ...], dtype: str, layer_count: int) -> bool:
-        """Whether all conditions hold; ``layer_count`` is what negative layer numbers count from."""
+    def hits(self, subject: Subject) -> bool:
+        """Whether all conditions hold."""
         return (
-            self._hits_dtype(dtype)
-            and self._hits_shape(shape)
-            and (not self.roles or role_of(name) in self.roles)
-            and (not self.layers or self._hits_layer(layer_of(name), layer_count))
-            and (not self.match or any(pattern.match(name) for pattern in self._matches))
-            and not any(pattern.match(name) for pattern in self._excludes)
+            (self._dtypes is None or subject.dtype in self._dtypes)
+            and self._hits_shape(subject)
+            and (not self.roles or subject.role in self.roles)
+            and (not self.layers or self._hits_layer(subject))
+            and (not self.match or self._matches(subject.name))
+            and not (self.exclude and self._excludes(subject.name))
         )
 
-    def _hits_dtype(self, dtype: str) -> bool:
-        if self.dtypes:
-            return dtype in self.dtypes
-        return self.choice is None or not self.choice.changes_values or dtype in WEIGHT_DTYPES
-
-    def _hits_shape(self, shape: tuple[int, ...]) -> bool:
-        ndim, size, cols = len(shape), prod(shape), shape[-1] if shape else 1
+    def _hits_shape(self, subject: Subject) -> bool:
         return (
-            self.min_ndim <= ndim
-            and (self.max_ndim is None or ndim <= self.max_ndim)
-            and self.min_size <= size
-            and (self.max_size is None or size <= self.max_size)
-            and self.min_cols <= cols
-            and cols % self.cols_multiple_of == 0
+            self.min_ndim <= subject.ndim
+            and (self.max_ndim is None or subject.ndim <= self.max_ndim)
+            and self.min_size <= subject.size
+            and (self.max_size is None or subject.size <= self.max_size)
+            and self.min_cols <= subject.cols
+            and subject.cols % self.cols_multiple_of == 0
         )
 
-    def _hits_layer(self, layer: int | None, count: int) -> bool:
+    def _hits_layer(self, subject: Subject) -> bool:
+        layer, count = subject.layer, subject.layer_count
         if layer is None:
             return False
         return any(
@@ -165,12 +174,18 @@ class Rule:
         )
 
     @cached_property
-    def _matches(self) -> tuple[re.Pattern[str], ...]:
-        return tuple(_pattern(text) for text in self.match)
+    def _dtypes(self) -> tuple[str, ...] | None:
+        if self.dtypes:
+            return self.dtypes
+        return WEIGHT_DTYPES if self.choice is not None and self.choice.changes_values else None
 
     @cached_property
-    def _excludes(self) -> tuple[re.Pattern[str], ...]:
-        return tuple(_pattern(text) for text in self.exclude)
+    def _matches(self) -> Patterns:
+        return Patterns(self.match)
+
+    @cached_property
+    def _excludes(self) -> Patterns:
+        return Patterns(self.exclude)
 
     @cached_property
     def _spans(self) -> tuple[tuple[int, int], ...]:
@@ -214,8 +229,10 @@ def resolve(recipe: Recipe, name: str, shape: tuple[int, ...], dtype: str, layer
     layer_count : int
         Number of layers of the checkpoint: one more than the highest layer number.
     """
+    cols = shape[-1] if shape else 1
+    subject = Subject(name, role_of(name), layer_of(name), layer_count, dtype, len(shape), prod(shape), cols)
     for index, rule in enumerate(recipe.rules):
-        if rule.hits(name, shape, dtype, layer_count):
+        if rule.hits(subject):
             return Decision(index, rule.label, rule.choice)
     return NO_RULE
 
@@ -235,15 +252,6 @@ def parse_layers(text: str) -> tuple[tuple[int, int], ...]:
             raise UsageError(f"expected a rising range of layers, found {piece.strip()!r}", rule="recipe.layers")
         spans.append((first, last))
     return tuple(spans)
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        if text.startswith("re:"):
-            return re.compile(text.removeprefix("re:"), re.DOTALL)
-        return re.compile(fnmatch.translate(text))
-    except re.error as error:
-        raise UsageError(f"not a regular expression: {text!r}: {error}", rule="recipe.pattern") from error
 
 
 def _content(rule: Rule) -> dict[str, Any]:
