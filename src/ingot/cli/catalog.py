@@ -51,12 +51,12 @@ def recipes(
     json: Json = False,
 ) -> None:
     """List the preset recipes, or print one as TOML."""
-    from ingot.recipes.load import load_recipe, preset_names, preset_text
+    from ingot.recipes.load import PRESETS, load_recipe, preset_text
 
     if name is not None:
         print(preset_text(name), end="")
         return
-    rows = [(preset, load_recipe(preset).description) for preset in preset_names()]
+    rows = [(preset, load_recipe(preset).description) for preset in PRESETS]
     if json:
         print_json([{"name": preset, "description": text} for preset, text in rows])
         return

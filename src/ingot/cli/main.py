@@ -28,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+INTERRUPTED = 130
+
 _DEBUG = {"on": False}
 
 for module in (demo, convert, inspect, verify, compare, catalog, doctor):
@@ -56,13 +58,14 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         result = app(arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted; nothing was left under the final name")
-        return 130
+        result = INTERRUPTED
     except BrokenPipeError:  # `ingot inspect ... | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         return _failed(error)
+    if result == INTERRUPTED:  # the parser turns Ctrl-C into this code by itself
+        _say("interrupted; nothing was left under the final name")
     return result if isinstance(result, int) else 0
 
 

@@ -23,7 +23,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.memory import format_size
 from ingot.core.stats import ErrorStats, measure
-from ingot.errors import ResourceError
+from ingot.errors import CodecError, IngotError, ResourceError
 from ingot.model.part import StoredReader
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.plan_convert import ENCODED, Step
@@ -251,9 +251,12 @@ def _encode(
     step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Callable[[], bool]
 ) -> Iterator[tuple[Work, int]]:
     tensor = step.tensor
-    for _ in range(encoder.scans):
-        for rows in slabs(tensor, (shape.rows, shape.cols), shape.slab_rows):
-            encoder.scan(rows)
+    try:
+        for _ in range(encoder.scans):
+            for rows in slabs(tensor, (shape.rows, shape.cols), shape.slab_rows):
+                encoder.scan(rows)
+    except CodecError as error:
+        raise error.at(tensor.name) from None
     wants_error = measured and not step.exact and step.action == ENCODED
     share = tensor.nbytes / max(shape.rows, 1)
     reader, start = CODECS[tensor.codec].reader(tensor), 0
@@ -263,14 +266,18 @@ def _encode(
         stop = min(start + shape.slab_rows, shape.rows)
         rows = np.empty((stop - start, shape.cols), numpy_dtype(tensor.dtype))
         reader.read_into(rows)
-        yield _encoding(encoder, rows, wants_error), int(stop * share) - int(start * share)
+        where = f"{tensor.name} (slab from row {start})"
+        yield _encoding(encoder, rows, wants_error, where), int(stop * share) - int(start * share)
         start = max(stop, 1)
     reader.finish()
 
 
-def _encoding(encoder: Encoder, rows: Array, wants_error: bool) -> Work:
+def _encoding(encoder: Encoder, rows: Array, wants_error: bool, where: str) -> Work:
     def work() -> Encoded:
-        parts = encoder.encode(rows)
+        try:
+            parts = encoder.encode(rows)
+        except IngotError as error:
+            raise error.at(where) from None
         if not wants_error:
             return Encoded(parts)
         decoded = np.empty(rows.shape, np.float32)

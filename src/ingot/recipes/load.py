@@ -52,10 +52,16 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     return parse_recipe(data, where=text, name=path.stem)
 
 
+def preset_text(name: str) -> str:
+    """Return a preset's TOML, to start a recipe of one's own from; ``UsageError`` ``recipe.unknown`` if there is none."""
+    if name not in PRESETS:
+        raise UsageError(f"expected a preset ({', '.join(PRESETS)}), found {name!r}", rule="recipe.unknown")
+    return resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_text("utf-8")
+
+
 @cache
 def _preset(name: str) -> Recipe:
-    data = resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_bytes()
-    return parse_recipe(data, where=f"preset {name}", name=name)
+    return parse_recipe(preset_text(name), where=f"preset {name}", name=name)
 
 
 def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Recipe:
