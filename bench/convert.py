@@ -46,7 +46,7 @@ def generate(path: Path, gigabytes: float) -> int:
 
 
 def copy_seconds(source: Path, target: Path, *, flush: bool) -> float:
-    """Read and write the file once, as ``cp`` does; ``flush`` waits for the disk, as ``convert`` does before it publishes."""
+    """Read and write the file once, as ``cp`` does; ``flush`` waits for the disk, as ``convert`` does at its end."""
     started = time.perf_counter()
     shutil.copyfile(source, target)
     if flush:

@@ -50,8 +50,8 @@ def _print(report: Any) -> None:
     heads = ("recipe", "file", "bits/weight", "convert", "load", "worst error", "mean error", "perplexity")
     table(heads, rows)
     print(
-        "Errors are RMS error over RMS value, per tensor. Bits per weight count the whole file: embeddings, head and norms\n"
-        "stay bf16, a fifth of so small a model, and int2 keeps the first and the last of its four layers at 4 bits."
+        "Errors are RMS error over RMS value, per tensor. Bits per weight count the whole file: embeddings, head and\n"
+        "norms stay bf16, a fifth of so small a model; int2 keeps the first and the last of its four layers at 4 bits."
     )
     folder = report.folder
     print(f"\nThe files are in {folder}. Try next:\n")

@@ -53,7 +53,7 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
 
 
 def preset_text(name: str) -> str:
-    """Return a preset's TOML, to start a recipe of one's own from; ``UsageError`` ``recipe.unknown`` if there is none."""
+    """Return a preset's TOML, to start a recipe from; ``UsageError`` ``recipe.unknown`` if there is none."""
     if name not in PRESETS:
         raise UsageError(f"expected a preset ({', '.join(PRESETS)}), found {name!r}", rule="recipe.unknown")
     return resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_text("utf-8")

@@ -96,7 +96,9 @@ def test_dry_run_names_rules_and_writes_nothing(run: Run, source: Path, tmp_path
         (("no-such-command",), 2, "No such command"),
     ],
 )
-def test_wrong_usage_is_one_line_and_a_code(run: Run, source: Path, arguments: tuple[str, ...], code: int, rule: str) -> None:
+def test_wrong_usage_is_one_line_and_a_code(
+    run: Run, source: Path, arguments: tuple[str, ...], code: int, rule: str
+) -> None:
     result = run(*arguments, code=code)
     assert rule in result.stderr
     assert result.stdout == ""
@@ -135,7 +137,18 @@ def test_interrupting_a_conversion_leaves_nothing(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     matrix = rng.standard_normal((4096, 2048), np.float32)
     ingot.save(tmp_path / "s.safetensors", {f"model.layers.{i}.mlp.up_proj.weight": matrix for i in range(16)})
-    command = [sys.executable, "-m", "ingot.cli.main", "convert", "s.safetensors", "o.zt", "--recipe", "int4", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "ingot.cli.main",
+        "convert",
+        "s.safetensors",
+        "o.zt",
+        "--recipe",
+        "int4",
+        "--threads",
+        "1",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     partial = tmp_path / ".o.zt.ingot-partial" / "files" / "o.zt"
     for _ in range(1000):

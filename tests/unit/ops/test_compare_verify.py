@@ -19,7 +19,15 @@ def statuses(a: Path, b: Path) -> dict[str, str]:
 
 def test_every_status_worst_first(tmp_path: Path) -> None:
     one = np.linspace(-1, 1, 1000, dtype=np.float32).reshape(10, 100)
-    a = {"same": one, "wider": one.astype(np.float16), "off": one, "far": one, "gone": one, "shape": one, "int": np.arange(3)}
+    a = {
+        "same": one,
+        "wider": one.astype(np.float16),
+        "off": one,
+        "far": one,
+        "gone": one,
+        "shape": one,
+        "int": np.arange(3),
+    }
     b = {
         "same": one,
         "wider": one.astype(np.float16).astype(np.float32),

@@ -92,7 +92,11 @@ def test_dry_run_of_a_hundred_gigabytes_reads_headers_only(tmp_path: Path) -> No
     shape, size, count = [8192, 8192], 8192 * 8192 * 2, 745
     header = json.dumps(
         {
-            f"model.layers.{i}.mlp.up_proj.weight": {"dtype": "BF16", "shape": shape, "data_offsets": [i * size, (i + 1) * size]}
+            f"model.layers.{i}.mlp.up_proj.weight": {
+                "dtype": "BF16",
+                "shape": shape,
+                "data_offsets": [i * size, (i + 1) * size],
+            }
             for i in range(count)
         }
     ).encode()
@@ -108,7 +112,11 @@ def test_dry_run_of_a_hundred_gigabytes_reads_headers_only(tmp_path: Path) -> No
 
 def test_folder_target_takes_companions_and_metadata(model: Path, tmp_path: Path) -> None:
     report = ingot.convert(model, tmp_path / "packed", "int8")
-    assert sorted(path.name for path in (tmp_path / "packed").iterdir()) == ["config.json", "model.zt", "tokenizer.json"]
+    assert sorted(path.name for path in (tmp_path / "packed").iterdir()) == [
+        "config.json",
+        "model.zt",
+        "tokenizer.json",
+    ]
     assert sorted(report.companions) == ["config.json", "tokenizer.json"]
     with ingot.open(tmp_path / "packed") as checkpoint:
         assert checkpoint.format == "zt"

@@ -38,7 +38,11 @@ def big_checkpoint(path: Path, rows: int, cols: int, count: int) -> int:
     """Write ``count`` f32 matrices (one matrix's bytes repeated); returns the file's size."""
     size = rows * cols * 4
     header = {
-        f"model.layers.{i}.mlp.up_proj.weight": {"dtype": "F32", "shape": [rows, cols], "data_offsets": [i * size, (i + 1) * size]}
+        f"model.layers.{i}.mlp.up_proj.weight": {
+            "dtype": "F32",
+            "shape": [rows, cols],
+            "data_offsets": [i * size, (i + 1) * size],
+        }
         for i in range(count)
     }
     text = json.dumps(header).encode()
@@ -58,7 +62,14 @@ def test_peak_anonymous_memory_stays_under_the_ceiling(tmp_path: Path, recipe: s
     ceiling = parse_size("192MiB")
     size = big_checkpoint(tmp_path / "big.safetensors", 4096, 16384, 2)
     assert size > 2 * ceiling
-    command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors"), str(tmp_path / "out.zt")]
+    command = [
+        sys.executable,
+        "-m",
+        "ingot.cli.main",
+        "convert",
+        str(tmp_path / "big.safetensors"),
+        str(tmp_path / "out.zt"),
+    ]
     command += ["--max-ram", "192MiB", "-q", *(["--recipe", recipe] if recipe else [])]
     assert peak_anonymous(command) < ceiling
 

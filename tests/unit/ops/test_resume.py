@@ -18,11 +18,11 @@ from ingot.core.progress import ProgressEvent
 from ingot.errors import ResourceError, UsageError
 
 
-class Stop(Exception):
+class StopHereError(Exception):
     """Raised from the progress callback where a test wants the run to end."""
 
 
-def stop_after(fraction: float, error: type[BaseException] = Stop) -> Callable[[ProgressEvent], None]:
+def stop_after(fraction: float, error: type[BaseException] = StopHereError) -> Callable[[ProgressEvent], None]:
     def callback(event: ProgressEvent) -> None:
         if event.done > fraction * event.total:
             raise error
@@ -36,7 +36,7 @@ def test_resumed_output_is_byte_for_byte_that_of_one_run(
     model: Path, tmp_path: Path, recipe: str | None, fraction: float, strays: Callable[[], list[str]]
 ) -> None:
     ingot.convert(model, tmp_path / "whole.zt", recipe)
-    with pytest.raises(Stop):
+    with pytest.raises(StopHereError):
         ingot.convert(model, tmp_path / "out.zt", recipe, resume=True, progress=stop_after(fraction))
     assert not (tmp_path / "out.zt").exists()
     report = ingot.convert(model, tmp_path / "out.zt", recipe, resume=True)
@@ -48,7 +48,7 @@ def test_resumed_output_is_byte_for_byte_that_of_one_run(
 
 def test_resumed_shards(model: Path, tmp_path: Path) -> None:
     ingot.convert(model, tmp_path / "whole", format="safetensors", max_shard=60_000)
-    with pytest.raises(Stop):
+    with pytest.raises(StopHereError):
         ingot.convert(
             model, tmp_path / "out", format="safetensors", max_shard=60_000, resume=True, progress=stop_after(0.6)
         )
@@ -58,9 +58,7 @@ def test_resumed_shards(model: Path, tmp_path: Path) -> None:
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_interrupt_without_resume_leaves_nothing(
-    model: Path, tmp_path: Path, strays: Callable[[], list[str]]
-) -> None:
+def test_interrupt_without_resume_leaves_nothing(model: Path, tmp_path: Path, strays: Callable[[], list[str]]) -> None:
     with pytest.raises(KeyboardInterrupt):
         ingot.convert(model, tmp_path / "out.zt", "int4", progress=stop_after(0.5, KeyboardInterrupt))
     assert not (tmp_path / "out.zt").exists()
@@ -69,7 +67,7 @@ def test_interrupt_without_resume_leaves_nothing(
 
 def test_damaged_partial_output_is_done_again(model: Path, tmp_path: Path) -> None:
     ingot.convert(model, tmp_path / "whole.zt", "int4")
-    with pytest.raises(Stop):
+    with pytest.raises(StopHereError):
         ingot.convert(model, tmp_path / "out.zt", "int4", resume=True, progress=stop_after(0.8))
     partial = tmp_path / ".out.zt.ingot-partial" / "files" / "out.zt"
     data = bytearray(partial.read_bytes())
@@ -81,7 +79,7 @@ def test_damaged_partial_output_is_done_again(model: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("change", ["touch", "content", "recipe", "digest"])
 def test_a_changed_source_or_recipe_is_refused(model: Path, tmp_path: Path, change: str) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(StopHereError):
         ingot.convert(model, tmp_path / "out.zt", "int4", resume=True, progress=stop_after(0.5))
     recipe, digest, source = "int4", "crc32c", model / "model.safetensors"
     if change == "touch":
@@ -108,7 +106,18 @@ def test_kill_and_resume_from_the_shell(tmp_path: Path, strays: Callable[[], lis
     weights = {f"model.layers.{i}.mlp.up_proj.weight": rng.standard_normal((1024, 1024), np.float32) for i in range(24)}
     ingot.save(tmp_path / "source.safetensors", weights)
     ingot.convert(tmp_path / "source.safetensors", tmp_path / "whole.zt", "int4")
-    command = [sys.executable, "-m", "ingot.cli.main", "convert", "source.safetensors", "out.zt", "--recipe", "int4", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "ingot.cli.main",
+        "convert",
+        "source.safetensors",
+        "out.zt",
+        "--recipe",
+        "int4",
+        "--threads",
+        "1",
+    ]
     killed = 0
     for delay in (0.4, 0.5, 0.6):
         process = subprocess.Popen([*command, "--resume", "-q"], cwd=tmp_path)
