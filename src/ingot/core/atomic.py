@@ -20,6 +20,7 @@ from ingot.core.oserrors import write_error
 from ingot.errors import ResourceError, UsageError
 
 SUFFIX = ".ingot-partial"
+_ATTEMPTS = 20
 
 
 class Staging:
@@ -65,8 +66,7 @@ class Staging:
         self._old = self.folder / "replaced"
         self._open = True
         try:
-            self.folder.mkdir(exist_ok=True)
-            self._lock = _lock(self.folder / "lock", self.dst)
+            self._lock = _claim(self.folder, self.dst)
             self._recover()
             if not resume:
                 self._empty()
@@ -234,15 +234,25 @@ def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
         )
 
 
-def _lock(path: Path, dst: Path) -> FileLock:
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-        if path.exists():
+def _claim(folder: Path, dst: Path) -> FileLock:
+    """Make the staging folder and lock it, or raise ``store.locked``.
+
+    A process that is just done with the same target may remove folder or lock between any two steps: then once more.
+    """
+    for _ in range(_ATTEMPTS):
+        lock = FileLock(folder / "lock")
+        try:
+            folder.mkdir(exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            break
+        except (FileNotFoundError, FileExistsError):
+            if folder.exists() and not folder.is_dir():
+                raise
+            continue
+        if (folder / "lock").exists():
             return lock
-        lock.release(force=True)  # its owner removed it between our opening and our locking it
-    except Timeout:
-        pass
+        lock.release(force=True)
     raise ResourceError(
         "another process is writing to this target: wait for it, or choose another target",
         rule="store.locked",

@@ -254,6 +254,13 @@ class TestTargets:
         assert caught.value.rule == "store.locked"
 
 
+    def test_a_file_where_the_staging_folder_should_be(self, tmp_path):
+        (tmp_path / ".x.ingot-partial").write_bytes(b"")
+        with pytest.raises(ResourceError) as caught:
+            Staging(tmp_path / "x")
+        assert caught.value.rule == "store.write-failed"
+
+
 class TestResume:
     def test_what_was_kept_is_found_again(self, tmp_path):
         first = Staging(tmp_path / "x")
