@@ -253,7 +253,6 @@ class TestTargets:
             Staging(tmp_path / "x")
         assert caught.value.rule == "store.locked"
 
-
     def test_a_file_where_the_staging_folder_should_be(self, tmp_path):
         (tmp_path / ".x.ingot-partial").write_bytes(b"")
         with pytest.raises(ResourceError) as caught:
