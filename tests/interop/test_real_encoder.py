@@ -1,4 +1,4 @@
-"""A real sentence encoder (all-MiniLM-L6-v2, f32, from the package that ships its weights) through every recipe and back."""
+"""A real sentence encoder (all-MiniLM-L6-v2, f32, from the package with its weights) through every recipe and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_there_and_back(encoder: Path, tmp_path: Path, recipe: str, worst: float
     report = ingot.convert(source, tmp_path / "small.zt", recipe)
     assert report.size < share * source.stat().st_size
     assert max(relative_errors(source, tmp_path / "small.zt").values()) <= worst
-    assert not [finding for finding in ingot.verify(tmp_path / "small.zt", strict=True)]
+    assert not ingot.verify(tmp_path / "small.zt", strict=True)
     ingot.convert(tmp_path / "small.zt", tmp_path / "back.safetensors")
     original, back = load_file(source), load_file(tmp_path / "back.safetensors")
     assert set(original) == set(back)
