@@ -14,11 +14,8 @@ constexpr std::int32_t kMagnitude = 0x7fffffff;
 
 inline float round_even(float x) { return (x + kRound) - kRound; }
 
-// Order-preserving map of floats to integers, its own inverse: integer minima and maxima vectorize, and see NaN.
-inline std::int32_t order_key(float x) {
-  const std::int32_t bits = std::bit_cast<std::int32_t>(x);
-  return bits ^ ((bits >> 31) & kMagnitude);
-}
+// The order-preserving map of floats' bits to integers, bits ^ ((bits >> 31) & kMagnitude), is its own inverse: integer
+// minima and maxima vectorize, and see NaN.
 inline float from_key(std::int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31) & kMagnitude)); }
 
 // Codes and their limits: q = clip(rint(w / s), low, high) + zero, taken modulo 2^bits.

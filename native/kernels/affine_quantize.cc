@@ -3,36 +3,40 @@
 #include "kernels/affine_choose.h"
 #include "kernels/bits.h"
 #include "kernels/kernels.h"
+#include "kernels/vectors.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
 template <Dtype kDtype>
 AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
-  std::int32_t low[kLanes] = {}, high[kLanes] = {};
+  constexpr std::size_t width = sizeof(Ints) / sizeof(std::int32_t);
+  Ints lows{}, highs{};
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
     std::size_t count = n - start < kBlock ? n - start : kBlock;
     load_block<kDtype>(in + start, count, block);
-    for (; count % kLanes; ++count) block[count] = 0;
-    for (std::size_t i = 0; i < count; i += kLanes)
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        const std::int32_t key = order_key(block[i + lane]);
-        low[lane] = key < low[lane] ? key : low[lane];
-        high[lane] = key > high[lane] ? key : high[lane];
-      }
+    for (; count % width; ++count) block[count] = 0;
+    for (std::size_t i = 0; i < count; i += width) {
+      Ints bits;
+      std::memcpy(&bits, block + i, sizeof bits);
+      const Ints keys = bits ^ ((bits >> 31) & kMagnitude);  // order_key
+      lows = keys < lows ? keys : lows;
+      highs = keys > highs ? keys : highs;
+    }
   }
-  for (std::size_t lane = 1; lane < kLanes; ++lane) {
-    low[0] = low[lane] < low[0] ? low[lane] : low[0];
-    high[0] = high[lane] > high[0] ? high[lane] : high[0];
+  std::int32_t low = 0, high = 0;
+  for (std::size_t lane = 0; lane < width; ++lane) {
+    low = lows[lane] < low ? lows[lane] : low;
+    high = highs[lane] > high ? highs[lane] : high;
   }
-  AffineRange range{from_key(low[0]), from_key(high[0]), n};
-  if (high[0] >= kInfinity || low[0] <= (kInfinity ^ -1))
+  AffineRange range{from_key(low), from_key(high), n};
+  if (high >= kInfinity || low <= ~kInfinity)
     for (range.bad = 0; is_finite(Element<kDtype>::load(in[range.bad]));) ++range.bad;
   return range;
 }
 
-// rint(w / s) clipped. `kBlock` values at most, padded to whole lanes by the caller.
+// rint(w / s) clipped.
 inline float level(float value, const Grid& grid) {
   float t = value / grid.scale;
   t = t > grid.low ? t : grid.low;
@@ -40,15 +44,19 @@ inline float level(float value, const Grid& grid) {
   return round_even(t);
 }
 
+// Codes of `n` values; up to kLanes - 1 codes after them are overwritten.
 template <Dtype kDtype>
 void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const Grid grid, int bits, std::uint8_t* __restrict codes) {
   const std::int32_t zero = static_cast<std::int32_t>(grid.zero), mask = (1 << bits) - 1;
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
-    const std::size_t count = n - start < kBlock ? n - start : kBlock;
+    std::size_t count = n - start < kBlock ? n - start : kBlock;
     load_block<kDtype>(in + start, count, block);
-    for (std::size_t i = 0; i < count; ++i)
-      codes[start + i] = static_cast<std::uint8_t>((static_cast<std::int32_t>(level(block[i], grid)) + zero) & mask);
+    for (; count % kLanes; ++count) block[count] = 0;
+    for (std::size_t i = 0; i < count; i += kLanes)
+      for (std::size_t lane = i; lane < i + kLanes; ++lane)
+        codes[start + lane] =
+            static_cast<std::uint8_t>((static_cast<std::int32_t>(level(block[lane], grid)) + zero) & mask);
   }
 }
 

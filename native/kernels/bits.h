@@ -66,9 +66,10 @@ inline std::uint64_t pack_word(std::uint64_t codes) {
   return __builtin_bswap64(gather<kBits>(__builtin_bswap64(codes)) << (64 - 8 * kBits));
 }
 
-// Room for the codes of one chunk, one per byte, in order. Words, so that vector stores may alias bytes without a copy.
+// Room for the codes of one chunk and 16 more, one per byte, in order. Words, so that vector stores may alias bytes
+// without a copy.
 struct Codes {
-  alignas(64) std::uint64_t words[kChunk / 8];
+  alignas(64) std::uint64_t words[kChunk / 8 + 2];
   std::uint8_t* bytes() { return reinterpret_cast<std::uint8_t*>(words); }
 };
 

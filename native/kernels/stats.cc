@@ -5,6 +5,7 @@
 
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
+#include "kernels/vectors.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -14,18 +15,8 @@ constexpr std::size_t kLanes = 8;
 constexpr std::uint64_t kSign = 0x8000000000000000ull;
 constexpr std::uint64_t kInfinity = 0x7ff0000000000000ull;
 
-// GCC's and Clang's vector types of the machine's width, because loops over plain arrays come out half as fast; kVectors of
-// them hold the eight partial sums.
-#if defined(__AVX512F__)
-constexpr std::size_t kWidth = 8;
-#elif defined(__AVX__)
-constexpr std::size_t kWidth = 4;
-#else
-constexpr std::size_t kWidth = 2;
-#endif
-constexpr std::size_t kVectors = kLanes / kWidth;
-using Doubles = double __attribute__((vector_size(8 * kWidth)));
-using Integers = std::int64_t __attribute__((vector_size(8 * kWidth)));
+constexpr std::size_t kWidth = sizeof(Doubles) / sizeof(double);
+constexpr std::size_t kVectors = kLanes / kWidth;  // of them hold the eight partial sums
 
 struct Sums {
   Doubles squared_error[kVectors] = {};
@@ -33,7 +24,7 @@ struct Sums {
   Doubles squared_other[kVectors] = {};
   Doubles dot[kVectors] = {};
   Doubles max_abs[kVectors] = {};
-  Integers different[kVectors] = {};
+  Longs different[kVectors] = {};
 };
 
 template <Dtype kDtype>
@@ -51,7 +42,7 @@ void widen(const void* source, std::size_t start, std::size_t n, double* __restr
 // Adds `n` pairs, a multiple of kLanes; returns false and leaves `sums` alone where one is not finite.
 bool add(Sums& sums, const double* one, const double* two, std::size_t n) {
   Sums now = sums;
-  Integers special{};
+  Longs special{};
   for (std::size_t i = 0; i < n; i += kLanes)
     for (std::size_t v = 0; v < kVectors; ++v) {
       Doubles r, x;
@@ -59,7 +50,7 @@ bool add(Sums& sums, const double* one, const double* two, std::size_t n) {
       std::memcpy(&x, two + i + v * kWidth, sizeof x);
       const Doubles error = r - x, magnitude = error < 0 ? -error : error;
       special |= (r - r != 0) | (x - x != 0);  // Inf - Inf and NaN - NaN are NaN
-      now.different[v] -= reinterpret_cast<Integers>(r) != reinterpret_cast<Integers>(x);
+      now.different[v] -= reinterpret_cast<Longs>(r) != reinterpret_cast<Longs>(x);
       now.squared_error[v] += error * error;
       now.squared_reference[v] += r * r;
       now.squared_other[v] += x * x;

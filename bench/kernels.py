@@ -1,0 +1,185 @@
+"""Native kernels on one thread, as ratios to memcpy and to gguf-py's NumPy kernels in the same run.
+
+    python bench/kernels.py --json kernels.json
+
+Buffers are touched beforehand and larger than any cache. Every kernel takes turns with memcpy of the same output, and
+the best time of each counts. ``--isa`` runs a lower instruction set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+
+from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine_params import params_of
+from ingot.codecs.affine_rows import decode_rows
+from ingot.core import checksums, isa, native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import as_bits, cast, cast_into
+from ingot.core.stats import measure
+from ingot.testing.codecs import encode_tensor
+
+Row = dict[str, Any]
+
+DECODE = (
+    ("INT4 g128", {"bits": 4, "group": 128}),
+    ("INT4 g128 min-max", {"bits": 4, "group": 128, "symmetric": False}),
+    ("INT8 per row", {"bits": 8}),
+    ("INT3 g128", {"bits": 3, "group": 128}),
+    ("INT2 g128", {"bits": 2, "group": 128}),
+    ("INT2 g64", {"bits": 2, "group": 64}),
+    ("INT4 g32", {"bits": 4, "group": 32}),
+    ("INT4 g128 msb", {"bits": 4, "group": 128, "bit_order": "msb"}),
+)
+ENCODE = (
+    ("INT4 g128 absmax", {"bits": 4, "group": 128}, 0.8),
+    ("INT8 per row absmax", {"bits": 8}, 0.8),
+    ("INT3 g128 absmax", {"bits": 3, "group": 128}, None),
+    ("INT4 g128 min-max", {"bits": 4, "group": 128, "symmetric": False}, None),
+    ("INT4 g32 absmax", {"bits": 4, "group": 32}, None),
+    ("INT4 g128 MSE", {"bits": 4, "group": 128, "quantizer": "mse"}, 0.1),
+    ("INT4 g128 min-max MSE", {"bits": 4, "group": 128, "quantizer": "mse", "symmetric": False}, 0.1),
+)
+
+
+def turns(repeat: int, *ways: Callable[[], object]) -> list[float]:
+    """Best seconds of each way, each tried ``repeat`` times in turn with the others."""
+    best = [float("inf")] * len(ways)
+    for _ in range(repeat):
+        for index, way in enumerate(ways):
+            start = time.perf_counter()
+            way()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best
+
+
+def memcpy(source: np.ndarray, target: np.ndarray) -> Callable[[], object]:
+    return partial(np.copyto, target.view(np.uint8), source.view(np.uint8))
+
+
+def touched(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    array = np.empty(shape, numpy_dtype(dtype))
+    array.view(np.uint8).fill(1)
+    return array
+
+
+def dequantize(weights: np.ndarray, repeat: int) -> list[Row]:
+    rows = []
+    for dtype in ("bf16", "f16", "f32"):
+        out, copy = touched(weights.shape, dtype), touched(weights.shape, dtype)
+        for name, options in DECODE:
+            tensor = encode_tensor(AffineCodec(), weights, options, dtype="bf16")
+            parts = {role: part.array() for role, part in tensor.parts.items()}
+            arguments = (params_of(tensor), parts["packed_weight"], parts["scales"], parts.get("zeros"), out)
+            plain, ours = turns(repeat, memcpy(out, copy), partial(decode_rows, *arguments))
+            target = 0.8 if name != "INT4 g32" and "msb" not in name else None
+            rows.append(entry(f"dequantize {name} to {dtype}", out.nbytes / ours / 1e9, "GB/s", plain / ours, target))
+        rows.append(entry(f"memcpy {dtype} output", out.nbytes / plain / 1e9, "GB/s", None, None))
+    return rows
+
+
+def quantize(weights: np.ndarray, repeat: int) -> list[Row]:
+    rows = []
+    for name, options, target in ENCODE:
+        encoder = AffineCodec().encoder(weights.shape, "bf16", options)
+        seconds = turns(repeat if target != 0.1 else 2, partial(encoder.encode, weights))[0]
+        rows.append(entry(f"quantize {name} from bf16", weights.size / seconds / 1e9, "G weights/s", None, target))
+    return rows
+
+
+def peers(weights: np.ndarray, repeat: int) -> list[Row]:
+    """gguf-py's Q4_0 and Q8_0 (groups of 32, f16 scales) on the f32 weights, beside our nearest."""
+    rows = []
+    small = weights[: max(1, weights.shape[0] // 8)].astype(np.float32)
+    for name, kind, bits in (
+        ("Q4_0", GGMLQuantizationType.Q4_0, 4),
+        ("Q8_0", GGMLQuantizationType.Q8_0, 8),
+    ):
+        options = {"bits": bits, "group": 32, "scales": "f16"}
+        tensor = encode_tensor(AffineCodec(), small, options, dtype="f32")
+        encoder, packed = AffineCodec().encoder(small.shape, "f32", options), quants.quantize(small, kind)
+        parts = {role: part.array() for role, part in tensor.parts.items()}
+        out = touched(small.shape, "f32")
+        theirs, ours = turns(max(3, repeat // 2), partial(quants.quantize, small, kind), partial(encoder.encode, small))
+        label = f"{bits}-bit g32 f32"
+        rows.append(entry(f"quantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
+        rows.append(entry(f"quantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))
+        decode = partial(decode_rows, params_of(tensor), parts["packed_weight"], parts["scales"], None, out)
+        theirs, ours = turns(max(3, repeat // 2), partial(quants.dequantize, packed, kind), decode)
+        rows.append(entry(f"dequantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
+        rows.append(entry(f"dequantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))
+    return rows
+
+
+def others(weights: np.ndarray, repeat: int) -> list[Row]:
+    rows = []
+    wide = cast(weights, "f32")
+    for source, dtype in (("f32", "bf16"), ("f32", "f16"), ("bf16", "f32"), ("bf16", "f16"), ("f16", "bf16")):
+        values = cast(wide, source)
+        out, copy = touched(weights.shape, dtype), touched(weights.shape, dtype)
+        plain, ours = turns(repeat, memcpy(out, copy), partial(cast_into, values, out))
+        rows.append(entry(f"cast {source} to {dtype}", out.nbytes / ours / 1e9, "GB/s", plain / ours, None))
+    seconds = turns(repeat, lambda: measure(wide, weights))[0]
+    rows.append(entry("error statistics f32, bf16", weights.size / seconds / 1e9, "G elements/s", None, 1.0))
+    data = memoryview(as_bits(wide).view(np.uint8).reshape(-1))
+    seconds = turns(repeat, lambda: checksums.digest("crc32c", data))[0]
+    rows.append(entry("CRC-32C", data.nbytes / seconds / 1e9, "GB/s", None, 15.0))
+    seconds = turns(1, lambda: native.kernels.crc32c_by_table(data))[0]
+    rows.append(entry("CRC-32C by table", data.nbytes / seconds / 1e9, "GB/s", None, None))
+    return rows
+
+
+def entry(name: str, rate: float, unit: str, ratio: float | None, target: float | None) -> Row:
+    """One line: ``target`` is for the ratio where there is one, else for the rate."""
+    value = rate if ratio is None else ratio
+    return {
+        "name": name,
+        "rate": round(rate, 3),
+        "unit": unit,
+        "ratio": None if ratio is None else round(ratio, 3),
+        "target": target,
+        "met": None if target is None else value >= target,
+    }
+
+
+def table(rows: list[Row]) -> str:
+    lines = [f"{'':44}{'rate':>22}{'ratio':>8}{'target':>8}"]
+    for row in rows:
+        rate = f"{row['rate']:.2f} {row['unit']}"
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        target = "" if row["target"] is None else f"{row['target']:g}" + ("" if row["met"] else " !")
+        lines.append(f"{row['name']:44}{rate:>22}{ratio:>8}{target:>8}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=8192, help="rows of 4096 columns (default %(default)s)")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    isa.set_isa(arguments.isa)
+    shape = (arguments.rows, 4096)
+    weights = cast(np.random.default_rng(0).standard_normal(shape, np.float32) * np.float32(0.05), "bf16")
+    rows = []
+    for part in (dequantize, quantize, peers, others):
+        rows += part(weights, arguments.repeat)
+    print(f"one thread, instruction set {arguments.isa}, {shape[0]} x {shape[1]} weights; ratio: to memcpy of the")
+    print("output, or to the peer named in the line before; '!' marks a target that was missed")
+    print(table(rows))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"isa": arguments.isa, "shape": shape, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
