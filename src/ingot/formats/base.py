@@ -72,13 +72,14 @@ class FormatWriter(Protocol):
 class Format(Protocol):
     """A container.
 
-    ``digests`` tells whether it can store digests of parts.
+    ``digests`` tells whether it can store digests of parts, ``shards`` whether it can be split into several files.
     """
 
     name: str
     suffixes: tuple[str, ...]
     summary: str
     digests: bool
+    shards: bool
 
     def claims(self, name: str, head: bytes) -> bool:
         """Whether a file of this name that begins with ``head`` (up to 16 bytes) is of this format."""
@@ -97,6 +98,10 @@ class Format(Protocol):
 
         Raises ``FormatError`` with a rule, ``IntegrityError`` or ``UnsupportedError``.
         """
+        ...
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a checkpoint's metadata as this format can carry it: itself, or values as JSON text."""
         ...
 
     def file_name(self, stem: str) -> str:

@@ -150,6 +150,11 @@ def prepare(
 
 def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
     shard = options.get("max_shard")
+    if shard is not None and not (place.directory and place.format.shards):
+        raise UsageError(
+            f"expected a folder as destination and a format that shards, found {place.path} and {place.format.name}",
+            rule="convert.shard",
+        )
     size = parse_size(shard) if shard is not None else DEFAULT_SHARD if place.directory else None
     return WriteOptions(digest=options.get("digest", "crc32c"), max_shard=size)
 

@@ -101,13 +101,14 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         except IngotError as error:
             raise error if error.where and name in error.where else error.at(name) from None
     specs = [step.spec for step in steps]
+    metadata = format.metadata(source.metadata)
     return ConvertPlan(
         steps=steps,
         format=format,
         recipe=request.recipe.name if request.recipe else "keep",
-        metadata=source.metadata,
+        metadata=metadata,
         options=request.options,
-        size=format.size(specs, source.metadata, request.options),
+        size=format.size(specs, metadata, request.options),
         size_exact=all(part.length is not None for spec in specs for part in spec.parts),
     )
 

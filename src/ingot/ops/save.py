@@ -31,6 +31,7 @@ def save(
     *,
     format: str | None = None,
     digest: str | None = "crc32c",
+    overwrite: bool = False,
 ) -> None:
     """Save named tensors.
 
@@ -47,9 +48,13 @@ def save(
         By default what the suffix says, ``zt`` for folders.
     digest : {"crc32c", "sha256", None}
         Written per part where the format has digests.
+    overwrite : bool
+        Replace a folder that is not empty, with all that is in it. A single file is always replaced.
 
     Raises
     ------
+    UsageError
+        The folder exists and is not empty.
     UnsupportedError
         The format cannot carry a tensor.
     ResourceError
@@ -57,7 +62,7 @@ def save(
     """
     place = destination(path, format)
     planned = plan_tensors(place.format, tensors)
-    with Staging(place.path, directory=place.directory, overwrite=True) as staging:
+    with Staging(place.path, directory=place.directory, overwrite=overwrite) as staging:
         options = WriteOptions(digest=digest)
         specs = [spec for _, spec in planned]
         writer = place.format.writer(LocalTarget(staging.files), place.name, specs, metadata or {}, options)

@@ -252,6 +252,14 @@ def test_refusals_leave_nothing(model: Path, tmp_path: Path, strays: Callable[[]
     refuse(UsageError, "save.suffix", model, tmp_path / "out.zt", format="safetensors")
     refuse(UsageError, "format.unknown", model, tmp_path / "out", format="gguf")
     refuse(UsageError, "target.no-parent", model, tmp_path / "no" / "such" / "out.zt")
+    refuse(UsageError, "convert.shard", model, tmp_path / "out.safetensors", max_shard="1MB")
     refuse(UsageError, "convert.option", model, tmp_path / "out.zt", speed="high")
     refuse(UnsupportedError, "convert.unsupported", model, tmp_path / "out.safetensors", "int4")
     refuse(ResourceError, "ram.ceiling", model, tmp_path / "out.zt", "int4", max_ram="1MiB")
+
+
+def test_metadata_that_safetensors_cannot_hold_becomes_json(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "a.zt", {"x": np.ones(3, np.float32)}, {"steps": 3, "tags": ["a", "b"], "format": "pt"})
+    ingot.convert(tmp_path / "a.zt", tmp_path / "a.safetensors")
+    with ingot.open(tmp_path / "a.safetensors") as checkpoint:
+        assert checkpoint.metadata == {"steps": "3", "tags": '["a","b"]', "format": "pt"}

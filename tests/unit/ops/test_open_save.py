@@ -161,3 +161,12 @@ def test_digests_are_checked_unless_turned_off(tmp_path: Path) -> None:
     assert caught.value.rule == "part.digest-mismatch"
     with ingot.open(tmp_path / "a.zt", verify=False) as checkpoint:
         assert checkpoint["x"].numpy()[0] != 1
+
+
+def test_a_folder_that_holds_something_is_not_replaced_unasked(model: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        ingot.save(model, {"x": np.ones(3, np.float32)})
+    assert caught.value.rule == "target.exists"
+    assert (model / "tokenizer.json").exists()
+    ingot.save(model, {"x": np.ones(3, np.float32)}, overwrite=True)
+    assert sorted(path.name for path in model.iterdir()) == ["model.zt"]

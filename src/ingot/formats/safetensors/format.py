@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, encode_index, read_sharded, split
@@ -21,6 +23,7 @@ class SafetensorsFormat:
     suffixes = (SUFFIX, INDEX_SUFFIX)
     summary = "dense tensors, one file or shards with an index (Hugging Face)"
     digests = False
+    shards = True
 
     def claims(self, name: str, head: bytes) -> bool:
         """By suffix; else by a plausible header length followed by ``{``."""
@@ -46,6 +49,13 @@ class SafetensorsFormat:
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate and locate; there are no digests to verify."""
         return read_sharded(store, name) if name.lower().endswith(INDEX_SUFFIX) else read_single(store, name)
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``__metadata__`` maps strings to strings: any other value is carried as its JSON text."""
+        return {
+            key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            for key, value in values.items()
+        }
 
     def file_name(self, stem: str) -> str:
         """Return ``stem.safetensors``."""

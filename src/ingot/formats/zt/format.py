@@ -24,6 +24,7 @@ class ZtFormat:
     suffixes: tuple[str, ...] = (".zt",)
     summary = "zTensor 1.2: all codecs, zstd, digests, one file"
     digests = True
+    shards = False
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
@@ -46,6 +47,9 @@ class ZtFormat:
         except BaseException:
             source.close()
             raise
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return values
 
     def file_name(self, stem: str) -> str:
         return f"{stem}.zt"
