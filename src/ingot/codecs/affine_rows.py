@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ingot.codecs.affine_params import AffineParams
@@ -9,10 +11,13 @@ from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, cast_into, float_name
 from ingot.core.parallel import for_ranges
+from ingot.errors import CodecError
 from ingot.model.tensor import Array
 
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
 STEP = 1 << 20
+
+_LARGEST = {"f16": 65504.0, "bf16": 2.0**127 * 1.9921875, "f32": 2.0**127 * (2 - 2.0**-23)}
 
 
 def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
@@ -28,6 +33,61 @@ def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a tensor as its parts hold them, flat."""
+
+    params: AffineParams
+    packed: Array
+    scales: Array
+    zeros: Array | None
+
+    def cut(self, start: int, stop: int, rows: int) -> _Rows:
+        """Return rows ``start`` to ``stop`` of ``rows``."""
+        packed = self.packed[start * self.packed.size // rows : stop * self.packed.size // rows]
+        if self.params.granularity == "tensor":
+            return _Rows(self.params, packed, self.scales, self.zeros)
+        per_row = self.scales.size // rows
+        span = slice(start * per_row, stop * per_row)
+        return _Rows(self.params, packed, self.scales[span], None if self.zeros is None else self.zeros[span])
+
+    def decode(self, out: Array) -> None:
+        """Decode into f32, f16 or bf16."""
+        native.kernels.affine_dequantize(
+            self.packed,
+            as_bits(self.scales),
+            None if self.zeros is None else as_bits(self.zeros),
+            as_bits(out),
+            layout(self.params, out.shape[1]),
+            float_name(self.scales),
+            float_name(out),
+        )
+
+    def may_overflow(self, dtype: str) -> bool:
+        """Whether the largest scale and zero point leave room for a value past the range of ``dtype``."""
+        most = 2.0**self.params.bits
+        if self.zeros is not None:
+            most += _largest(self.zeros)
+        return not _largest(self.scales) * most <= _LARGEST[dtype]
+
+    def refuse_overflow(self, out: Array) -> None:
+        """Raise where ``out`` is not finite though scale and zero point are."""
+        row, column = np.nonzero(~np.isfinite(out))
+        group = column // self.params.group_columns(out.shape[1])
+        index = {"tensor": 0 * row, "row": row}.get(self.params.granularity)
+        if index is None:
+            index = row * (self.scales.size // len(out)) + group
+        sound = np.isfinite(self.scales[index])
+        if self.zeros is not None:
+            sound &= np.isfinite(self.zeros[index])
+        if sound.any():
+            raise CodecError(
+                "affine.overflow",
+                f"expected values that {float_name(out)} can hold, found one past {_LARGEST[float_name(out)]:g}; "
+                "decode to f32 or bf16",
+            )
+
+
 def decode_rows(
     params: AffineParams, packed: Array, scales: Array, zeros: Array | None, out: Array, workers: int | None = 1
 ) -> None:
@@ -40,37 +100,37 @@ def decode_rows(
     out : rows x cols, C order
     workers : int, optional
         Threads; None for as many as there are processors. Small matrices take one.
+
+    Raises
+    ------
+    CodecError
+        ``affine.overflow``: a finite scale and zero point give a value past the range of ``out.dtype``.
     """
     rows, cols = out.shape
     if not out.size:
         return
-    how = layout(params, cols)
-    step = max(1, STEP // cols)
-    row_bytes = params.row_bytes(cols)
-    flat = packed.reshape(-1).view(np.uint8)
-    per_row = 0 if params.granularity == "tensor" else scales.size // rows
-    kind = float_name(scales)
-    all_scales, all_zeros = as_bits(scales).reshape(-1), None if zeros is None else as_bits(zeros).reshape(-1)
-
-    def part(values: Array, start: int, stop: int) -> Array:
-        return values[start * per_row : stop * per_row] if per_row else values
+    everything = _Rows(
+        params, packed.reshape(-1).view(np.uint8), scales.reshape(-1), None if zeros is None else zeros.reshape(-1)
+    )
+    wide = out.dtype == np.float64
+    risky = everything.may_overflow("f32" if wide else float_name(out))
 
     def run(start: int, stop: int) -> None:
-        target = out[start:stop]
-        narrow = target if target.dtype != np.float64 else np.empty(target.shape, np.float32)
-        native.kernels.affine_dequantize(
-            flat[start * row_bytes : stop * row_bytes],
-            part(all_scales, start, stop),
-            None if all_zeros is None else part(all_zeros, start, stop),
-            as_bits(narrow),
-            how,
-            kind,
-            float_name(narrow),
-        )
-        if narrow is not target:
+        some, target = everything.cut(start, stop, rows), out[start:stop]
+        narrow = np.empty(target.shape, np.float32) if wide else target
+        some.decode(narrow)
+        if risky:
+            some.refuse_overflow(narrow)
+        if wide:
             cast_into(narrow, target)
 
-    for_ranges(rows, step, run, 1 if out.size < 4 * STEP else workers)
+    for_ranges(rows, max(1, STEP // cols), run, 1 if out.size < 4 * STEP else workers)
+
+
+def _largest(values: Array) -> float:
+    """Return the largest magnitude; NaN where one is not finite."""
+    low, high, bad = native.kernels.affine_range(as_bits(values), float_name(values))
+    return max(-low, high) if bad == values.size else float("nan")
 
 
 def storage_array(shape: tuple[int, ...], name: str) -> Array:

@@ -331,3 +331,28 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Unmapped(MemorySource):
     mapped = False
+
+
+@pytest.mark.parametrize("group", [4, "row", "tensor"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_values_past_the_target_are_refused(group: int | str, symmetric: bool) -> None:
+    array = weights(3, 10)
+    array[2, 9] = 1e5
+    tensor = affine(array, group=group, symmetric=symmetric, scales="f32")
+    assert refused(CodecError, lambda: tensor.numpy("f16")) == "affine.overflow"
+    assert refused(CodecError, lambda: read_rows(CODEC, tensor, "f16", (1,))) == "affine.overflow"
+    assert np.isfinite(tensor.numpy("bf16").astype(np.float32)).all()
+    array[2, 9] = 65504
+    fits = affine(array, group=group, symmetric=symmetric, scales="f32").numpy("f16")
+    assert np.isfinite(fits).all()
+
+
+def test_scales_that_are_not_finite_decode_as_they_are() -> None:
+    tensor = affine(weights(3, 8), group=4, scales="f32")
+    scales = tensor.parts["scales"].array().copy().reshape(3, 2)
+    scales[1, 1] = np.nan
+    damaged = replace(tensor, parts={**tensor.parts, "scales": memory_part(scales, "f32")})
+    for dtype in ("f32", "f16", "bf16", "f64"):
+        found = np.isnan(damaged.numpy(dtype).astype(np.float64))
+        assert found[1, 4:].all()
+        assert found.sum() == 4
