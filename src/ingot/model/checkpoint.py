@@ -136,11 +136,19 @@ def group_by_layer(names: Iterable[str]) -> tuple[list[str], dict[int, list[str]
         layer = layer_of(name)
         if layer is not None:
             layers.setdefault(layer, []).append(name)
-        elif role_of(name) in ("head", "norm"):
+        elif _follows_layers(name):
             after.append(name)
         else:
             before.append(name)
     return before, layers, after
+
+
+def _follows_layers(name: str) -> bool:
+    """Whether a tensor outside the layers is used after them: the head and its bias, the final norm."""
+    if name.startswith("lm_head."):
+        return True
+    role = role_of(name)
+    return role == "head" or (role == "norm" and "embed" not in name)
 
 
 def _load(tensor: Tensor, framework: str, dtype: Any, device: Any) -> Any:

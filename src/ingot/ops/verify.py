@@ -138,7 +138,8 @@ def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
     odd = 0
     for rows in slabs(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1))):
         if DTYPES[tensor.dtype].is_float and rows.size:
-            odd += int(rows.size - np.count_nonzero(np.isfinite(rows.astype(np.float32))))
+            with np.errstate(invalid="ignore"):  # ml_dtypes warns of signalling NaNs
+                odd += int(rows.size - np.count_nonzero(np.isfinite(rows.astype(np.float32))))
     if odd and not codec.lossless:
         return [Finding("error", "codec.non-finite", tensor.name, f"{odd} values decode to NaN or infinity")]
     return []

@@ -170,3 +170,12 @@ def test_a_folder_that_holds_something_is_not_replaced_unasked(model: Path) -> N
     assert (model / "tokenizer.json").exists()
     ingot.save(model, {"x": np.ones(3, np.float32)}, overwrite=True)
     assert sorted(path.name for path in model.iterdir()) == ["model.zt"]
+
+
+def test_embedding_norm_comes_before_the_layers_and_head_bias_after(tmp_path: Path) -> None:
+    one = np.ones(2, np.float32)
+    order = ["embeddings.LayerNorm.weight", "encoder.layer.0.output.dense.weight", "lm_head.bias", "norm.weight"]
+    ingot.save(tmp_path / "a.zt", dict.fromkeys(order, one))
+    with ingot.open(tmp_path / "a.zt") as checkpoint:
+        groups = [(layer, list(group)) for layer, group in checkpoint.layers()]
+    assert groups == [(None, order[:1]), (0, order[1:2]), (None, order[2:])]
