@@ -6,6 +6,7 @@ namespace nb = nanobind;
 
 void bind_affine(nb::module_& m);
 void bind_cbor(nb::module_& m);
+void bind_cbor_encode(nb::module_& m);
 void bind_checksum(nb::module_& m);
 void bind_floats(nb::module_& m);
 void bind_isa(nb::module_& m);

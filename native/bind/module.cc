@@ -6,5 +6,6 @@ NB_MODULE(_native, m) {
   bind_isa(m);
   bind_checksum(m);
   bind_cbor(m);
+  bind_cbor_encode(m);
   bind_floats(m);
 }

@@ -13,6 +13,7 @@ except ImportError as error:  # the message must help whoever runs from a source
         f"(`pip install --force-reinstall ingot-weights`). The loader said: {error}"
     ) from error
 
+cbor_dumps = _native.cbor_dumps
 cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
 available_isas = _native.available_isas
@@ -20,4 +21,4 @@ isa = _native.isa
 set_isa = _native.set_isa
 kernels = _native
 
-__all__ = ["available_isas", "cbor_loads", "crc32c", "isa", "kernels", "set_isa"]
+__all__ = ["available_isas", "cbor_dumps", "cbor_loads", "crc32c", "isa", "kernels", "set_isa"]

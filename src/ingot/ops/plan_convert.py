@@ -10,6 +10,7 @@ from typing import Any
 from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
+from ingot.core.gcpause import gc_paused
 from ingot.core.names import layer_of
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, WriteOptions
@@ -94,23 +95,27 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         A lossy codec on tensors that are already quantized, without ``allow_requantize``.
     """
     layer_count = 1 + max((layer for name in source if (layer := layer_of(name)) is not None), default=-1)
-    steps = []
-    for name in source:
-        try:
-            steps.append(_step(source[name], format, request, layer_count))
-        except IngotError as error:
-            raise error if error.where and name in error.where else error.at(name) from None
-    specs = [step.spec for step in steps]
-    metadata = format.metadata(source.metadata)
+    with gc_paused():  # many small objects, none of them garbage
+        steps = [_step_or_where(source[name], format, request, layer_count) for name in source]
+        specs = [step.spec for step in steps]
+        metadata = format.metadata(source.metadata)
+        size = format.size(specs, metadata, request.options)
     return ConvertPlan(
         steps=steps,
         format=format,
         recipe=request.recipe.name if request.recipe else "keep",
         metadata=metadata,
         options=request.options,
-        size=format.size(specs, metadata, request.options),
+        size=size,
         size_exact=all(part.length is not None for spec in specs for part in spec.parts),
     )
+
+
+def _step_or_where(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step:
+    try:
+        return _step(tensor, format, request, layer_count)
+    except IngotError as error:
+        raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
 
 
 def _step(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step:

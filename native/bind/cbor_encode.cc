@@ -1,0 +1,161 @@
+// Deterministic CBOR (RFC 8949 section 4.2.1, except that maps keep the order they are given in).
+#include <bit>
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/buffer.h"
+
+namespace {
+
+enum Major : std::uint8_t { kUnsigned = 0x00, kNegative = 0x20, kBytes = 0x40, kText = 0x60, kArray = 0x80, kMap = 0xA0 };
+
+[[noreturn]] void refuse(const char* rule, const std::string& message) {
+  throw nb::value_error((std::string(rule) + "|" + message).c_str());
+}
+
+std::string type_name(PyObject* value) { return Py_TYPE(value)->tp_name; }
+
+class Encoder {
+ public:
+  explicit Encoder(unsigned max_depth) : max_depth_(max_depth) {}
+
+  void value(PyObject* item, unsigned depth) {
+    if (PyUnicode_Check(item)) return text(item);
+    if (item == Py_None) return byte(0xF6);
+    if (PyBool_Check(item)) return byte(item == Py_True ? 0xF5 : 0xF4);
+    if (PyLong_Check(item)) return integer(item);
+    if (PyDict_Check(item)) return map(item, depth);
+    if (PyList_Check(item) || PyTuple_Check(item)) return array(item, depth);
+    if (PyFloat_Check(item)) return number(PyFloat_AS_DOUBLE(item));
+    if (PyObject_CheckBuffer(item) && !PyObject_HasAttrString(item, "dtype")) return bytes(item);
+    if (PyMapping_Check(item) && PyObject_HasAttrString(item, "items")) return other_map(item, depth);
+    refuse("cbor.type", "expected a number, text, bytes, bool, None, list or dict, found " + type_name(item));
+  }
+
+  nb::bytes result() const { return nb::bytes(out_.data(), out_.size()); }
+
+ private:
+  void byte(unsigned value) { out_.push_back(static_cast<char>(value)); }
+
+  void big_endian(std::uint64_t value, int size) {
+    for (int shift = 8 * (size - 1); shift >= 0; shift -= 8) byte(value >> shift & 255);
+  }
+
+  void head(Major major, std::uint64_t value) {
+    if (value < 24) return byte(major | static_cast<unsigned>(value));
+    const int power = value < 0x100 ? 0 : value < 0x10000 ? 1 : value < 0x100000000 ? 2 : 3;
+    byte(major | (24u + static_cast<unsigned>(power)));
+    big_endian(value, 1 << power);
+  }
+
+  void enter(unsigned depth) const {
+    if (depth >= max_depth_) refuse("cbor.depth", "expected at most " + std::to_string(max_depth_) + " levels of nesting");
+  }
+
+  void text(PyObject* item) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(item, &size);
+    if (data == nullptr) {
+      PyErr_Clear();
+      refuse("cbor.utf8", "expected text that UTF-8 can hold, found lone surrogates");
+    }
+    head(kText, static_cast<std::uint64_t>(size));
+    out_.append(data, static_cast<std::size_t>(size));
+  }
+
+  void integer(PyObject* item) {
+    int overflow = 0;
+    const long long small = PyLong_AsLongLongAndOverflow(item, &overflow);
+    if (small == -1 && PyErr_Occurred()) throw nb::python_error();
+    if (overflow == 0)
+      return small >= 0 ? head(kUnsigned, static_cast<std::uint64_t>(small))
+                        : head(kNegative, static_cast<std::uint64_t>(-(small + 1)));
+    const nb::object magnitude = overflow > 0 ? nb::borrow(item) : nb::steal(PyNumber_Invert(item));  // ~x is -1 - x
+    if (!magnitude.is_valid()) throw nb::python_error();
+    const unsigned long long large = PyLong_AsUnsignedLongLong(magnitude.ptr());
+    if (PyErr_Occurred()) {
+      PyErr_Clear();
+      refuse("cbor.integer", "expected an integer of 64 bits and a sign, found a larger one");
+    }
+    head(overflow > 0 ? kUnsigned : kNegative, large);
+  }
+
+  // The shortest of half, single and double precision that keeps the value; one form for all NaN.
+  void number(double value) {
+    if (std::isnan(value)) return byte(0xF9), byte(0x7E), byte(0x00);
+    char packed[4];
+    if (PyFloat_Pack2(value, packed, 0) == 0 && PyFloat_Unpack2(packed, 0) == value) {
+      byte(0xF9);
+      out_.append(packed, 2);
+      return;
+    }
+    PyErr_Clear();
+    const float single = static_cast<float>(value);
+    if (static_cast<double>(single) == value) {
+      byte(0xFA);
+      return big_endian(std::bit_cast<std::uint32_t>(single), 4);
+    }
+    byte(0xFB);
+    big_endian(std::bit_cast<std::uint64_t>(value), 8);
+  }
+
+  void bytes(PyObject* item) {
+    const ingot::bind::Bytes data(item);
+    head(kBytes, data.size());
+    out_.append(reinterpret_cast<const char*>(data.data()), data.size());
+  }
+
+  void array(PyObject* item, unsigned depth) {
+    enter(depth);
+    const nb::object fast = nb::steal(PySequence_Fast(item, ""));
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(fast.ptr());
+    head(kArray, static_cast<std::uint64_t>(size));
+    for (Py_ssize_t i = 0; i < size; ++i) value(PySequence_Fast_GET_ITEM(fast.ptr(), i), depth + 1);
+  }
+
+  void entry(PyObject* key, PyObject* element, unsigned depth) {
+    if (!PyUnicode_Check(key)) refuse("cbor.key-type", "expected text as key of a map, found " + type_name(key));
+    text(key);
+    value(element, depth + 1);
+  }
+
+  void map(PyObject* item, unsigned depth) {
+    enter(depth);
+    head(kMap, static_cast<std::uint64_t>(PyDict_GET_SIZE(item)));
+    PyObject *key = nullptr, *element = nullptr;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(item, &position, &key, &element)) entry(key, element, depth);
+  }
+
+  void other_map(PyObject* item, unsigned depth) {
+    enter(depth);
+    const nb::object items = nb::steal(PyMapping_Items(item));
+    if (!items.is_valid()) throw nb::python_error();
+    const Py_ssize_t size = PyList_GET_SIZE(items.ptr());
+    head(kMap, static_cast<std::uint64_t>(size));
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      PyObject* pair = PyList_GET_ITEM(items.ptr(), i);
+      entry(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1), depth);
+    }
+  }
+
+  unsigned max_depth_;
+  std::string out_;
+};
+
+}  // namespace
+
+void bind_cbor_encode(nb::module_& m) {
+  m.def(
+      "cbor_dumps",
+      [](nb::handle value, unsigned max_depth) {
+        Encoder encoder(max_depth);
+        encoder.value(value.ptr(), 0);
+        return encoder.result();
+      },
+      nb::arg("value").none(), nb::arg("max_depth"),
+      "Encode as deterministic CBOR; raises ValueError(\"rule|message\").");
+}
