@@ -1,0 +1,70 @@
+"""The examples run, on the demo's model, and say what they are there to show."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import ingot
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def run_example(name: str, *arguments: str) -> None:
+    sys.argv = [name, *arguments]
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_after_the_demo(after_demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+
+def test_convert_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("convert_folder.py")
+    printed = capsys.readouterr()
+    assert "100% of" in printed.err
+    assert "28 encoded" in printed.out
+    assert printed.out.count("SNR") == 3
+    assert Path("converted/config.json").is_file()
+    assert not [finding for finding in ingot.verify("converted") if finding.level == "error"]
+
+
+def test_load_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("load_by_layer.py")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("  ")[0] for line in lines[1:]] == [
+        "outside the layers",
+        *(f"layer {index}" for index in range(4)),
+        "outside the layers",
+    ]
+
+
+def test_in_place_of_safetensors(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("in_place_of_safetensors.py")
+    assert "the same bits" in capsys.readouterr().out
+    assert ingot.compare("ingot-demo/original", "copy.zt").same
+
+
+def test_write_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("write_a_recipe.py")
+    printed = capsys.readouterr().out
+    assert "16 tensors by 'attention, 8 bits per row'" in printed
+    assert "6 tensors by 'feed-forward of the inner layers, 4 bits'" in printed
+    assert not Path("not-written.zt").exists()
+    size = int(printed.splitlines()[-1].partition(" ")[0].replace(",", ""))
+    report = ingot.convert("ingot-demo/original", "written.zt", recipe="attention-8.toml")
+    assert report.size == size
+
+
+def test_every_example_is_listed_and_tested() -> None:
+    index = (EXAMPLES / "README.md").read_text("utf-8")
+    tested = Path(__file__).read_text("utf-8")
+    scripts = [path.name for path in EXAMPLES.glob("*.py")]
+    assert len(scripts) == 4
+    for name in scripts:
+        assert f"({name})" in index
+        assert f'run_example("{name}")' in tested

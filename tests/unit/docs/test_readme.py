@@ -1,0 +1,108 @@
+"""The README's tour, done: every command and every block of Python, in order, as after ``make demo``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import ingot
+from ingot.cli.main import run
+from ingot.errors import IngotError
+
+EXPECTED = re.compile(r"exit code (\d)")
+
+
+def command_lines(readme: Any) -> list[str]:
+    blocks = [block for block in readme.blocks if block.language == "console"]
+    return [
+        line.removeprefix("$ ") for block in blocks for line in block.text.splitlines() if line.startswith("$ ingot ")
+    ]
+
+
+def blocks_of(readme: Any, language: str) -> list[str]:
+    return [block.text for block in readme.blocks if block.language == language]
+
+
+@pytest.fixture
+def toured(after_demo: Path, readme: Any) -> Path:
+    """The folder after all commands of the tour; each returned the exit code that the README gives, 0 if none."""
+    (recipe,) = blocks_of(readme, "toml")
+    (after_demo / "mine.toml").write_text(recipe)
+    for line in command_lines(readme):
+        stated = EXPECTED.search(line)
+        code = run(shlex.split(line, comments=True)[1:])
+        assert code == (int(stated[1]) if stated else 0), line
+    return after_demo
+
+
+def test_the_commands_do_what_they_say(toured: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(command_lines(readme)) >= 8
+    assert {"model-int4.zt", "back.safetensors", "small", "mixed"} <= {path.name for path in toured.iterdir()}
+    assert not [path for path in toured.rglob("*") if "ingot-partial" in path.name]
+
+
+def test_the_output_that_is_shown_is_what_comes(
+    after_demo: Path, readme: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines that a console block shows under a command, up to an ellipsis, are printed by it in this order."""
+    (recipe,) = blocks_of(readme, "toml")
+    (after_demo / "mine.toml").write_text(recipe)
+    compared = 0
+    for block in blocks_of(readme, "console"):
+        shown: list[str] = []
+        for line in [*block.splitlines(), "$ "]:
+            if not line.startswith("$ "):
+                shown.append(line)
+                continue
+            printed = capsys.readouterr().out.splitlines()
+            wanted = [text for text in shown if text.strip() != "..."]
+            assert printed[: len(wanted)] == wanted
+            compared += len(wanted)
+            shown = []
+            if line.startswith("$ ingot "):
+                run(shlex.split(line.removeprefix("$ "), comments=True)[1:])
+    assert compared >= 4
+
+
+def test_the_python_blocks_run(toured: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    blocks = blocks_of(readme, "python")
+    assert len(blocks) >= 2
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), scope)
+    assert (toured / "again.safetensors").is_file()
+    assert scope["layer"] is None  # what follows the layers comes last
+    assert ingot.compare("model-int4.zt", "again.safetensors").same
+
+
+def test_the_sizes_in_the_demo_table_are_those_of_today(after_demo: Path, check_docs: ModuleType, readme: Any) -> None:
+    """Sizes by every recipe, from the plan alone; zstd's may differ by its version."""
+    from ingot.ops.convert import prepare
+
+    table = check_docs.marked(readme.path.read_text("utf-8"), "demo")
+    rows = {line.split()[0]: line for line in table.splitlines()[2:-1]}
+    assert {"bf16", "lossless", "int8", "int4", "int3", "int2"} <= set(rows)
+    for recipe, line in rows.items():
+        if recipe in ("(original)", "lossless"):
+            continue
+        with prepare("ingot-demo/original/model.safetensors", "x.zt", recipe, None) as prepared:
+            assert f"{prepared.plan.size / 2**20:.2f} MiB" in line
+
+
+def test_what_the_limits_say(after_demo: Path) -> None:
+    """Containers that are said to be recognised and refused by name are."""
+    for head, rule in (
+        (b"\x89ZT2\r\n\x1a\n", "zt.container-v2"),
+        (b"GGUF", "detect.gguf"),
+        (b"\x80\x02", "detect.pickle"),
+    ):
+        Path("x.bin").write_bytes(head + bytes(64))
+        with pytest.raises(IngotError) as caught:
+            ingot.open("x.bin")
+        assert caught.value.rule == rule

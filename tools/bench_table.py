@@ -1,0 +1,185 @@
+"""Put measured figures into the README.
+
+    make bench                      measures, writes bench/results/*.json
+    ingot demo --json > bench/results/demo.json
+    python tools/bench_table.py     takes them over into bench/published.json and renders README.md's blocks
+
+``bench/published.json`` is committed: what the README shows is rendered from it and nothing else, which ``make docs``
+checks. Only benchmarks that have a new result are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("machine", "kernels", "load", "convert", "demo")
+PEERS = ("numpy", "safetensors", "ztensor", "gguf")
+_DECODE = ("INT4 g128", "INT4 g128 min-max", "INT8 per row", "INT3 g128", "INT2 g128")
+_MIB = 1 << 20
+
+Figures = Mapping[str, Any]
+
+
+def published(root: Path) -> dict[str, Any]:
+    """Return the committed figures."""
+    path = root / "bench" / "published.json"
+    figures: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return figures
+
+
+def take_over(root: Path) -> dict[str, Any]:
+    """Merge new results into the committed figures and write them."""
+    figures = published(root)
+    for name in NAMES:
+        path = root / "bench" / "results" / f"{name}.json"
+        if path.exists():
+            figures[name] = json.loads(path.read_text("utf-8"))
+    figures.get("machine", {}).pop("machine", None)  # the kernel's build name says nothing to a reader
+    figures.setdefault("machine", {})["system"] = f"{platform.system()} {platform.machine()}"
+    figures["versions"] = {name: metadata.version(name) for name in PEERS}
+    figures["processors"] = os.cpu_count()
+    (root / "bench" / "published.json").write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    return figures
+
+
+def render(figures: Figures) -> str:
+    """Render the benchmarks as Markdown."""
+    blocks = [_machine(figures)]
+    if "kernels" in figures:
+        blocks += _kernels(figures["kernels"])
+    if "load" in figures:
+        blocks += _load(figures["load"])
+    if "convert" in figures:
+        blocks += _convert(figures["convert"])
+    return "\n\n".join(blocks)
+
+
+def _machine(figures: Figures) -> str:
+    machine, versions = figures.get("machine", {}), figures.get("versions", {})
+    peers = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"{machine.get('processor') or 'Unknown processor'}, {figures.get('processors')} processors, "
+        f"{machine.get('system')}, Python {machine.get('python')}; {peers}."
+    )
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _kernels(kernels: Figures) -> list[str]:
+    rows = {row["name"]: row for row in kernels["rows"]}
+    decode = []
+    for name in _DECODE:
+        cells = [rows.get(f"dequantize {name} to {dtype}") for dtype in ("bf16", "f16", "f32")]
+        shown = [f"{row['ratio']:.2f} ({row['rate']:.1f})" if row else "" for row in cells]
+        decode.append([name, *shown])
+    quantize = [
+        [name.removeprefix("quantize ").removesuffix(" from bf16"), f"{row['rate']:.2f}"]
+        for name, row in rows.items()
+        if name.startswith("quantize") and name.endswith("from bf16")
+    ]
+    peers = []
+    for name, row in rows.items():
+        if name.endswith(": Ingot") and row["ratio"]:
+            what = name.removesuffix(": Ingot")
+            peer = next(other for other in rows if other.startswith(f"{what}: gguf-py"))
+            peers.append([f"{what} ({peer.rpartition(' ')[2]})", f"{row['rate']:.2f}", f"{rows[peer]['rate']:.2f}"])
+    return [
+        f"**Kernels**, one thread, instruction set {kernels['isa']}. Dequantizing, times memcpy of the output (GB/s):",
+        _table(["codes", "to bf16", "to f16", "to f32"], decode),
+        "Quantizing from bf16, in G weights/s; below it 32 weights a scale from f32, beside gguf-py's NumPy kernels:",
+        _table(["codes", "G weights/s"], quantize),
+        _table(["f32, groups of 32", "Ingot", "gguf-py"], peers),
+    ]
+
+
+def _load(load: Figures) -> list[str]:
+    size = load["bytes"] / 1e9
+    rows = [
+        [" ".join(name.split()), f"{size / warm:.2f}", f"{size / load['cold_s'][name]:.2f}"]
+        for name, warm in load["warm_s"].items()
+    ]
+    listed = [[" ".join(name.split()), f"{1000 * value:.1f}"] for name, value in load["list_s"].items()]
+    imports = ", ".join(f"`{name}` {value:.0f} ms" for name, value in load["import_ms"].items())
+    return [
+        f"**Loading** {size:.2f} GB of f16 tensors into owned arrays, GB/s, {load['threads']} threads unless said:",
+        _table(["", "warm", "cold"], rows),
+        "Opening and listing 10,000 tensors, in ms:",
+        _table(["", "ms"], listed),
+        f"Importing, on top of NumPy: {imports}.",
+    ]
+
+
+def _convert(convert: Figures) -> list[str]:
+    copy = convert["copy_flushed_seconds"]
+    labels = (
+        ("copy_seconds", "copying the file"),
+        ("copy_flushed_seconds", "copying the file, flushed to disk"),
+        ("kernel_absmax_seconds", "the kernel alone, absmax, one thread"),
+        ("kernel_mse_seconds", "the kernel alone, MSE search, one thread"),
+        ("convert_seconds", "`ingot convert`"),
+        ("convert_no_measure_seconds", "`ingot convert --no-measure`"),
+        ("convert_one_thread_seconds", "`ingot convert --threads 1`"),
+    )
+    rows = []
+    for key, label in labels:
+        if key not in convert:
+            continue
+        peak = convert.get(key.replace("_seconds", "_peak_anonymous"))
+        cells = [label, f"{convert[key]:.1f}", f"{convert[key] / copy:.2f}", f"{peak / _MIB:.0f}" if peak else ""]
+        rows.append(cells)
+    size, ceiling = convert["source_bytes"] / 1e9, convert["ceiling"] / _MIB
+    return [
+        f"**Converting** {size:.1f} GB of bf16 by recipe int4 under `--max-ram {ceiling:.0f}MiB`:",
+        _table(["", "seconds", "times the flushed copy", "peak anonymous MiB"], rows),
+    ]
+
+
+def render_demo(demo: Figures) -> str:
+    """Render the demo's table as the command prints it, without the two columns of times."""
+    head = ("recipe", "file", "bits/weight", "worst error", "mean error", "perplexity")
+    rows = [
+        (
+            row["recipe"],
+            f"{row['size'] / _MIB:.2f} MiB",
+            f"{row['bits_per_weight']:.2f}",
+            f"{100 * row['worst_error']:.2f} %",
+            f"{100 * row['mean_error']:.2f} %",
+            f"{row['perplexity']:.3f}",
+        )
+        for row in demo["rows"]
+    ]
+    widths = [max(len(line[index]) for line in (head, *rows)) for index in range(len(head))]
+    lines = [
+        "   ".join(cell.ljust(width) if index == 0 else cell.rjust(width) for index, (cell, width) in enumerate(cells))
+        for cells in (list(zip(line, widths, strict=True)) for line in (head, *rows))
+    ]
+    return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```"
+
+
+def main() -> int:
+    figures = take_over(ROOT)
+    sys.path.insert(0, str(ROOT / "tools"))
+    from check_docs import replace_marked
+
+    readme = ROOT / "README.md"
+    text = replace_marked(readme.read_text("utf-8"), "bench", render(figures))
+    if "demo" in figures:
+        text = replace_marked(text, "demo", render_demo(figures["demo"]))
+    readme.write_text(text, "utf-8")
+    print(f"README.md shows {', '.join(name for name in NAMES if name in figures)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""Check what the documents claim against the code: ``make docs``. Prints a line per fault; exit code 1 if there is one.
+
+    python tools/check_docs.py            check
+    python tools/check_docs.py --write    first refresh the table of formats and codecs in README.md
+
+Checked: relative links and their anchors; paths and make targets named in the text; every ``ingot ...`` command line
+parses; Python and TOML blocks compile; the table of formats and codecs equals ``ingot formats``; every rule that the
+source raises is on a spec page and every rule on a spec page is in the source; the version is the same everywhere; the
+table of benchmarks is the one that ``tools/bench_table.py`` renders.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_SKIPPED = {".venv", "venv", ".git", "build", "dist", "ingot-demo", "golden", "node_modules"}
+_SHELL = ("sh", "bash", "console")
+_PLACEHOLDER = re.compile(r"\[|…|\.\.\.|<[a-z]")
+_PATH = re.compile(r"(?:src|tests|tools|bench|spec|examples|native|\.ci)/[\w./*-]*")
+_NOT_KEPT = ("bench/results",)
+_RULE = re.compile(r"([a-z][a-z0-9_]*)\.([a-z][a-z0-9-]*)")
+_FILE_SUFFIXES = {"py", "md", "json", "jsonl", "toml", "txt", "cc", "h", "zt", "safetensors", "numpy", "torch"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: language, text, line of the opening fence."""
+
+    language: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """A Markdown file: its path, its prose with blocks blanked out, its blocks."""
+
+    path: Path
+    prose: str
+    blocks: tuple[Block, ...]
+
+    def spans(self) -> Iterator[tuple[int, str]]:
+        """Yield inline code with its line number."""
+        for found in re.finditer(r"`([^`\n]+)`", self.prose):
+            yield self.prose.count("\n", 0, found.start()) + 1, found[1]
+
+
+def read(path: Path) -> Document:
+    """Split a Markdown file into prose and fenced blocks."""
+    prose: list[str] = []
+    blocks: list[Block] = []
+    fence, language, indent, start, body = "", "", 0, 0, list[str]()
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        opening = re.match(r"\s*(`{3,})\s*(\w*)\s*$", line)
+        if not fence and opening:
+            fence, language, start, body = opening[1], opening[2], number, []
+            indent = len(line) - len(line.lstrip())
+        elif fence and line.strip() == fence:
+            blocks.append(Block(language, "\n".join(body) + "\n", start))
+            fence = ""
+        elif fence:
+            body.append(line[indent:])  # blocks inside of lists are indented
+        prose.append("" if fence or opening else line)
+    return Document(path, "\n".join(prose), tuple(blocks))
+
+
+def documents(root: Path) -> list[Document]:
+    """Every Markdown file of the project."""
+    return [read(path) for path in sorted(root.rglob("*.md")) if not _SKIPPED & set(path.relative_to(root).parts)]
+
+
+# Links, paths, make targets.
+
+
+def check_links(document: Document) -> Iterator[str]:
+    """Relative links lead to files, and their anchors to headings."""
+    for found in re.finditer(r"\[[^\]]*\]\(([^)\s]+)\)", document.prose):
+        target, _, anchor = found[1].partition("#")
+        if re.match(r"[a-z]+:", found[1]):
+            continue
+        place = document.path.parent / target if target else document.path
+        if not place.exists():
+            yield f"link to {found[1]}: no such file"
+        elif anchor and anchor not in _anchors(place):
+            yield f"link to {found[1]}: no such heading"
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+\s+(.*)$", read(path).prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def check_paths(document: Document, root: Path) -> Iterator[str]:
+    """Paths of the repository that the text names exist; so do make targets."""
+    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for line, span in document.spans():
+        if _PATH.fullmatch(span) and not span.startswith(_NOT_KEPT) and not any(root.glob(span.rstrip("/"))):
+            yield f"line {line}: no such file: {span}"
+    for line, text in [*document.spans(), *((block.line, block.text) for block in document.blocks)]:
+        for target in re.findall(r"^(?:\$ )?make ([a-z]+)", text, re.MULTILINE):
+            if target not in targets:
+                yield f"line {line}: no target {target!r} in the Makefile"
+
+
+# Code and commands.
+
+
+def check_blocks(document: Document) -> Iterator[str]:
+    """Python compiles, TOML parses."""
+    for block in document.blocks:
+        try:
+            if block.language == "python":
+                compile(block.text, str(document.path), "exec")
+            elif block.language == "toml":
+                tomllib.loads(block.text)
+        except (SyntaxError, tomllib.TOMLDecodeError) as error:
+            yield f"line {block.line}: {block.language} block: {error}"
+
+
+def commands(document: Document) -> Iterator[tuple[int, str]]:
+    """Yield every ``ingot`` command line that is shown, with its line number; not those with placeholders."""
+    for line, span in document.spans():
+        if re.match(r"ingot [a-z-]", span) and not _PLACEHOLDER.search(span):
+            yield line, span
+    for block in document.blocks:
+        if block.language not in _SHELL:
+            continue
+        text = block.text.replace("\\\n", "  ")
+        for offset, line in enumerate(text.splitlines(), 1):
+            shown = line.removeprefix("$ ") if block.language == "console" and line.startswith("$ ") else line
+            if block.language == "console" and shown is line:
+                continue  # output
+            for piece in re.split(r"\s(?:\||&&|;)\s", shown):
+                if piece.strip().startswith("ingot "):
+                    yield block.line + offset, piece.strip()
+
+
+def parse_command(text: str) -> str | None:
+    """Return why a command line would not be understood, None if it is; nothing is run."""
+    import typer.main
+
+    from ingot.cli.main import app
+
+    root: Any = typer.main.get_command(app)
+    words = shlex.split(re.split(r"\s\d?>", text)[0], comments=True)[1:]
+    known = {option for parameter in root.params for option in parameter.opts}
+    while words and words[0].startswith("-"):
+        if words.pop(0) not in known | {"--help", "-h"}:
+            return "no such option before the command"
+    if not words:
+        return None
+    name, *rest = words
+    if name not in root.commands:
+        return f"no command {name!r}"
+    if {"--help", "-h"} & set(rest):
+        return None
+    try:
+        root.commands[name].make_context(name, rest)
+    except Exception as error:
+        tell = getattr(error, "format_message", None)
+        return str(tell() if tell else error)
+    return None
+
+
+def check_commands(document: Document) -> Iterator[str]:
+    """Command lines parse."""
+    for line, text in commands(document):
+        reason = parse_command(text)
+        if reason is not None and not (reason.startswith("Missing argument") and f"`{text}`" in document.prose):
+            yield f"line {line}: {text}: {reason}"
+
+
+# Rules.
+
+
+def rules_raised(root: Path) -> tuple[set[str], set[str]]:
+    """Return the rules that the source names, and the suffixes of those that begin with a codec's or table's name."""
+    literals: set[str] = set()
+    families: set[str] = set()
+    suffixes: set[str] = set()
+    for path in sorted((root / "src").rglob("*.py")):
+        if "testing" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                told = re.findall(r" \[([a-z]+\.[a-z-]+)\]$", node.value)  # at the end of a message of the command line
+                literals |= {node.value, *told} if _is_rule(node.value) else set(told)
+                families |= {rule.partition(".")[0] for rule in told}
+            if isinstance(node, ast.Call):
+                for value in _rule_arguments(node):
+                    if isinstance(value, ast.Constant) and _is_rule(str(value.value)):
+                        families.add(value.value.partition(".")[0])
+                    elif isinstance(value, ast.JoinedStr) and isinstance(value.values[-1], ast.Constant):
+                        suffixes.add(str(value.values[-1].value).removeprefix("."))
+    for path in sorted((root / "native").rglob("*.cc")):
+        found = set(re.findall(r'"([a-z]+\.[a-z0-9-]+)"', path.read_text("utf-8")))
+        literals |= found
+        families |= {rule.partition(".")[0] for rule in found}
+    return {rule for rule in literals if rule.partition(".")[0] in families}, suffixes
+
+
+def _is_rule(text: str) -> bool:
+    found = _RULE.fullmatch(text)
+    return found is not None and found[2] not in _FILE_SUFFIXES
+
+
+def _rule_arguments(call: ast.Call) -> Iterator[ast.expr]:
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    yield from (keyword.value for keyword in call.keywords if keyword.arg == "rule")
+    if name in ("FormatError", "IntegrityError", "CodecError") and call.args:
+        yield call.args[0]
+    if name == "Finding" and len(call.args) > 1:
+        yield call.args[1]
+
+
+def rules_documented(root: Path) -> dict[str, Path]:
+    """Return what looks like a rule in inline code of the spec pages."""
+    return {
+        span: document.path
+        for document in documents(root / "spec")
+        for _, span in document.spans()
+        if _is_rule(span.replace("<codec>", "codec").replace("<kind>", "kind"))
+    }
+
+
+def check_rules(root: Path) -> Iterator[str]:
+    """Rules of the source and of the spec pages are the same."""
+    raised, suffixes = rules_raised(root)
+    written = rules_documented(root)
+    families = {rule.partition(".")[0] for rule in raised}
+    for rule in sorted(raised - set(written)):
+        yield f"spec: rule {rule} is raised and on no page"
+    for suffix in sorted(suffixes - {rule.partition(".")[2] for rule in written}):
+        yield f"spec: rules that end in .{suffix} are raised and on no page"
+    for rule, path in sorted(written.items()):
+        family, _, suffix = rule.partition(".")
+        if family in families and rule not in raised and suffix not in suffixes:
+            yield f"{path.relative_to(root)}: rule {rule} is in no source file"
+
+
+# Tables and versions.
+
+
+def catalog_table() -> str:
+    """Render what carries what, as ``ingot formats`` tells it."""
+    from ingot.ops.catalog import codecs, formats
+
+    kinds = formats()
+    rows = [["codec", "lossless", *(f"`{kind.name}`" for kind in kinds), "what it is"], ["---"] * (len(kinds) + 3)]
+    for codec in codecs():
+        carried = ["yes" if kind.name in codec.formats else "no" for kind in kinds]
+        summary = codec.summary.replace("``", "`")
+        rows.append([f"`{codec.name}`", "yes" if codec.lossless else "no", *carried, summary])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def marked(text: str, name: str) -> str | None:
+    """Return what stands between ``<!-- name -->`` and ``<!-- /name -->``."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)\n?<!-- /{name} -->", text, re.DOTALL)
+    return found[1] if found else None
+
+
+def replace_marked(text: str, name: str, content: str) -> str:
+    """Replace what stands between the markers."""
+    return re.sub(
+        rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+        lambda found: f"{found[1]}{content}\n{found[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def check_tables(root: Path) -> Iterator[str]:
+    """The generated tables in the README are what the code says now."""
+    readme = (root / "README.md").read_text("utf-8")
+    if marked(readme, "catalog") != catalog_table():
+        yield "README.md: the table of codecs and formats is out of date: python tools/check_docs.py --write"
+    sys.path.insert(0, str(root / "tools"))
+    try:
+        import bench_table
+    finally:
+        sys.path.pop(0)
+    if marked(readme, "bench") != bench_table.render(bench_table.published(root)):
+        yield "README.md: the benchmarks are not those of bench/published.json: python tools/bench_table.py"
+
+
+def check_index(root: Path) -> Iterator[str]:
+    """The index of spec pages names every page."""
+    index = (root / "spec" / "README.md").read_text("utf-8")
+    for page in sorted((root / "spec").glob("*.md")):
+        if page.name != "README.md" and f"({page.name})" not in index:
+            yield f"spec/README.md: does not list {page.name}"
+
+
+def check_version(root: Path) -> Iterator[str]:
+    """Package, build file and changelog state one version."""
+    import ingot
+
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    if project != ingot.__version__:
+        yield f"pyproject.toml: version {project}, ingot.__version__ is {ingot.__version__}"
+    latest = re.search(r"^## \[([^\]]+)\]", (root / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    if latest is None or latest[1] != ingot.__version__:
+        yield f"CHANGELOG.md: newest entry {latest[1] if latest else None}, ingot.__version__ is {ingot.__version__}"
+
+
+def faults(root: Path) -> list[str]:
+    """Return everything that is wrong, a line each."""
+    found = []
+    for document in documents(root):
+        place = document.path.relative_to(root)
+        checks = (check_links(document), check_paths(document, root), check_blocks(document), check_commands(document))
+        found += [f"{place}: {fault}" for check in checks for fault in check]
+    for check in (check_rules, check_tables, check_index, check_version):
+        found += check(root)
+    return found
+
+
+def main() -> int:
+    if "--write" in sys.argv[1:]:
+        readme = ROOT / "README.md"
+        readme.write_text(replace_marked(readme.read_text("utf-8"), "catalog", catalog_table()), "utf-8")
+    found = faults(ROOT)
+    for line in found:
+        print(line, file=sys.stderr)
+    print(f"{len(found)} fault(s) in {len(documents(ROOT))} documents")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
