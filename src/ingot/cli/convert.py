@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.cli.output import Json, number, print_json, printable, progress_bar, shape_text, size_text, table
 from ingot.errors import UsageError
+
+if TYPE_CHECKING:
+    from ingot.ops.convert import ConvertOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -58,7 +61,7 @@ def command(
     """
     if digest not in ("crc32c", "sha256", "none"):
         raise UsageError(f"expected --digest crc32c, sha256 or none, found {digest!r}", rule="convert.digest")
-    options: dict[str, Any] = {
+    options: ConvertOptions = {
         "allow_requantize": allow_requantize,
         "overwrite": overwrite,
         "threads": threads,
@@ -81,10 +84,10 @@ def command(
         print_report(report)
 
 
-def _dry_run(src: Path, dst: str, recipe: str | None, format: str | None, options: dict[str, Any], json: bool) -> None:
+def _dry_run(src: Path, dst: str, recipe: str | None, format: str | None, options: ConvertOptions, json: bool) -> None:
     from ingot.ops.convert import prepare
 
-    with prepare(src, dst, recipe, format, options) as prepared:  # type: ignore[arg-type]
+    with prepare(src, dst, recipe, format, options) as prepared:
         plan = prepared.plan
         if json:
             print_json(_plan_data(plan))

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from ingot.errors import MissingExtraError, UsageError
+from ingot.errors import UsageError
+
+T = TypeVar("T")
 
 
-class Registry(Mapping[str, Any]):
+class Registry(Mapping[str, T], Generic[T]):
     """Maps an id to the object at ``"module:attribute"``, imported on first use.
 
     Parameters
     ----------
     kind : str
-        What the ids name; used in messages.
+        What the ids name; used in messages and in the rule ``KIND.unknown``.
     entries : sequence of (id, "module:attribute")
         A repeated id is an error.
-    extras : mapping of top-level package to the extra that brings it
-        Lets a failed import say what to install.
     """
 
-    def __init__(
-        self, kind: str, entries: tuple[tuple[str, str], ...], extras: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, kind: str, entries: tuple[tuple[str, str], ...]) -> None:
         self._kind = kind
         self._paths: dict[str, str] = {}
-        self._loaded: dict[str, Any] = {}
-        self._extras = dict(extras or {})
+        self._loaded: dict[str, T] = {}
         for name, path in entries:
             self.add(name, path)
 
@@ -40,19 +37,16 @@ class Registry(Mapping[str, Any]):
             )
         self._paths[name] = path
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> T:
         if name not in self._loaded:
-            if name not in self._paths:
-                raise KeyError(name)
             module, _, attribute = self._paths[name].partition(":")
-            try:
-                self._loaded[name] = getattr(import_module(module), attribute)
-            except ModuleNotFoundError as error:
-                package = (error.name or "").partition(".")[0]
-                if package in self._extras:
-                    raise MissingExtraError(package, self._extras[package]) from error
-                raise
+            self._loaded[name] = self._make(getattr(import_module(module), attribute))
         return self._loaded[name]
+
+    def _make(self, found: Any) -> T:
+        """Turn the attribute that was found into the entry's value."""
+        value: T = found
+        return value
 
     def __contains__(self, name: object) -> bool:
         return name in self._paths
@@ -63,10 +57,18 @@ class Registry(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def get_or_refuse(self, name: str) -> Any:
+    def get_or_refuse(self, name: str) -> T:
         """Like ``[]``, with an error for people that lists what there is."""
         if name not in self._paths:
             raise UsageError(
                 f"unknown {self._kind} {name!r}; known: {', '.join(self._paths)}", rule=f"{self._kind}.unknown"
             )
         return self[name]
+
+
+class Instances(Registry[T]):
+    """A registry of classes without state: one object of each serves everybody, threads included."""
+
+    def _make(self, found: Any) -> T:
+        value: T = found()
+        return value

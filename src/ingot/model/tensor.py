@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from ingot.model.part import Part
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # Text only: adapters import model, never the other way round, and nothing is imported before somebody asks.
-FRAMEWORKS = Registry(
+FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
     "framework",
     (
         ("np", "ingot.adapters.numpy:from_numpy"),
@@ -25,9 +25,8 @@ FRAMEWORKS = Registry(
         ("mlx", "ingot.adapters.mlx:from_numpy"),
         ("jax", "ingot.adapters.jax:from_numpy"),
     ),
-    extras={"torch": "torch", "mlx": "mlx", "jax": "jax"},
 )
-TO_NUMPY = Registry("framework", (("pt", "ingot.adapters.torch:to_numpy"),), extras={"torch": "torch"})
+TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.adapters.torch:to_numpy"),))
 
 
 class Decoder(Protocol):

@@ -57,7 +57,7 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
 def format_of_suffix(name: str) -> Format | None:
     """Return the format whose suffix ``name`` has."""
     for key in FORMATS:
-        format: Format = FORMATS[key]
+        format = FORMATS[key]
         if name.lower().endswith(format.suffixes):
             return format
     return None

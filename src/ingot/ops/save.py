@@ -135,6 +135,5 @@ def as_numpy(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
     if isinstance(value, np.ndarray):
         return value
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
-        array: np.ndarray[Any, np.dtype[Any]] = TO_NUMPY["pt"](value)
-        return array
+        return TO_NUMPY["pt"](value)
     return np.asarray(value)

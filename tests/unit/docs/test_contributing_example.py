@@ -35,7 +35,6 @@ TestFixed8 = EXAMPLE.TestFixed8  # collected and run like any other
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in for the line in codecs/table.py."""
     monkeypatch.setattr(CODECS, "_paths", {**CODECS._paths, "fixed8": "contributing_example:Fixed8Codec"})
-    monkeypatch.setattr(CODECS, "_codecs", dict(CODECS._codecs))
     monkeypatch.setattr(CODECS, "_loaded", dict(CODECS._loaded))
 
 
