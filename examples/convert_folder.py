@@ -34,9 +34,9 @@ def main(source: str = "ingot-demo/original", target: str = "converted", recipe:
     print(file=sys.stderr)
     print(f"{report.source_nbytes:,} -> {report.size:,} bytes, {report.bits_per_weight:.2f} bits per weight")
     print(", ".join(f"{count} {action}" for action, count in report.actions.items()))
-    lossy = [tensor for tensor in report.tensors if tensor.error]
-    for tensor in sorted(lossy, key=lambda tensor: tensor.error["snr_db"])[:3]:
-        print(f"{tensor.name}: {tensor.rule}, SNR {tensor.error['snr_db']:.1f} dB")
+    lossy = [(tensor.error["snr_db"], tensor) for tensor in report.tensors if tensor.error]
+    for snr, tensor in sorted(lossy, key=lambda item: item[0])[:3]:
+        print(f"{tensor.name}: {tensor.rule}, SNR {snr:.1f} dB")
 
 
 if __name__ == "__main__":
