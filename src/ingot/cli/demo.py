@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,12 +57,20 @@ def _print(report: Any) -> None:
     )
     folder = report.folder
     print(f"\nThe files are in {folder}. Try next:\n")
+    program = _program()
     for line in (
-        f"ingot inspect {folder}/model-int4.zt --by role",
-        f"ingot compare {folder}/original/model.safetensors {folder}/model-int2.zt",
-        f"ingot convert {folder}/original {folder}/packed --recipe int4",
-        f"ingot convert {folder}/model-int8.zt {folder}/back.safetensors",
-        f"ingot verify {folder}/model-lossless.zt",
-        "ingot recipes int4        # a preset as TOML, to start your own",
+        f"inspect {folder}/model-int4.zt --by role",
+        f"compare {folder}/original/model.safetensors {folder}/model-int2.zt",
+        f"convert {folder}/original {folder}/packed --recipe int4",
+        f"convert {folder}/model-int8.zt {folder}/back.safetensors",
+        f"verify {folder}/model-lossless.zt",
+        "recipes int4        # a preset as TOML, to start your own",
     ):
-        print(f"  {line}")
+        print(f"  {program} {line}")
+
+
+def _program() -> str:
+    """Return what to type for this command: its name where the shell finds it, else the path that was started."""
+    if shutil.which("ingot") or Path(sys.argv[0]).name != "ingot":
+        return "ingot"
+    return os.path.relpath(sys.argv[0])
