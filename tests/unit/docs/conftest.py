@@ -33,6 +33,11 @@ def check_docs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def bench_table() -> ModuleType:
+    return tool("bench_table")
+
+
+@pytest.fixture(scope="session")
 def readme(check_docs: ModuleType) -> Any:
     return check_docs.read(ROOT / "README.md")
 
