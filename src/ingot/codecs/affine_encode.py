@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.affine_fit import TensorFit
 from ingot.codecs.affine_params import SCALE_DTYPES, AffineParams
-from ingot.codecs.affine_rows import decode_rows, layout, storage_array
+from ingot.codecs.affine_rows import decode_rows, layout
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
@@ -27,7 +28,7 @@ _NON_FINITE, _SCALE_OVERFLOW = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class AffineEncoder:
-    """Quantizes slabs of rows; one scale for a whole tensor needs it in one slab (``whole``)."""
+    """Quantizes slabs of rows. One scale for a whole tensor (``fit``) is learnt in scans and stored with row 0."""
 
     settings: AffineParams
     scale_dtype: str
@@ -35,18 +36,23 @@ class AffineEncoder:
     cols: int
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
+    fit: TensorFit | None = None
     codec: str = "quantized_group"
-    scans: int = 0
+    whole: bool = False
     lossless: bool = False
 
     @property
-    def whole(self) -> bool:
-        return self.settings.granularity == "tensor"
+    def scans(self) -> int:
+        return self.fit.scans if self.fit else 0
 
     def scan(self, rows: Array) -> None:
-        """Nothing to learn beforehand: a group lies within a slab."""
+        """Learn the tensor's scale; groups and rows lie within a slab and need nothing."""
+        if self.fit is not None:
+            bad = self.fit.take(rows)
+            if bad is not None:
+                raise self._non_finite(rows, bad, self.fit.seen)
 
-    def encode(self, rows: Array) -> dict[str, Array]:
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows.
 
         Raises
@@ -57,28 +63,32 @@ class AffineEncoder:
         """
         if rows.ndim != 2 or rows.shape[1] != self.cols:
             raise ValueError(f"expected rows of {self.cols} columns, found {rows.shape}")
-        settings = self.settings
-        count = len(rows)
-        packed = np.empty((count, settings.row_bytes(self.cols)), np.uint8)
-        scales = storage_array(settings.scale_shape(count, self.cols), self.scale_dtype)
-        zeros = np.empty_like(scales) if settings.zeros else None
-        method = "mse" if self.search else "range"
-        if not rows.size:
-            scales.fill(1)
-            if zeros is not None:
-                zeros.fill(0)
-        elif self.whole:
-            self._fit_tensor(rows, scales, zeros)
-            method = "given"
+        packed = np.empty((len(rows), self.settings.row_bytes(self.cols)), np.uint8)
+        scales, zeros = self._scales(len(rows))
         if rows.size:
-            self._quantize(rows, packed, scales, zeros, method)
+            method = "given" if self.fit else "mse" if self.search else "range"
+            self._quantize(rows, packed, scales, zeros, method, start)
+        if self.fit and start:
+            scales = scales[:0]
+            zeros = None if zeros is None else zeros[:0]
         parts = {"packed_weight": packed, "scales": scales}
         return parts if zeros is None else {**parts, "zeros": zeros}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        decode_rows(self.settings, parts["packed_weight"], parts["scales"], parts.get("zeros"), out)
+        scales, zeros = (self.fit.scales, self.fit.zeros) if self.fit else (parts["scales"], parts.get("zeros"))
+        decode_rows(self.settings, parts["packed_weight"], scales, zeros if self.settings.zeros else None, out)
 
-    def _quantize(self, rows: Array, packed: Array, scales: Array, zeros: Array | None, method: str) -> None:
+    def _scales(self, count: int) -> tuple[Array, Array | None]:
+        """Return scales and zero points for so many rows: the fitted ones, or ones to be filled in."""
+        if self.fit is not None:
+            return self.fit.scales.copy(), self.fit.zeros.copy() if self.settings.zeros else None
+        shape = self.settings.scale_shape(count, self.cols)
+        scales = np.ones(shape, numpy_dtype(self.scale_dtype))
+        return scales, np.zeros_like(scales) if self.settings.zeros else None
+
+    def _quantize(
+        self, rows: Array, packed: Array, scales: Array, zeros: Array | None, method: str, start: int
+    ) -> None:
         kind, index = native.kernels.affine_quantize(
             as_bits(rows),
             float_name(rows),
@@ -90,47 +100,21 @@ class AffineEncoder:
             method,
         )
         if kind == _NON_FINITE:
-            raise self._non_finite(rows, index)
+            raise self._non_finite(rows, index, start)
         if kind == _SCALE_OVERFLOW:
-            raise self._overflow(index)
+            row, column = divmod(index, self.cols)
+            raise CodecError(
+                "affine.scale-overflow",
+                f"expected a scale that {self.scale_dtype} can hold, found a larger one for the group at row "
+                f"{start + row}, column {column}; use scales=bf16 or scales=f32",
+            )
 
-    def _fit_tensor(self, rows: Array, scales: Array, zeros: Array | None) -> None:
-        """Choose the one scale and zero point of a tensor."""
-        kernels = native.kernels
-        values, kind, symmetric = as_bits(rows), float_name(rows), self.settings.signed
-        low, high, bad = kernels.affine_range(values, kind)
-        if bad < rows.size:
-            raise self._non_finite(rows, bad)
-        steps, offsets = (np.empty(kernels.AFFINE_CANDIDATES, np.float32) for _ in range(2))
-        kernels.affine_candidates(low, high, self.settings.bits, symmetric, self.scale_dtype, steps, offsets)
-        best = 0
-        if self.search:
-            fits = np.flatnonzero(np.isfinite(steps))
-            steps, offsets = steps[fits], offsets[fits]
-            totals = np.zeros(len(steps))
-            kernels.affine_errors(values, kind, self.settings.bits, symmetric, steps, offsets, totals)
-            best = int(np.argmin(totals)) if len(totals) else 0
-        if not len(steps) or not np.isfinite(steps[best]):
-            raise self._overflow(0)
-        scales[0] = steps[best]
-        if zeros is not None:
-            zeros[0] = offsets[best]
-
-    def _non_finite(self, rows: Array, index: int) -> CodecError:
+    def _non_finite(self, rows: Array, index: int, start: int) -> CodecError:
         row, column = divmod(index, self.cols)
-        found = float(rows[row, column])
         return CodecError(
             "affine.non-finite",
-            f"expected finite weights, found {found:g} at row {row}, column {column} of the {len(rows)} rows in hand; "
+            f"expected finite weights, found {float(rows[row, column]):g} at row {start + row}, column {column}; "
             "keep this tensor dense",
-        )
-
-    def _overflow(self, index: int) -> CodecError:
-        row, column = divmod(index, self.cols)
-        return CodecError(
-            "affine.scale-overflow",
-            f"expected a scale that {self.scale_dtype} can hold, found a larger one for the group at row {row}, column "
-            f"{column} of the rows in hand; use scales=bf16 or scales=f32",
         )
 
 
@@ -153,13 +137,15 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
     order = _choice(options, "bit_order", ("lsb", "msb"), "lsb")
     settings = AffineParams(bits, granularity, group_size, f"rows_{order}", symmetric, not symmetric, source)
     rows, cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+    search = quantizer == "mse"
     return AffineEncoder(
         settings=settings,
         scale_dtype=scale_dtype,
-        search=quantizer == "mse",
+        search=search,
         cols=cols,
         params=settings.attributes(),
         parts=_parts(settings, scale_dtype, rows, cols),
+        fit=TensorFit(settings, scale_dtype, search, rows) if granularity == "tensor" else None,
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from ingot.codecs.affine_params import AffineParams
 from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, cast_into, float_name
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
@@ -131,8 +130,3 @@ def _largest(values: Array) -> float:
     """Return the largest magnitude; NaN where one is not finite."""
     low, high, bad = native.kernels.affine_range(as_bits(values), float_name(values))
     return max(-low, high) if bad == values.size else float("nan")
-
-
-def storage_array(shape: tuple[int, ...], name: str) -> Array:
-    """Return an uninitialised array for a part of storage dtype ``name``."""
-    return np.empty(shape, numpy_dtype(name))

@@ -49,8 +49,11 @@ class Encoder(Protocol):
         """Take in the next rows of the present pass, in order; how rows are cut into slabs may not matter."""
         ...
 
-    def encode(self, rows: Array) -> dict[str, Array]:
-        """Return each part's next bytes for these rows (role to a C-order array). Pure and thread-safe."""
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return each part's next bytes for these rows (role to a C-order array). Pure and thread-safe.
+
+        ``start`` is the number of rows before these. What a tensor has once goes with row 0.
+        """
         ...
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:

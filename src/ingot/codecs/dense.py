@@ -38,7 +38,7 @@ class DenseEncoder:
     def scan(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
-    def encode(self, rows: Array) -> dict[str, Array]:
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         return {"data": cast(rows, self.target).reshape(-1)}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:

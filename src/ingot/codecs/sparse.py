@@ -106,7 +106,7 @@ class CsrEncoder:
     def scan(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
-    def encode(self, rows: Array) -> dict[str, Array]:
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         _require_whole(rows, self.rows, self.codec)
         cols = rows.shape[1]
         values = np.ascontiguousarray(rows).reshape(-1)
@@ -272,7 +272,7 @@ class CooEncoder:
     def scan(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
-    def encode(self, rows: Array) -> dict[str, Array]:
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         _require_whole(rows, prod(self.shape[:-1]) if self.shape else 1, self.codec)
         values = np.ascontiguousarray(rows).reshape(-1)
         positions = _stored(values)

@@ -31,7 +31,7 @@ from ingot.ops.slabs import matrix_of, slabs
 
 # Large enough to hide a thread's wake-up, small enough that a few fit in the second-level cache's reach.
 SLAB_ELEMENTS = 1 << 20
-MOVE_BYTES = 4 << 20
+MOVE_BYTES, MOVE_LEAST = 4 << 20, 1 << 16
 
 
 class Budget:
@@ -115,7 +115,8 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
     """
     encoder = step.encoder
     if encoder is None:
-        return Cut(step.in_bytes, 1, MOVE_BYTES, min(MOVE_BYTES, max(step.in_bytes, 1)))
+        piece = max(MOVE_LEAST, min(MOVE_BYTES, budget // slots))
+        return _affordable(Cut(step.in_bytes, 1, piece, min(piece, step.in_bytes)), budget, step.tensor.name)
     tensor = step.tensor
     rows, cols = matrix_of(tensor, encoder.codec)
     per_row = _cost_per_element(step, measured) * cols
@@ -125,15 +126,18 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
     else:
         slab_rows = max(1, min(SLAB_ELEMENTS // max(cols, 1), int((budget - fixed) // (slots * max(per_row, 1)))))
     slab_rows = min(slab_rows, max(rows, 1))
-    cost = int(slab_rows * per_row) + fixed
-    if cost > budget:
+    return _affordable(Cut(rows, cols, slab_rows, int(slab_rows * per_row) + fixed), budget, tensor.name)
+
+
+def _affordable(cut: Cut, budget: int, where: str) -> Cut:
+    if cut.cost > budget:
         raise ResourceError(
-            f"expected a RAM ceiling with room for {format_size(cost)} of working memory for this tensor, found "
+            f"expected a RAM ceiling with room for {format_size(cut.cost)} of working memory for this tensor, found "
             f"{format_size(max(budget, 0))} after what Python itself takes; raise --max-ram",
             rule="ram.ceiling",
-            where=tensor.name,
+            where=where,
         )
-    return Cut(rows, cols, slab_rows, cost)
+    return cut
 
 
 def _cost_per_element(step: Step, measured: bool) -> float:
@@ -230,18 +234,18 @@ Work = Callable[[], Encoded]
 
 def _work(step: Step, shape: Cut, measured: bool, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
     if step.encoder is None:
-        yield from _move(step.tensor, take)
+        yield from _move(step.tensor, shape.slab_rows, take)
     else:
         yield from _encode(step, step.encoder, shape, measured, take)
 
 
-def _move(tensor: Tensor, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
+def _move(tensor: Tensor, piece: int, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
     for role, part in tensor.parts.items():
         reader = StoredReader(part)
-        for start in range(0, part.length, MOVE_BYTES):
+        for start in range(0, part.length, piece):
             if not take():
                 return
-            data = np.empty(min(MOVE_BYTES, part.length - start), np.uint8)
+            data = np.empty(min(piece, part.length - start), np.uint8)
             reader.readinto(data.data)
             yield partial(Encoded, {role: data}), data.nbytes
         reader.finish()
@@ -266,18 +270,17 @@ def _encode(
         stop = min(start + shape.slab_rows, shape.rows)
         rows = np.empty((stop - start, shape.cols), numpy_dtype(tensor.dtype))
         reader.read_into(rows)
-        where = f"{tensor.name} (slab from row {start})"
-        yield _encoding(encoder, rows, wants_error, where), int(stop * share) - int(start * share)
+        yield _encoding(step, encoder, rows, start, wants_error), int(stop * share) - int(start * share)
         start = max(stop, 1)
     reader.finish()
 
 
-def _encoding(encoder: Encoder, rows: Array, wants_error: bool, where: str) -> Work:
+def _encoding(step: Step, encoder: Encoder, rows: Array, start: int, wants_error: bool) -> Work:
     def work() -> Encoded:
         try:
-            parts = encoder.encode(rows)
+            parts = encoder.encode(rows, start)
         except IngotError as error:
-            raise error.at(where) from None
+            raise error.at(step.tensor.name) from None
         if not wants_error:
             return Encoded(parts)
         decoded = np.empty(rows.shape, np.float32)

@@ -79,7 +79,7 @@ def encode_parts(encoder: Encoder, array: Array, cuts: Sequence[int] = ()) -> di
     for _ in range(encoder.scans):
         for piece in pieces:
             encoder.scan(matrix[piece])
-    encoded = [encoder.encode(matrix[piece]) for piece in pieces]
+    encoded = [encoder.encode(matrix[piece], piece.start) for piece in pieces]
     return {spec.role: np.concatenate([one[spec.role].reshape(-1) for one in encoded]) for spec in encoder.parts}
 
 

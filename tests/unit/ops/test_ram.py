@@ -75,6 +75,17 @@ def test_peak_anonymous_memory_stays_under_the_ceiling(tmp_path: Path, recipe: s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantizer", ["absmax", "mse"])
+def test_one_scale_for_a_whole_tensor_needs_no_whole_tensor(tmp_path: Path, quantizer: str) -> None:
+    big_checkpoint(tmp_path / "big.safetensors", 4096, 16384, 1)
+    recipe = f'[[rules]]\ncodec = "quantized_group"\noptions = {{ group = "tensor", quantizer = "{quantizer}" }}\n'
+    (tmp_path / "tensor.toml").write_text(recipe)
+    command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors")]
+    command += [str(tmp_path / "out.zt"), "--recipe", str(tmp_path / "tensor.toml"), "--max-ram", "192MiB", "-q"]
+    assert peak_anonymous(command) < parse_size("192MiB")
+
+
+@pytest.mark.slow
 def test_decoding_stays_under_the_ceiling(tmp_path: Path) -> None:
     ceiling = parse_size("192MiB")
     big_checkpoint(tmp_path / "big.safetensors", 4096, 16384, 1)
