@@ -7,6 +7,15 @@ rules and not words.
 
 from __future__ import annotations
 
+from typing import Any
+
+
+def printable(text: str) -> str:
+    """Show what would break or disguise a line (newlines, terminal sequences, lone surrogates) as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
 
 class IngotError(Exception):
     """Base class. ``exit_code`` is what the command line returns for it.
@@ -30,14 +39,23 @@ class IngotError(Exception):
         self.where = where
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.message}" if self.where else self.message
-        text = text.replace("\n", "\\n").replace("\r", "\\r")
+        text = printable(f"{self.where}: {self.message}" if self.where else self.message)
         return f"{text} [{self.rule}]" if self.rule else text
 
     def at(self, where: str) -> IngotError:
         """Return self with ``where`` put in front of the present place; used where the outer layer knows more."""
         self.where = f"{where}: {self.where}" if self.where else where
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by state: the subclasses' constructors differ, and errors cross process borders."""
+        return _revived, (type(self), self.args, dict(self.__dict__))
+
+
+def _revived(kind: type[IngotError], args: tuple[Any, ...], state: dict[str, Any]) -> IngotError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class FormatError(IngotError):

@@ -54,12 +54,15 @@ def to_numpy(tensor: Any) -> Array:
     Raises
     ------
     UnsupportedError
-        ``adapter.dtype``: no such element type in Ingot; ``adapter.layout``: a sparse or quantized tensor.
+        ``adapter.dtype``: no such element type in Ingot; ``adapter.layout``: a sparse or quantized tensor, or one of
+        device meta, which has no values.
     """
     torch = require("torch", "torch")
 
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsupportedError("expected a dense tensor; found a sparse or quantized one", rule="adapter.layout")
+    if tensor.device.type == "meta":
+        raise UnsupportedError("expected a tensor with values; found one on device meta", rule="adapter.layout")
     row = resolve_dtype(tensor.dtype)
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     carrier = _carrier(row)

@@ -56,7 +56,7 @@ def recipes(
     if name is not None:
         print(preset_text(name), end="")
         return
-    rows = [(preset, load_recipe(preset).description) for preset in PRESETS]
+    rows = [(preset, " ".join(load_recipe(preset).description.split())) for preset in PRESETS]
     if json:
         print_json([{"name": preset, "description": text} for preset, text in rows])
         return

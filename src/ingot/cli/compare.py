@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +17,8 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    a: Annotated[Path, typer.Argument(help="Reference checkpoint.")],
-    b: Annotated[Path, typer.Argument(help="Checkpoint to compare with it.")],
+    a: Annotated[str, typer.Argument(help="Reference checkpoint.")],
+    b: Annotated[str, typer.Argument(help="Checkpoint to compare with it.")],
     top: Annotated[int, typer.Option(min=0, help="Rows to print, worst first; 0 for all.")] = 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; exit code only.")] = False,
     json: Json = False,

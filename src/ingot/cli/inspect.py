@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.output import Json, print_json, printable, shape_text, size_text, table
-from ingot.errors import UsageError
+from ingot.cli.output import Json, print_json, shape_text, size_text, table
+from ingot.errors import UsageError, printable
 
 EPILOG = (
     "Examples:\n\n"
@@ -26,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="File or folder.")],
+    path: Annotated[str, typer.Argument(help="File or folder.")],
     tensor: Annotated[str | None, typer.Option(help="Show one tensor with its parts and parameters.")] = None,
     by: Annotated[str, typer.Option(help="Totals by layer, codec, dtype or role.")] = "layer",
     list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List every tensor.")] = True,

@@ -16,7 +16,7 @@ import typer
 
 import ingot
 from ingot.cli import catalog, compare, convert, demo, doctor, inspect, verify
-from ingot.errors import IngotError
+from ingot.errors import IngotError, printable
 
 app = typer.Typer(
     name="ingot",
@@ -82,11 +82,14 @@ def _failed(error: Exception) -> int:
     if isinstance(error, OSError):
         _say(f"error: {error.filename or 'input/output'}: {error.strerror or error} [os.{error.errno}]")
         return 1
-    show: Any = getattr(error, "show", None)
+    describe: Any = getattr(error, "format_message", None)  # of the parser: an unknown option, a missing argument
     code = getattr(error, "exit_code", None)
-    if show is None or code is None:
+    if describe is None or code is None:
         raise error
-    show()
+    context: Any = getattr(error, "ctx", None)
+    command = context.command_path if context else "ingot"
+    text = printable(" ".join(describe().split())).rstrip(".")
+    _say(f"error: {text}; see `{command} --help` [cli.usage]")
     return int(code)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from ingot.core.memory import format_size
 from ingot.core.progress import ProgressCallback, ProgressEvent
+from ingot.errors import printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 
@@ -43,11 +44,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str |
     for row in rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))
     console().print(drawn)
-
-
-def printable(text: str) -> str:
-    """Show control characters (a newline in a tensor's name, say) as escapes."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def number(value: float, digits: int = 4) -> str:

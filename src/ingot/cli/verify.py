@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json, printable, progress_bar
+from ingot.cli.output import Json, print_json, progress_bar
+from ingot.errors import printable
 
 EPILOG = "Examples:\n\n  ingot verify model.zt\n\n  ingot verify ./Llama-3-8B --strict --json"
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="File or folder.")],
+    path: Annotated[str, typer.Argument(help="File or folder.")],
     strict: Annotated[bool, typer.Option(help="Treat what is allowed but not canonical as an error.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; print errors only.")] = False,
     json: Json = False,

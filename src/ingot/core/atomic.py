@@ -198,7 +198,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
 def _final(dst: str | os.PathLike[str]) -> Path:
     path = Path(dst)
     if path.is_symlink():
-        path = path.resolve()
+        path = Path(os.path.realpath(path))  # a link in a circle stays one, and is refused as no file
     if path.name in ("", ".", ".."):
         raise UsageError("expected the name of a file or folder to write", rule="target.name", where=str(dst))
     return path

@@ -6,12 +6,13 @@ import os
 import re
 import resource
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 from ingot.core.cgroup import limit_files
 from ingot.errors import UsageError
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)(b?)\s*\Z", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgtp]?)(i?)(b?)\s*\Z", re.IGNORECASE)
 _POWERS = "kmgtp"
 _STATUS = Path("/proc/self/status")
 _MEMINFO = Path("/proc/meminfo")
@@ -36,7 +37,8 @@ def parse_size(text: str | int) -> int:
         )
     number, prefix, binary, unit = match.groups()
     base = 1000 if unit and not binary else 1024
-    return int(float(number) * base ** (_POWERS.index(prefix.lower()) + 1)) if prefix else int(float(number))
+    power = _POWERS.index(prefix.lower()) + 1 if prefix else 0
+    return int(Fraction(number) * base**power)
 
 
 def format_size(count: int) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ingot.core.checksums import HASHERS
+from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, ByteSource, Store, Target
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
@@ -35,6 +37,12 @@ class WriteOptions:
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.digest is not None and self.digest not in HASHERS:
+            raise UsageError(
+                f"expected the digest {', '.join(HASHERS)} or none, found {self.digest!r}", rule="convert.digest"
+            )
 
 
 class FormatWriter(Protocol):

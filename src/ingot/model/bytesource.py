@@ -31,6 +31,10 @@ class ByteSource(Protocol):
         """Fill ``out`` (writable, bytes) from ``offset``; always a read call, never a touch of mapped memory."""
         ...
 
+    def changed(self) -> bool:
+        """Whether the bytes were written to since the source was opened, as far as can be told without reading them."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -90,6 +94,9 @@ class MemorySource:
         piece = self.view(offset, out.nbytes)
         if piece.nbytes:  # an empty buffer of several dimensions cannot be cast
             out.cast("B")[:] = piece
+
+    def changed(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass

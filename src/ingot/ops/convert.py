@@ -65,7 +65,7 @@ class ConvertOptions(TypedDict, total=False):
 def convert(
     src: AnyPath,
     dst: AnyPath,
-    recipe: str | Recipe | None = None,
+    recipe: AnyPath | Recipe | None = None,
     format: str | None = None,
     max_ram: int | str | None = None,
     resume: bool = False,
@@ -80,7 +80,7 @@ def convert(
         Anything that ``ingot.open`` opens.
     dst : path
         A file name with a format's suffix, or a folder (which also gets the source's companion files).
-    recipe : str or Recipe, optional
+    recipe : str, path or Recipe, optional
         Preset name or path of a TOML file. None keeps every tensor as it is stored, or decodes what the target cannot
         carry.
     format : str, optional
@@ -118,6 +118,7 @@ class Prepared:
     checkpoint: Checkpoint
     plan: ConvertPlan
     place: Destination
+    recipe: Recipe | None = None
 
     def __enter__(self) -> Prepared:
         return self
@@ -127,22 +128,29 @@ class Prepared:
 
 
 def prepare(
-    src: AnyPath, dst: AnyPath, recipe: str | Recipe | None, format: str | None, options: ConvertOptions | None = None
+    src: AnyPath,
+    dst: AnyPath,
+    recipe: AnyPath | Recipe | None,
+    format: str | None,
+    options: ConvertOptions | None = None,
 ) -> Prepared:
     """Open the source and plan the conversion from headers alone; what ``--dry-run`` prints."""
     chosen: ConvertOptions = options or {}
     unknown = set(chosen) - set(ConvertOptions.__annotations__)
     if unknown:
         raise UsageError(f"unknown option {min(unknown)!r}", rule="convert.option")
+    threads = chosen.get("threads")
+    if threads is not None and threads < 1:
+        raise UsageError(f"expected at least one thread, found {threads}", rule="convert.option")
     place = destination(dst, format)
-    if isinstance(recipe, str):
+    if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     source = open_source(src, io=chosen.get("io", "auto"), verify=chosen.get("verify", True))
     try:
         _refuse_same(source, place)
         checkpoint = checkpoint_of(source)
         request = PlanRequest(recipe, chosen.get("allow_requantize", False), _write_options(chosen, place))
-        return Prepared(source, checkpoint, plan_conversion(checkpoint, place.format, request), place)
+        return Prepared(source, checkpoint, plan_conversion(checkpoint, place.format, request), place, recipe)
     except BaseException:
         source.close()
         raise
@@ -160,9 +168,16 @@ def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
 
 
 def _refuse_same(source: Source, place: Destination) -> None:
-    if place.path.exists() and place.path.resolve() == source.path.resolve():
+    """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
+    folder = source.path if source.path.is_dir() else source.path.parent
+    entries = {source.path, *(folder / name for name in source.catalog.headers)}
+    files = {Path(os.path.realpath(entry)) for entry in entries}
+    if place.directory:  # the name in a folder, and where it leads to if it is a link
+        files |= {Path(os.path.realpath(entry.parent)) / entry.name for entry in entries}
+    final = Path(os.path.realpath(place.path))
+    if final in files or (place.directory and any(final in file.parents for file in files)):
         raise UsageError(
-            "source and destination are the same; choose another destination",
+            "the destination is the source, or holds it and would replace it; choose another destination",
             rule="convert.same-path",
             where=str(place.path),
         )
@@ -177,7 +192,7 @@ class _Job:
 
     def __init__(self, prepared: Prepared, options: ConvertOptions) -> None:
         self._source, self._plan, self._place = prepared.source, prepared.plan, prepared.place
-        self._checkpoint = prepared.checkpoint
+        self._checkpoint, self._recipe = prepared.checkpoint, prepared.recipe
         self._measure = options.get("measure", True)
         self._workers = options.get("threads") or default_workers()
         self._overwrite = options.get("overwrite", False)
@@ -193,6 +208,7 @@ class _Job:
             try:
                 resumed, files = self._write(staging, cuts, budget, resume, progress)
                 companions = self._copy_companions(staging.files)
+                self._source.require_unchanged()
                 staging.publish([*files, *companions])
             except BaseException:
                 if resume:
@@ -201,12 +217,16 @@ class _Job:
         return self._report(files, companions, resumed)
 
     def _budget(self, max_ram: int | str | None) -> int:
-        """Bytes for slabs: the ceiling less what the process has now and a reserve."""
-        ceiling = parse_size(max_ram) if max_ram is not None else max(available_ram() // 4, 1 << 28)
+        """Bytes for slabs: the ceiling less what the process has now and a reserve.
+
+        Without a ceiling, a quarter of what the machine has left, or a little where that is next to nothing.
+        """
+        if max_ram is None:
+            return max(available_ram() // 4, 1 << 28)
         reserve = _RESERVE + _RESERVE_PER_TENSOR * len(self._plan.steps)
         if any(part.encoding != "raw" for spec in self._plan.specs for part in spec.parts):
             reserve += (self._workers + 2) * 3 * encodings.FRAME
-        return ceiling - anonymous_rss() - reserve
+        return parse_size(max_ram) - anonymous_rss() - reserve
 
     def _write(
         self, staging: Staging, cuts: list[Cut], budget: int, resume: bool, progress: ProgressCallback
@@ -239,7 +259,7 @@ class _Job:
         return {
             "format": plan.format.name,
             "name": self._place.name,
-            "recipe": plan.recipe,
+            "rules": self._recipe.fingerprint() if self._recipe else None,
             "options": options,
             "steps": steps,
         }

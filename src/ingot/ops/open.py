@@ -8,7 +8,8 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from ingot.codecs.table import CODECS
-from ingot.errors import IngotError, UsageError
+from ingot.core.oserrors import read_error
+from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import detect_file, detect_folder
 from ingot.model.bytesource import Store
@@ -44,6 +45,22 @@ class Source:
     entry: str
     catalog: Catalog
     io: str
+
+    def require_unchanged(self) -> None:
+        """Refuse a source that was written to since it was opened: what was read of it may be of two versions.
+
+        Raises
+        ------
+        IntegrityError
+            ``store.changed``.
+        """
+        for source in self.catalog.sources:
+            if source.changed():
+                raise IntegrityError(
+                    "store.changed",
+                    "the file was written to while it was being read; try again when it is complete",
+                    where=source.name,
+                )
 
     def close(self) -> None:
         """Close the files of the catalog."""
@@ -119,8 +136,13 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
     location = Path(fspath(path))
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
-    if not location.exists():
-        raise UsageError("no such file or folder", rule="open.missing", where=str(location))
+    try:
+        # An empty path (an unset variable of a shell) would be the present folder.
+        missing = not fspath(path) or not location.exists()
+    except OSError as error:
+        raise read_error(error, str(location)) from error
+    if missing:
+        raise UsageError("no such file or folder", rule="open.missing", where=fspath(path) or "''")
     folder = location if location.is_dir() else location.parent
     store = LocalStore(folder, io=io)
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import Staging
 from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.errors import UnsupportedError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.part import StoredReader, memory_part
 from ingot.model.spec import TensorSpec
@@ -73,7 +73,12 @@ def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tenso
     """View values as tensors and say how each will be stored; ``UnsupportedError`` for what the format cannot carry."""
     planned = []
     for name, value in tensors.items():
-        item = _as_tensor(name, value)
+        if not isinstance(name, str):
+            raise UsageError(f"expected text as a tensor's name, found {name!r}", rule="save.name")
+        try:
+            item = _as_tensor(name, value)
+        except IngotError as error:
+            raise error if error.where == name else error.at(name) from None
         spec = moved_spec(item)
         reason = format.refuses(spec)
         if reason is not None:
@@ -136,4 +141,7 @@ def as_numpy(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
         return value
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
         return TO_NUMPY["pt"](value)
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise UsageError(f"expected an array or what NumPy can make one of: {error}", rule="save.value") from error

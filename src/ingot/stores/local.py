@@ -120,6 +120,11 @@ class _FileSource:
         self.name = name
         self.size = size
         self._descriptor = descriptor
+        self._opened = _stamp(descriptor)
+
+    def changed(self) -> bool:
+        """Whether the file's size or time of modification is another than at opening."""
+        return self._descriptor >= 0 and _stamp(self._descriptor) != self._opened
 
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` by read calls.
@@ -284,6 +289,11 @@ def checked_name(name: str, where: str) -> str:
             "store.escape", f"expected the name of a file in this folder, found {name[:200]!r}", where=where
         )
     return name
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def _choose(io: str, folder: Path) -> str:

@@ -62,6 +62,9 @@ class Unreadable:
     def readinto(self, offset: int, out: memoryview) -> None:
         self.view(offset, out.nbytes)
 
+    def changed(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

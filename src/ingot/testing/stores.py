@@ -158,6 +158,9 @@ class _FaultySource:
         if corrupt and out.nbytes:
             out.cast("B")[out.nbytes // 2] ^= 1
 
+    def changed(self) -> bool:
+        return self._source.changed()
+
     def close(self) -> None:
         self._source.close()
 
