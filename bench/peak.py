@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,14 +25,17 @@ class Run:
 def watch(command: Sequence[str], interval: float = 0.002) -> Run:
     """Run ``command``; sample ``RssAnon`` of /proc/PID/status every ``interval`` seconds."""
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, _anonymous(process.pid))
-            time.sleep(interval)
+    # Files, not pipes: nobody reads while the command runs, and a full pipe would stop it.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with subprocess.Popen(command, stdout=out, stderr=err, text=True) as process:
+            peak = 0
+            while process.poll() is None:
+                peak = max(peak, _anonymous(process.pid))
+                time.sleep(interval)
         seconds = time.perf_counter() - started
-        stdout, stderr = process.communicate()
-    return Run(seconds, peak, process.returncode, stdout, stderr)
+        out.seek(0)
+        err.seek(0)
+        return Run(seconds, peak, process.returncode, out.read(), err.read())
 
 
 def _anonymous(pid: int) -> int:
