@@ -103,7 +103,7 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
         ]
         table(("tensor", "shape", "dtype", "rule", "action", "from", "to"), rows, left=5)
         elements = max(sum(step.tensor.size for step in plan.steps), 1)
-        exactly = "exactly" if plan.size_exact else "at most (compressed parts counted uncompressed)"
+        exactly = "exactly" if plan.size_exact else "at most (as if nothing shrank)"
         print(
             f"{len(plan.steps)} tensors, recipe {plan.recipe}, format {plan.format.name}: {exactly} {plan.size} bytes "
             f"({size_text(plan.size)}), {8 * plan.size / elements:.3f} bits per weight; nothing was written"

@@ -7,14 +7,18 @@ works on *slabs* of whole rows, so that a tensor larger than memory passes throu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ingot.core.dtypes import numpy_dtype
+from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
+
+_LARGE = 1 << 28
 
 
 class RowReader(Protocol):
@@ -102,13 +106,21 @@ class Codec(Protocol):
 
 
 def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:
-    """Allocate the result of a decode; MemoryError becomes a ``CodecError`` that says how much was wanted."""
-    try:
-        return np.empty(shape, numpy_dtype(dtype))
-    except (MemoryError, ValueError) as error:
-        raise CodecError(
-            "codec.too-large", f"cannot allocate an array of shape {list(shape)} in {dtype}", where=where
-        ) from error
+    """Allocate the result of a decode; what cannot be had becomes a ``CodecError`` that says how much was wanted.
+
+    A few bytes of a sparse or compressed tensor may stand for any size, and the system grants more than it has: a large
+    array is compared with what is free before it is asked for.
+    """
+    nbytes = prod(shape) * numpy_dtype(dtype).itemsize
+    reason: Exception | None = None
+    if nbytes <= _LARGE or nbytes <= available_ram():
+        try:
+            return np.empty(shape, numpy_dtype(dtype))
+        except (MemoryError, ValueError) as error:
+            reason = error
+    raise CodecError(
+        "codec.too-large", f"cannot allocate an array of shape {list(shape)} in {dtype}", where=where
+    ) from reason
 
 
 def decode_by_rows(codec: Codec, tensor: Tensor, dtype: str) -> Array:

@@ -31,8 +31,10 @@ from ingot.model.tensor import Array, Tensor
 
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
 _U64 = DTYPES["u64"]
-# Elements that a reader scatters at a time when it has to cast them afterwards.
+# Elements that a reader scatters at a time when it has to cast them afterwards, and stored values it takes at a time
+# (a whole row's at least).
 _SCRATCH = 1 << 20
+_PIECE = 1 << 18
 
 
 def _bits(values: Array) -> Array:
@@ -82,8 +84,8 @@ def _refuse_options(codec: str, options: Mapping[str, Any]) -> None:
         raise UsageError(f"codec {codec} knows no options, found {min(options)!r}", rule=f"{codec}.option")
 
 
-def _values_spec(row: DType) -> PartSpec:
-    return PartSpec("values", row.storage, None, None if row.is_storage else row.name)
+def _values_spec(row: DType, size: int) -> PartSpec:
+    return PartSpec("values", row.storage, None, None if row.is_storage else row.name, limit=row.nbytes(size))
 
 
 def _require_whole(rows: Array, expected: int, codec: str) -> None:
@@ -112,11 +114,10 @@ class CsrEncoder:
         values = np.ascontiguousarray(rows).reshape(-1)
         positions = _stored(values)
         bounds = np.arange(self.rows + 1, dtype=np.int64) * cols
-        return {
-            "values": values[positions],
-            "indices": (positions % max(cols, 1)).astype(np.uint64),
-            "indptr": np.searchsorted(positions, bounds).astype(np.uint64),
-        }
+        indptr = np.searchsorted(positions, bounds).astype(np.uint64)
+        stored = values[positions]
+        positions %= max(cols, 1)  # in place: these arrays may be larger than the matrix
+        return {"values": stored, "indices": positions.view(np.uint64), "indptr": indptr}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         indptr = parts["indptr"].astype(np.int64)
@@ -160,18 +161,30 @@ class CsrReader:
             reader.finish()
 
     def _read(self, out: Array, rows: int) -> None:
+        """Fill the flat ``out`` with the next rows, a piece at a time: many stored values take more than the rows."""
         self._start()
         counts = self._counts(rows)
+        out.view(np.uint8)[...] = 0
+        ends = np.cumsum(counts)
+        start, done = 0, 0
+        while done < (int(ends[-1]) if rows else 0):
+            stop = max(start + 1, int(np.searchsorted(ends, done + _PIECE, "right")))
+            self._read_piece(out[start * self._cols : stop * self._cols], counts[start:stop])
+            start, done = stop, int(ends[stop - 1])
+        self._done += rows
+
+    def _read_piece(self, out: Array, counts: Array) -> None:
         total = int(counts.sum())
         indices = np.empty(total, np.uint64)
         read_values(self._indices, indices, _U64, self._name)
         _require_below(indices, self._cols, "sparse_csr", self._name)
+        positions = indices.view(np.int64)
+        if len(counts) > 1:
+            positions += np.repeat(np.arange(len(counts), dtype=np.int64) * self._cols, counts)
+        _require_unique(positions, "sparse_csr", self._name)
         values = np.empty(total, out.dtype)
         read_values(self._values, values, self._row, self._name)
-        positions = np.repeat(np.arange(rows, dtype=np.int64) * self._cols, counts) + indices.astype(np.int64)
-        _require_unique(positions, "sparse_csr", self._name)
-        _scatter(positions, values, out)
-        self._done += rows
+        out[positions] = values
 
     def _start(self) -> None:
         if self._last >= 0:
@@ -250,8 +263,8 @@ class CsrCodec:
         if len(shape) != 2:
             raise UnsupportedError(f"sparse_csr takes matrices, found shape {list(shape)}", rule="sparse_csr.shape")
         parts = (
-            _values_spec(row),
-            PartSpec("indices", "u64", None),
+            _values_spec(row, prod(shape)),
+            PartSpec("indices", "u64", None, limit=8 * prod(shape)),
             PartSpec("indptr", "u64", 8 * (shape[0] + 1)),
         )
         return CsrEncoder(parts, shape[0])
@@ -276,10 +289,12 @@ class CooEncoder:
         _require_whole(rows, prod(self.shape[:-1]) if self.shape else 1, self.codec)
         values = np.ascontiguousarray(rows).reshape(-1)
         positions = _stored(values)
-        coords = np.empty((len(self.shape), positions.size), np.uint64)
-        if self.shape:
-            coords[...] = np.unravel_index(positions, self.shape) if positions.size else 0
-        return {"values": values[positions], "coords": coords.reshape(-1)}
+        stored = values[positions]
+        coords = np.empty((len(self.shape), positions.size), np.int64)
+        for axis, size in zip(coords[::-1], reversed(self.shape), strict=True):
+            np.remainder(positions, max(size, 1), out=axis)
+            positions //= max(size, 1)
+        return {"values": stored, "coords": coords.reshape(-1).view(np.uint64)}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         dense = np.empty(out.size, parts["values"].dtype)
@@ -290,11 +305,12 @@ class CooEncoder:
 
 def _positions(coords: Indices, shape: tuple[int, ...], count: int, where: str) -> Array:
     """Return the flat positions of ``count`` structure-of-arrays coordinates, range checked."""
-    axes = coords.reshape(len(shape), count)
+    axes = coords.reshape(len(shape), count)  # a view of what is cut along its second axis already
     positions = np.zeros(count, np.int64)
     for axis, size in zip(axes, shape, strict=True):
         _require_below(axis, size, "sparse_coo", where)
-        positions = positions * size + axis.astype(np.int64)
+        positions *= size
+        positions += axis.view(np.int64)
     return positions
 
 
@@ -326,10 +342,31 @@ def _dense_coo(tensor: Tensor, row: DType) -> Array:
     values = tensor.parts["values"].array()
     require_bool(values, row, tensor.name)
     values = values.view(numpy_dtype(row.name))
-    positions = _positions(tensor.parts["coords"].array(), tensor.shape, values.size, tensor.name)
-    _require_unique(positions, "sparse_coo", tensor.name)
-    _scatter(positions, values, out)
+    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)
+    out.view(np.uint8)[...] = 0
+    last, ascending = -1, True
+    for start in range(0, values.size, _PIECE):
+        piece = slice(start, start + _PIECE)
+        positions = _positions(coords[:, piece], tensor.shape, values[piece].size, tensor.name)
+        ascending = ascending and positions[0] > last and bool((positions[1:] > positions[:-1]).all())
+        last = positions[-1]
+        out[positions] = values[piece]
+    if not ascending:
+        _require_distinct(coords, tensor)
     return out
+
+
+def _require_distinct(coords: Indices, tensor: Tensor) -> None:
+    """Refuse a position that comes twice, at the price of one byte per element of the tensor."""
+    seen = empty((tensor.size,), "bool", tensor.name)
+    seen[...] = False
+    for start in range(0, coords.shape[1], _PIECE):
+        piece = coords[:, start : start + _PIECE]
+        positions = _positions(piece, tensor.shape, piece.shape[1], tensor.name)
+        _require_unique(positions, "sparse_coo", tensor.name)
+        if bool(seen[positions].any()):
+            raise CodecError("sparse_coo.duplicate", "expected every position once, found one twice", where=tensor.name)
+        seen[positions] = True
 
 
 class CooCodec:
@@ -380,5 +417,6 @@ class CooCodec:
         """Prepare to encode a tensor of any rank; there are no options."""
         _refuse_options(self.id, options)
         row = encodable(dtype)
-        coords = PartSpec("coords", "u64", None if shape else 0)
-        return CooEncoder((_values_spec(row), coords), shape)
+        size = prod(shape)
+        coords = PartSpec("coords", "u64", None if shape else 0, limit=8 * len(shape) * size)
+        return CooEncoder((_values_spec(row, size), coords), shape)

@@ -29,6 +29,16 @@ def compress_frame(data: Buffer, level: int = LEVEL) -> bytes:
     return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
 
 
+def bound(size: int) -> int:
+    """Return the most bytes that ``size`` bytes take, cut into frames of ``FRAME``.
+
+    RFC 8878 section 3.1.1: a frame's header takes at most 18 bytes with its magic number, and a block that does not
+    shrink is stored raw behind 3 bytes; zstd makes blocks of up to 128 KiB.
+    """
+    frames, blocks = max(1, -(-size // FRAME)), -(-size // (128 << 10))  # nothing is one empty frame
+    return size + 18 * frames + 3 * (blocks + frames)
+
+
 class ReadsBytes(Protocol):
     """What zstandard needs of a source: ``read(size)``, empty at the end."""
 

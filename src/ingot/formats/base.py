@@ -117,7 +117,7 @@ class Format(Protocol):
         ...
 
     def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
-        """Exact bytes of all files, unknown part lengths counted as ``uncompressed_length``."""
+        """Exact bytes of all files, unknown part lengths counted as ``PartSpec.at_most``."""
         ...
 
     def writer(

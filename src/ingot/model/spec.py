@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ingot.core import encodings
+
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
@@ -24,6 +26,8 @@ class PartSpec:
     encoding : str
     uncompressed_length : int or None
         Bytes before compression; None for ``raw``.
+    limit : int or None
+        The most bytes that a ``raw`` part of unknown length can take, where its codec can tell.
     """
 
     role: str
@@ -32,6 +36,16 @@ class PartSpec:
     type: str | None = None
     encoding: str = "raw"
     uncompressed_length: int | None = None
+    limit: int | None = None
+
+    @property
+    def at_most(self) -> int:
+        """Stored bytes, or the most they can be where only the bytes themselves tell."""
+        if self.length is not None:
+            return self.length
+        if self.uncompressed_length is not None:
+            return encodings.bound(self.uncompressed_length)
+        return self.limit or 0
 
     @property
     def nbytes(self) -> int | None:

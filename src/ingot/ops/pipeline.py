@@ -120,7 +120,7 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
     tensor = step.tensor
     rows, cols = matrix_of(tensor, encoder.codec)
     per_row = _cost_per_element(step, measured) * cols
-    fixed = 0 if CODECS[tensor.codec].streams else tensor.size * DTYPES[tensor.dtype].bits // 8 + tensor.nbytes
+    fixed = 0 if CODECS[tensor.codec].streams else _whole_cost(tensor)
     if encoder.whole:
         slab_rows = max(rows, 1)
     else:
@@ -142,9 +142,19 @@ def _affordable(cut: Cut, budget: int, where: str) -> Cut:
 
 def _cost_per_element(step: Step, measured: bool) -> float:
     """Bytes of memory per element of a slab: source rows, stored source, outputs (twice: allocator), scratch."""
+    outputs = step.out_bytes if step.encoder is not None and step.encoder.whole else 2 * step.out_bytes
     size = max(step.tensor.size, 1)
-    source = DTYPES[step.tensor.dtype].bits / 8 + step.tensor.nbytes / size
-    return source + 2 * step.out_bytes / size + (4 if measured else 0)
+    source = DTYPES[step.tensor.dtype].bits / 8 + _decompressed(step.tensor) / size
+    return source + outputs / size + (4 if measured else 0)
+
+
+def _whole_cost(tensor: Tensor) -> int:
+    """Bytes that a reader takes that cannot stream: all values, all parts, and a byte per element to find doubles."""
+    return tensor.size * (DTYPES[tensor.dtype].bits // 8 + 1) + _decompressed(tensor)
+
+
+def _decompressed(tensor: Tensor) -> int:
+    return sum(part.nbytes for part in tensor.parts.values())
 
 
 class Pipeline:

@@ -46,8 +46,8 @@ class Step:
 
     @property
     def out_bytes(self) -> int:
-        """Bytes that will be stored; before compression where only the bytes themselves tell."""
-        return sum(part.length if part.length is not None else part.nbytes or 0 for part in self.spec.parts)
+        """Bytes that will be stored; the most they can be where only the bytes themselves tell."""
+        return sum(part.at_most for part in self.spec.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ConvertPlan:
     """All steps in output order, and the size of the result.
 
     ``size`` counts every byte of the weight files, headers and padding included; where ``size_exact`` is False (zstd,
-    sparse) it is an upper estimate that takes such parts as uncompressed.
+    sparse) it is an upper bound: nothing shrinks, no value is zero.
     """
 
     steps: Sequence[Step]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-import numpy as np
-
+from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.dtypes import DTYPES
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array, Tensor
 
@@ -35,7 +34,7 @@ def slabs(tensor: Tensor, matrix: tuple[int, int], slab_rows: int) -> Iterator[A
     rows, cols = matrix
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, rows, slab_rows):
-        out = np.empty((min(slab_rows, rows - start), cols), numpy_dtype(tensor.dtype))
+        out = empty((min(slab_rows, rows - start), cols), tensor.dtype, tensor.name)
         reader.read_into(out)
         yield out
     reader.finish()

@@ -230,3 +230,25 @@ def test_absurd_shapes_are_refused_before_memory_is_taken() -> None:
     with pytest.raises(CodecError) as caught:
         tensor.numpy()
     assert caught.value.rule == "codec.too-large"
+
+
+@pytest.mark.parametrize("codec", ["sparse_csr", "sparse_coo"])
+@pytest.mark.parametrize("piece", [1, 3, 7])
+def test_pieces_change_nothing(codec: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored values are scattered in pieces; a row may be longer than one, and may be empty."""
+    dense = np.random.default_rng(piece).integers(0, 3, (9, 8)).astype(np.float32)
+    dense[[0, 4, 8]] = 0
+    dense[2] = 1
+    tensor = encode_tensor(CODECS[codec], dense, dtype="f32")
+    monkeypatch.setattr("ingot.codecs.sparse._PIECE", piece)
+    for attempt in all_ways(tensor):
+        np.testing.assert_array_equal(attempt(), dense)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 100])
+def test_doubles_are_found_across_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.codecs.sparse._PIECE", piece)
+    assert refused(coo([[0, 1, 0], [1, 1, 1]])) == "sparse_coo.duplicate"
+    assert refused(csr([0, 3, 3, 3], [1, 2, 1])) == "sparse_csr.duplicate"
+    unordered = coo([[2, 0, 1], [1, 3, 0]])
+    assert np.asarray(unordered.numpy()).sum() == 6

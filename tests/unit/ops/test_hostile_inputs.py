@@ -13,6 +13,9 @@ import pytest
 
 import ingot
 from ingot import errors
+from ingot.core.memory import available_ram
+from ingot.model.part import memory_part
+from ingot.model.tensor import Tensor
 from ingot.ops.convert import convert, prepare
 
 ERRORS = (
@@ -155,3 +158,43 @@ def test_room_for_slabs_does_not_depend_on_what_the_process_holds(model: Path, t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ingot.ops.convert.anonymous_rss", lambda: 1 << 50)
         assert convert(model, tmp_path / "out.zt", "int4").tensors
+
+
+@pytest.mark.parametrize(
+    ("choice", "dense"),
+    [
+        ('codec = "sparse_csr"', True),
+        ('codec = "sparse_coo"', True),
+        ('codec = "sparse_coo"', False),
+        ('codec = "dense"\nencoding = "zstd"', True),
+        ('codec = "quantized_group"\nencoding = "zstd"\noptions = { bits = 8 }', True),
+    ],
+)
+def test_a_plan_never_promises_less_than_is_written(tmp_path: Path, choice: str, dense: bool) -> None:
+    """Noise does not shrink, and a matrix without zeros grows when it is stored as a sparse one."""
+    noise = np.random.default_rng(0).integers(0, 2**16, (600, 700), np.uint16)
+    values = (noise & 0x7BFF | 1).view(np.float16) if dense else np.zeros((600, 700), np.float16)
+    ingot.save(tmp_path / "noise.zt", {"x": values, "empty": np.zeros((0, 4), np.float16)})
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'[[rules]]\nmatch = "*"\n{choice}\n')
+    with prepare(tmp_path / "noise.zt", tmp_path / "out.zt", str(recipe), None) as prepared:
+        planned = prepared.plan.size
+    assert convert(tmp_path / "noise.zt", tmp_path / "out.zt", str(recipe)).size <= planned
+
+
+@pytest.mark.parametrize("codec", ["sparse_csr", "sparse_coo"])
+def test_a_few_bytes_that_stand_for_more_than_the_machine_has(tmp_path: Path, codec: str) -> None:
+    """The system would grant the memory and end the process when it is touched."""
+    huge = available_ram() // 4 + (1 << 20)
+    one = memory_part(np.array([1], np.float32), "f32")
+    position = {"sparse_csr": [0, 1], "sparse_coo": [0, 5]}[codec]
+    role = {"sparse_csr": "indptr", "sparse_coo": "coords"}[codec]
+    parts = {"values": one, role: memory_part(np.array(position, np.uint64), "u64")}
+    if codec == "sparse_csr":
+        parts["indices"] = memory_part(np.array([5], np.uint64), "u64")
+    path = tmp_path / "bomb.zt"
+    ingot.save(path, {"x": Tensor("x", (1, huge), "f32", codec, parts)})
+    with ingot.open(path) as checkpoint:
+        assert rule(checkpoint["x"].numpy) == "codec.too-large"
+    assert [finding.rule for finding in ingot.verify(path) if finding.level == "error"] == ["codec.too-large"]
+    assert rule(convert, path, tmp_path / "out.safetensors", max_ram="256MiB") == "ram.ceiling"

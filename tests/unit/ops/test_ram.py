@@ -93,3 +93,17 @@ def test_decoding_stays_under_the_ceiling(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / source), str(tmp_path / target)]
         command += ["--max-ram", "192MiB", "-q", *(["--recipe", recipe] if recipe else [])]
         assert peak_anonymous(command) < ceiling
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["sparse_csr", "sparse_coo"])
+def test_a_sparse_matrix_without_zeros_stays_under_the_ceiling(tmp_path: Path, codec: str) -> None:
+    """Nothing is known of the output before: the worst case has to be reckoned with, written and read back."""
+    ceiling = "512MiB"
+    big_checkpoint(tmp_path / "big.safetensors", 2048, 4096, 1)
+    (tmp_path / "sparse.toml").write_text(f'[[rules]]\ncodec = "{codec}"\n')
+    (tmp_path / "dense.toml").write_text('[[rules]]\ncodec = "dense"\n')
+    for source, target, recipe in (("big.safetensors", "s.zt", "sparse.toml"), ("s.zt", "back.zt", "dense.toml")):
+        command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / source), str(tmp_path / target)]
+        command += ["--max-ram", ceiling, "-q", "--recipe", str(tmp_path / recipe)]
+        assert peak_anonymous(command) < parse_size(ceiling)

@@ -91,12 +91,12 @@ def attributes_of(spec: TensorSpec) -> dict[str, Any]:
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the exact bytes of the file; an unknown length counts as ``uncompressed_length``, or 0 without one."""
+    """Return the exact bytes of the file; an unknown length counts as the most that it can be."""
     stand_in = None if digest is None else checksums.digest(digest, b"")
     tail = len(MAGIC)
     objects: dict[str, Any] = {}
     for spec in specs:
-        parts = tuple(replace(part, length=part.nbytes or 0) if part.length is None else part for part in spec.parts)
+        parts = tuple(replace(part, length=part.at_most) if part.length is None else part for part in spec.parts)
         ordered = sorted(range(len(parts)), key=lambda index: spec.parts[index].length is None)
         offsets, tail = place(tail, [parts[index].length or 0 for index in ordered])
         places = dict(zip(ordered, offsets, strict=True))
