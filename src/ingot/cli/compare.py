@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.output import Json, number, print_json, progress_bar, table
+from ingot.cli.output import Json, number, print_json, progress_bar, reader_may_leave, table
 
 EPILOG = "Examples:\n\n  ingot compare model.safetensors model-int4.zt\n\n  ingot compare a.zt b.zt --top 0 --json"
 
@@ -31,12 +31,13 @@ def command(
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
         report = compare(a, b, progress=progress)
-    if json:
-        print_json(
-            {"a": report.a, "b": report.b, "same": report.same, "tensors": [_data(item) for item in report.tensors]}
-        )
-    elif not quiet:
-        _print(report, top)
+    with reader_may_leave():  # the exit code is an answer of its own
+        if json:
+            print_json(
+                {"a": report.a, "b": report.b, "same": report.same, "tensors": [_data(item) for item in report.tensors]}
+            )
+        elif not quiet:
+            _print(report, top)
     raise typer.Exit(0 if report.same else 1)
 
 

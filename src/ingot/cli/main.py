@@ -6,20 +6,34 @@ interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import ingot
 from ingot.cli import catalog, compare, convert, demo, doctor, inspect, verify
+from ingot.cli.output import reader_may_leave
 from ingot.errors import IngotError, printable
+
+
+class _Commands(TyperGroup):
+    """Meets a reader that went away before the parser does, which would exit with 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with reader_may_leave():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="ingot",
+    cls=_Commands,
     help="Model weights at rest and on the move: convert, inspect, verify and compare, exactly or measured.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -55,13 +69,11 @@ def options(
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    result: Any = 0
     try:
         result = app(arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
-    except BrokenPipeError:  # `ingot inspect ... | head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         return _failed(error)
     if result == INTERRUPTED:  # the parser turns Ctrl-C into this code by itself
@@ -101,9 +113,20 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _prepare_streams() -> None:
+    """Whatever the locale can print, and with streams that the shell closed: no traceback for want of a character."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _terminated)  # a polite kill cleans up like Ctrl-C
+    _prepare_streams()
     sys.exit(run())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,15 +23,47 @@ _PIPED_WIDTH = 200
 
 def print_json(value: Any) -> None:
     """Print a value (dataclasses included) as one JSON document; infinities become null."""
-    data = msgspec.json.encode(value, enc_hook=str)
-    print(msgspec.json.format(data, indent=2).decode())
+    try:
+        data = msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:  # a file name that is not text
+        data = msgspec.json.encode(_encodable(msgspec.to_builtins(value, enc_hook=str)))
+    text = msgspec.json.format(data, indent=2).decode()
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # escapes of JSON's own, where the terminal or the locale cannot take UTF-8
+        text = json.dumps(json.loads(text), indent=2)
+    print(text)
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Go on quietly when whoever read stdout has seen enough (``ingot inspect ... | head``)."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console() -> Any:
     """Return a rich console on stdout that does not cut tables when the output is piped."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False, soft_wrap=False)
+    class PlainConsole(Console):
+        """Leaves a reader that went away to ``reader_may_leave``; rich would exit with 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PlainConsole(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False, soft_wrap=False)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, left: int = 1) -> None:

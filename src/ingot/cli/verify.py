@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json, progress_bar
+from ingot.cli.output import Json, print_json, progress_bar, reader_may_leave
 from ingot.errors import printable
 
 EPILOG = "Examples:\n\n  ingot verify model.zt\n\n  ingot verify ./Llama-3-8B --strict --json"
@@ -32,15 +32,16 @@ def command(
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = verify(path, strict, progress=progress)
     errors = [item for item in findings if item.level == "error"]
-    if json:
-        print_json({"path": str(path), "ok": not errors, "findings": findings})
-    else:
-        for item in errors if quiet else findings:
-            print(f"{item.level}: {printable(item.where)}: {printable(item.message)} [{item.rule}]")
-        if not quiet:
-            verdict = "ok" if not errors else f"{len(errors)} error(s)"
-            print(
-                f"{path}: {verdict}"
-                + (f", {len(findings) - len(errors)} note(s)" if len(findings) > len(errors) else "")
-            )
+    with reader_may_leave():  # the exit code is an answer of its own
+        if json:
+            print_json({"path": str(path), "ok": not errors, "findings": findings})
+        else:
+            for item in errors if quiet else findings:
+                print(f"{item.level}: {printable(item.where)}: {printable(item.message)} [{item.rule}]")
+            if not quiet:
+                verdict = "ok" if not errors else f"{len(errors)} error(s)"
+                print(
+                    f"{printable(path)}: {verdict}"
+                    + (f", {len(findings) - len(errors)} note(s)" if len(findings) > len(errors) else "")
+                )
     raise typer.Exit(1 if errors else 0)

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 from ingot.core import encodings
 from ingot.core.atomic import Staging
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
-from ingot.core.oserrors import write_error
+from ingot.core.oserrors import read_error, write_error
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
@@ -258,7 +258,7 @@ class _Job:
         options = asdict(plan.options)
         return {
             "format": plan.format.name,
-            "name": self._place.name,
+            "name": ascii(self._place.name),
             "rules": self._recipe.fingerprint() if self._recipe else None,
             "options": options,
             "steps": steps,
@@ -329,7 +329,8 @@ class _Job:
             try:
                 shutil.copyfile(path, folder / name)
             except OSError as error:
-                raise write_error(error, str(folder / name)) from error
+                reading = error.filename == path
+                raise (read_error(error, path) if reading else write_error(error, str(folder / name))) from error
         return list(self._checkpoint.companions)
 
     def _report(self, files: list[str], companions: list[str], resumed: int) -> ConvertReport:

@@ -9,6 +9,7 @@ against its digest, which costs less than syncing the disk after each tensor wou
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def fingerprint(source: Source, what: Mapping[str, Any]) -> str:
     files = []
     for name, header in sorted(source.catalog.headers.items()):
         stat = (folder / name).stat()
-        files.append([name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(header).hexdigest()])
+        files.append([ascii(name), stat.st_size, stat.st_mtime_ns, hashlib.sha256(header).hexdigest()])
     text = msgspec.json.encode({"ingot": ingot.__version__, "files": files, "what": what}, order="sorted")
     return hashlib.sha256(text).hexdigest()
 
@@ -51,7 +52,7 @@ class Journal:
         """Write the header and the records that are taken over from an earlier run, then stay open for more."""
         lines = [{"fingerprint": self._fingerprint}, *records]
         try:
-            self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            self._path.write_bytes(b"".join(map(_line, lines)))
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise write_error(error, str(self._path)) from error
@@ -59,7 +60,7 @@ class Journal:
     def append(self, record: Mapping[str, Any]) -> None:
         """Note a finished tensor."""
         try:
-            self._file.write(msgspec.json.encode(record) + b"\n")
+            self._file.write(_line(record))
         except OSError as error:
             raise write_error(error, str(self._path)) from error
 
@@ -92,11 +93,16 @@ class Journal:
         return lines[1:]
 
 
+def _line(record: Mapping[str, Any]) -> bytes:
+    """Encode one line. The standard module: it keeps infinite errors, and file names that are not UTF-8."""
+    return json.dumps(record).encode() + b"\n"
+
+
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().split(b"\n"):
         try:
-            value = msgspec.json.decode(line)
-        except msgspec.DecodeError:
+            value = json.loads(line)
+        except ValueError:
             return
         if not isinstance(value, dict):
             return

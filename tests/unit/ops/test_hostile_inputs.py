@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import pytest
 
 import ingot
 from ingot import errors
-from ingot.core.memory import available_ram
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.ops.convert import convert, prepare
@@ -183,9 +184,12 @@ def test_a_plan_never_promises_less_than_is_written(tmp_path: Path, choice: str,
 
 
 @pytest.mark.parametrize("codec", ["sparse_csr", "sparse_coo"])
-def test_a_few_bytes_that_stand_for_more_than_the_machine_has(tmp_path: Path, codec: str) -> None:
+def test_a_few_bytes_that_stand_for_more_than_the_machine_has(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system would grant the memory and end the process when it is touched."""
-    huge = available_ram() // 4 + (1 << 20)
+    monkeypatch.setattr("ingot.codecs.base.available_ram", lambda: 1 << 28)
+    huge = 1 << 28
     one = memory_part(np.array([1], np.float32), "f32")
     position = {"sparse_csr": [0, 1], "sparse_coo": [0, 5]}[codec]
     role = {"sparse_csr": "indptr", "sparse_coo": "coords"}[codec]
@@ -198,3 +202,27 @@ def test_a_few_bytes_that_stand_for_more_than_the_machine_has(tmp_path: Path, co
         assert rule(checkpoint["x"].numpy) == "codec.too-large"
     assert [finding.rule for finding in ingot.verify(path) if finding.level == "error"] == ["codec.too-large"]
     assert rule(convert, path, tmp_path / "out.safetensors", max_ram="256MiB") == "ram.ceiling"
+
+
+def test_file_names_that_are_not_text(model: Path, tmp_path: Path) -> None:
+    """A name in another encoding than the locale's comes with surrogates, which JSON in UTF-8 cannot hold."""
+    name = os.fsdecode(b"mod\xe8le")
+    source = tmp_path / f"{name}.safetensors"
+    (model / "model.safetensors").rename(source)
+    assert convert(source, tmp_path / f"{name}.zt").exact
+    assert not ingot.verify(tmp_path / f"{name}.zt")
+
+
+def test_an_unreadable_companion_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.copyfile
+
+    def denied(source: str, target: Path) -> Any:
+        if str(source).endswith("config.json"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(source))
+        return real(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", denied)
+    with pytest.raises(ingot.IngotError) as caught:
+        convert(model, tmp_path / "out")
+    assert caught.value.rule == "store.denied"
+    assert caught.value.where == str(model / "config.json")

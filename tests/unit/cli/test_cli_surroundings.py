@@ -1,0 +1,78 @@
+"""The command line in odd surroundings: narrow encodings, pipes that close or break, a line that does not parse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+
+Shell = Callable[..., subprocess.CompletedProcess[bytes]]
+INGOT = f'"{sys.executable}" -m ingot.cli.main'
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    ingot.save(tmp_path / "uni.zt", {"ü😀\n\x1b[31m": np.ones((3, 4), np.float32)})
+    ingot.save(tmp_path / "other.zt", {"ü😀\n\x1b[31m": np.zeros((3, 4), np.float32)})
+
+    def call(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+        line = line.replace("ingot ", f"{INGOT} ")
+        return subprocess.run(
+            ["/bin/bash", "-o", "pipefail", "-c", line],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            capture_output=True,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize(
+    "line", ["inspect uni.zt", "compare uni.zt uni.zt", "verify uni.zt", "convert uni.zt ü😀.zt", "recipes"]
+)
+def test_any_encoding_of_the_terminal(shell: Shell, encoding: str, line: str) -> None:
+    plain = shell(f"ingot {line}", PYTHONIOENCODING=encoding)
+    assert (plain.returncode, plain.stderr) == (0, b"")
+    assert b"\x1b" not in plain.stdout
+    data = shell(f"ingot {line} --json", PYTHONIOENCODING=encoding)
+    assert data.returncode == 0
+    text = json.dumps(json.loads(data.stdout.decode(encoding)), ensure_ascii=False)
+    assert "\\U0001f600" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("ingot inspect uni.zt | true", 0),
+        ("ingot inspect uni.zt --json | true", 0),
+        ("ingot formats | true", 0),
+        ("ingot compare uni.zt uni.zt | true", 0),
+        ("ingot compare uni.zt other.zt | true", 1),  # the answer does not depend on who reads
+        ("ingot compare uni.zt other.zt --json | true", 1),
+        ("ingot inspect uni.zt >&-", 0),
+        ("ingot inspect gone.zt 2>&-", 2),
+    ],
+)
+def test_readers_that_leave(shell: Shell, line: str, code: int) -> None:
+    result = shell(line)
+    assert (result.returncode, result.stderr, result.stdout) == (code, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "line", ["ingot inspect", "ingot nothing", "ingot inspect uni.zt --no-such", "ingot inspect ''"]
+)
+def test_a_wrong_command_line_is_one_line(shell: Shell, line: str) -> None:
+    result = shell(line)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.rstrip().endswith(b"]")
