@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from ingot.errors import printable
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 
 _PIPED_WIDTH = 200
+_MANY_ROWS = 1000
 
 
 def print_json(value: Any) -> None:
@@ -68,6 +69,9 @@ def console() -> Any:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, left: int = 1) -> None:
     """Print a table; the first ``left`` columns are text, the others numbers on the right. Cells are plain text."""
+    if len(rows) > _MANY_ROWS:
+        _long_table(columns, rows, left)
+        return
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -80,6 +84,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str |
     console().print(drawn)
 
 
+def _long_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
+    """Print aligned columns; rich takes 0.4 ms a row, 40 s for 100,000 tensors."""
+    cells = [list(map(printable, row)) for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        pairs = zip(row, widths, strict=True)
+        line = "   ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
+        sys.stdout.write(f" {line.rstrip()}\n")
+
+
 def number(value: float, digits: int = 4) -> str:
     """Format a figure to ``digits`` significant digits."""
     return f"{value:.{digits}g}"
@@ -88,6 +102,13 @@ def number(value: float, digits: int = 4) -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """Format a shape as ``768x288``."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def codec_text(codec: str, params: Mapping[str, Any], encodings: Iterable[str]) -> str:
+    """Name a codec with its bits and, where a part is compressed, the encoding: ``quantized_group int4``."""
+    bits = params.get("bits") if codec == "quantized_group" else None
+    extra = sorted(set(encodings) - {"raw"})
+    return " ".join([codec, *([f"int{bits}"] if bits else []), *extra])
 
 
 def size_text(count: int) -> str:

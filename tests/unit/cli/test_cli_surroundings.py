@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli import output
 
 Shell = Callable[..., subprocess.CompletedProcess[bytes]]
 INGOT = f'"{sys.executable}" -m ingot.cli.main'
@@ -76,3 +77,13 @@ def test_a_wrong_command_line_is_one_line(shell: Shell, line: str) -> None:
     assert (result.returncode, result.stdout) == (2, b"")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.rstrip().endswith(b"]")
+
+
+def test_a_long_table_says_what_a_short_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(f"name\n{i}", "x" * (i % 7), str(i)) for i in range(3000)]
+    output.table(("tensor", "what", "size"), rows, left=2)
+    long = capsys.readouterr().out.splitlines()
+    output.table(("tensor", "what", "size"), rows[:3], left=2)
+    short = capsys.readouterr().out.splitlines()
+    assert len(long) == 3001
+    assert [line.split() for line in long[1:4]] == [line.split() for line in short if "name" in line]
