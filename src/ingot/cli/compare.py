@@ -47,6 +47,10 @@ def _data(item: Any) -> dict[str, Any]:
     return {"name": item.name, "status": item.status, "detail": item.detail, **figures, "odd": odd}
 
 
+def _words(status: str, count: int) -> str:
+    return status if count == 1 else status.replace("differs", "differ")
+
+
 def _print(report: Any, top: int) -> None:
     shown = report.tensors[: top or None]
     rows = []
@@ -65,7 +69,7 @@ def _print(report: Any, top: int) -> None:
     counts: dict[str, int] = {}
     for item in report.tensors:
         counts[item.status] = counts.get(item.status, 0) + 1
-    print(", ".join(f"{count} {status}" for status, count in counts.items()) or "no tensors")
+    print(", ".join(f"{count} {_words(status, count)}" for status, count in counts.items()) or "no tensors")
     total = report.total
     if not report.same and total.count:
         print(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.output import Json, number, print_json, progress_bar, shape_text, size_text, table
+from ingot.cli.output import Json, codec_text, number, print_json, progress_bar, shape_text, size_text, table
 from ingot.errors import printable
 
 if TYPE_CHECKING:
@@ -38,14 +38,18 @@ def command(
         str | None, typer.Option("--format", "-f", help="Target format; default: by the suffix, zt for folders.")
     ] = None,
     max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
-    resume: Annotated[bool, typer.Option(help="Continue a killed run; keep the finished part if interrupted.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Continue a killed run of the same command; keep what is finished if interrupted.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option(help="Show which rule hits which tensor and the resulting size; write nothing.")
     ] = False,
     allow_requantize: Annotated[bool, typer.Option(help="Quantize tensors that are quantized already.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a folder that exists.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
-    digest: Annotated[str, typer.Option(help="Digest written per part: crc32c, sha256 or none.")] = "crc32c",
+    digest: Annotated[
+        Literal["crc32c", "sha256", "none"], typer.Option(help="Digest written per part, where the format has digests.")
+    ] = "crc32c",
     max_shard_size: Annotated[
         str | None, typer.Option(help="Largest safetensors shard; default 5GB in folders.")
     ] = None,
@@ -66,7 +70,6 @@ def command(
         "max_shard": max_shard_size,
         "verify": verify,
         "measure": measure,
-        "io": "pread",
     }
     if dry_run:
         _dry_run(src, dst, recipe, format, options, json)
@@ -95,7 +98,7 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
                 shape_text(step.tensor.shape),
                 step.tensor.dtype,
                 step.rule,
-                f"{step.action} -> {step.spec.codec}",
+                f"{step.action} -> {codec_text(step.spec.codec, step.spec.params, _encodings(step.spec))}",
                 size_text(step.in_bytes),
                 size_text(step.out_bytes),
             )
@@ -108,6 +111,10 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
             f"{len(plan.steps)} tensors, recipe {plan.recipe}, format {plan.format.name}: {exactly} {plan.size} bytes "
             f"({size_text(plan.size)}), {8 * plan.size / elements:.3f} bits per weight; nothing was written"
         )
+
+
+def _encodings(spec: Any) -> list[str]:
+    return [part.encoding for part in spec.parts]
 
 
 def _plan_data(plan: Any) -> dict[str, Any]:
@@ -156,8 +163,8 @@ def print_report(report: Any) -> None:
         + (f"; {report.resumed} from an earlier run" if report.resumed else "")
     )
     print(
-        f"  size     {size_text(report.source_nbytes)} -> {size_text(report.size)} "
-        f"({100 * report.size / max(report.source_nbytes, 1):.1f} %), {report.bits_per_weight:.3f} bits per weight"
+        f"  size     {size_text(report.source_size)} -> {size_text(report.size)} "
+        f"({100 * report.size / max(report.source_size, 1):.1f} %), {report.bits_per_weight:.3f} bits per weight"
     )
     print(f"  time     {report.seconds:.2f} s, {size_text(int(speed))}/s")
     if report.companions:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.output import Json, print_json, shape_text, size_text, table
+from ingot.cli.output import Json, codec_text, print_json, shape_text, size_text, table
 from ingot.errors import UsageError, printable
 
 EPILOG = (
@@ -27,15 +27,15 @@ def register(app: typer.Typer) -> None:
 def command(
     path: Annotated[str, typer.Argument(help="File or folder.")],
     tensor: Annotated[str | None, typer.Option(help="Show one tensor with its parts and parameters.")] = None,
-    by: Annotated[str, typer.Option(help="Totals by layer, codec, dtype or role.")] = "layer",
+    by: Annotated[
+        Literal["layer", "codec", "dtype", "role"], typer.Option(help="Totals by layer, codec, dtype or role.")
+    ] = "layer",
     list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List every tensor.")] = True,
     json: Json = False,
 ) -> None:
     """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads the header only."""
     from ingot.ops.inspect import inspect
 
-    if by not in KEYS:
-        raise UsageError(f"expected --by {', '.join(KEYS)}, found {by!r}", rule="inspect.by")
     found = inspect(path)
     if tensor is not None:
         _one(found, tensor, json)
@@ -101,9 +101,7 @@ def _bits(nbytes: int, elements: int) -> str:
 
 
 def _codec(item: Any) -> str:
-    bits = item.params.get("bits") if item.codec == "quantized_group" else None
-    zstd = " zstd" if any(part.encoding != "raw" for part in item.parts) else ""
-    return f"{item.codec}{f' int{bits}' if bits else ''}{zstd}"
+    return codec_text(item.codec, item.params, (part.encoding for part in item.parts))
 
 
 def _one(found: Any, name: str, json: bool) -> None:

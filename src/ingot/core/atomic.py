@@ -228,7 +228,7 @@ def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
         )
     if directory and not overwrite and any(dst.iterdir()):
         raise UsageError(
-            "the target folder exists and is not empty: choose another, or allow overwriting",
+            "the target folder exists and is not empty: choose another, or pass --overwrite (overwrite=True)",
             rule="target.exists",
             where=str(dst),
         )

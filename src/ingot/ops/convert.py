@@ -45,7 +45,7 @@ class ConvertOptions(TypedDict, total=False):
     allow_requantize : quantize tensors that are quantized already.
     overwrite : replace a folder that exists (single files are always replaced, atomically).
     threads : encoding threads; all processors this process may use by default.
-    io : how the source is read: ``auto``, ``mmap``, ``pread``.
+    io : how the source is read: ``pread`` (default: safe from a source that shrinks), ``mmap``, ``auto``.
     verify : check the source's digests (default True).
     digest : written per part where the format has digests: ``crc32c`` (default), ``sha256`` or None.
     max_shard : bytes (or text such as ``5GB``) per file where the format shards; 5 GB for folders by default.
@@ -145,7 +145,7 @@ def prepare(
     place = destination(dst, format)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
-    source = open_source(src, io=chosen.get("io", "auto"), verify=chosen.get("verify", True))
+    source = open_source(src, io=chosen.get("io", "pread"), verify=chosen.get("verify", True))
     try:
         _refuse_same(source, place)
         checkpoint = checkpoint_of(source)
@@ -169,7 +169,7 @@ def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
 
 def _refuse_same(source: Source, place: Destination) -> None:
     """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
-    folder = source.path if source.path.is_dir() else source.path.parent
+    folder = source.folder
     entries = {source.path, *(folder / name for name in source.catalog.headers)}
     files = {Path(os.path.realpath(entry)) for entry in entries}
     if place.directory:  # the name in a folder, and where it leads to if it is a link
@@ -342,6 +342,7 @@ class _Job:
             recipe=self._plan.recipe,
             tensors=self._reports,
             source_nbytes=self._checkpoint.nbytes,
+            source_size=sum((self._source.folder / name).stat().st_size for name in self._source.catalog.headers),
             size=sum((folder / name).stat().st_size for name in files),
             seconds=0.0,
             files=files,

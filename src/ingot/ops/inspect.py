@@ -92,7 +92,7 @@ def inspect(path: str | PathLike[str]) -> Inspection:
     source = open_source(path)
     try:
         checkpoint = checkpoint_of(source)
-        folder = source.path if source.path.is_dir() else source.path.parent
+        folder = source.folder
         files = sorted(source.catalog.headers)
         return Inspection(
             path=str(source.path),

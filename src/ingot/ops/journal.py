@@ -31,7 +31,7 @@ def fingerprint(source: Source, what: Mapping[str, Any]) -> str:
     The source counts by its files' names, sizes, modification times (ns) and header bytes; ``what`` holds the recipe
     and the options; Ingot's version is in it because another version may encode differently.
     """
-    folder = source.path if source.path.is_dir() else source.path.parent
+    folder = source.folder
     files = []
     for name, header in sorted(source.catalog.headers.items()):
         stat = (folder / name).stat()

@@ -62,6 +62,11 @@ class Source:
                     where=source.name,
                 )
 
+    @property
+    def folder(self) -> Path:
+        """The folder that the files lie in."""
+        return self.path if self.path.is_dir() else self.path.parent
+
     def close(self) -> None:
         """Close the files of the catalog."""
         for source in self.catalog.sources:

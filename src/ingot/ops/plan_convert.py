@@ -165,7 +165,8 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, allow_req
     if not stored_exactly and not encoder.lossless and not allow_requantize:
         raise UsageError(
             f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
-            "quantizing the original would. Start from the original, or pass --allow-requantize",
+            "quantizing the original would. Start from the original, or pass --allow-requantize "
+            "(allow_requantize=True)",
             rule="convert.requantize",
         )
     action = DECODED if not stored_exactly and encoder.lossless else ENCODED

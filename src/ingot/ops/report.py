@@ -33,7 +33,11 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """A finished conversion. Sizes in bytes, ``seconds`` of wall time, ``size`` the sum of the weight files."""
+    """A finished conversion.
+
+    Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts
+    alone; ``seconds`` of wall time.
+    """
 
     source: str
     destination: str
@@ -41,6 +45,7 @@ class ConvertReport:
     recipe: str
     tensors: Sequence[TensorReport]
     source_nbytes: int
+    source_size: int
     size: int
     seconds: float
     files: Sequence[str]
