@@ -39,13 +39,18 @@ def command(
     ] = None,
     max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
     resume: Annotated[
-        bool, typer.Option(help="Continue a killed run of the same command; keep what is finished if interrupted.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue a killed run of the same command; keep what is finished if interrupted."
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option(help="Show which rule hits which tensor and the resulting size; write nothing.")
+        bool, typer.Option("--dry-run", help="Show which rule hits which tensor and the resulting size; write nothing.")
     ] = False,
-    allow_requantize: Annotated[bool, typer.Option(help="Quantize tensors that are quantized already.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a folder that exists.")] = False,
+    allow_requantize: Annotated[
+        bool, typer.Option("--allow-requantize", help="Quantize tensors that are quantized already.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
     digest: Annotated[
         Literal["crc32c", "sha256", "none"], typer.Option(help="Digest written per part, where the format has digests.")

@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
 
 def command(
     path: Annotated[str, typer.Argument(help="File or folder.")],
-    strict: Annotated[bool, typer.Option(help="Treat what is allowed but not canonical as an error.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Treat what is allowed but not canonical as an error.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; print errors only.")] = False,
     json: Json = False,
 ) -> None:
