@@ -10,7 +10,7 @@ CODECS: Instances[Codec] = Instances(
     (
         ("dense", "ingot.codecs.dense:DenseCodec"),
         ("quantized_group", "ingot.codecs.affine:AffineCodec"),
-        ("sparse_csr", "ingot.codecs.sparse:CsrCodec"),
-        ("sparse_coo", "ingot.codecs.sparse:CooCodec"),
+        ("sparse_csr", "ingot.codecs.sparse_csr:CsrCodec"),
+        ("sparse_coo", "ingot.codecs.sparse_coo:CooCodec"),
     ),
 )

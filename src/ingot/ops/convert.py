@@ -13,13 +13,13 @@ from typing import Any, TypedDict, Unpack
 from ingot.core import encodings
 from ingot.core.atomic import Staging
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
-from ingot.core.oserrors import read_error, write_error
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
 from ingot.errors import UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.model.checkpoint import Checkpoint
+from ingot.ops.companions import copy_companions
 from ingot.ops.destination import Destination, destination
 from ingot.ops.frames import TensorSink
 from ingot.ops.journal import Journal, fingerprint, intact
@@ -207,7 +207,7 @@ class _Job:
         with Staging(place.path, directory=place.directory, overwrite=self._overwrite, resume=resume) as staging:
             try:
                 resumed, files = self._write(staging, cuts, budget, resume, progress)
-                companions = self._copy_companions(staging.files)
+                companions = copy_companions(self._checkpoint.companions, staging.files) if place.directory else []
                 self._source.require_unchanged()
                 staging.publish([*files, *companions])
             except BaseException:
@@ -282,6 +282,8 @@ class _Job:
         for path in folder.iterdir():
             if path.name in ends:
                 os.truncate(path, ends[path.name])
+            elif path.is_dir():  # companions of the earlier run
+                shutil.rmtree(path)
             else:
                 path.unlink()
         plan = self._plan
@@ -321,17 +323,6 @@ class _Job:
         nbytes = sum(blob[2] for blob in record["blobs"])
         journal.append({"written": record, "nbytes": nbytes, "error": asdict(error)})
         self._reports.append(tensor_report(step, nbytes, error))
-
-    def _copy_companions(self, folder: Path) -> list[str]:
-        if not self._place.directory:
-            return []
-        for name, path in self._checkpoint.companions.items():
-            try:
-                shutil.copyfile(path, folder / name)
-            except OSError as error:
-                reading = error.filename == path
-                raise (read_error(error, path) if reading else write_error(error, str(folder / name))) from error
-        return list(self._checkpoint.companions)
 
     def _report(self, files: list[str], companions: list[str], resumed: int) -> ConvertReport:
         folder = self._place.path if self._place.directory else self._place.path.parent

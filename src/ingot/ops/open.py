@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -15,24 +15,8 @@ from ingot.formats.detect import detect_file, detect_folder
 from ingot.model.bytesource import Store
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
+from ingot.ops.companions import find_companions
 from ingot.stores.local import LocalStore
-
-# Files that hold weights in some container; everything else in a model folder is a companion and travels along.
-_WEIGHT_SUFFIXES = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-    ".zt",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".npz",
-    ".npy",
-)
-_INDEX_SUFFIX = ".index.json"
 
 
 @dataclass(slots=True)
@@ -130,7 +114,7 @@ def checkpoint_of(source: Source) -> Checkpoint:
         format=source.format.name,
         location=str(source.path),
         metadata=source.catalog.metadata,
-        companions=_companions(source),
+        companions=find_companions(source.path) if source.path.is_dir() else {},
         on_close=source.close,
         io=source.io,
     )
@@ -174,18 +158,3 @@ def _head(store: Store, name: str) -> bytes:
 
 def _io_of(catalog: Catalog) -> str:
     return "mmap" if catalog.sources and all(source.mapped for source in catalog.sources) else "pread"
-
-
-def _companions(source: Source) -> dict[str, str]:
-    if not source.path.is_dir():
-        return {}
-    return {name: str(source.path / name) for name in companion_names(source.store.names())}
-
-
-def companion_names(names: Sequence[str]) -> list[str]:
-    """Of a folder's files, those that are neither weights nor an index of weights nor hidden."""
-    return [
-        name
-        for name in names
-        if not name.startswith(".") and not name.lower().endswith(_WEIGHT_SUFFIXES) and not name.endswith(_INDEX_SUFFIX)
-    ]

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingot.codecs.sparse import CooCodec, CsrCodec
+from ingot.codecs.sparse_coo import CooCodec
+from ingot.codecs.sparse_csr import CsrCodec
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.errors import CodecError, IngotError, UnsupportedError
@@ -240,14 +241,16 @@ def test_pieces_change_nothing(codec: str, piece: int, monkeypatch: pytest.Monke
     dense[[0, 4, 8]] = 0
     dense[2] = 1
     tensor = encode_tensor(CODECS[codec], dense, dtype="f32")
-    monkeypatch.setattr("ingot.codecs.sparse._PIECE", piece)
+    for module in ("sparse_csr", "sparse_coo"):
+        monkeypatch.setattr(f"ingot.codecs.{module}.PIECE", piece)
     for attempt in all_ways(tensor):
         np.testing.assert_array_equal(attempt(), dense)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 100])
 def test_doubles_are_found_across_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.codecs.sparse._PIECE", piece)
+    for module in ("sparse_csr", "sparse_coo"):
+        monkeypatch.setattr(f"ingot.codecs.{module}.PIECE", piece)
     assert refused(coo([[0, 1, 0], [1, 1, 1]])) == "sparse_coo.duplicate"
     assert refused(csr([0, 3, 3, 3], [1, 2, 1])) == "sparse_csr.duplicate"
     unordered = coo([[2, 0, 1], [1, 3, 0]])

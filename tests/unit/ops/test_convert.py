@@ -263,3 +263,19 @@ def test_metadata_that_safetensors_cannot_hold_becomes_json(tmp_path: Path) -> N
     ingot.convert(tmp_path / "a.zt", tmp_path / "a.safetensors")
     with ingot.open(tmp_path / "a.safetensors") as checkpoint:
         assert checkpoint.metadata == {"steps": "3", "tags": '["a","b"]', "format": "pt"}
+
+
+def test_companions_in_subfolders_travel_and_other_models_stay(model: Path, tmp_path: Path) -> None:
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text("{}")
+    (model / "onnx").mkdir()
+    (model / "onnx" / "model.onnx").write_bytes(b"weights")
+    (model / "onnx" / "config.json").write_text("{}")
+    (model / ".git").mkdir()
+    (model / ".git" / "HEAD").write_text("ref")
+    report = ingot.convert(model, tmp_path / "packed", "int8")
+    assert set(report.companions) == {"1_Pooling/config.json", "config.json", "tokenizer.json"}
+    assert (tmp_path / "packed" / "1_Pooling" / "config.json").read_text() == "{}"
+    assert not (tmp_path / "packed" / "onnx").exists()
+    again = ingot.convert(tmp_path / "packed", tmp_path / "again", resume=True)
+    assert set(again.companions) == set(report.companions)

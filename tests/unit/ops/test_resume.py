@@ -172,3 +172,21 @@ def test_two_conversions_to_one_target_do_not_mix(model: Path, tmp_path: Path) -
     with pytest.raises(ResourceError) as caught:
         ingot.convert(model, tmp_path / "out.zt", "int4", progress=start_another)
     assert caught.value.rule == "store.locked"
+
+
+def test_resuming_after_the_companions_were_copied(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text("{}")
+
+    def killed(*_: object) -> None:
+        raise StopHereError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ingot.core.atomic.Staging.publish", killed)
+        with pytest.raises(StopHereError):
+            ingot.convert(model, tmp_path / "out", "int8", resume=True)
+    report = ingot.convert(model, tmp_path / "out", "int8", resume=True)
+    assert report.resumed == len(report.tensors)
+    assert (tmp_path / "out" / "1_Pooling" / "config.json").exists()

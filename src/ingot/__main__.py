@@ -1,0 +1,5 @@
+"""``python -m ingot``: the command line."""
+
+from ingot.cli.entry import main
+
+main()
