@@ -105,6 +105,7 @@ def load_ways(folder: Path) -> list[Way]:
         ("ingot        .zt digests checked", zt, ingot_with(None)),
         ("ingot        .zt digests checked, 1 thread", zt, ingot_with(1)),
         ("ingot        .zt digests not checked", zt, ingot_with(None, verify=False)),
+        ("ingot        .zt digests not checked, 1 thread", zt, ingot_with(1, verify=False)),
     ]
 
 
