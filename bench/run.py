@@ -7,11 +7,14 @@ Each prints ratios against memcpy or a named peer measured in the same run, and 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+PEERS = ("numpy", "safetensors", "ztensor", "gguf")
 HERE = Path(__file__).parent
 BENCHMARKS = {"kernels": [], "load": [], "convert": ["--gigabytes", "2", "--max-ram", "1GiB"]}
 
@@ -20,14 +23,24 @@ def main() -> None:
     wanted = sys.argv[1:] or list(BENCHMARKS)
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    machine = {"machine": platform.platform(), "python": platform.python_version(), "processor": processor()}
-    (results / "machine.json").write_text(json.dumps(machine, indent=2))
+    (results / "machine.json").write_text(json.dumps(machine(), indent=2))
     for name in wanted:
         print(f"== {name}", flush=True)
         command = [sys.executable, str(HERE / f"{name}.py"), *BENCHMARKS[name], "--json", str(results / f"{name}.json")]
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"benchmark {name} failed")
     print(f"figures as JSON in {results}")
+
+
+def machine() -> dict[str, object]:
+    """Describe what the figures were measured on and with."""
+    return {
+        "processor": processor(),
+        "processors": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in PEERS},
+    }
 
 
 def processor() -> str:

@@ -11,17 +11,13 @@ checks. Only benchmarks that have a new result are replaced.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("machine", "kernels", "load", "convert", "demo")
-PEERS = ("numpy", "safetensors", "ztensor", "gguf")
 _DECODE = ("INT4 g128", "INT4 g128 min-max", "INT8 per row", "INT3 g128", "INT2 g128")
 _MIB = 1 << 20
 
@@ -42,11 +38,7 @@ def take_over(root: Path) -> dict[str, Any]:
         path = root / "bench" / "results" / f"{name}.json"
         if path.exists():
             figures[name] = json.loads(path.read_text("utf-8"))
-    figures.get("machine", {}).pop("machine", None)  # the kernel's build name says nothing to a reader
-    figures.setdefault("machine", {})["system"] = f"{platform.system()} {platform.machine()}"
     figures.get("demo", {}).pop("folder", None)
-    figures["versions"] = {name: metadata.version(name) for name in PEERS}
-    figures["processors"] = os.cpu_count()
     (root / "bench" / "published.json").write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     return figures
 
@@ -64,10 +56,10 @@ def render(figures: Figures) -> str:
 
 
 def _machine(figures: Figures) -> str:
-    machine, versions = figures.get("machine", {}), figures.get("versions", {})
-    peers = ", ".join(f"{name} {version}" for name, version in versions.items())
+    machine = figures.get("machine", {})
+    peers = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
     return (
-        f"{machine.get('processor') or 'Unknown processor'}, {figures.get('processors')} processors, "
+        f"{machine.get('processor') or 'Unknown processor'}, {machine.get('processors')} processors, "
         f"{machine.get('system')}, Python {machine.get('python')}; {peers}."
     )
 

@@ -26,7 +26,7 @@ def results(tmp_path: Path) -> Path:
     folder = tmp_path / "bench" / "results"
     folder.mkdir(parents=True)
     (folder / "kernels.json").write_text(json.dumps(KERNELS))
-    (folder / "machine.json").write_text('{"machine": "a-secret-build", "processor": "Abacus", "python": "3.11"}')
+    (folder / "machine.json").write_text('{"processor": "Abacus", "python": "3.11", "versions": {"peer": "1.2"}}')
     (folder / "demo.json").write_text('{"folder": "/somewhere/secret", "rows": []}')
     return folder
 
@@ -43,6 +43,7 @@ def test_new_results_replace_old_ones_and_others_stay(bench_table: ModuleType, r
 def test_only_what_was_measured_is_shown(bench_table: ModuleType, results: Path, tmp_path: Path) -> None:
     text = bench_table.render(bench_table.take_over(tmp_path))
     assert text.startswith("Abacus, ")
+    assert "peer 1.2." in text
     assert "| INT4 g128 | 0.95 (17.0) |  |  | 1.50 |  |" in text
     assert "| quantize 4-bit g32 f32, Q4_0 | 0.50 | 0.25 |" in text
     assert "Loading" not in text
