@@ -22,14 +22,17 @@ from peak import watch
 
 from ingot.codecs.table import CODECS
 from ingot.core.memory import parse_size
+from ingot.recipes.load import load_recipe
+from ingot.recipes.recipe import resolve
 
 ROWS, COLS = 4096, 4096
+NAME = "model.layers.{}.mlp.down_proj.weight"
 
 
 def generate(path: Path, gigabytes: float) -> int:
     """Write a safetensors file of 4096 x 4096 bf16 matrices; returns its weights."""
     count = max(1, round(gigabytes * 1e9 / (ROWS * COLS * 2)))
-    names = [f"model.layers.{index}.mlp.down_proj.weight" for index in range(count)]
+    names = [NAME.format(index) for index in range(count)]
     size = ROWS * COLS * 2
     header = {
         name: {"dtype": "BF16", "shape": [ROWS, COLS], "data_offsets": [index * size, (index + 1) * size]}
@@ -57,10 +60,13 @@ def copy_seconds(source: Path, target: Path, *, flush: bool) -> float:
     return seconds
 
 
-def kernel_seconds(weights: int, recipe_options: dict[str, object]) -> float:
-    """Quantize as many weights, one thread, from memory to memory."""
+def kernel_seconds(weights: int, recipe: str) -> float:
+    """Quantize as many weights as the recipe says, one thread, from memory to memory."""
+    choice = resolve(load_recipe(recipe), NAME.format(1), (ROWS, COLS), "bf16", 3).choice
+    if choice is None:
+        sys.exit("expected a recipe that quantizes feed-forward matrices")
     matrix = (np.random.default_rng(0).standard_normal((ROWS, COLS), np.float32) * 0.02).astype(ml_dtypes.bfloat16)
-    encoder = CODECS["quantized_group"].encoder((ROWS, COLS), "bf16", recipe_options)
+    encoder = CODECS[choice.codec].encoder((ROWS, COLS), "bf16", choice.options)
     encoder.encode(matrix[:256])
     rows = 256
     started = time.perf_counter()
@@ -86,9 +92,7 @@ def main() -> None:
         results = {"weights": weights, "source_bytes": source.stat().st_size}
         results["copy_seconds"] = copy_seconds(source, folder / "copy", flush=False)
         results["copy_flushed_seconds"] = copy_seconds(source, folder / "copy", flush=True)
-        options = {"bits": 4, "group": 128, "quantizer": "absmax"}
-        results["kernel_absmax_seconds"] = kernel_seconds(weights, options)
-        results["kernel_mse_seconds"] = kernel_seconds(weights, {**options, "quantizer": "mse"})
+        results["kernel_seconds"] = kernel_seconds(weights, arguments.recipe)
         for label, extra in (
             ("convert", []),
             ("convert_no_measure", ["--no-measure"]),

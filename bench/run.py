@@ -16,7 +16,7 @@ from pathlib import Path
 
 PEERS = ("numpy", "safetensors", "ztensor", "gguf")
 HERE = Path(__file__).parent
-BENCHMARKS = {"kernels": [], "load": [], "convert": ["--gigabytes", "2", "--max-ram", "1GiB"]}
+BENCHMARKS = {"kernels": [], "load": [], "convert": ["--gigabytes", "8", "--max-ram", "1GiB"]}
 
 
 def main() -> None:

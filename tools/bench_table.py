@@ -119,8 +119,7 @@ def _convert(convert: Figures) -> list[str]:
     labels = (
         ("copy_seconds", "copying the file"),
         ("copy_flushed_seconds", "copying the file, flushed to disk"),
-        ("kernel_absmax_seconds", "the kernel alone, absmax, one thread"),
-        ("kernel_mse_seconds", "the kernel alone, MSE search, one thread"),
+        ("kernel_seconds", "the recipe's kernel alone, from memory to memory, one thread"),
         ("convert_seconds", "`ingot convert`"),
         ("convert_no_measure_seconds", "`ingot convert --no-measure`"),
         ("convert_one_thread_seconds", "`ingot convert --threads 1`"),
