@@ -47,7 +47,7 @@ def verify(
     path : path
         Anything that ``ingot.open`` opens.
     strict : bool
-        Report what is allowed but not canonical as errors (parts without a digest, padding that is not zero, ...).
+        Report what is allowed but not canonical as errors: parts without a digest, codecs and digests not known here.
     io : str
         ``pread`` by default, so that a file that shrinks meanwhile is a finding and not a crash.
     progress : callable, optional
