@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core.names import ROLES, layer_of, natural_key, role_of
+from ingot.core.names import ROLES, layer_of, role_of
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.recipes.recipe import WEIGHT_DTYPES, resolve
 from ingot.testing.strategies import dtypes, names, shapes
@@ -25,17 +24,6 @@ def test_every_name_has_a_role_and_maybe_a_layer(name: str) -> None:
 @given(names(), st.integers(0, 999_999))
 def test_a_layer_in_front_is_the_layer(name: str, layer: int) -> None:
     assert layer_of(f"model.layers.{layer}.{name}") == layer
-
-
-@given(st.lists(names()))
-def test_any_names_can_be_sorted(found: list[str]) -> None:
-    keys = [natural_key(name) for name in sorted(found, key=natural_key)]
-    assert all(one <= other for one, other in pairwise(keys))
-
-
-@given(st.text("ab.", max_size=8), st.integers(0, 10**30), st.integers(0, 10**30))
-def test_natural_order_is_that_of_numbers(stem: str, one: int, other: int) -> None:
-    assert (natural_key(f"{stem}{one}") < natural_key(f"{stem}{other}")) == (one < other)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core.checked import first_overlap
 from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import FormatError, IngotError
 from ingot.formats.base import WriteOptions
@@ -32,6 +32,16 @@ JSON = st.recursive(
 )
 ATTRIBUTES = st.dictionaries(st.text(max_size=6).filter(lambda key: key != "dtype"), JSON, max_size=3)
 DIGESTS = st.sampled_from(["crc32c", "sha256", None])
+
+
+def first_overlap(spans: Iterable[tuple[int, int, str]]) -> tuple[str, str] | None:
+    """Return the labels of the first two ``(start, end, label)`` spans that share a byte, in file order; else None."""
+    end, last = 0, ""
+    for start, stop, label in sorted(span for span in spans if span[1] > span[0]):
+        if start < end:
+            return last, label
+        end, last = stop, label
+    return None
 
 
 @st.composite

@@ -12,7 +12,7 @@ from ingot.codecs.affine_encode import AffineEncoder, prepare
 from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, params_of
 from ingot.codecs.affine_rows import STEP, decode_rows
 from ingot.codecs.base import empty
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.part import CHUNK, Part
@@ -61,15 +61,15 @@ class _Scales:
     """Sequential reading of ``scales`` or ``zeros``."""
 
     def __init__(self, part: Part, params: AffineParams) -> None:
-        self._params, self._dtype = params, numpy_dtype(part.dtype)
+        self._params, self._dtype = params, part.dtype
         self._reader, self._left = part.reader(), part.nbytes
         self._shared: Array | None = None
 
     def next(self, rows: int, cols: int) -> Array:
         """Return the scales of the next ``rows`` rows, in native byte order."""
         if self._shared is None or self._params.granularity != "tensor":
-            raw = self._read(prod(self._params.scale_shape(rows, cols)) * self._dtype.itemsize)
-            self._shared = little_to_native(raw, self._dtype)
+            raw = self._read(prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize)
+            self._shared = from_file(raw, self._dtype)
         return self._shared
 
     def finish(self) -> None:
@@ -83,12 +83,6 @@ class _Scales:
         self._reader.readinto(raw.data)
         self._left -= nbytes
         return raw
-
-
-def little_to_native(raw: Array, wanted: np.dtype[Any]) -> Array:
-    """View little-endian bytes as ``wanted``, swapped on a big-endian host."""
-    words = raw.view(f"<u{wanted.itemsize}")
-    return words.astype(f"=u{wanted.itemsize}", copy=False).view(wanted)
 
 
 class AffineCodec:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core import native
+from ingot.core import floats
 from ingot.core.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.tensor import Array
@@ -21,8 +21,6 @@ from ingot.model.tensor import Array
 # Elements per step: temporaries stay in the second-level cache.
 _CHUNK = 1 << 16
 _FLOAT_TARGETS = ("f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz")
-# What the native kernel casts; the others go by way of float32 in NumPy.
-_NATIVE = ("f32", "f16", "bf16", "f64")
 _EXPONENT_BITS = {"f16": 0x7C00, "bf16": 0x7F80}
 # Every integer up to here is a float64.
 _EXACT_INTEGER = 2**53
@@ -118,17 +116,14 @@ def _cast_chunk(array: Array, out: Array, source: str, target: str, where: str |
     if DTYPES[source].kind != "f":
         values = _exact_f64(array, where)
         source = "f64"
-    if source in _NATIVE and target in _NATIVE and values.flags.aligned and out.flags.aligned:
-        native.kernels.cast(_plain(values), source, _plain(out), target)
+    # What the native kernel does not cast goes by way of float32 in NumPy.
+    native = source in floats.FLOATS and target in floats.FLOATS
+    if native and values.flags.aligned and out.flags.aligned:
+        floats.cast_into(values, out)
     else:
         out[...] = _once(values, source, target)
     if not _covers(source, target):
         _check_class(values, out, target, where)
-
-
-def _plain(values: Array) -> Array:
-    """View 16-bit floats as the integers that the kernel takes."""
-    return values.view(np.uint16) if values.dtype.itemsize == 2 else values
 
 
 def _once(values: Array, source: str, target: str) -> Array:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ingot.errors import FormatError
 
-U64_MAX = 2**64 - 1
 MAX_RANK = 64
 
 
@@ -24,20 +23,3 @@ def element_count(shape: Sequence[int], rule: str, where: str) -> int:
         if nonzero > 2**63 - 1:
             raise FormatError(rule, f"the product of shape {list(shape)} passes 2**63", where=where)
     return count
-
-
-def span_end(offset: int, length: int, limit: int, rule: str, where: str) -> int:
-    """Return ``offset + length``; refuse negative numbers and an end past ``limit``."""
-    if offset < 0 or length < 0 or offset + length > limit:
-        raise FormatError(rule, f"bytes {offset}..{offset + length} lie outside the file's {limit} bytes", where=where)
-    return offset + length
-
-
-def first_overlap(spans: Iterable[tuple[int, int, str]]) -> tuple[str, str] | None:
-    """Return the labels of the first two ``(start, end, label)`` spans that share a byte, in file order; else None."""
-    end, last = 0, ""
-    for start, stop, label in sorted(span for span in spans if span[1] > span[0]):
-        if start < end:
-            return last, label
-        end, last = stop, label
-    return None

@@ -150,3 +150,11 @@ def little_endian(storage: str) -> np.dtype[Any]:
         row = STORAGE_DTYPES[storage]
         code = f"{row.kind}{row.bits // 8}"
     return np.dtype("<" + code)
+
+
+def from_file(raw: np.ndarray[Any, np.dtype[np.uint8]], storage: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """View bytes as they lie in a file as values of a storage primitive; a swapped copy on a big-endian host."""
+    values = raw.view(little_endian(storage))
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    return values.view(numpy_dtype(storage))

@@ -86,7 +86,6 @@ _TABLES = {
     inside: tuple((role, re.compile(pattern)) for role, scope, pattern in _ROWS if scope in ("both", place))
     for inside, place in ((True, "inside"), (False, "outside"))
 }
-_DIGITS = re.compile(r"([0-9]+)")
 # No module path is longer; a hostile name is not worth a regular expression's time.
 _LONGEST = 1024
 
@@ -119,14 +118,3 @@ def _role(rest: str, inside: bool) -> str:
         if found:
             return role or found.lastgroup or "other"
     return "other"
-
-
-def natural_key(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key that counts numbers as numbers: ``layers.2`` before ``layers.10``. Any two keys compare."""
-    pieces = _DIGITS.split(name)
-    key: list[tuple[int, str]] = []
-    for index, piece in enumerate(pieces):
-        # Numbers by length, then digits: the same order as by value, without int() on a hostile name's digits.
-        digits = piece.lstrip("0")
-        key.append((len(digits), digits) if index % 2 else (0, piece))
-    return tuple(key)

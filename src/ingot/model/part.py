@@ -1,6 +1,6 @@
 """A part: one contiguous blob with its types, encoding and digest, and the ways to get at its bytes.
 
-There are three ways, as ``style.md`` of the house asks: ``view`` (best effort, free of copies where the bytes allow),
+There are three ways: ``view`` (best effort, free of copies where the bytes allow),
 ``readinto`` (a copy of a range, never through mapped memory) and ``source``/``offset`` (the address only).
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core import checksums, encodings
-from ingot.core.dtypes import STORAGE_DTYPES, little_endian, numpy_dtype
+from ingot.core.dtypes import STORAGE_DTYPES, from_file, little_endian
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource, MemorySource
 
@@ -105,10 +105,7 @@ class Part:
 
     def array(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the decoded bytes as a 1-D array of the storage dtype in native byte order (a view where possible)."""
-        flat = np.frombuffer(self.view(), little_endian(self.dtype))
-        if not flat.dtype.isnative:
-            flat = flat.astype(flat.dtype.newbyteorder("="))
-        return flat.view(numpy_dtype(self.dtype))
+        return from_file(np.frombuffer(self.view(), np.uint8), self.dtype)
 
     def _check(self, data: memoryview) -> None:
         if self._verified or not self.verify or self.digest is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.core.floats import FLOATS
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
@@ -22,7 +23,6 @@ IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
 
 _SLAB = 1 << 20
-_STATS = ("f32", "f16", "bf16", "f64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _pair(pair: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], TensorCom
 
 
 def _values(one: Tensor, other: Tensor) -> TensorComparison:
-    numbers = one.dtype in _STATS and other.dtype in _STATS
+    numbers = one.dtype in FLOATS and other.dtype in FLOATS
     if not numbers and one.dtype != other.dtype:
         return TensorComparison(one.name, DIFFERS, f"{one.dtype} and {other.dtype}")
     same_dtype, same_bits, stats, same_values = one.dtype == other.dtype, True, ErrorStats(), True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from ingot.core.stats import ErrorStats
 from ingot.ops.plan_convert import Step
@@ -55,13 +56,7 @@ class ConvertReport:
 
     @property
     def elements(self) -> int:
-        total = 0
-        for tensor in self.tensors:
-            count = 1
-            for size in tensor.shape:
-                count *= size
-            total += count
-        return total
+        return sum(prod(tensor.shape) for tensor in self.tensors)
 
     @property
     def bits_per_weight(self) -> float:

@@ -56,7 +56,8 @@ def verify(
     Returns
     -------
     list of Finding
-        Errors first. No error: the file is whole. Reads every byte of every part once, a part at a time in pieces.
+        Errors first. No error: the file is whole. Reads every byte of every part, and those of quantized and sparse
+        tensors once more to decode them, in pieces.
 
     Raises
     ------

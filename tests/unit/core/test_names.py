@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.core.names import ROLES, layer_of, natural_key, role_of
+from ingot.core.names import ROLES, layer_of, role_of
 
 CASES = [
     # Llama, Mistral, Qwen, Gemma, Phi
@@ -196,21 +196,3 @@ def test_numbers_that_are_no_layers(name: str) -> None:
 def test_hostile_names_end_quickly(word: str) -> None:
     assert role_of(word * 200_000 + ".x") == "other"
     assert role_of(word * 150 + ".x") in ROLES
-
-
-def test_natural_order_counts_numbers() -> None:
-    names = ["layers.10.b", "layers.2.a", "layers.2.b", "a", "layers", "10", "layers.010.a", "9"]
-    assert sorted(names, key=natural_key) == [
-        "9",
-        "10",
-        "a",
-        "layers",
-        "layers.2.a",
-        "layers.2.b",
-        "layers.010.a",
-        "layers.10.b",
-    ]
-
-
-def test_natural_key_takes_any_number_of_digits() -> None:
-    assert natural_key("x" + "1" * 10_000) > natural_key("x" + "9" * 9_999)
