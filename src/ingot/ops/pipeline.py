@@ -132,8 +132,8 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
 def _affordable(cut: Cut, budget: int, where: str) -> Cut:
     if cut.cost > budget:
         raise ResourceError(
-            f"expected a RAM ceiling with room for {format_size(cut.cost)} of working memory for this tensor, found "
-            f"{format_size(max(budget, 0))} after what Python itself takes; raise --max-ram",
+            f"expected {format_size(cut.cost)} of working memory for this tensor, found {format_size(max(budget, 0))} "
+            f"beside what Python itself takes; raise --max-ram by {format_size(cut.cost - budget)} or more",
             rule="ram.ceiling",
             where=where,
         )

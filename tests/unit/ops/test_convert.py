@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.core.memory import parse_size
 from ingot.errors import CodecError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
 from ingot.ops import pipeline
 from ingot.ops.convert import prepare
@@ -279,3 +280,11 @@ def test_companions_in_subfolders_travel_and_other_models_stay(model: Path, tmp_
     assert not (tmp_path / "packed" / "onnx").exists()
     again = ingot.convert(tmp_path / "packed", tmp_path / "again", resume=True)
     assert set(again.companions) == set(report.companions)
+
+
+def test_the_ceiling_that_would_do_is_told(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError) as caught:
+        ingot.convert(model, tmp_path / "out.zt", "int4", max_ram="1MiB")
+    shortage = caught.value.message.rpartition(" by ")[2].removesuffix(" or more")
+    ceiling = parse_size("1MiB") + parse_size(shortage.replace(" ", "")) + (8 << 20)  # memory in use moves a little
+    ingot.convert(model, tmp_path / "out.zt", "int4", max_ram=ceiling)
