@@ -84,6 +84,9 @@ def _overview(found: Any, by: str, list_tensors: bool) -> None:
             for label, (count, elements, nbytes) in _ordered(found.totals(key))
         ]
         table((key, "tensors", "elements", "stored", "bits", "share"), totals)
+    for detail in found.details:
+        print(detail.title)
+        table(detail.columns, detail.rows, left=len(detail.columns))
 
 
 def _share(part: int, whole: int) -> str:

@@ -38,6 +38,7 @@ class AffineEncoder:
     parts: tuple[PartSpec, ...]
     fit: TensorFit | None = None
     codec: str = "quantized_group"
+    step: int = 1
     whole: bool = False
     lossless: bool = False
 

@@ -7,7 +7,7 @@ works on *slabs* of whole rows, so that a tensor larger than memory passes throu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import gcd, prod
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -38,14 +38,17 @@ class Encoder(Protocol):
 
     ``params`` is what the artifact states, and is all that the decoder will get. ``parts`` are in file order.
     ``scans`` is
-    the number of whole passes over the tensor that must go through ``scan`` before ``encode``. ``whole`` asks for all
-    rows in one slab. ``lossless`` tells whether every value survives these options.
+    the number of whole passes over the tensor that must go through ``scan`` before ``encode``. ``step`` is the
+    number of rows (of elements, where the codec is ``elementwise``) at whose multiples slabs may begin; see
+    ``row_step``. ``whole`` asks for all rows in one slab. ``lossless`` tells whether every value survives these
+    options.
     """
 
     codec: str
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
     scans: int
+    step: int
     whole: bool
     lossless: bool
 
@@ -103,6 +106,13 @@ class Codec(Protocol):
             A dtype or shape that the codec cannot encode.
         """
         ...
+
+
+def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:
+    """Return the number of rows of ``cols`` columns at whose multiples slabs may begin."""
+    if not codec.elementwise:
+        return encoder.step
+    return encoder.step // gcd(encoder.step, cols) if cols else 1
 
 
 def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:

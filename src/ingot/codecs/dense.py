@@ -33,6 +33,7 @@ class DenseEncoder:
     codec: str = "dense"
     params: Mapping[str, Any] = field(default_factory=dict)
     scans: int = 0
+    step: int = 1
     whole: bool = False
 
     def scan(self, rows: Array) -> None:

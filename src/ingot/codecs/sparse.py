@@ -90,6 +90,7 @@ class WholeEncoder:
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     scans: int = 0
+    step: int = 1
     whole: bool = True
     lossless: bool = True
 

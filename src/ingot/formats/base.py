@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ingot.core.checksums import HASHERS
 from ingot.errors import UsageError
+from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Store, Target
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """A table that only this format has to show of a file: ``inspect`` prints it as it is."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(slots=True)
@@ -21,6 +31,7 @@ class Catalog:
     each
     file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the checkpoint.
     ``notes`` are oddities that are allowed but worth telling (``verify`` prints them): pairs of rule and message.
+    ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds.
     """
 
     tensors: Mapping[str, Tensor]
@@ -28,15 +39,18 @@ class Catalog:
     headers: Mapping[str, bytes] = field(default_factory=dict)
     sources: Sequence[ByteSource] = ()
     notes: Sequence[tuple[str, str]] = ()
+    attachments: Attachments = NOTHING
+    details: Callable[[], Sequence[Detail]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), and the size of a shard in
-    bytes."""
+    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes, and
+    what to carry beside the tensors (only the kinds that ``Format.attachments`` names)."""
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
+    attachments: Attachments = NOTHING
 
     def __post_init__(self) -> None:
         if self.digest is not None and self.digest not in HASHERS:
@@ -80,7 +94,8 @@ class FormatWriter(Protocol):
 class Format(Protocol):
     """A container.
 
-    ``digests`` tells whether it can store digests of parts, ``shards`` whether it can be split into several files.
+    ``digests`` tells whether it can store digests of parts, ``shards`` whether it can be split into several files,
+    ``attachments`` which kinds of attachments it carries.
     """
 
     name: str
@@ -88,6 +103,7 @@ class Format(Protocol):
     summary: str
     digests: bool
     shards: bool
+    attachments: tuple[str, ...]
 
     def claims(self, name: str, head: bytes) -> bool:
         """Whether a file of this name that begins with ``head`` (up to 16 bytes) is of this format."""
@@ -99,6 +115,13 @@ class Format(Protocol):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why this format cannot carry the tensor (codec, dtype, encoding); None if it can."""
+        ...
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Return the order in which the writer wants tensors, as indices into ``specs``.
+
+        Raises ``UnsupportedError`` where the format cannot carry these tensors together.
+        """
         ...
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:

@@ -9,6 +9,7 @@ from typing import Any
 from ingot.core.dtypes import DTYPES
 from ingot.core.names import layer_of, role_of
 from ingot.errors import UsageError
+from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.tensor import Tensor
 
 
@@ -31,6 +32,8 @@ class Checkpoint(Mapping[str, Tensor]):
         Releases files and mappings. Arrays handed out before stay valid.
     io : str
         How bytes are read: ``mmap`` or ``pread``.
+    attachments : Attachments
+        What the artifact holds beside its weights.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Checkpoint(Mapping[str, Tensor]):
         companions: Mapping[str, str] | None = None,
         on_close: Callable[[], None] | None = None,
         io: str = "mmap",
+        attachments: Attachments = NOTHING,
     ) -> None:
         self._tensors = tensors
         self.format = format
@@ -50,6 +54,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.metadata: Mapping[str, Any] = dict(metadata or {})
         self.companions: Mapping[str, str] = dict(companions or {})
         self.io = io
+        self.attachments = attachments
         self._on_close = on_close
 
     def __getitem__(self, name: str) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.names import layer_of, role_of
+from ingot.formats.base import Detail
 from ingot.ops.open import checkpoint_of, open_source
 
 
@@ -61,6 +62,7 @@ class Inspection:
     metadata: Mapping[str, Any]
     companions: Sequence[str]
     tensors: Sequence[TensorInfo]
+    details: Sequence[Detail] = ()
 
     @property
     def elements(self) -> int:
@@ -101,6 +103,7 @@ def inspect(path: str | PathLike[str]) -> Inspection:
             metadata=checkpoint.metadata,
             companions=sorted(checkpoint.companions),
             tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
+            details=source.catalog.details(),
         )
     finally:
         source.close()

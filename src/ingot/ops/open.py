@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -109,6 +109,9 @@ def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) ->
 
 def checkpoint_of(source: Source) -> Checkpoint:
     """Make the user's view of an opened source."""
+    attachments = source.catalog.attachments
+    if attachments.draft is not None:
+        attachments = replace(attachments, draft=_WithDecoders(attachments.draft))
     return Checkpoint(
         _WithDecoders(source.catalog.tensors),
         format=source.format.name,
@@ -117,6 +120,7 @@ def checkpoint_of(source: Source) -> Checkpoint:
         companions=find_companions(source.path) if source.path.is_dir() else {},
         on_close=source.close,
         io=source.io,
+        attachments=attachments,
     )
 
 

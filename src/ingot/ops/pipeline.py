@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder
+from ingot.codecs.base import Encoder, row_step
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.memory import format_size
@@ -124,7 +124,9 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
     if encoder.whole:
         slab_rows = max(rows, 1)
     else:
-        slab_rows = max(1, min(SLAB_ELEMENTS // max(cols, 1), int((budget - fixed) // (slots * max(per_row, 1)))))
+        slab_rows = min(SLAB_ELEMENTS // max(cols, 1), int((budget - fixed) // (slots * max(per_row, 1))))
+        step_rows = row_step(CODECS[encoder.codec], encoder, cols)
+        slab_rows = max(1, slab_rows // step_rows) * step_rows
     slab_rows = min(slab_rows, max(rows, 1))
     return _affordable(Cut(rows, cols, slab_rows, int(slab_rows * per_row) + fixed), budget, tensor.name)
 

@@ -97,6 +97,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     layer_count = 1 + max((layer for name in source if (layer := layer_of(name)) is not None), default=-1)
     with gc_paused():  # many small objects, none of them garbage
         steps = [_step_or_where(source[name], format, request, layer_count) for name in source]
+        steps = [steps[index] for index in format.order([step.spec for step in steps])]
         specs = [step.spec for step in steps]
         metadata = format.metadata(source.metadata)
         size = format.size(specs, metadata, request.options)

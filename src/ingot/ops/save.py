@@ -70,7 +70,10 @@ def save(
 
 
 def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tensor, TensorSpec]]:
-    """View values as tensors and say how each will be stored; ``UnsupportedError`` for what the format cannot carry."""
+    """View values as tensors and say how each will be stored, in the order that the format wants.
+
+    Raises ``UnsupportedError`` for what the format cannot carry.
+    """
     planned = []
     for name, value in tensors.items():
         if not isinstance(name, str):
@@ -86,7 +89,7 @@ def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tenso
                 f"{format.name} cannot carry this tensor: {reason}", rule="save.unsupported", where=spec.name
             )
         planned.append((item, spec))
-    return planned
+    return [planned[index] for index in format.order([spec for _, spec in planned])]
 
 
 def write_tensors(writer: FormatWriter, planned: Sequence[tuple[Tensor, TensorSpec]]) -> list[str]:

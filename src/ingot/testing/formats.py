@@ -82,14 +82,19 @@ class FormatSuite:
         return self.format.file_name("model")
 
     def write(self, items: Sequence[Item], metadata: Mapping[str, Any] | None = None) -> tuple[MemoryTarget, list[str]]:
-        """Write items; return the target and the names of the finished files."""
+        """Write items in the format's order; return the target and the names of the finished files."""
         target = MemoryTarget()
+        items = self.ordered(items)
         writer = self.format.writer(target, self.file, [item.spec for item in items], metadata or {}, self.options)
         for item in items:
             feed(writer, item)
         names = writer.finish()
         assert sorted(names) == sorted(target.files)
         return target, names
+
+    def ordered(self, items: Sequence[Item]) -> list[Item]:
+        """The items in the order that the format's writer wants."""
+        return [items[index] for index in self.format.order([item.spec for item in items])]
 
     def read(self, target: MemoryTarget) -> Catalog:
         """Open what was written."""
@@ -162,7 +167,7 @@ class FormatSuite:
         assert metadata == METADATA
 
     def test_pieces_do_not_matter(self) -> None:
-        items = self.sample()
+        items = self.ordered(self.sample())
         target, _ = self.write(items)
         other = MemoryTarget()
         writer = self.format.writer(other, self.file, [item.spec for item in items], {}, self.options)
@@ -172,7 +177,7 @@ class FormatSuite:
         assert other.files == target.files
 
     def test_records_tell_where_the_bytes_are(self) -> None:
-        items, target = self.sample(), MemoryTarget()
+        items, target = self.ordered(self.sample()), MemoryTarget()
         writer = self.format.writer(target, self.file, [item.spec for item in items], {}, self.options)
         records = [feed(writer, item) for item in items]
         writer.finish()
@@ -185,7 +190,7 @@ class FormatSuite:
 
     @pytest.mark.parametrize("done", [0, 1, 3, 4])
     def test_a_resumed_run_gives_the_same_bytes(self, done: int) -> None:
-        items = self.sample()
+        items = self.ordered(self.sample())
         specs = [item.spec for item in items]
         whole, _ = self.write(items, METADATA)
         target = MemoryTarget()
@@ -204,14 +209,14 @@ class FormatSuite:
         assert target.files == whole.files
 
     def test_tensors_out_of_order_are_refused(self) -> None:
-        items = self.sample()
+        items = self.ordered(self.sample())
         writer = self.format.writer(MemoryTarget(), self.file, [item.spec for item in items], {}, self.options)
         with pytest.raises(IngotError):
             writer.begin(items[1].spec)
         writer.abort()
 
     def test_missing_bytes_and_tensors_are_refused(self) -> None:
-        items = self.sample()
+        items = self.ordered(self.sample())
         writer = self.format.writer(MemoryTarget(), self.file, [item.spec for item in items], {}, self.options)
         with pytest.raises(IngotError):
             writer.finish()
@@ -222,7 +227,7 @@ class FormatSuite:
         writer.abort()
 
     def test_more_bytes_than_stated_are_refused(self) -> None:
-        items = self.sample()
+        items = self.ordered(self.sample())
         writer = self.format.writer(MemoryTarget(), self.file, [item.spec for item in items], {}, self.options)
         writer.begin(items[0].spec)
         with pytest.raises(IngotError):  # at once, or when the tensor is closed

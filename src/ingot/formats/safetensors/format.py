@@ -24,6 +24,7 @@ class SafetensorsFormat:
     summary = "dense tensors, one file or shards with an index (Hugging Face)"
     digests = False
     shards = True
+    attachments: tuple[str, ...] = ()
 
     def claims(self, name: str, head: bytes) -> bool:
         """By suffix; else by a plausible header length followed by ``{``."""
@@ -45,6 +46,10 @@ class SafetensorsFormat:
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why this format cannot carry the tensor; None if it can."""
         return refuses(spec)
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Any order will do."""
+        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate and locate; there are no digests to verify."""

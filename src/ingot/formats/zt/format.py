@@ -25,6 +25,7 @@ class ZtFormat:
     summary = "zTensor 1.2: all codecs, zstd, digests, one file"
     digests = True
     shards = False
+    attachments: tuple[str, ...] = ()
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
@@ -39,6 +40,10 @@ class ZtFormat:
 
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec)
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Any order will do."""
+        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         source = store.open(name)

@@ -1,0 +1,38 @@
+"""What travels inside an artifact beside its weights: a draft head, a compiled package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Attachments:
+    """At most one of each kind.
+
+    Parameters
+    ----------
+    draft : mapping of name to Tensor, optional
+        The tensors of a speculative-decoding draft head, under the names of its own checkpoint.
+    coreml : Part, optional
+        The bytes of a zipped Core ML package.
+    """
+
+    draft: Mapping[str, Tensor] | None = None
+    coreml: Part | None = None
+
+    def kinds(self) -> Iterator[str]:
+        """Yield the names of those that are there."""
+        if self.draft is not None:
+            yield "draft"
+        if self.coreml is not None:
+            yield "coreml"
+
+    def __bool__(self) -> bool:
+        return any(self.kinds())
+
+
+NOTHING = Attachments()
