@@ -65,9 +65,12 @@ void dequantize(const InBytes& packed, const InArray& scales, const std::optiona
   INGOT_KERNEL(affine_dequantize)(at, packed.data(), scales.data(), zeros ? zeros->data() : nullptr, scale_type, out.data(), type);
 }
 
-AffineChoice choice(std::string_view method, bool symmetric, Dtype scale_type) {
+AffineChoice choice(std::string_view method, int bits, bool is_signed, bool symmetric, Dtype scale_type) {
   require(method == "range" || method == "mse" || method == "given", "expected a method range, mse or given");
-  return {symmetric, method == "mse", method == "given", scale_type};
+  require(bits >= (symmetric ? 2 : 1) && bits <= 8, "expected 1 to 8 bits, 2 at least for symmetric codes");
+  require(is_signed || !symmetric, "expected signed codes where they are symmetric");
+  const float shift = is_signed && !symmetric ? static_cast<float>(1 << (bits - 1)) : 0.0f;
+  return {symmetric, method == "mse", method == "given", scale_type, shift};
 }
 
 std::tuple<int, std::size_t> quantize(const InArray& values, std::string_view dtype, const OutBytes& packed,
@@ -76,9 +79,7 @@ std::tuple<int, std::size_t> quantize(const InArray& values, std::string_view dt
   const Dtype scale_type = float_type(scale_dtype), type = float_type(dtype);
   require(values.ndim() == 2 && values.shape(1) == layout.cols, "expected values of rows x cols");
   require_elements(values, type, "expected aligned values of the named type");
-  const AffineChoice how = choice(method, layout.is_signed, scale_type);
-  require(layout.is_signed == !zeros.has_value(), "expected zeros exactly where codes are unsigned");
-  require(layout.bits >= (layout.is_signed ? 2 : 1), "expected at least 2 bits for signed codes");
+  const AffineChoice how = choice(method, layout.bits, layout.is_signed, !zeros.has_value(), scale_type);
   require(how.given || !layout.per_tensor, "expected a given scale where one serves the tensor");
   check(layout, values.shape(0), packed, scales, zeros, scale_type);
   const AffineLayout at = layout.with(values.shape(0));
@@ -99,24 +100,22 @@ std::tuple<float, float, std::size_t> range(const InArray& values, std::string_v
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void candidates(float low, float high, int bits, bool symmetric, std::string_view scale_dtype, const Floats& scales,
-                const Floats& zeros) {
-  require(bits >= (symmetric ? 2 : 1) && bits <= 8, "expected 1 to 8 bits, 2 at least for signed codes");
+void candidates(float low, float high, int bits, bool is_signed, bool symmetric, std::string_view scale_dtype,
+                const Floats& scales, const Floats& zeros) {
   require(scales.size() == ingot::kCandidates && zeros.size() == ingot::kCandidates, "expected room for all candidates");
-  const AffineChoice how = choice("mse", symmetric, float_type(scale_dtype));
+  const AffineChoice how = choice("mse", bits, is_signed, symmetric, float_type(scale_dtype));
   INGOT_KERNEL(affine_candidates)(low, high, bits, how, scales.data(), zeros.data());
 }
 
-void errors(const InArray& values, std::string_view dtype, int bits, bool symmetric, const Floats& scales,
-            const Floats& zeros, const Doubles& totals) {
+void errors(const InArray& values, std::string_view dtype, int bits, bool is_signed, bool symmetric,
+            const Floats& scales, const Floats& zeros, const Doubles& totals) {
   const Dtype type = float_type(dtype);
-  require(bits >= (symmetric ? 2 : 1) && bits <= 8, "expected 1 to 8 bits, 2 at least for signed codes");
   require(values.ndim() == 2, "expected values of rows x cols");
   require_elements(values, type, "expected aligned values of the named type");
   require(scales.size() <= ingot::kCandidates && zeros.size() == scales.size() && totals.size() == scales.size(),
           "expected one zero and one total per scale");
-  const AffineLayout at{values.shape(0), values.shape(1), 1, 0, bits, symmetric, false, true};
-  const AffineChoice how = choice("given", symmetric, Dtype::f32);
+  const AffineLayout at{values.shape(0), values.shape(1), 1, 0, bits, is_signed, false, true};
+  const AffineChoice how = choice("given", bits, is_signed, symmetric, Dtype::f32);
   nb::gil_scoped_release release;
   INGOT_KERNEL(affine_errors)(at, how, values.data(), type, scales.data(), zeros.data(), static_cast<int>(scales.size()), totals.data());
 }
@@ -136,9 +135,10 @@ void bind_affine(nb::module_& m) {
         "group whose scale overflows its type).");
   m.def("affine_range", &range, nb::arg("values"), nb::arg("dtype"),
         "Minimum and maximum of the values and 0, and the index of the first that is not finite (or the size).");
-  m.def("affine_candidates", &candidates, nb::arg("low"), nb::arg("high"), nb::arg("bits"), nb::arg("symmetric"),
-        nb::arg("scale_dtype"), nb::arg("scales"), nb::arg("zeros"), "Fill in the candidates of the MSE search for a range.");
-  m.def("affine_errors", &errors, nb::arg("values"), nb::arg("dtype"), nb::arg("bits"), nb::arg("symmetric"),
-        nb::arg("scales"), nb::arg("zeros"), nb::arg("totals"),
+  m.def("affine_candidates", &candidates, nb::arg("low"), nb::arg("high"), nb::arg("bits"), nb::arg("signed"),
+        nb::arg("symmetric"), nb::arg("scale_dtype"), nb::arg("scales"), nb::arg("zeros"),
+        "Fill in the candidates of the MSE search for a range.");
+  m.def("affine_errors", &errors, nb::arg("values"), nb::arg("dtype"), nb::arg("bits"), nb::arg("signed"),
+        nb::arg("symmetric"), nb::arg("scales"), nb::arg("zeros"), nb::arg("totals"),
         "Add each candidate's squared error over whole rows to totals, row by row.");
 }

@@ -15,6 +15,7 @@ struct AffineChoice {
   bool search;       // MSE search over all candidates; else the first
   bool given;        // scales and zeros are inputs
   Dtype scale_type;  // f32, f16 or bf16
+  float shift;       // of zero points: 2^(bits - 1) where codes that have them are two's complement, else 0
 };
 
 struct AffineStatus {

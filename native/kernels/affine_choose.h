@@ -18,7 +18,8 @@ inline float round_even(float x) { return (x + kRound) - kRound; }
 // minima and maxima vectorize, and see NaN.
 inline float from_key(std::int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31) & kMagnitude)); }
 
-// Codes and their limits: q = clip(rint(w / s), low, high) + zero, taken modulo 2^bits.
+// Codes and their limits: q = clip(rint(w / s), low, high) + zero, taken modulo 2^bits. `zero` is as it is stored: less
+// than that of the unsigned codes by the choice's shift.
 struct Grid {
   float low;
   float high;
@@ -46,14 +47,15 @@ struct Chooser {
   Grid limits(float scale, float zero) const {
     const float half = static_cast<float>(1 << (bits - 1)), levels = static_cast<float>((1 << bits) - 1);
     if (choice.symmetric) return {-half, half - 1, scale, 0};
-    return {-zero, levels - zero, scale, zero};
+    const float offset = zero + choice.shift;
+    return {-offset, levels - offset, scale, zero};
   }
 
   // The grid of a range shrunk by 1 - k / 32.
   Grid candidate(float low, float high, int k) const {
     const float levels = static_cast<float>((1 << bits) - 1);
     const float shrink = static_cast<float>(32 - k) * 0x1p-5f;
-    if (!(low < 0) && !(high > 0)) return limits(1, 0);
+    if (!(low < 0) && !(high > 0)) return limits(1, 0 - choice.shift);
     if (choice.symmetric) {
       const float most = static_cast<float>((1 << (bits - 1)) - 1);
       const float magnitude = -low > high ? -low : high;
@@ -63,7 +65,7 @@ struct Chooser {
     const float scale = round_scale((top - bottom) / levels);
     float zero = -bottom / scale;
     zero = zero < levels ? zero : levels;
-    return limits(scale, round_even(zero) + 0.0f);
+    return limits(scale, round_even(zero) + 0.0f - choice.shift);
   }
 };
 

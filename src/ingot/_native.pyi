@@ -37,10 +37,17 @@ def affine_quantize(
 ) -> tuple[int, int]: ...
 def affine_range(values: Array, dtype: str) -> tuple[float, float, int]: ...
 def affine_candidates(
-    low: float, high: float, bits: int, symmetric: bool, scale_dtype: str, scales: Array, zeros: Array
+    low: float,
+    high: float,
+    bits: int,
+    signed: bool,
+    symmetric: bool,
+    scale_dtype: str,
+    scales: Array,
+    zeros: Array,
 ) -> None: ...
 def affine_errors(
-    values: Array, dtype: str, bits: int, symmetric: bool, scales: Array, zeros: Array, totals: Array
+    values: Array, dtype: str, bits: int, signed: bool, symmetric: bool, scales: Array, zeros: Array, totals: Array
 ) -> None: ...
 def cast(values: Array, dtype: str, out: Array, target: str) -> None: ...
 def pair_stats(

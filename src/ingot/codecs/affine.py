@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.codecs.affine_encode import AffineEncoder, prepare
 from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, params_of
-from ingot.codecs.affine_rows import STEP, decode_rows
+from ingot.codecs.affine_rows import STEP, align_rows, decode_rows
 from ingot.codecs.base import empty
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import FLOATS
@@ -26,11 +26,10 @@ class AffineReader:
         self._params, self._workers = params, workers
         self._rows, self._cols = tensor.matrix_shape
         self._row = 0
-        self._packed = tensor.parts["packed_weight"].reader()
+        self._packed = _Packed(tensor.parts["packed_weight"], params, self._cols)
         self._scales = _Scales(tensor.parts["scales"], params)
         self._zeros = _Scales(tensor.parts["zeros"], params) if params.zeros else None
         self._step = max(1, STEP * (1 if workers == 1 else 8) // max(self._cols, 1))
-        self._buffer = np.empty(0, np.uint8)
 
     def read_into(self, out: Array) -> None:
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
@@ -38,14 +37,9 @@ class AffineReader:
         self._row += len(out)
         if not out.size:  # there may be any number of empty rows; scales that they have are read by finish
             return
-        row_bytes = self._params.row_bytes(self._cols)
         for start in range(0, len(out), self._step):
             target = out[start : start + self._step]
-            size = len(target) * row_bytes
-            if self._buffer.size < size:
-                self._buffer = np.empty(size, np.uint8)
-            packed = self._buffer[:size]
-            self._packed.readinto(packed.data)
+            packed = self._packed.next(len(target))
             scales = self._scales.next(len(target), self._cols)
             zeros = self._zeros.next(len(target), self._cols) if self._zeros else None
             decode_rows(self._params, packed, scales, zeros, target, self._workers)
@@ -55,6 +49,34 @@ class AffineReader:
         self._scales.finish()
         if self._zeros:
             self._zeros.finish()
+
+
+class _Packed:
+    """Sequential reading of ``packed_weight``, as rows that begin at a byte."""
+
+    def __init__(self, part: Part, params: AffineParams, cols: int) -> None:
+        self._params, self._cols = params, cols
+        self._reader = part.reader()
+        self._buffer = np.empty(0, np.uint8)
+        self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
+        self._bit, self._last = 0, 0  # where the next row begins in the byte that was read last, if it is not 0
+
+    def next(self, rows: int) -> Array:
+        """Return the packed bytes of the next ``rows`` rows, until the next call."""
+        held, end = self._bit > 0, self._bit + rows * self._row_bits
+        size = -(-end // 8)
+        if self._buffer.size < size:
+            self._buffer = np.empty(size, np.uint8)
+        packed = self._buffer[:size]
+        packed[:held] = self._last
+        self._reader.readinto(packed[held:].data)
+        if self._params.in_rows(self._cols):
+            return packed
+        first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
+        return align_rows(packed, first, (rows, self._row_bits))
+
+    def finish(self) -> None:
+        self._reader.finish()
 
 
 class _Scales:
@@ -100,8 +122,8 @@ class AffineCodec:
     def decode(self, tensor: Tensor, dtype: str) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
 
-        Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
-        (``core.parallel.default_workers``).
+        Raw parts of a mapped file are decoded where they lie, if each row begins at a byte. Large tensors use
+        several threads (``core.parallel.default_workers``).
         """
         params = _checked(tensor)
         if dtype not in FLOATS:
@@ -110,7 +132,8 @@ class AffineCodec:
             )
         out = empty(tensor.shape, dtype, tensor.name)
         matrix = out.reshape(tensor.matrix_shape)
-        if all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values()):
+        in_place = all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values())
+        if in_place and params.in_rows(matrix.shape[1]):
             arrays = {role: part.array() for role, part in tensor.parts.items()}
             packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
             decode_rows(params, packed, arrays["scales"], arrays.get("zeros"), matrix, workers=None)
@@ -127,7 +150,8 @@ class AffineCodec:
         """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):
 
         ``bits`` 1 to 8 (4); ``group`` columns per group, ``"row"`` or ``"tensor"`` (128; ``"row"`` at 8 bits);
-        ``symmetric`` (true); ``scales`` f16, bf16 or f32 (f16; f32 where a scale serves a whole row or tensor);
+        ``symmetric`` (true); ``signed`` (as ``symmetric``): two's complement codes; ``scales`` f16, bf16 or f32 (f16;
+        f32 where a scale serves a whole row or tensor);
         ``bit_order`` lsb or msb (lsb); ``quantizer`` absmax, minmax or mse (absmax; minmax where not symmetric).
         """
         return prepare(shape, dtype, options)
@@ -139,7 +163,7 @@ def _checked(tensor: Tensor) -> AffineParams:
     rows, cols = tensor.matrix_shape
     count = prod(params.scale_shape(rows, cols))
     parts = tensor.parts
-    _check_part(tensor, "packed_weight", (params.packed_dtype,), rows * params.row_bytes(cols))
+    _check_part(tensor, "packed_weight", (params.packed_dtype,), params.packed_bytes(rows, cols))
     scale_bytes = count * numpy_dtype(_check_part(tensor, "scales", SCALE_DTYPES, None)).itemsize
     _check_part(tensor, "scales", SCALE_DTYPES, scale_bytes)
     if params.zeros:

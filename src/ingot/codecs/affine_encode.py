@@ -21,7 +21,7 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
 QUANTIZERS = ("absmax", "minmax", "mse")
-OPTIONS = ("bits", "group", "symmetric", "scales", "bit_order", "quantizer")
+OPTIONS = ("bits", "group", "symmetric", "signed", "scales", "bit_order", "quantizer")
 
 _NON_FINITE, _SCALE_OVERFLOW = 1, 2
 
@@ -85,7 +85,7 @@ class AffineEncoder:
             return self.fit.scales.copy(), self.fit.zeros.copy() if self.settings.zeros else None
         shape = self.settings.scale_shape(count, self.cols)
         scales = np.ones(shape, numpy_dtype(self.scale_dtype))
-        return scales, np.zeros_like(scales) if self.settings.zeros else None
+        return scales, np.full_like(scales, self.settings.no_zero) if self.settings.zeros else None
 
     def _quantize(
         self, rows: Array, packed: Array, scales: Array, zeros: Array | None, method: str, start: int
@@ -134,9 +134,12 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
     symmetric, quantizer = _quantizer(options)
     if symmetric and bits < 2:
         raise _wrong("bits of at least 2 for a symmetric quantizer", bits)
+    signed = options.get("signed", symmetric)
+    if not isinstance(signed, bool) or (symmetric and not signed):
+        raise _wrong("signed true or false, and true where symmetric", signed)
     scale_dtype = _choice(options, "scales", SCALE_DTYPES, "f16" if granularity == "group" else "f32")
     order = _choice(options, "bit_order", ("lsb", "msb"), "lsb")
-    settings = AffineParams(bits, granularity, group_size, f"rows_{order}", symmetric, not symmetric, source)
+    settings = AffineParams(bits, granularity, group_size, f"rows_{order}", signed, not symmetric, source)
     rows, cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
     search = quantizer == "mse"
     return AffineEncoder(

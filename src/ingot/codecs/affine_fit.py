@@ -30,16 +30,17 @@ class TensorFit:
     seen : int
         Rows taken in the present pass.
     scales, zeros : arrays of one element
-        What was found; 1 and 0 for a tensor without values.
+        What was found; 1 and ``settings.no_zero`` for a tensor without values.
     """
 
     def __init__(self, settings: AffineParams, scale_dtype: str, search: bool, rows: int) -> None:
-        self._settings, self._search, self._rows = settings, search, rows
+        self._search, self._rows = search, rows
         self._low, self._high = np.inf, -np.inf
         self.seen = 0
+        self._codes = settings.bits, settings.signed, not settings.zeros  # as the kernels take them
         self._candidates: tuple[Array, Array, Array] | None = None  # steps, offsets, squared errors so far
         self.scales = np.ones(1, numpy_dtype(scale_dtype))
-        self.zeros = np.zeros(1, numpy_dtype(scale_dtype))
+        self.zeros = np.full(1, settings.no_zero, numpy_dtype(scale_dtype))
         self._scale_dtype = scale_dtype
 
     @property
@@ -59,7 +60,7 @@ class TensorFit:
                 return int(bad)
             self._low, self._high = min(self._low, low), max(self._high, high)
         else:
-            native.kernels.affine_errors(values, kind, self._settings.bits, self._settings.signed, *self._candidates)
+            native.kernels.affine_errors(values, kind, *self._codes, *self._candidates)
         self.seen += len(rows)
         if self.seen == self._rows:
             self.seen = 0
@@ -75,8 +76,7 @@ class TensorFit:
 
     def _propose(self) -> tuple[Array, Array, Array]:
         steps, offsets = (np.empty(native.kernels.AFFINE_CANDIDATES, np.float32) for _ in range(2))
-        bits, symmetric = self._settings.bits, self._settings.signed
-        native.kernels.affine_candidates(self._low, self._high, bits, symmetric, self._scale_dtype, steps, offsets)
+        native.kernels.affine_candidates(self._low, self._high, *self._codes, self._scale_dtype, steps, offsets)
         fits = np.flatnonzero(np.isfinite(steps if self._search else steps[:1]))
         if not len(fits):
             raise CodecError(

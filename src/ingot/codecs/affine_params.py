@@ -15,7 +15,7 @@ VERSION = 1
 SCALE_DTYPES = ("f32", "f16", "bf16")
 ROLES = ("packed_weight", "scales", "zeros")
 
-_ROWS = ("rows_lsb", "rows_msb")
+_STREAMS = ("rows_lsb", "rows_msb", "flat_lsb")
 _WORDS = re.compile(r"([1-9][0-9]?)_per_([iu])(8|16|32|64)\Z")
 # Attributes that zTensor 1.2 section 3 names for this format, and ``dtype``, which Ingot's writer adds.
 _PLAIN = frozenset(("bits", "group_size", "packing", "dtype"))
@@ -34,8 +34,9 @@ class AffineParams:
     group_size : int or None
         Columns per group; None unless ``granularity`` is ``group``.
     packing : str
-        ``rows_lsb`` or ``rows_msb``: each row is a bit stream padded to whole bytes. ``8_per_i32`` and its like
-        (zTensor 1.2 section 3): each row is little-endian integers, first code in the low bits.
+        ``rows_lsb`` or ``rows_msb``: each row is a bit stream padded to whole bytes. ``flat_lsb``: the matrix is one
+        stream, and a row may begin within a byte; read, never written. ``8_per_i32`` and its like (zTensor 1.2
+        section 3): each row is little-endian integers, first code in the low bits.
     signed : bool
         Codes are two's complement.
     zeros : bool
@@ -63,8 +64,21 @@ class AffineParams:
         words = _WORDS.match(self.packing)
         return f"{words[2]}{words[3]}" if words else "u8"
 
+    @property
+    def no_zero(self) -> float:
+        """The zero point of values that are all 0, or of none: the lowest code."""
+        return -(2.0 ** (self.bits - 1)) if self.signed else 0.0
+
+    def in_rows(self, cols: int) -> bool:
+        """Whether every row begins at a byte; ``flat_lsb`` is ``rows_lsb`` where rows fill their bytes."""
+        return self.packing != "flat_lsb" or cols * self.bits % 8 == 0
+
+    def packed_bytes(self, rows: int, cols: int) -> int:
+        """Bytes of ``packed_weight``."""
+        return rows * self.row_bytes(cols) if self.in_rows(cols) else -(-rows * cols * self.bits // 8)
+
     def row_bytes(self, cols: int) -> int:
-        """Bytes of one packed row."""
+        """Bytes of one packed row that begins at a byte."""
         words = _WORDS.match(self.packing)
         if words:
             return -(-cols // int(words[1])) * int(words[3]) // 8
@@ -134,7 +148,7 @@ def _own(reader: _Attributes) -> AffineParams:
         bits=reader.integer("bits", 1, 8),
         granularity=granularity,
         group_size=reader.integer("group_size", 1, 2**62) if granularity == "group" else None,
-        packing=reader.choice("packing", _ROWS),
+        packing=reader.choice("packing", _STREAMS),
         signed=reader.boolean("signed"),
         zeros=reader.boolean("zeros"),
         dtype=reader.choice("dtype", FLOATS),

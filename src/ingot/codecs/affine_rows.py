@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
@@ -85,6 +86,34 @@ class _Rows:
                 f"expected values that {float_name(out)} can hold, found one past {_LARGEST[float_name(out)]:g}; "
                 "decode to f32 or bf16",
             )
+
+
+def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
+    """Cut a bit stream, bit 0 of a byte first, into rows that begin at a byte, the rest of their last byte 0.
+
+    Parameters
+    ----------
+    stream : u8, ceil((first + rows * bits) / 8)
+    first : int
+        Bits before the first row, below 8.
+    shape : rows, bits of a row (at least 1)
+    """
+    rows, row_bits = shape
+    size = -(-row_bits // 8)
+    out = np.empty((rows, size), np.uint8)
+    padded = np.append(stream, np.zeros(2, np.uint8))
+    period = 8 // gcd(8, row_bits)  # after so many rows one begins at the same bit of a byte again
+    for row in range(min(period, rows)):
+        byte, bit = divmod(first + row * row_bits, 8)
+        count = len(range(row, rows, period))
+        pairs = np.lib.stride_tricks.as_strided(
+            padded[byte:], (count, size + 1), (period * row_bits // 8, 1), writeable=False
+        )
+        out[row::period] = pairs[:, :-1] >> bit
+        if bit:
+            out[row::period] |= pairs[:, 1:] << (8 - bit)
+    out[:, -1] &= 0xFF >> (-row_bits % 8)
+    return out.reshape(-1)
 
 
 def decode_rows(

@@ -33,6 +33,13 @@ class TestAffineCodec(CodecSuite):
         *(Case(shape) for shape in ((), (0,), (1,), (7,), (0, 3), (3, 0), (2, 3, 40), (2, 0, 3), (1, 2, 1, 2))),
         *(Case((5, 77), "f32", {"bits": 8, "group": group}) for group in ("row", "tensor", 1, 1000)),
         *(Case((5, 77), "bf16", {"symmetric": False, "group": group, "bits": 3}) for group in ("row", "tensor", 10)),
+        *(Case((5, 77), "f16", {"symmetric": False, "signed": True, "bits": b, "group": 10}) for b in range(2, 9)),
+        *(Case((5, 77), "f32", {"symmetric": False, "signed": True, "group": "tensor", "bits": b}) for b in (2, 4)),
+        *(
+            Case(shape, "f32", {"group": way, "symmetric": False, "signed": True})
+            for way in ("row", "tensor")
+            for shape in ((), (0, 3), (3, 0))
+        ),
         *(Case((5, 77), "f32", {"scales": scales, "bit_order": "msb"}) for scales in ("f16", "bf16", "f32")),
         *(Case((5, 77), "f16", {"quantizer": "mse", "symmetric": way}) for way in (True, False)),
         *(Case((5, 77), "f16", {"quantizer": "mse", "symmetric": way, "group": "tensor"}) for way in (True, False)),
@@ -130,6 +137,37 @@ def test_codes_and_their_order() -> None:
     assert bytes(lsb.parts["packed_weight"].view()) == int("011010001000111110101100", 2).to_bytes(3, "little")
     msb = affine(array, bits=3, group=8, scales="f32", quantizer="mse", bit_order="msb")
     assert bytes(msb.parts["packed_weight"].view()) == int("100101110111000001010011", 2).to_bytes(3, "big")
+
+
+def test_signed_codes_with_zero_points() -> None:
+    """w = s * (q - z) stays; codes and zero points are less by 2^(bits - 1), and spare bits are 0."""
+    array = np.array([[-1, 0, 1, 2, 13, 14, 0]], np.float32)
+    for order in ("lsb", "msb"):
+        tensor = affine(array, bits=4, group=6, scales="f32", symmetric=False, signed=True, bit_order=order)
+        assert tensor.parts["scales"].array().tolist() == [1, 1]
+        assert tensor.parts["zeros"].array().tolist() == [1 - 8, -8]
+        assert codes_of(tensor).tolist() == [[-8, -7, -6, -5, 6, 7, -8]]
+        assert tensor.params["signed"] is True
+        assert tensor.params["zeros"] is True
+        assert tensor.parts["packed_weight"].array()[-1] == {"lsb": 0x08, "msb": 0x80}[order]
+        assert np.array_equal(tensor.numpy(), array)
+
+
+def test_flat_streams_need_no_boundaries_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = weights(4097, 1101)
+    tensor = affine(array, bits=3, group=100)
+    codes = reference.unpack(
+        np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8).reshape(4097, -1), 1101, 3, msb=False
+    )
+    stream = (codes.reshape(-1, 1) >> np.arange(3) & 1).astype(np.uint8)
+    packed = memory_part(np.packbits(stream.reshape(-1), bitorder="little"), "u8")
+    params = {**tensor.params, "packing": "flat_lsb"}
+    flat = replace(tensor, params=params, parts={**tensor.parts, "packed_weight": packed})
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        assert flat.numpy("bf16").tobytes() == tensor.numpy("bf16").tobytes()
+    same = affine(weights(5, 16), bits=3)  # rows that fill their bytes: the same bytes
+    assert replace(same, params={**same.params, "packing": "flat_lsb"}).numpy().tobytes() == same.numpy().tobytes()
 
 
 def test_parameters_are_written_and_taken_back() -> None:
@@ -296,6 +334,9 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
     {"scales": "f64"},
     {"scales": None},
     {"bit_order": "big"},
+    {"signed": 1},
+    {"signed": False},
+    {"symmetric": False, "signed": None},
     {"quantizer": "best"},
     {"quantizer": "absmax", "symmetric": False},
     {"quantizer": "minmax", "symmetric": True},

@@ -38,7 +38,7 @@ def unpack(packed: Array, cols: int, bits: int, *, msb: bool) -> Array:
 def pack(codes: Array, bits: int, *, msb: bool) -> Array:
     """Return packed rows [rows, ceil(cols * bits / 8)] of codes [rows, cols]."""
     places = np.arange(bits)[:: -1 if msb else 1]
-    stream = (codes[:, :, None] >> places & 1).astype(np.uint8).reshape(len(codes), -1)
+    stream = (codes[:, :, None] >> places & 1).astype(np.uint8).reshape(len(codes), codes.shape[1] * bits)
     return np.packbits(stream, axis=1, bitorder="big" if msb else "little")
 
 
@@ -46,6 +46,19 @@ def values_of(codes: Array, bits: int, *, signed: bool) -> Array:
     """Return the integers that codes stand for, as f32."""
     wide = codes.astype(np.int32)
     return (np.where(wide >= 1 << (bits - 1), wide - (1 << bits), wide) if signed else wide).astype(np.float32)
+
+
+def to_signed(codes: Array, zeros: Array, bits: int) -> tuple[Array, Array]:
+    """Return unsigned codes and their zero points as two's complement and theirs: both less by 2^(bits - 1)."""
+    half = 1 << (bits - 1)
+    return codes ^ half, (zeros.astype(np.float32) - half).astype(zeros.dtype)
+
+
+def from_flat(packed: Array, shape: tuple[int, int], bits: int) -> Array:
+    """Return codes [rows, cols] (u8) of ``flat_lsb``: one bit stream, the lowest bit of a code and of a byte first."""
+    stream = int.from_bytes(packed.tobytes(), "little")
+    codes = [stream >> (bits * index) & ((1 << bits) - 1) for index in range(shape[0] * shape[1])]
+    return np.array(codes, np.uint8).reshape(shape)
 
 
 def dequantize(codes: Array, grid: Grid, scales: Array, zeros: Array | None, dtype: str) -> Array:
