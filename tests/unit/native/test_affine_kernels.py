@@ -145,11 +145,16 @@ def test_quantize(bits: int, source: str, search: bool) -> None:
         # Every scale type meets every layout in some of the tests.
         for scale_dtype in SCALES if cols < 200 and not search else (SCALES[(index + bits) % 3],):
             for symmetric in (True, False) if bits > 1 else (False,):
-                check_quantize(values, source, Grid(bits, group, symmetric, scale_dtype, search), msb=bool(cols % 2))
+                grid = Grid(bits, group, symmetric, scale_dtype, search)
+                check_quantize(values, source, grid, signed=symmetric, msb=bool(cols % 2))
+                if not symmetric and cols < 200:
+                    check_quantize(values, source, grid, signed=True, msb=bool(cols % 2))
 
 
-def check_quantize(values: Array, source: str, grid: Grid, *, msb: bool) -> None:
+def check_quantize(values: Array, source: str, grid: Grid, *, signed: bool, msb: bool) -> None:
     codes, scales, zeros = reference.quantize(values, grid)
+    if signed and not grid.symmetric:
+        codes, zeros = reference.to_signed(codes, zeros, grid.bits)
     packed = np.full((len(values), -(-values.shape[1] * grid.bits // 8)), 0xAA, np.uint8)
     found = [np.empty(scales.shape, numpy_dtype(grid.scale_dtype)) for _ in range(2)]
     overflows = ~np.isfinite(scales.astype(np.float32))
@@ -159,7 +164,7 @@ def check_quantize(values: Array, source: str, grid: Grid, *, msb: bool) -> None
         packed.reshape(-1),
         as_bits(found[0]),
         None if grid.symmetric else as_bits(found[1]),
-        layout(values.shape[1], grid.group, grid.bits, signed=grid.symmetric, msb=msb),
+        layout(values.shape[1], grid.group, grid.bits, signed=signed, msb=msb),
         grid.scale_dtype,
         "mse" if grid.search else "range",
     )
@@ -204,22 +209,23 @@ def test_range_of_values_and_zero(source: str) -> None:
     assert kernels.affine_range(np.empty(0, np.float32), "f32") == (0.0, 0.0, 0)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_one_scale_for_a_tensor_does_not_depend_on_slabs(symmetric: bool) -> None:
+@pytest.mark.parametrize(("symmetric", "signed"), [(True, True), (False, False), (False, True)])
+def test_one_scale_for_a_tensor_does_not_depend_on_slabs(symmetric: bool, signed: bool) -> None:
     rng = np.random.default_rng(9)
     values = rng.normal(0, 1, (50, 700)).astype(np.float32)
     low, high, _ = kernels.affine_range(values, "f32")
     grid = Grid(3, 700, symmetric, "f16", search=True, per_tensor=True)
     scales, zeros = (np.empty(kernels.AFFINE_CANDIDATES, np.float32) for _ in range(2))
-    kernels.affine_candidates(low, high, 3, symmetric, "f16", scales, zeros)
+    kernels.affine_candidates(low, high, 3, signed, symmetric, "f16", scales, zeros)
     wanted = reference.candidates(np.array([low], np.float32), np.array([high], np.float32), grid)
     assert scales.tobytes() == wanted[0][:, 0].tobytes()
-    assert zeros.tobytes() == wanted[1][:, 0].tobytes()
+    shift = 4 if signed and not symmetric else 0
+    assert zeros.tobytes() == (wanted[1][:, 0] - np.float32(shift)).tobytes()
     totals = []
     for cuts in ([0, 50], [0, 1, 17, 50]):
         total = np.zeros(kernels.AFFINE_CANDIDATES)
         for start, stop in pairwise(cuts):
-            kernels.affine_errors(values[start:stop], "f32", 3, symmetric, scales, zeros, total)
+            kernels.affine_errors(values[start:stop], "f32", 3, signed, symmetric, scales, zeros, total)
         totals.append(total.tobytes())
     assert totals[0] == totals[1]
 
