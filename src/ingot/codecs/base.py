@@ -36,7 +36,8 @@ class RowReader(Protocol):
 class Encoder(Protocol):
     """One tensor's encoding, prepared: everything but the bytes is known.
 
-    ``params`` is what the artifact states, and is all that the decoder will get. ``parts`` are in file order.
+    ``params`` is what the artifact states, and is all that the decoder will get; what scans learn is missing until the
+    last of them is over. ``parts`` are in file order.
     ``scans`` is
     the number of whole passes over the tensor that must go through ``scan`` before ``encode``. ``step`` is the
     number of rows (of elements, where the codec is ``elementwise``) at whose multiples slabs may begin; see

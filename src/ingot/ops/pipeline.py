@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, Full, Queue
 from typing import Any
@@ -233,6 +233,9 @@ class Pipeline:
             self._put(error)
 
     def _read_step(self, step: Step, shape: Cut) -> bool:
+        if step.encoder is not None and step.encoder.scans:
+            _scan(step.tensor, step.encoder, shape)
+            step = replace(step, spec=replace(step.spec, params=dict(step.encoder.params)))  # with what was learnt
         if not self._put(Begin(step)):
             return False
         for work, in_bytes in _work(step, shape, self._measured, lambda: self._budget.take(shape.cost)):
@@ -263,16 +266,19 @@ def _move(tensor: Tensor, piece: int, take: Callable[[], bool]) -> Iterator[tupl
         reader.finish()
 
 
-def _encode(
-    step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Callable[[], bool]
-) -> Iterator[tuple[Work, int]]:
-    tensor = step.tensor
+def _scan(tensor: Tensor, encoder: Encoder, shape: Cut) -> None:
     try:
         for _ in range(encoder.scans):
             for rows in slabs(tensor, (shape.rows, shape.cols), shape.slab_rows):
                 encoder.scan(rows)
     except CodecError as error:
         raise error.at(tensor.name) from None
+
+
+def _encode(
+    step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Callable[[], bool]
+) -> Iterator[tuple[Work, int]]:
+    tensor = step.tensor
     wants_error = measured and not step.exact and step.action == ENCODED
     share = tensor.nbytes / max(shape.rows, 1)
     reader, start = CODECS[tensor.codec].reader(tensor), 0
