@@ -134,7 +134,7 @@ def prepare(
     format: str | None,
     options: ConvertOptions | None = None,
 ) -> Prepared:
-    """Open the source and plan the conversion from headers alone; what ``--dry-run`` prints."""
+    """Open the source and plan the conversion, from headers and samples; what ``--dry-run`` prints."""
     chosen: ConvertOptions = options or {}
     unknown = set(chosen) - set(ConvertOptions.__annotations__)
     if unknown:
@@ -149,7 +149,7 @@ def prepare(
     try:
         _refuse_same(source, place)
         checkpoint = checkpoint_of(source)
-        request = PlanRequest(recipe, chosen.get("allow_requantize", False), _write_options(chosen, place))
+        request = PlanRequest(recipe, chosen.get("allow_requantize", False), _write_options(chosen, place), threads)
         return Prepared(source, checkpoint, plan_conversion(checkpoint, place.format, request), place, recipe)
     except BaseException:
         source.close()

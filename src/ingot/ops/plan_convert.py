@@ -1,5 +1,7 @@
-"""Planning a conversion from headers alone: which rule hits which tensor, what will be stored, how large the result
-is."""
+"""Planning a conversion: which rule hits which tensor, what will be stored, how large the result is.
+
+Headers alone decide, except where a rule lists candidates: those are measured on samples.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,18 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
 from ingot.core.names import layer_of
+from ingot.core.parallel import ordered
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, WriteOptions
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
-from ingot.recipes.recipe import Choice, Recipe, resolve
+from ingot.ops.measure_choice import Candidate, pick
+from ingot.recipes.choice import SMALLEST, Choice, Measured
+from ingot.recipes.recipe import Decision, Recipe, resolve
 
 MOVED, DECODED, ENCODED = "moved", "decoded", "encoded"
+_KEEP = Decision(None, "keep", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +83,18 @@ class ConvertPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked of a plan, beside source and target format."""
+    """What is asked of a plan, beside source and target format; ``workers`` are threads, as many as pay by default."""
 
     recipe: Recipe | None = None
     allow_requantize: bool = False
     options: WriteOptions = field(default_factory=WriteOptions)
+    workers: int | None = None
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
-    """Decide for every tensor of ``source`` and compute the exact size; reads no tensor bytes.
+    """Decide for every tensor of ``source`` and compute the exact size.
+
+    Reads no tensor bytes but samples of tensors whose rule lists candidates.
 
     Raises
     ------
@@ -96,7 +105,11 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     """
     layer_count = 1 + max((layer for name in source if (layer := layer_of(name)) is not None), default=-1)
     with gc_paused():  # many small objects, none of them garbage
-        steps = [_step_or_where(source[name], format, request, layer_count) for name in source]
+        found = [_step_or_where(source[name], format, request, layer_count) for name in source]
+    open_steps = [item for item in found if isinstance(item, _Open)]
+    measured = ordered(lambda item: item.step(format, request), open_steps, request.workers if open_steps else 0)
+    with gc_paused():
+        steps = [next(measured) if isinstance(item, _Open) else item for item in found]
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
         specs = [step.spec for step in steps]
         metadata = format.metadata(source.metadata)
@@ -112,23 +125,63 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     )
 
 
-def _step_or_where(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step:
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A tensor whose rule lists candidates: to be measured."""
+
+    tensor: Tensor
+    rule: str
+    measured: Measured
+
+    def step(self, format: Format, request: PlanRequest) -> Step:
+        try:
+            return _measured_step(self, format, request)
+        except IngotError as error:
+            raise _located(error, self.tensor.name) from None
+
+
+def _step_or_where(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step | _Open:
     try:
         return _step(tensor, format, request, layer_count)
     except IngotError as error:
-        raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
+        raise _located(error, tensor.name) from None
 
 
-def _step(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step:
+def _located(error: IngotError, name: str) -> IngotError:
+    return error if error.where and name in error.where else error.at(name)
+
+
+def _step(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step | _Open:
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
-    rule, choice = "keep", None
+    decision = _KEEP
     if request.recipe is not None:
         decision = resolve(request.recipe, tensor.name, tensor.shape, tensor.dtype, layer_count)
-        rule, choice = decision.rule_label, decision.choice
+    rule, choice = decision.rule_label, decision.choice
+    if isinstance(choice, Measured):
+        return _Open(tensor, rule, choice)
     if choice is None:
         return _keep(tensor, format, rule)
-    return _encode(tensor, format, rule, choice, request.allow_requantize)
+    return _encode(tensor, format, rule, choice, request)
+
+
+def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
+    """Measure the candidates that the tensor and the target allow; keep the tensor where none is left."""
+    tensor, rule, measured = item.tensor, item.rule, item.measured
+    if tensor.decoder is None or tensor.dtype not in DTYPES:
+        return _encode(tensor, format, rule, measured.candidates[0], request)
+    ways: list[tuple[Choice | None, Step]] = []
+    for choice in measured.candidates:
+        try:
+            ways.append((choice, _encode(tensor, format, rule, choice, request)))
+        except UnsupportedError:
+            continue
+    if measured.pick == SMALLEST and format.refuses(moved_spec(tensor)) is None:
+        ways.append((None, Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)))
+    found = pick(tensor, measured, [Candidate(choice, step.spec, step.exact) for choice, step in ways])
+    if found.index is None:
+        return _keep(tensor, format, f"{rule} (kept: {found.reason or 'no candidate applies'})")
+    return replace(ways[found.index][1], rule=f"{rule} ({found.reason})")
 
 
 def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
@@ -150,7 +203,7 @@ def _decoded(tensor: Tensor, rule: str) -> Step:
     return Step(tensor, encoded_spec(tensor.name, tensor, encoder, "raw"), DECODED, rule, exact=True, encoder=encoder)
 
 
-def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, allow_requantize: bool) -> Step:
+def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return _keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
     encoder = CODECS.get_or_refuse(choice.codec).encoder(tensor.shape, tensor.dtype, choice.options)
@@ -163,7 +216,7 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, allow_req
     if _same_storage(tensor, spec):
         return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
     stored_exactly = CODECS[tensor.codec].lossless
-    if not stored_exactly and not encoder.lossless and not allow_requantize:
+    if not stored_exactly and not encoder.lossless and not request.allow_requantize:
         raise UsageError(
             f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
             "quantizing the original would. Start from the original, or pass --allow-requantize "

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import UsageError
-from ingot.recipes.recipe import Choice, Recipe, Rule
+from ingot.recipes.choice import Choice, Measured
+from ingot.recipes.recipe import Recipe, Rule
 
 PRESETS = ("keep", "lossless", "bf16", "int8", "int4", "int3", "int2")
 """Names of the presets that ship with Ingot, from no loss to most."""
 
 _LARGEST_FILE = 1 << 20
 _ROOT_KEYS = ("name", "description", "rules")
-_CHOICE_KEYS = ("keep", "codec", "options", "encoding")
+_WAY_KEYS = ("codec", "options", "encoding")
+_MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
+_CHOICE_KEYS = ("keep", *_WAY_KEYS, *_MEASURED_KEYS)
 
 
 def load_recipe(source: str | PathLike[str]) -> Recipe:
@@ -102,18 +105,45 @@ def _rule(table: Mapping[str, Any], index: int, where: str) -> Rule:
         raise error if error.where else error.at(where) from None
 
 
-def _choice(table: Mapping[str, Any], where: str) -> Choice | None:
+def _choice(table: Mapping[str, Any], where: str) -> Choice | Measured | None:
     if "keep" in table:
         if table["keep"] is not True or any(key in table for key in _CHOICE_KEYS[1:]):
             raise UsageError("expected keep = true alone, or a codec", rule="recipe.choice", where=f"{where}.keep")
         return None
+    if any(key in table for key in _MEASURED_KEYS):
+        if any(key in table for key in _WAY_KEYS):
+            raise UsageError("expected a codec or candidates, found both", rule="recipe.choice", where=where)
+        return _measured(table, where)
     if "codec" not in table:
-        raise UsageError("expected a codec, or keep = true; found neither", rule="recipe.choice", where=where)
+        raise UsageError("expected a codec, candidates, or keep = true; found none", rule="recipe.choice", where=where)
+    return _way(table, where)
+
+
+def _way(table: Mapping[str, Any], where: str) -> Choice:
     return Choice(
         codec=_text(table["codec"], f"{where}.codec"),
         options=_options(table.get("options", {}), f"{where}.options"),
         encoding=_text(table.get("encoding", "raw"), f"{where}.encoding"),
     )
+
+
+def _measured(table: Mapping[str, Any], where: str) -> Measured:
+    items = table.get("candidates", [])
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise _mistyped("a list of tables", items, f"{where}.candidates")
+    snr = _number(table["min_snr_db"], f"{where}.min_snr_db") if "min_snr_db" in table else None
+    candidates = [_candidate(item, f"{where}.candidates[{index}]") for index, item in enumerate(items)]
+    return Measured(_text(table.get("pick", ""), f"{where}.pick"), tuple(candidates), snr)
+
+
+def _candidate(table: Mapping[str, Any], where: str) -> Choice:
+    _refuse_unknown(table, _WAY_KEYS, where)
+    if "codec" not in table:
+        raise UsageError("expected a codec, found none", rule="recipe.choice", where=where)
+    try:
+        return _way(table, where)
+    except UsageError as error:
+        raise error if error.where else error.at(where) from None
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -141,6 +171,12 @@ def _count(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise _mistyped("an integer of at least 0", value, where)
     return value
+
+
+def _number(value: Any, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _mistyped("a number", value, where)
+    return float(value)
 
 
 def _options(value: Any, where: str) -> dict[str, Any]:

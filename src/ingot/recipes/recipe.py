@@ -8,60 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
-from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
-from ingot.core.encodings import ENCODINGS
 from ingot.core.names import ROLES, layer_of, role_of
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UsageError
+from ingot.recipes.choice import WEIGHT_DTYPES, Choice, Measured
 from ingot.recipes.patterns import Patterns
 
-# What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
-WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
-
 _SPAN = re.compile(r"(-?[0-9]{1,6})(?:-(-?[0-9]{1,6}))?")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a tensor is stored: a codec id, the codec's options, and the encoding of every part.
-
-    Raises
-    ------
-    UsageError
-        An unknown codec or encoding, an option that the codec refuses (its own rule, or ``recipe.options``), or
-        ``zstd`` on a codec whose part sizes are not known beforehand (``recipe.encoding``).
-    """
-
-    codec: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    encoding: str = "raw"
-
-    def __post_init__(self) -> None:
-        codec = CODECS.get_or_refuse(self.codec)
-        if self.encoding not in ENCODINGS:
-            raise UsageError(
-                f"expected encoding {' or '.join(ENCODINGS)}, found {self.encoding!r}", rule="recipe.encoding"
-            )
-        try:
-            probe = codec.encoder((64, 64), "f32", self.options)
-        except UnsupportedError as error:
-            raise UsageError(error.message, rule="recipe.options") from error
-        if self.encoding != "raw" and any(part.length is None for part in probe.parts):
-            raise UsageError(
-                f"codec {self.codec} knows its sizes only afterwards, so its parts cannot be {self.encoding}",
-                rule="recipe.encoding",
-            )
-
-    @property
-    def changes_values(self) -> bool:
-        """Whether values may be rounded or cast, so that only tensors of weights may be given to it."""
-        return bool(self.options) or not CODECS[self.codec].lossless
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +42,7 @@ class Rule:
 
     Parameters
     ----------
-    choice : Choice or None
+    choice : Choice, Measured or None
         None keeps the tensor as it is stored.
     label : str
         What reports call the rule.
@@ -109,7 +67,7 @@ class Rule:
         ``recipe.pattern``, ``recipe.role``, ``recipe.layers`` or ``recipe.dtype``.
     """
 
-    choice: Choice | None
+    choice: Choice | Measured | None
     label: str = "rule"
     match: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -212,7 +170,7 @@ class Decision:
 
     rule_index: int | None
     rule_label: str
-    choice: Choice | None
+    choice: Choice | Measured | None
 
 
 NO_RULE = Decision(None, "no rule", None)

@@ -7,6 +7,7 @@ from importlib import resources
 import pytest
 
 from ingot.codecs.table import CODECS
+from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
@@ -72,7 +73,7 @@ def decisions(recipe: Recipe, tensors: Checkpoint, dtype: str = "bf16") -> dict[
 def bits_of(recipe: Recipe, tensors: Checkpoint) -> dict[str, int]:
     """Name to bits, of the tensors that the recipe quantizes."""
     found = decisions(recipe, tensors)
-    return {name: one.choice.options["bits"] for name, one in found.items() if one.choice}
+    return {name: one.choice.options["bits"] for name, one in found.items() if isinstance(one.choice, Choice)}
 
 
 def quantized(tensors: Checkpoint) -> set[str]:
@@ -107,7 +108,7 @@ def test_plain_presets(preset: str, bits: int) -> None:
 
 def test_int8_is_vectro() -> None:
     choice = resolve(load_recipe("int8"), "model.layers.0.mlp.up_proj.weight", (INNER, HIDDEN), "bf16", LAYERS).choice
-    assert choice is not None
+    assert isinstance(choice, Choice)
     encoder = CODECS[choice.codec].encoder((INNER, HIDDEN), "bf16", choice.options)
     sizes = {part.role: (part.dtype, part.length) for part in encoder.parts}
     assert sizes["scales"] == ("f32", 4 * INNER)
@@ -182,13 +183,15 @@ def test_keep_keeps_and_lossless_is_exact_on_everything() -> None:
     for dtype in ("f32", "i64", "bool", "f8_e5m2"):
         assert resolve(load_recipe("keep"), "a", (3,), dtype, 0) == Decision(None, "no rule", None)
         choice = resolve(load_recipe("lossless"), "a", (3,), dtype, 0).choice
-        assert choice is not None
-        assert (choice.codec, choice.encoding, choice.changes_values) == ("dense", "zstd", False)
+        assert isinstance(choice, Measured)
+        assert choice.pick == "smallest"
+        assert not choice.changes_values
+        assert Choice("dense") in choice.candidates
 
 
 def test_bf16_takes_every_wider_float() -> None:
     for name, one in decisions(load_recipe("bf16"), llama(), "f32").items():
-        assert one.choice is not None, name
+        assert isinstance(one.choice, Choice), name
         assert one.choice.options == {"dtype": "bf16"}
 
 
@@ -210,7 +213,7 @@ def test_bits_per_weight_are_those_of_the_description(preset: str, claim: float)
     for layer in range(32):
         for name, shape in shapes.items():
             choice = resolve(recipe, f"model.layers.{layer}.{name}.weight", shape, "bf16", 32).choice
-            assert choice is not None
+            assert isinstance(choice, Choice)
             encoder = CODECS[choice.codec].encoder(shape, "bf16", choice.options)
             stored += sum(part.length or 0 for part in encoder.parts)
             weights += shape[0] * shape[1]

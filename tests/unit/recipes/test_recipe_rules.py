@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import UsageError
+from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe, parse_recipe
-from ingot.recipes.recipe import Choice, Decision, Recipe, Rule, parse_layers, resolve
+from ingot.recipes.recipe import Decision, Recipe, Rule, parse_layers, resolve
 
 KEEP = "keep = true"
 
@@ -170,6 +171,53 @@ def test_first_rule_wins_and_none_keeps() -> None:
         ),
         ("[[rules]]\ncodec = 'dense'\noptions = { bits = 4 }", "dense.option", "my.toml: rules[0]"),
         ("[[rules]]\ncodec = 'dense'\noptions = { dtype = 'i32' }", "recipe.options", "my.toml: rules[0]"),
+        ("[[rules]]\npick = 'smallest'", "recipe.pick", "my.toml: rules[0]"),
+        ("[[rules]]\npick = 'best'\ncandidates = [{ codec = 'dense' }]", "recipe.pick", "my.toml: rules[0]"),
+        ("[[rules]]\ncandidates = [{ codec = 'dense' }]", "recipe.pick", "my.toml: rules[0]"),
+        ("[[rules]]\npick = 'accurate'\ncandidates = [{ codec = 'dense' }]", "recipe.pick", "my.toml: rules[0]"),
+        (
+            "[[rules]]\npick = 'accurate'\nmin_snr_db = inf\ncandidates = [{ codec = 'dense' }]",
+            "recipe.pick",
+            "my.toml: rules[0]",
+        ),
+        (
+            "[[rules]]\npick = 'smallest'\nmin_snr_db = 9\ncandidates = [{ codec = 'dense' }]",
+            "recipe.pick",
+            "my.toml: rules[0]",
+        ),
+        (
+            "[[rules]]\npick = 'accurate'\nmin_snr_db = true\ncandidates = [{ codec = 'dense' }]",
+            "recipe.type",
+            "my.toml: rules[0].min_snr_db",
+        ),
+        ("[[rules]]\npick = 1\ncandidates = [{ codec = 'dense' }]", "recipe.type", "my.toml: rules[0].pick"),
+        ("[[rules]]\npick = 'smallest'\ncandidates = ['dense']", "recipe.type", "my.toml: rules[0].candidates"),
+        ("[[rules]]\npick = 'smallest'\ncandidates = [{}]", "recipe.choice", "my.toml: rules[0].candidates[0]"),
+        (
+            "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'gzip' }]",
+            "codec.unknown",
+            "my.toml: rules[0].candidates[0]",
+        ),
+        (
+            "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense', label = 'x' }]",
+            "recipe.unknown-key",
+            "my.toml: rules[0].candidates[0]",
+        ),
+        (
+            "[[rules]]\npick = 'smallest'\ncodec = 'dense'\ncandidates = [{ codec = 'dense' }]",
+            "recipe.choice",
+            "my.toml: rules[0]",
+        ),
+        (
+            "[[rules]]\nkeep = true\npick = 'smallest'\ncandidates = [{ codec = 'dense' }]",
+            "recipe.choice",
+            "my.toml: rules[0].keep",
+        ),
+        (
+            "[[rules]]\ndtypes = 'i32'\npick = 'smallest'\ncandidates = [{ codec = 'quantized_group' }]",
+            "recipe.dtype",
+            "my.toml: rules[0]",
+        ),
         ("[[rules]", "recipe.syntax", "my.toml"),
         ("x = " + "[" * 100_000, "recipe.syntax", "my.toml"),
     ],
@@ -226,6 +274,10 @@ def test_fingerprint_covers_what_decides_and_nothing_else() -> None:
         base + "\nmin_ndim = 2",
         base + "\n[[rules]]\nkeep = true",
         "[[rules]]\nmatch = 'a'\nkeep = true",
+        "[[rules]]\nmatch = 'a'\npick = 'smallest'\ncandidates = [{ codec = 'dense', options = { dtype = 'bf16' } }]",
+        "[[rules]]\nmatch = 'a'\npick = 'smallest'\ncandidates = [{ codec = 'dense' }]",
+        "[[rules]]\nmatch = 'a'\npick = 'accurate'\nmin_snr_db = 3\ncandidates = [{ codec = 'dense' }]",
+        "[[rules]]\nmatch = 'a'\npick = 'accurate'\nmin_snr_db = 4\ncandidates = [{ codec = 'dense' }]",
     ]
     assert len({print_of(base), *(print_of(text) for text in others)}) == 1 + len(others)
 
@@ -235,6 +287,15 @@ def test_fingerprint_is_stable_across_versions() -> None:
     rule = Rule(Choice("dense", {"dtype": "bf16"}, "zstd"), match=("*.w",), layers="0,-1", min_ndim=2)
     expected = "10900c05c554c747d37bb73b5be8aa58b0b00ad66a3e8aaa482d2b21b5718435"
     assert Recipe("r", (rule,)).fingerprint() == expected
+
+
+def test_candidates_that_may_change_values_hit_weights_only() -> None:
+    lossy = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense' }, { codec = 'quantized_group' }]"
+    exact = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense' }, { codec = 'dense', encoding = 'zstd' }]"
+    for text, expected in ((lossy, None), (exact, 0)):
+        rules = parse_recipe(text, where="x")
+        assert resolve(rules, "w", (4, 4), "i32", 0).rule_index == expected
+        assert resolve(rules, "w", (4, 4), "bf16", 0).rule_index == 0
 
 
 def test_many_tensors_are_resolved() -> None:

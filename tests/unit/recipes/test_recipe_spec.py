@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ingot.core.names import ROLES
-from ingot.recipes import load, recipe
+from ingot.recipes import choice, load
+from ingot.recipes.choice import Measured
 from ingot.recipes.load import PRESETS, parse_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,19 +38,26 @@ def test_the_example_parses() -> None:
     ]
 
 
+def test_the_example_of_candidates_parses() -> None:
+    example = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1]
+    (rule,) = parse_recipe(example, where="spec/recipes.md").rules
+    assert isinstance(rule.choice, Measured)
+    assert len(rule.choice.candidates) == 2
+
+
 def test_every_key_role_and_preset_is_described() -> None:
     for key in (*load._ROOT_KEYS, *load._CHOICE_KEYS, *load._CONDITIONS):
         assert f"`{key}`" in PAGE or f"`{key} = true`" in PAGE, key
     assert f"`{' '.join(ROLES)}`" in PAGE
     for preset in PRESETS:
         assert f"| `{preset}` |" in PAGE
-    assert all(f"`{dtype}`" in PAGE for dtype in recipe.WEIGHT_DTYPES)
+    assert all(f"`{dtype}`" in PAGE for dtype in choice.WEIGHT_DTYPES)
 
 
 @pytest.mark.parametrize(
     ("prefix", "page", "files"),
     [
-        ("recipe", "recipes.md", ["recipes/recipe.py", "recipes/load.py", "recipes/patterns.py"]),
+        ("recipe", "recipes.md", ["recipes/recipe.py", "recipes/choice.py", "recipes/load.py", "recipes/patterns.py"]),
         ("dense", "dense.md", ["codecs/dense.py", "codecs/cast.py"]),
     ],
 )
