@@ -7,5 +7,6 @@ NB_MODULE(_native, m) {
   bind_checksum(m);
   bind_cbor(m);
   bind_cbor_encode(m);
+  bind_entropy(m);
   bind_floats(m);
 }

@@ -6,6 +6,7 @@
 
 #include "core/affine.h"
 #include "core/dtype.h"
+#include "core/entropy.h"
 #include "core/stats.h"
 
 #define INGOT_DECLARE_KERNELS(isa)                                                                                    \
@@ -19,6 +20,10 @@
   void affine_errors(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type,                 \
                      const float* scales, const float* zeros, int count, double* totals);                             \
   void cast(const void* in, Dtype from, std::size_t n, void* out, Dtype to);                                          \
+  std::size_t entropy_encode(const void* in, const EntropyShape& shape, EntropyChoice how, std::uint8_t* out,         \
+                             std::uint32_t* sizes, std::uint8_t* scratch);                                            \
+  EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                \
+                               const EntropyShape& shape, void* out, std::uint8_t* scratch, std::size_t* bad);        \
   PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \
   }
 

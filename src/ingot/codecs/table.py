@@ -10,6 +10,7 @@ CODECS: Instances[Codec] = Instances(
     (
         ("dense", "ingot.codecs.dense:DenseCodec"),
         ("quantized_group", "ingot.codecs.affine:AffineCodec"),
+        ("float_entropy", "ingot.codecs.float_entropy:EntropyCodec"),
         ("sparse_csr", "ingot.codecs.sparse_csr:CsrCodec"),
         ("sparse_coo", "ingot.codecs.sparse_coo:CooCodec"),
     ),

@@ -1,0 +1,58 @@
+#include <nanobind/stl/tuple.h>
+
+#include <memory>
+#include <tuple>
+
+#include "bind/arrays.h"
+#include "core/dispatch.h"
+
+namespace {
+
+using Sizes = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using InSizes = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ingot::EntropyShape;
+
+// Checks that `array` is aligned unsigned elements of 1, 2, 4 or 8 bytes and that `sizes` holds one number per chunk.
+template <class Array>
+EntropyShape shape_of(const Array& array, std::size_t chunk, std::size_t sizes) {
+  const std::size_t width = array.itemsize();
+  require(array.dtype().code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt) &&
+              (width == 1 || width == 2 || width == 4 || width == 8),
+          "expected elements as unsigned integers");
+  require(array.size() == 0 || reinterpret_cast<std::uintptr_t>(array.data()) % width == 0, "expected aligned elements");
+  require(chunk >= 1 && chunk <= ingot::kEntropyMaxChunk, "expected a chunk of 1 to 2^20 elements");
+  require(sizes == (array.size() + chunk - 1) / chunk, "expected one size per chunk");
+  return {width, array.size(), chunk};
+}
+
+std::unique_ptr<std::uint8_t[]> scratch_for(const EntropyShape& shape) {
+  return std::unique_ptr<std::uint8_t[]>(new std::uint8_t[ingot::entropy_scratch(shape.width, shape.chunk)]);
+}
+
+std::size_t encode(const InArray& values, std::size_t chunk, bool max, bool joint, const OutBytes& out, const Sizes& sizes) {
+  const EntropyShape shape = shape_of(values, chunk, sizes.size());
+  require(!joint || shape.width == 2 || shape.width == 4, "expected elements of 2 or 4 bytes for joint symbols");
+  require(out.size() >= shape.width * (shape.count + sizes.size()), "expected room for every plane as it is");
+  nb::gil_scoped_release release;
+  const auto scratch = scratch_for(shape);
+  return INGOT_KERNEL(entropy_encode)(values.data(), shape, {max, joint}, out.data(), sizes.data(), scratch.get());
+}
+
+std::tuple<int, std::size_t> decode(const InBytes& planes, const InSizes& sizes, std::size_t chunk, const OutArray& out) {
+  const EntropyShape shape = shape_of(out, chunk, sizes.size());
+  nb::gil_scoped_release release;
+  const auto scratch = scratch_for(shape);
+  std::size_t bad = 0;
+  const ingot::EntropyStatus status =
+      INGOT_KERNEL(entropy_decode)(planes.data(), planes.size(), sizes.data(), shape, out.data(), scratch.get(), &bad);
+  return {static_cast<int>(status), bad};
+}
+
+}  // namespace
+
+void bind_entropy(nb::module_& m) {
+  m.def("entropy_encode", &encode, nb::arg("values"), nb::arg("chunk"), nb::arg("max"), nb::arg("joint"), nb::arg("out"),
+        nb::arg("sizes"), "Encode elements, seen as unsigned integers, chunk by chunk; returns the bytes written to out.");
+  m.def("entropy_decode", &decode, nb::arg("planes"), nb::arg("sizes"), nb::arg("chunk"), nb::arg("out"),
+        "Decode whole chunks. Returns (0, chunks), or a reason and the chunk: 1 layout, 2 table, 3 stream.");
+}

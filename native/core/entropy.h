@@ -1,0 +1,29 @@
+// Plain data of the codec float_entropy (spec/float_entropy.md), shared by its kernels and their callers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ingot {
+
+// What a chunk's bytes were found to be.
+enum class EntropyStatus { ok = 0, chunk = 1, table = 2, stream = 3 };
+
+// A run of chunks: `count` elements of `width` bytes (1, 2, 4 or 8), cut every `chunk` elements.
+struct EntropyShape {
+  std::size_t width;
+  std::size_t count;
+  std::size_t chunk;
+};
+
+// How to encode. `joint` allows symbols of exponent and two mantissa bits: for types whose exponent is 8 bits wide.
+struct EntropyChoice {
+  bool max;
+  bool joint;
+};
+
+constexpr std::size_t kEntropyMaxChunk = std::size_t{1} << 20;
+
+// Room that both directions need for chunks of at most `chunk` elements: planes, words of rANS, and margins.
+constexpr std::size_t entropy_scratch(std::size_t width, std::size_t chunk) { return (width + 2) * chunk + 1024; }
+
+}  // namespace ingot

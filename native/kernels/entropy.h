@@ -1,0 +1,70 @@
+// What the encoder and the decoder of float_entropy share, once per instruction set: constants of the layout, little-
+// endian access and byte planes. spec/float_entropy.md defines the layout.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/entropy.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+using Byte = std::uint8_t;
+
+constexpr Byte kRaw = 0, kConstant = 1, kHuffman = 2, kRans = 3, kJoint = 4;
+
+constexpr std::size_t kStreams = 4;      // bit streams of a Huffman plane, one per quarter
+constexpr int kLimit = 12;               // longest code in bits
+constexpr std::size_t kLanes = 8;        // interleaved rANS states
+constexpr int kScaleBits = 14;           // rANS frequencies add up to 2^14
+constexpr std::uint32_t kScale = 1u << kScaleBits;
+constexpr std::uint32_t kLow = 1u << 16;  // a state's lower end
+constexpr std::size_t kSymbols = 1024;    // joint symbols: 8 bits of exponent, 2 of mantissa
+constexpr std::size_t kDistinct = 256;    // symbols that one table may hold
+constexpr std::size_t kSixBlock = 1024;   // elements whose six low bits are packed together
+
+template <class Word>
+inline Word load_le(const Byte* p) {
+  Word word;
+  std::memcpy(&word, p, sizeof word);
+  if constexpr (std::endian::native == std::endian::big && sizeof(Word) > 1) {
+    Word swapped = 0;
+    for (std::size_t i = 0; i < sizeof word; ++i) swapped = static_cast<Word>(swapped << 8 | p[sizeof word - 1 - i]);
+    word = swapped;
+  }
+  return word;
+}
+
+template <class Word>
+inline void store_le(Byte* p, Word word) {
+  if constexpr (std::endian::native == std::endian::little)
+    std::memcpy(p, &word, sizeof word);
+  else
+    for (std::size_t i = 0; i < sizeof word; ++i) p[i] = static_cast<Byte>(word >> (8 * i));
+}
+
+// Elements of each of the streams but the last ones: stream s takes [s * quarter, (s + 1) * quarter) of n.
+inline std::size_t quarter_of(std::size_t n) { return (n + kStreams - 1) / kStreams; }
+
+inline std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+// Sorts ascending; the lists are short.
+inline void sort_keys(std::uint64_t* keys, std::size_t n) {
+  for (std::size_t i = 1; i < n; ++i) {
+    const std::uint64_t key = keys[i];
+    std::size_t at = i;
+    for (; at > 0 && keys[at - 1] > key; --at) keys[at] = keys[at - 1];
+    keys[at] = key;
+  }
+}
+
+// Bytes of the six low bits of n elements: four elements in three bytes, blocks of kSixBlock.
+inline std::size_t six_bytes(std::size_t n) {
+  const std::size_t rest = n % kSixBlock;
+  return n / kSixBlock * (kSixBlock / 4 * 3) + (rest + 3) / 4 * 3;
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

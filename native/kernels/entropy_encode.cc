@@ -1,0 +1,152 @@
+// Encodes chunks of float_entropy: splits the planes, counts, chooses how each is stored, writes. Choices depend on the
+// values alone.
+#include "kernels/entropy_huffman.h"
+#include "kernels/entropy_planes.h"
+#include "kernels/entropy_rans.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kSampleLeast = 4096;  // shorter planes are counted whole
+constexpr std::size_t kSampleRun = 256;     // of every sixteen such runs, one is looked at
+
+// Whether a look at one run in sixteen says that coding saves at least one part in `part`.
+bool promises(const Byte* plane, std::size_t n, std::size_t part) {
+  if (n < kSampleLeast) return true;
+  std::uint32_t counts[256] = {};
+  std::size_t seen = 0;
+  for (std::size_t start = 0; start + kSampleRun <= n; start += 16 * kSampleRun, seen += kSampleRun)
+    for (std::size_t i = 0; i < kSampleRun; ++i) ++counts[plane[start + i]];
+  return ideal_bytes(counts, 256) <= seen - seen / part;
+}
+
+struct Joint {
+  std::uint32_t counts[kSymbols];
+  RansPlan plan;
+};
+
+struct Work {
+  Byte* planes[8];
+  std::uint16_t* words;
+  Counts counts;
+  HuffmanPlan huffman;
+  RansPlan rans;
+  Joint joint;
+};
+
+struct Chosen {
+  Byte mode;
+  std::size_t bytes;  // of the payload; an estimate for rANS
+};
+
+std::size_t distinct(const std::uint32_t* counts, std::size_t values) {
+  std::size_t found = 0;
+  for (std::size_t value = 0; value < values; ++value) found += counts[value] != 0;
+  return found;
+}
+
+std::size_t rans_bytes(const RansPlan& plan, const std::uint32_t* counts, std::size_t values) {
+  return plan.table_bytes + 3 + 4 * kLanes + ideal_bytes(counts, values);
+}
+
+// Chooses among raw, constant, Huffman and (for `max`) rANS; leaves the plans in `work`.
+Chosen choose_plane(const Byte* plane, std::size_t n, bool max, bool sampled, Work& work) {
+  const std::size_t part = max ? 64 : 16;
+  if (sampled && !promises(plane, n, part)) return {kRaw, n};
+  count_plane(plane, n, work.counts);
+  if (work.counts.all[plane[0]] == n) return {kConstant, 1};
+  plan_huffman(work.counts, work.huffman);
+  Chosen best{kRaw, n};
+  if (work.huffman.bytes < n - (sampled ? n / part : 0)) best = {kHuffman, work.huffman.bytes};
+  if (!max) return best;
+  plan_rans(work.counts.all, 256, work.rans);
+  const std::size_t bytes = rans_bytes(work.rans, work.counts.all, 256);
+  return bytes < best.bytes - (sampled && best.mode == kRaw ? n / part : 0) ? Chosen{kRans, bytes} : best;
+}
+
+// Writes a chosen plane and returns its end; a rANS plane that turns out no smaller than raw becomes raw.
+Byte* write_plane(const Byte* plane, std::size_t n, Chosen& chosen, Work& work, Byte* p) {
+  if (chosen.mode == kRans) {
+    Byte* const end = write_rans(work.rans, n, work.words, p, p + n, [plane](std::size_t i) { return plane[i]; });
+    if (end) return end;
+    chosen.mode = kRaw;
+  }
+  if (chosen.mode == kConstant) {
+    *p = plane[0];
+    return p + 1;
+  }
+  if (chosen.mode == kHuffman) {
+    write_huffman(plane, n, work.huffman, p);
+    return p + work.huffman.bytes;
+  }
+  std::memcpy(p, plane, n);
+  return p + n;
+}
+
+// Bytes of both upper planes coded jointly, or 2 n where that cannot be.
+std::size_t plan_joint(std::size_t n, Work& work) {
+  const Byte *top = work.planes[0], *next = work.planes[1];
+  std::uint32_t counts[2][kSymbols] = {};
+  for (std::size_t i = 0; i < n; ++i) ++counts[i & 1][top[i] << 2 | next[i] >> 6];
+  for (std::size_t value = 0; value < kSymbols; ++value) work.joint.counts[value] = counts[0][value] + counts[1][value];
+  if (distinct(work.joint.counts, kSymbols) > kDistinct) return 2 * n;
+  plan_rans(work.joint.counts, kSymbols, work.joint.plan);
+  return six_bytes(n) + rans_bytes(work.joint.plan, work.joint.counts, kSymbols);
+}
+
+Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
+  const Byte *top = work.planes[0], *next = work.planes[1];
+  if (static_cast<std::size_t>(end - p) < six_bytes(n)) return nullptr;
+  for (std::size_t start = 0; start < n; start += kSixBlock) {
+    const std::size_t count = least(kSixBlock, n - start);
+    pack_six(next + start, count, p);
+    p += six_bytes(count);
+  }
+  return write_rans(work.joint.plan, n, work.words, p, end,
+                    [=](std::size_t i) { return static_cast<std::size_t>(top[i] << 2 | next[i] >> 6); });
+}
+
+// Encodes one chunk of n elements to at most width * (n + 1) bytes; returns how many.
+std::size_t encode_chunk(const Byte* in, std::size_t width, std::size_t n, EntropyChoice how, Work& work, Byte* out) {
+  split_values(in, width, n, work.planes);
+  Byte* p = out + width;
+  std::size_t k = 0;
+  if (how.max && how.joint) {
+    const std::size_t joint = plan_joint(n, work);
+    const std::size_t apart = choose_plane(work.planes[1], n, true, true, work).bytes +
+                              choose_plane(work.planes[0], n, true, false, work).bytes;
+    Byte* const end = joint < apart ? write_joint(n, work, p, p + 2 * n) : nullptr;
+    if (end) {
+      out[0] = out[1] = kJoint;
+      p = end;
+      k = 2;
+    }
+  }
+  for (; k < width; ++k) {
+    Chosen chosen = choose_plane(work.planes[k], n, how.max, k != 0, work);
+    p = write_plane(work.planes[k], n, chosen, work, p);
+    out[k] = chosen.mode;
+  }
+  return static_cast<std::size_t>(p - out);
+}
+
+}  // namespace
+
+std::size_t entropy_encode(const void* in, const EntropyShape& shape, EntropyChoice how, std::uint8_t* out,
+                           std::uint32_t* sizes, std::uint8_t* scratch) {
+  Work work;
+  for (std::size_t k = 0; k < shape.width; ++k) work.planes[k] = scratch + 2 * (shape.chunk + 1) + k * shape.chunk;
+  work.words = reinterpret_cast<std::uint16_t*>(scratch);
+  const Byte* source = static_cast<const Byte*>(in);
+  Byte* p = out;
+  for (std::size_t start = 0; start < shape.count; start += shape.chunk) {
+    const std::size_t n = least(shape.chunk, shape.count - start);
+    const std::size_t bytes = encode_chunk(source + start * shape.width, shape.width, n, how, work, p);
+    *sizes++ = static_cast<std::uint32_t>(bytes);
+    p += bytes;
+  }
+  return static_cast<std::size_t>(p - out);
+}
+
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,104 @@
+// Elements to byte planes and back, once per instruction set. An element is rotated left by one bit, so that its sign is
+// the lowest bit and the exponent begins at the top; plane 0 holds the highest bytes.
+#pragma once
+#include "kernels/entropy.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+template <class Word>
+inline Word rotated_left(Word word) {
+  return static_cast<Word>(word << 1 | word >> (8 * sizeof(Word) - 1));
+}
+
+template <class Word>
+inline Word rotated_right(Word word) {
+  return static_cast<Word>(word >> 1 | word << (8 * sizeof(Word) - 1));
+}
+
+template <class Word>
+inline void split(const void* in, std::size_t n, Byte* const* planes) {
+  constexpr std::size_t block = 4096 / sizeof(Word);
+  const Word* __restrict values = static_cast<const Word*>(in);
+  for (std::size_t start = 0; start < n; start += block) {
+    const std::size_t stop = least(start + block, n);
+    for (std::size_t k = 0; k < sizeof(Word); ++k) {
+      Byte* __restrict plane = planes[k];
+      for (std::size_t i = start; i < stop; ++i)
+        plane[i] = static_cast<Byte>(rotated_left(values[i]) >> (8 * (sizeof(Word) - 1 - k)));
+    }
+  }
+}
+
+template <class Word>
+inline void join(const Byte* const* planes, std::size_t n, void* out) {
+  Word* __restrict values = static_cast<Word*>(out);
+  if constexpr (sizeof(Word) == 1) {
+    const Byte* __restrict a = planes[0];
+    for (std::size_t i = 0; i < n; ++i) values[i] = rotated_right(a[i]);
+  } else if constexpr (sizeof(Word) == 2) {
+    const Byte* __restrict a = planes[0];
+    const Byte* __restrict b = planes[1];
+    for (std::size_t i = 0; i < n; ++i) values[i] = rotated_right(static_cast<Word>(a[i] << 8 | b[i]));
+  } else if constexpr (sizeof(Word) == 4) {
+    const Byte* __restrict a = planes[0];
+    const Byte* __restrict b = planes[1];
+    const Byte* __restrict c = planes[2];
+    const Byte* __restrict d = planes[3];
+    for (std::size_t i = 0; i < n; ++i)
+      values[i] = rotated_right(Word{a[i]} << 24 | Word{b[i]} << 16 | Word{c[i]} << 8 | Word{d[i]});
+  } else {
+    for (std::size_t i = 0; i < n; ++i) {
+      Word word = 0;
+      for (std::size_t k = 0; k < sizeof(Word); ++k) word = word << 8 | planes[k][i];
+      values[i] = rotated_right(word);
+    }
+  }
+}
+
+inline void split_values(const void* in, std::size_t width, std::size_t n, Byte* const* planes) {
+  if (width == 1) return split<std::uint8_t>(in, n, planes);
+  if (width == 2) return split<std::uint16_t>(in, n, planes);
+  if (width == 4) return split<std::uint32_t>(in, n, planes);
+  return split<std::uint64_t>(in, n, planes);
+}
+
+inline void join_values(const Byte* const* planes, std::size_t width, std::size_t n, void* out) {
+  if (width == 1) return join<std::uint8_t>(planes, n, out);
+  if (width == 2) return join<std::uint16_t>(planes, n, out);
+  if (width == 4) return join<std::uint32_t>(planes, n, out);
+  return join<std::uint64_t>(planes, n, out);
+}
+
+// The six low bits of a block of at most kSixBlock bytes, in three runs of a quarter: run k holds those of quarter k, and
+// in its top bits two of the fourth quarter's, lowest first. Missing elements count as 0.
+inline void pack_six(const Byte* in, std::size_t n, Byte* out) {
+  const std::size_t quarter = (n + 3) / 4;
+  Byte six[kSixBlock + 4];
+  for (std::size_t i = 0; i < n; ++i) six[i] = in[i] & 63;
+  for (std::size_t i = n; i < 4 * quarter; ++i) six[i] = 0;
+  for (std::size_t k = 0; k < 3; ++k)
+    for (std::size_t i = 0; i < quarter; ++i)
+      out[k * quarter + i] = static_cast<Byte>(six[k * quarter + i] | (six[3 * quarter + i] >> (2 * k)) << 6);
+}
+
+// Sets the six low bits of n bytes from `in`, and the two high ones from the low bits of symbols, whose others go to `top`.
+inline void join_six(const Byte* __restrict in, const std::uint16_t* __restrict symbols, std::size_t n, Byte* __restrict top,
+                     Byte* __restrict next) {
+  const std::size_t quarter = (n + 3) / 4;
+  Byte six[kSixBlock + 4];
+  for (std::size_t i = 0; i < quarter; ++i) {
+    const Byte a = in[i], b = in[quarter + i], c = in[2 * quarter + i];
+    six[i] = a & 63;
+    six[quarter + i] = b & 63;
+    six[2 * quarter + i] = c & 63;
+    six[3 * quarter + i] = static_cast<Byte>(a >> 6 | (b >> 6) << 2 | (c >> 6) << 4);
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    top[i] = static_cast<Byte>(symbols[i] >> 2);
+    next[i] = static_cast<Byte>(six[i] | symbols[i] << 6);
+  }
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
