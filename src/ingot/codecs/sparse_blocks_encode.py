@@ -1,0 +1,188 @@
+"""Encoding of ``sparse_blocks``: the rows or columns that are kept go to the encoder of another codec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.base import Encoder, row_step
+from ingot.codecs.table import CODECS
+from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
+from ingot.core.dtypes import numpy_dtype
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array
+
+OPTIONS = ("axis", "block", "mask", "inner", "options")
+BLOCK = 64
+
+
+class _Slab(dict[str, Array]):
+    """Parts of one slab that know its first row: only with it does the mask tell where kept rows belong."""
+
+    start: int = 0
+
+
+@dataclass(slots=True)
+class BlocksEncoder:
+    """Gives an inner encoder the kept part of each slab. The mask goes with row 0."""
+
+    rows: int
+    axis: int
+    blocks: Blocks
+    inner: Encoder
+    dtype: str
+    parts: tuple[PartSpec, ...]
+    step: int
+    whole: bool
+    codec: str = "sparse_blocks"
+    _spans: list[tuple[int, int]] = field(default_factory=list)
+    _scanned: int = 0
+
+    def __post_init__(self) -> None:
+        self._spans = self.blocks.spans()
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What the artifact states; what the inner encoder learns in scans is in it after them."""
+        return {
+            "codec_version": 1,
+            "axis": self.axis,
+            "block": self.blocks.block,
+            "channels": self.blocks.channels,
+            "kept": self.blocks.kept,
+            "inner": self.inner.codec,
+            "inner_params": dict(self.inner.params),
+            "dtype": self.dtype,
+        }
+
+    @property
+    def scans(self) -> int:
+        return self.inner.scans
+
+    @property
+    def lossless(self) -> bool:
+        return self.inner.lossless and self.blocks.kept == self.blocks.channels
+
+    def scan(self, rows: Array) -> None:
+        kept = self._kept(rows, self._scanned)
+        self._scanned = (self._scanned + len(rows)) % max(self.rows, 1)
+        if len(kept):
+            self.inner.scan(kept)
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows; a slab without kept rows has none, unless no slab has any."""
+        kept = self._kept(rows, start)
+        slab = _Slab(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
+        slab.start = start
+        if len(kept) or (start == 0 and self._before(self.rows) == 0):
+            slab.update(self.inner.encode(kept, self._before(start)))
+        else:
+            slab.update({part.role: np.empty(0, numpy_dtype(part.dtype)) for part in self.parts[1:]})
+        return slab
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        """Decode what ``encode`` returned; parts in another mapping are those of the whole tensor."""
+        start = parts.start if isinstance(parts, _Slab) else 0
+        if out.size:
+            out[...] = np.zeros((), out.dtype)
+        spans = self._spans if self.axis else spans_of(self._spans, start, start + len(out))
+        count = sum(last - first for first, last in spans)
+        if not count or not len(out):
+            return
+        kept = np.empty((len(out), count) if self.axis else (count, out.shape[1]), out.dtype)
+        self.inner.decode({role: part for role, part in parts.items() if role != "mask"}, kept)
+        done = 0
+        for first, last in spans:
+            if self.axis:
+                out[:, first:last] = kept[:, done : done + last - first]
+            else:
+                out[first - start : last - start] = kept[done : done + last - first]
+            done += last - first
+
+    def _before(self, row: int) -> int:
+        """Return how many kept rows precede ``row``."""
+        if self.axis:
+            return row
+        return sum(last - first for first, last in spans_of(self._spans, 0, row))
+
+    def _kept(self, rows: Array, start: int) -> Array:
+        if self.axis:
+            return _joined([rows[:, first:last] for first, last in self._spans], rows, 1)
+        spans = spans_of(self._spans, start, start + len(rows))
+        return _joined([rows[first - start : last - start] for first, last in spans], rows, 0)
+
+
+def _joined(pieces: list[Array], rows: Array, axis: int) -> Array:
+    """Return the pieces as one matrix in C order; rows that lie together already are not copied."""
+    if len(pieces) == 1:
+        return np.ascontiguousarray(pieces[0])
+    empty = rows[:0] if axis == 0 else rows[:, :0]
+    return np.concatenate(pieces, axis=axis) if pieces else np.ascontiguousarray(empty)
+
+
+def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
+    """Return the encoder for a matrix of ``shape`` and source ``dtype``; see ``BlocksCodec.encoder``."""
+    unknown = sorted(str(key) for key in options if key not in OPTIONS)
+    if unknown:
+        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    axis, block = options.get("axis", 0), options.get("block", BLOCK)
+    if axis not in (0, 1) or isinstance(axis, bool):
+        raise _wrong("axis 0 or 1", axis)
+    if not isinstance(block, int) or isinstance(block, bool) or not 1 <= block <= 2**62:
+        raise _wrong("block of at least 1", block)
+    if len(shape) != 2:
+        raise UnsupportedError(f"sparse_blocks takes matrices, found shape {list(shape)}", rule="sparse_blocks.shape")
+    blocks = _blocks(shape[axis], block, options.get("mask"))
+    name, inner_options = options.get("inner", "dense"), options.get("options", {})
+    if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
+        raise UnsupportedError(
+            f"sparse_blocks expects a codec within that can be read in slabs, found {name!r}",
+            rule="sparse_blocks.inner",
+        )
+    if not isinstance(inner_options, Mapping):
+        raise _wrong("options as a map", inner_options)
+    reduced = (blocks.kept, shape[1]) if axis == 0 else (shape[0], blocks.kept)
+    inner = CODECS[name].encoder(reduced, dtype, inner_options)
+    if any(part.role == "mask" for part in inner.parts):
+        raise UnsupportedError(f"codec {name} has a part 'mask' of its own", rule="sparse_blocks.inner")
+    step = row_step(CODECS[name], inner, reduced[1])
+    mask = PartSpec("mask", "u8", mask_bytes(shape[axis], block))
+    # Rows: slabs that begin at blocks begin at a multiple of the inner step only if blocks are whole steps.
+    fits = axis == 1 or block % step == 0
+    return BlocksEncoder(
+        rows=shape[0],
+        axis=axis,
+        blocks=blocks,
+        inner=inner,
+        dtype=stored_dtype(inner, dtype),
+        parts=(mask, *inner.parts),
+        step=step if axis == 1 or step == 1 else block,
+        whole=inner.whole or not fits,
+    )
+
+
+def stored_dtype(inner: Encoder, default: str) -> str:
+    """Return the element type of what an encoder stores, given that of its source."""
+    stated = inner.params.get("dtype")
+    if isinstance(stated, str):
+        return stated
+    return (inner.parts[0].type or inner.parts[0].dtype) if len(inner.parts) == 1 else default
+
+
+def _blocks(channels: int, block: int, mask: object) -> Blocks:
+    if mask is None:
+        return Blocks.of(channels, block, [True] * block_count(channels, block))
+    if not isinstance(mask, bytes) or len(mask) != mask_bytes(channels, block):
+        raise _wrong(f"a mask of {mask_bytes(channels, block)} bytes", mask)
+    blocks = Blocks(channels, block, mask)
+    if blocks.spare:
+        raise _wrong("a mask without bits past the last block", mask)
+    return blocks
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"codec sparse_blocks expects {expected}, found {found!r:.80}", rule="sparse_blocks.option")
