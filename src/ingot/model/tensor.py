@@ -13,6 +13,7 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError
 from ingot.model.part import Part
+from ingot.model.spec import PartSpec, TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -78,6 +79,14 @@ class Tensor:
     def matrix_shape(self) -> tuple[int, int]:
         """The shape as rows x columns: the last dimension is the columns, all others together the rows."""
         return (prod(self.shape[:-1]), self.shape[-1]) if self.shape else (1, 1)
+
+    def spec(self) -> TensorSpec:
+        """Return the spec of this tensor with its stored bytes as they are."""
+        parts = tuple(
+            PartSpec(role, part.dtype, part.length, part.type, part.encoding, part.uncompressed_length)
+            for role, part in self.parts.items()
+        )
+        return TensorSpec(self.name, self.shape, self.dtype, self.codec, parts, dict(self.params))
 
     def numpy(self, dtype: Any = None) -> Array:
         """Return the decoded values as a NumPy array of ``shape``.

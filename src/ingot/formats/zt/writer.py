@@ -8,22 +8,20 @@ each. So the layout depends on the lengths alone, never on the order or the piec
 from __future__ import annotations
 
 import struct
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from ingot.core import checksums
 from ingot.core.encodings import compress_frame
-from ingot.core.oserrors import write_error
 from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.spool import Spool
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAX_MANIFEST, align, place
 from ingot.formats.zt.manifest import build, describe
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
 
-_SPOOL_CHUNK = 1 << 20
 _CRC = "crc32c"
 
 
@@ -34,7 +32,7 @@ class _Blob:
         self.spec = spec
         self.offset = offset
         self.length = 0
-        self.spool: IO[bytes] | None = None
+        self.spool: Spool | None = None
         self._hashers = {kind: checksums.hasher(kind) for kind in {_CRC, digest} if kind is not None}
         self._kind = digest
 
@@ -137,7 +135,8 @@ class ZtWriter:
         if blob.spec.length is not None and length > blob.spec.length:
             raise self._misuse(f"part {role!r} of {self._open.name!r} is {blob.spec.length} bytes long, found {length}")
         if blob.offset is None:
-            self._spool(blob, view)
+            blob.spool = blob.spool or Spool()
+            blob.spool.write(view)
         else:
             self._sink.write_at(blob.offset + blob.length, view)
         blob.hash(view)
@@ -260,19 +259,11 @@ class ZtWriter:
             blob = self._blobs[role]
             if blob.offset is None:
                 position = blob.offset = self._reserve()
-                for chunk in _chunks(blob):
+                for chunk in blob.spool.chunks() if blob.spool else ():
                     self._sink.write_at(position, chunk)
                     position += len(chunk)
             self._tail = blob.offset + blob.length
         self._drop_spools()
-
-    def _spool(self, blob: _Blob, data: memoryview) -> None:
-        try:
-            if blob.spool is None:
-                blob.spool = tempfile.TemporaryFile()  # noqa: SIM115 - lives until the tensor ends
-            blob.spool.write(data)
-        except OSError as error:
-            raise write_error(error, f"temporary file in {tempfile.gettempdir()}") from error
 
     def _drop_spools(self) -> None:
         for blob in self._blobs.values():
@@ -287,14 +278,3 @@ class ZtWriter:
 def _layout_order(parts: Sequence[PartSpec]) -> list[int]:
     """Parts of known length come first in the file, then the others, each in the spec's order."""
     return sorted(range(len(parts)), key=lambda index: parts[index].length is None)
-
-
-def _chunks(blob: _Blob) -> Iterator[bytes]:
-    if blob.spool is None:
-        return
-    try:
-        blob.spool.seek(0)
-        while chunk := blob.spool.read(_SPOOL_CHUNK):
-            yield chunk
-    except OSError as error:
-        raise write_error(error, f"temporary file in {tempfile.gettempdir()}") from error

@@ -1,0 +1,1 @@
+"""SQUIZD (``.squizd``), version 1. Byte layout, rules by name and decisions: ``spec/squizd.md``."""

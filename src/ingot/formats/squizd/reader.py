@@ -1,0 +1,242 @@
+"""Reading ``.squizd``: header, layer index, scale tables, directory, appendices; no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ingot.core import checksums
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.base import Catalog
+from ingot.formats.squizd.blocks import FLAG_OF, INT4
+from ingot.formats.squizd.details import details
+from ingot.formats.squizd.directory import Directory
+from ingot.formats.squizd.flags import Flags
+from ingot.formats.squizd.header import Notes, read_bytes, read_header, read_index
+from ingot.formats.squizd.layout import (
+    COREML_HEADER,
+    COREML_MAGIC,
+    DIRECTORY_MAGIC,
+    DRAFT_HEADER,
+    DRAFT_MAGIC,
+    HEADER,
+    INDEX_ENTRY,
+    SCALES_MAGIC,
+    Header,
+    IndexEntry,
+)
+from ingot.formats.squizd.scales import tables
+from ingot.formats.squizd.section_reader import Span, locate, masks_by_layer, read_directory, skip_zeros
+from ingot.formats.squizd.tensors import Located, SquizdTensors
+from ingot.formats.squizd.walk import end_of, name_blocks, walk
+from ingot.model.attachments import Attachments
+from ingot.model.bytesource import ByteSource
+from ingot.model.part import Part
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was found so far."""
+
+    source: ByteSource
+    header: Header
+    index: Sequence[IndexEntry]
+    notes: Notes
+    verify: bool
+
+    @property
+    def where(self) -> str:
+        return self.source.name
+
+    @property
+    def layers(self) -> list[Span]:
+        return [(entry.offset, entry.offset + entry.length) for entry in self.index]
+
+    def has(self, flag: Flags) -> bool:
+        return bool(self.header.flags & flag)
+
+    def refuse(self, rule: str, message: str) -> FormatError:
+        return FormatError(rule, message, where=self.where)
+
+
+def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> Catalog:
+    """Validate everything in a file but its weights, and locate its tensors.
+
+    Parameters
+    ----------
+    source : ByteSource
+        Belongs to the catalog from here on, unless this raises.
+    name : str
+        The file's name in its store; by default the source's.
+    verify : bool
+        Whether parts check their digests when read whole.
+
+    Raises
+    ------
+    FormatError, IntegrityError, UnsupportedError
+        A rule of ``spec/squizd.md``.
+    """
+    header, notes = read_header(source)
+    index, more = read_index(source, header)
+    found = _Read(source, header, index, notes + more, verify)
+    start = max([HEADER + INDEX_ENTRY * header.layer_count, *(end for _, end in found.layers)])
+    places, tail = _tables(found, start)
+    directory, raw, tail = read_directory(source, tail, source.size, found.where)
+    if directory is None:
+        located = _without_directory(found, places)
+        starts: dict[int, int] = {}
+    else:
+        located = locate(source, directory, found.layers, places, found.where)
+        starts = masks_by_layer(located, directory)
+    _check_flags(found, located)
+    _check_index_scales(found, places, starts)
+    attachments, tail = _appendices(found, directory, tail)
+    _check_end(found, tail)
+    head = read_bytes(source, 0, HEADER + INDEX_ENTRY * header.layer_count)
+    return Catalog(
+        tensors=SquizdTensors(source, located, verify=verify),
+        metadata=directory.metadata if directory is not None else {},
+        headers={name or source.name: head + raw},
+        sources=(source,),
+        notes=tuple(found.notes),
+        attachments=attachments,
+        details=partial(details, header, attachments),
+    )
+
+
+def _tables(found: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
+    """Find the scale tables behind the last weight block; fewer than 64 zero bytes may lie between."""
+    behind = skip_zeros(found.source, start, found.source.size)
+    if read_bytes(found.source, behind, min(4, found.source.size - behind)) in (SCALES_MAGIC, DIRECTORY_MAGIC):
+        start = behind
+    return tables(found.source, start, found.where)
+
+
+def _without_directory(found: _Read, places: Sequence[tuple[int, int]]) -> dict[str, Located]:
+    if found.has(Flags.SPARSE):
+        raise UnsupportedError(
+            "expected a directory in a file with SPARSE: without one the shapes before pruning are not stored",
+            rule="squizd.sparse-without-directory",
+            where=found.where,
+        )
+    found.notes.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
+    blocks = walk(found.source, found.layers, found.where)
+    return name_blocks(found.source, blocks, places, found.where)
+
+
+def _check_flags(found: _Read, located: dict[str, Located]) -> None:
+    """A flag has blocks behind it, and blocks have their flag; INT4 blocks may stand in an INT2 file."""
+    magics = {item.form.block.magic for item in located.values()}
+    for magic, flag in FLAG_OF.items():
+        if found.has(flag) and magic not in magics:
+            raise found.refuse(
+                "squizd.flag-empty", f"expected {magic.decode()} blocks with flag {flag.name}, found none"
+            )
+        if magic in magics and not found.has(flag) and not (magic == INT4 and found.has(Flags.INT2)):
+            raise found.refuse("squizd.flag-missing", f"expected flag {flag.name} with {magic.decode()} blocks")
+
+
+def _check_index_scales(found: _Read, places: Sequence[tuple[int, int]], masks: dict[int, int]) -> None:
+    """``scale_offset`` points to the layer's mask where it has one, else to the tables or nowhere."""
+    if found.has(Flags.SPARSE) and not masks:
+        raise found.refuse("squizd.sparse-missing", "expected masks with flag SPARSE, found none")
+    if masks and not found.has(Flags.SPARSE):
+        raise found.refuse("squizd.flag-missing", "expected flag SPARSE with masks")
+    inside = [entry.layer for entry in found.index if entry.offset <= entry.scales < entry.offset + entry.length]
+    if found.has(Flags.SPARSE) and len(inside) != found.header.sparsity.layers:
+        raise found.refuse(
+            "squizd.sparse-layers",
+            f"expected masks in n_sparse_layers = {found.header.sparsity.layers} layers, found {len(inside)}",
+        )
+    allowed = {0, *(offset - 8 for offset, _ in places)}
+    for entry in found.index:
+        wanted = {masks[entry.layer]} if entry.layer in masks else allowed
+        if entry.scales not in wanted:
+            raise found.refuse(
+                "squizd.scale-offset",
+                f"expected scale_offset of layer {entry.layer} at {sorted(wanted)}, found {entry.scales}",
+            )
+
+
+def _appendices(found: _Read, directory: Directory | None, tail: int) -> tuple[Attachments, int]:
+    draft, coreml = None, None
+    if found.has(Flags.EAGLE):
+        meta = found.header.draft
+        if meta.offset < tail or meta.length > found.source.size - meta.offset or meta.length < DRAFT_HEADER:
+            raise found.refuse(
+                "squizd.draft-out-of-bounds",
+                f"expected a draft head between byte {tail} and the file's end {found.source.size}, found {meta.length} "
+                f"bytes at {meta.offset}",
+            )
+        draft = SquizdTensors(found.source, _draft(found, directory), verify=found.verify)
+        tail = meta.offset + meta.length
+    if found.has(Flags.ANE_COREML):
+        coreml, tail = _coreml(found, directory, tail)
+    return Attachments(draft, coreml), tail
+
+
+def _draft(found: _Read, directory: Directory | None) -> dict[str, Located]:
+    """Locate the tensors of the draft head in its section."""
+    source, meta, where = found.source, found.header.draft, f"{found.where}: draft head"
+    end = meta.offset + meta.length
+    head = read_bytes(source, meta.offset, DRAFT_HEADER)
+    layers = int.from_bytes(head[4:], "little")
+    if head[:4] != DRAFT_MAGIC:
+        raise FormatError("squizd.draft-magic", f"expected {DRAFT_MAGIC!r}, found {head[:4]!r}", where=where)
+    if layers != meta.layers:
+        raise FormatError(
+            "squizd.draft-layers",
+            f"expected n_draft_layers {meta.layers} as in the header, found {layers}",
+            where=where,
+        )
+    span = (meta.offset + DRAFT_HEADER, end)
+    blocks = walk(source, [span], where, stops=(SCALES_MAGIC, DIRECTORY_MAGIC))
+    if not blocks:
+        raise FormatError("squizd.draft-missing", "expected weight blocks in the draft head, found none", where=where)
+    behind = end_of(blocks, span[0])
+    places, tail = tables(source, behind, where)
+    own, raw, _ = read_directory(source, tail, end, where)
+    stated = directory.draft_digest if directory is not None else None
+    if stated is not None and found.verify:
+        algorithm = checksums.known(stated, "squizd.digest", where)
+        if algorithm is not None:
+            checksums.check(stated, checksums.digest(algorithm, raw), "squizd.draft-digest", where)
+    if own is None:
+        return name_blocks(source, blocks, places, where, "draft")
+    return locate(source, own, [(span[0], behind)], places, where)
+
+
+def _coreml(found: _Read, directory: Directory | None, tail: int) -> tuple[Part, int]:
+    """Find the Core ML package: the last section, which ends with the file."""
+    source = found.source
+    start = skip_zeros(source, tail, source.size)
+    head = read_bytes(source, start, min(COREML_HEADER, source.size - start))
+    if head[:4] != COREML_MAGIC or len(head) < COREML_HEADER:
+        raise found.refuse(
+            "squizd.coreml-missing",
+            f"expected {COREML_MAGIC!r} at byte {start} with flag ANE_COREML, found {head[:4]!r}",
+        )
+    length = int.from_bytes(head[4:], "little")
+    if length != source.size - start - COREML_HEADER:
+        raise found.refuse(
+            "squizd.coreml-length",
+            f"expected a section of {source.size - start - COREML_HEADER} bytes, up to the file's end, found {length}",
+        )
+    part = Part(
+        dtype="u8",
+        length=length,
+        source=source,
+        offset=start + COREML_HEADER,
+        digest=directory.coreml_digest if directory is not None else None,
+        where=f"{found.where}: Core ML package",
+        verify=found.verify,
+    )
+    return part, source.size
+
+
+def _check_end(found: _Read, tail: int) -> None:
+    if tail < found.source.size:
+        found.notes.append(
+            ("squizd.trailing-bytes", f"expected the file to end at byte {tail}, found {found.source.size} bytes")
+        )

@@ -1,0 +1,187 @@
+"""Scale tables (SQUIZD document, section 8): entries of id, scale and zero point, and a part's view of one column."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ingot.core.dtypes import numpy_dtype
+from ingot.errors import FormatError
+from ingot.formats.squizd.layout import SCALE_ENTRY, SCALES_MAGIC, TABLE_HEADER
+from ingot.model.bytesource import ByteSource
+
+ENTRY = np.dtype([("id", "<u8"), ("scale", "<f4"), ("zero", "<f4")])
+FIELD = {"scales": "scale", "zeros": "zero"}
+# Entries that are looked at together.
+_PIECE = 1 << 16
+# A table holds 2**32 - 1 entries; nobody needs so many tables, and a file of empty ones would take long to walk.
+_MOST_TABLES = 4096
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive entries of one matrix: where the first lies in the file, how many there are, and their id."""
+
+    offset: int
+    count: int
+    id: int
+
+
+def table_header(count: int) -> bytes:
+    """Return what stands before ``count`` entries."""
+    return SCALES_MAGIC + struct.pack("<I", count)
+
+
+def entries(id: int, scales: Array, zeros: Array | None) -> Iterator[bytes]:
+    """Yield the bytes of entries, a piece at a time; scales and zeros of f32, f16 or bf16 widen to f32 exactly."""
+    for start in range(0, scales.size, _PIECE):
+        piece = np.zeros(min(_PIECE, scales.size - start), ENTRY)
+        piece["id"] = id
+        piece["scale"] = scales[start : start + _PIECE]
+        if zeros is not None:
+            piece["zero"] = zeros[start : start + _PIECE]
+        yield piece.tobytes()
+
+
+def read_entries(source: ByteSource, offset: int, count: int) -> Array:
+    """Return ``count`` entries at ``offset``: a view where the source is mapped."""
+    if source.mapped:
+        return np.frombuffer(source.view(offset, count * SCALE_ENTRY), ENTRY)
+    data = np.empty(count, ENTRY)
+    source.readinto(offset, data.view(np.uint8).data)
+    return data
+
+
+class EntrySource:
+    """One column of a run of entries as the bytes of a part: gathered, and narrowed to the type it was written from.
+
+    Parameters
+    ----------
+    source : ByteSource
+        The file; not closed here.
+    run : Run
+    role : {"scales", "zeros"}
+    dtype : {"f32", "f16", "bf16"}
+    absent_zeros : bool
+        Check that zero points are 0, because the tensor states that it has none.
+    where : str
+
+    Raises
+    ------
+    FormatError
+        On reading: ``squizd.scale-id`` (an entry of another matrix), ``squizd.scale-dtype`` (a number that ``dtype``
+        cannot hold), ``squizd.zero-point`` (one where there should be none).
+    """
+
+    mapped = False
+
+    def __init__(self, source: ByteSource, run: Run, role: str, dtype: str, *, absent_zeros: bool, where: str) -> None:
+        self.name = source.name
+        self._source, self._run, self._field, self._where = source, run, FIELD[role], where
+        self._dtype = numpy_dtype(dtype)
+        self._absent_zeros = absent_zeros
+        self.size = run.count * self._dtype.itemsize
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Gather the bytes into fresh memory."""
+        out = np.empty(length, np.uint8)
+        self.readinto(offset, out.data)
+        return out.data
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` with the column's bytes from ``offset`` on."""
+        item = self._dtype.itemsize
+        target, done = np.frombuffer(out, np.uint8), 0
+        while done < target.size:
+            first, skip = divmod(offset + done, item)
+            count = min(_PIECE, -(-(target.size - done + skip) // item))
+            values = self._column(first, count).view(f"u{item}").astype(f"<u{item}", copy=False).view(np.uint8)[skip:]
+            size = min(values.size, target.size - done)
+            target[done : done + size] = values[:size]
+            done += size
+
+    def changed(self) -> bool:
+        return self._source.changed()
+
+    def close(self) -> None:
+        pass
+
+    def _column(self, first: int, count: int) -> Array:
+        found = read_entries(self._source, self._run.offset + first * SCALE_ENTRY, count)
+        if (found["id"] != self._run.id).any():
+            raise FormatError(
+                "squizd.scale-id",
+                f"expected scale entries of tensor id {self._run.id:#018x}, found another",
+                where=self._where,
+            )
+        if self._absent_zeros and found["zero"].any():
+            raise FormatError("squizd.zero-point", "expected zero points of 0, found another", where=self._where)
+        wide: Array = np.ascontiguousarray(found[self._field])
+        if self._dtype.itemsize == 4:
+            return wide
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrow: Array = wide.astype(self._dtype)
+            same = narrow.astype(np.float32).view(np.uint32) == wide.view(np.uint32)
+        if not same.all():
+            raise FormatError(
+                "squizd.scale-dtype",
+                f"expected scales that {self._dtype} holds, found one that it does not",
+                where=self._where,
+            )
+        return narrow
+
+
+def tables(source: ByteSource, start: int, where: str) -> tuple[list[tuple[int, int]], int]:
+    """Walk the scale tables from ``start``; return (offset of the first entry, count) of each and where they end.
+
+    Raises ``FormatError`` ``squizd.scale-table``: a table that reaches past the end of the file, or too many of them.
+    """
+    found: list[tuple[int, int]] = []
+    at = start
+    while at + TABLE_HEADER <= source.size:
+        head = bytes(source.view(at, TABLE_HEADER))
+        if head[:4] != SCALES_MAGIC:
+            break
+        count = int.from_bytes(head[4:], "little")
+        end = at + TABLE_HEADER + count * SCALE_ENTRY
+        if end > source.size or len(found) == _MOST_TABLES:
+            raise FormatError(
+                "squizd.scale-table",
+                f"expected {count} scale entries at byte {at} of one of {_MOST_TABLES} tables, found a file that ends "
+                f"at byte {source.size} and table {len(found) + 1}",
+                where=where,
+            )
+        found.append((at + TABLE_HEADER, count))
+        at = end
+    return found, at
+
+
+def runs(source: ByteSource, offset: int, count: int, most: int, where: str) -> list[Run]:
+    """Return the runs of equal ids among ``count`` entries at ``offset``.
+
+    Raises ``FormatError`` ``squizd.scale-count``: more than ``most`` of them.
+    """
+    found: list[Run] = []
+    for start in range(0, count, _PIECE):
+        ids = read_entries(source, offset + start * SCALE_ENTRY, min(_PIECE, count - start))["id"]
+        edges = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+        bounds = [0, *edges.tolist(), ids.size]
+        for begin, stop in pairwise(bounds):
+            id = int(ids[begin])
+            if found and found[-1].id == id:
+                last = found.pop()
+                found.append(Run(last.offset, last.count + stop - begin, id))
+            else:
+                found.append(Run(offset + (start + begin) * SCALE_ENTRY, stop - begin, id))
+        if len(found) > most:
+            raise FormatError(
+                "squizd.scale-count", f"expected scales of {most} matrices, found those of more", where=where
+            )
+    return found

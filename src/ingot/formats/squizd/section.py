@@ -1,0 +1,271 @@
+"""Writing a section of weight blocks with its scale tables: the model's own, and a draft head's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ingot.core import checksums
+from ingot.core.dtypes import from_file
+from ingot.errors import UsageError
+from ingot.formats.spool import Spool
+from ingot.formats.squizd.blocks import Piece, tca
+from ingot.formats.squizd.carry import SCALE_ROLES
+from ingot.formats.squizd.directory import Entry
+from ingot.formats.squizd.layout import SCALE_ENTRY
+from ingot.formats.squizd.place import Cursor, Placed, Placement, Tables
+from ingot.formats.squizd.scales import entries, table_header
+from ingot.model.bytesource import Buffer, Sink
+
+_CRC = "crc32c"
+Blob = tuple[int, int, str]
+
+
+class _Role:
+    """One part being written: its digests, and where its bytes go (nowhere yet: a spool or memory)."""
+
+    def __init__(self, length: int | None, digest: str | None) -> None:
+        self.length, self.written = length, 0
+        self.kept = bytearray()
+        self.spool: Spool | None = None
+        self._hashers = {kind: checksums.hasher(kind) for kind in {_CRC, digest} if kind is not None}
+        self._kind = digest
+
+    def take(self, data: memoryview) -> None:
+        for running in self._hashers.values():
+            running.update(data)
+        self.written += data.nbytes
+
+    @property
+    def crc(self) -> str:
+        return self._hashers[_CRC].text()
+
+    @property
+    def digest(self) -> str | None:
+        return None if self._kind is None else self._hashers[self._kind].text()
+
+
+class TensorWriter:
+    """Writes one tensor: its block's header and parts at ``offset``, its scale entries into the tables at ``tables``.
+
+    Scales, zero points and the mask are kept in memory until ``finish``; the rest streams.
+    """
+
+    def __init__(self, sink: Sink, placed: Placed, offset: int, digest: str | None) -> None:
+        self._sink, self._placed, self._offset = sink, placed, offset
+        self.block = placed.form.block
+        self._pieces = {piece.role: piece for piece in self.block.pieces}
+        self._roles = {part.role: _Role(part.length, digest) for part in placed.spec.parts}
+        self._write_header()
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Take the next bytes of a part; more than its length are refused."""
+        found = self._roles.get(role)
+        if found is None:
+            raise self._misuse(f"it has no part {role!r}")
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        view = view.cast("B")
+        if found.length is not None and found.written + view.nbytes > found.length:
+            raise self._misuse(f"part {role!r} is {found.length} bytes long, found more")
+        piece = self._pieces.get(role)
+        if piece is None:
+            found.kept += view
+        elif piece.start is None:
+            found.spool = found.spool or Spool()
+            found.spool.write(view)
+        else:
+            self._sink.write_at(self._offset + piece.start + found.written, view)
+        found.take(view)
+
+    def finish(self) -> int:
+        """Check that all bytes came, settle what waited; return the block's end."""
+        for role, found in self._roles.items():
+            if found.length not in (None, found.written):
+                raise self._misuse(f"part {role!r} is {found.length} bytes long, found {found.written} at its end")
+        if self.block.length is None:
+            self._settle()
+        for piece, following in zip(self.block.pieces[:-1], self.block.pieces[1:], strict=True):
+            end = (piece.start or 0) + (piece.length or 0)
+            if following.start is not None and following.start > end:
+                self._sink.write_at(self._offset + end, bytes(following.start - end))
+        return self._offset + (self.block.length or 0)
+
+    def blobs(self) -> list[Blob]:
+        """Return offset, length and CRC-32C of each part that lies in the block."""
+        return [
+            (self._offset + (piece.start or 0), self._roles[piece.role].written, self._roles[piece.role].crc)
+            for piece in self.block.pieces
+        ]
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of every part, as the directory states it."""
+        return {role: found.digest for role, found in self._roles.items() if found.digest is not None}
+
+    def mask(self) -> bytes:
+        """Return the mask's bytes, empty where there is none."""
+        return bytes(self._roles["mask"].kept) if "mask" in self._roles else b""
+
+    def scales(self, role: str) -> np.ndarray[Any, np.dtype[Any]] | None:
+        """Return the scales or zero points, None where there are none."""
+        if role not in self._roles:
+            return None
+        return from_file(np.frombuffer(self._roles[role].kept, np.uint8), self._placed.form.scale_dtype or "f32")
+
+    def close(self) -> None:
+        """Drop what waits in temporary files."""
+        for found in self._roles.values():
+            if found.spool is not None:
+                found.spool.close()
+
+    def _settle(self) -> None:
+        """Lengths are known now: append the part that waited, and write the header again."""
+        high, fallback = self._roles["high"].written, self._roles["fallback"].written
+        rows, cols = self.block.shape
+        self.block = tca(rows, cols, self.block.says["start"], high, fallback // 2)
+        last: Piece = self.block.pieces[-1]
+        spool, position = self._roles["fallback"].spool, self._offset + (last.start or 0)
+        for chunk in spool.chunks() if spool is not None else ():
+            self._sink.write_at(position, chunk)
+            position += len(chunk)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        self._sink.write_at(self._offset, self.block.header)
+
+    def _misuse(self, message: str) -> UsageError:
+        return UsageError(f"{self._placed.spec.name!r}: {message}", rule="squizd.writer")
+
+
+class Section:
+    """Writes blocks one after the other behind ``start``, masks behind each layer, and tables behind the last layer.
+
+    ``tables`` is where the tables will begin; needed where anything is quantized, and then known beforehand.
+    """
+
+    def __init__(self, sink: Sink, placement: Placement, start: int, tables: int, digest: str | None) -> None:
+        self._sink, self._placement, self._tables, self._digest = sink, placement, tables, digest
+        self.cursor = Cursor(start, placement.layer_count)
+        self.entries: dict[str, Entry] = {}
+        self.mask_of: dict[str, int] = {}  # bit i: block i is kept
+        self._masks: list[list[bytes]] = [[] for _ in range(placement.layer_count)]
+        self._mask_places: dict[str, tuple[int, int, int]] = {}
+        self._flushed = 0
+        self._writer: TensorWriter | None = None
+
+    def begin(self, placed: Placed) -> TensorWriter:
+        """Start a tensor's block."""
+        gap, offset = self.cursor.block(placed.layer, placed.form.block.lead)
+        self._flush_masks()
+        self._sink.write_at(gap, bytes(offset - gap))
+        self._writer = TensorWriter(self._sink, placed, offset, self._digest)
+        return self._writer
+
+    def end(self, placed: Placed, writer: TensorWriter) -> dict[str, Any]:
+        """Close the tensor; return what ``restore`` needs."""
+        offset = self.cursor.tail
+        end = writer.finish()
+        blobs = writer.blobs() + self._write_scales(placed, writer)
+        record = {
+            "name": placed.spec.name,
+            "blobs": blobs,
+            "end": end,
+            "digests": writer.digests(),
+            "mask": writer.mask().hex(),
+        }
+        self._accept(placed, offset, record)
+        self.abandon()
+        return record
+
+    def restore(self, placed: Placed, record: Mapping[str, Any]) -> None:
+        """Take a tensor back as an earlier run wrote it."""
+        _, offset = self.cursor.block(placed.layer, placed.form.block.lead)
+        self._flush_masks()
+        self._accept(placed, offset, record)
+
+    def finish(self) -> int:
+        """Write what follows the blocks: the last masks, and the tables' headers. Return the end of the tables."""
+        end = self.cursor.finish()
+        self._flush_masks()
+        for count in self._placement.tables.counts:
+            self._sink.write_at(end, table_header(count))
+            end += len(table_header(count)) + count * SCALE_ENTRY
+        for name, (layer, behind, size) in self._mask_places.items():
+            place = (self.cursor.mask_starts[layer] or 0) + behind
+            self.entries[name] = with_mask(self.entries[name], (place, size))
+        return end
+
+    def abandon(self) -> None:
+        """Drop an open tensor."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _accept(self, placed: Placed, offset: int, record: Mapping[str, Any]) -> None:
+        self.cursor.tail = int(record["end"])
+        spec, tables = placed.spec, self._placement.tables
+        if record["mask"]:
+            mask = bytes.fromhex(record["mask"])
+            self._mask_places[spec.name] = (placed.layer, self.cursor.mask(len(mask)), len(mask))
+            self._masks[placed.layer].append(mask)
+            self.mask_of[spec.name] = int.from_bytes(mask, "little")
+        self.entries[spec.name] = entry_of(placed, offset, tables, self._tables, dict(record["digests"]))
+
+    def _flush_masks(self) -> None:
+        """Write the masks of the layers that were closed since."""
+        while self._flushed < self.cursor.closed:
+            place = self.cursor.mask_starts[self._flushed]
+            if place is not None:
+                self._sink.write_at(place, b"".join(self._masks[self._flushed]))
+            self._flushed += 1
+
+    def _write_scales(self, placed: Placed, writer: TensorWriter) -> list[Blob]:
+        form, tables = placed.form, self._placement.tables
+        if not form.first:
+            return []
+        scales, zeros = writer.scales(SCALE_ROLES[0]), writer.scales(SCALE_ROLES[1])
+        assert scales is not None
+        first = tables.first_at(self._tables, placed)
+        if not form.second:
+            return [self._write_all(first, entries(placed.id, scales, zeros))]
+        neutral = entries(placed.id, np.ones(1, np.float32), None)
+        second = entries(placed.id | 1 << 63, scales, zeros)
+        return [
+            self._write_all(first, neutral),
+            self._write_all(tables.second_at(self._tables, placed), second),
+        ]
+
+    def _write_all(self, offset: int, pieces: Iterator[bytes]) -> Blob:
+        position, running = offset, checksums.hasher(_CRC)
+        for piece in pieces:
+            self._sink.write_at(position, piece)
+            running.update(piece)
+            position += len(piece)
+        return offset, position - offset, running.text()
+
+
+def entry_of(placed: Placed, offset: int, tables: Tables, tables_start: int, digests: dict[str, str]) -> Entry:
+    """Return the directory's entry of a tensor; its mask, which follows later, aside."""
+    spec, form = placed.spec, placed.form
+    return Entry(
+        shape=spec.shape,
+        dtype=spec.dtype,
+        codec=spec.codec,
+        layer=placed.layer,
+        offset=offset,
+        params=dict(spec.params),
+        scales=form.scale_dtype,
+        zeros=any(part.role == "zeros" for part in spec.parts),
+        first=(tables.first_at(tables_start, placed), form.first) if form.first else None,
+        second=(tables.second_at(tables_start, placed), form.second) if form.second else None,
+        digests=digests,
+    )
+
+
+def with_mask(entry: Entry, mask: tuple[int, int]) -> Entry:
+    """Return the entry with offset and bytes of its mask."""
+    fields = {name: getattr(entry, name) for name in entry.__struct_fields__}
+    return Entry(**{**fields, "mask": mask})

@@ -1,0 +1,186 @@
+"""Reading a section of blocks and scale tables with its directory: the model's own, or a draft head's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+from ingot.errors import FormatError
+from ingot.formats.squizd.blocks import parse
+from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory
+from ingot.formats.squizd.directory import parse as parse_directory
+from ingot.formats.squizd.header import read_bytes
+from ingot.formats.squizd.layout import (
+    ALIGNMENT,
+    DIRECTORY_HEADER,
+    DIRECTORY_MAGIC,
+    SCALE_ENTRY,
+    SUB_BLOCK_BIT,
+    tensor_id,
+)
+from ingot.formats.squizd.scales import read_entries
+from ingot.formats.squizd.tensors import Located, from_entry
+from ingot.model.bytesource import ByteSource
+
+Span = tuple[int, int]
+TablePlaces = Sequence[tuple[int, int]]
+
+
+def skip_zeros(source: ByteSource, offset: int, end: int) -> int:
+    """Return where the first byte that is not 0 lies behind ``offset``, at most 63 bytes on."""
+    data = read_bytes(source, offset, max(0, min(ALIGNMENT - 1, end - offset)))
+    return offset + len(data) - len(data.lstrip(b"\0"))
+
+
+def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tuple[Directory | None, bytes, int]:
+    """Return the directory at ``offset`` with its bytes and its end; None where there is none.
+
+    Raises
+    ------
+    FormatError
+        ``squizd.directory-out-of-bounds``, ``squizd.directory-too-large``, and the rules of ``directory.parse``.
+    """
+    if end - offset < DIRECTORY_HEADER:
+        return None, b"", offset
+    head = read_bytes(source, offset, DIRECTORY_HEADER)
+    if head[:4] != DIRECTORY_MAGIC:
+        return None, b"", offset
+    length = int.from_bytes(head[4:], "little")
+    if length > MAX_DIRECTORY:
+        raise FormatError(
+            "squizd.directory-too-large", f"expected at most {MAX_DIRECTORY} bytes, found {length}", where=where
+        )
+    if length > end - offset - DIRECTORY_HEADER:
+        raise FormatError(
+            "squizd.directory-out-of-bounds",
+            f"expected a directory that ends by byte {end}, found {length} bytes at {offset}",
+            where=where,
+        )
+    data = read_bytes(source, offset + DIRECTORY_HEADER, length)
+    return parse_directory(data, where), head + data, offset + DIRECTORY_HEADER + length
+
+
+def locate(
+    source: ByteSource, directory: Directory, layers: Sequence[Span], tables: TablePlaces, where: str
+) -> dict[str, Located]:
+    """Find every tensor of a directory.
+
+    Parameters
+    ----------
+    layers : sequence of (start, end)
+        Byte spans of the layers' weight blocks.
+    tables : sequence of (offset of the first entry, number of entries)
+
+    Raises
+    ------
+    FormatError
+        ``squizd.directory-layer``, ``squizd.block-outside-layer``, ``squizd.block-overlap``, ``squizd.mask``,
+        ``squizd.directory-conflict``, ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-entry``,
+        ``squizd.scale-id``, ``squizd.scale-rounds``, and the rules of blocks.
+    """
+    found: dict[str, Located] = {}
+    spans: list[tuple[int, int, str]] = []
+    read = partial(read_bytes, source)
+    for name, entry in directory.tensors.items():
+        place = f"{where}: tensor {name[:200]!r}"
+        if entry.layer >= len(layers):
+            raise FormatError(
+                "squizd.directory-layer", f"expected a layer below {len(layers)}, found {entry.layer}", where=place
+            )
+        start, end = layers[entry.layer]
+        if not start <= entry.offset < end:
+            raise FormatError(
+                "squizd.block-outside-layer",
+                f"expected a block in layer {entry.layer}, bytes {start} to {end}, found {entry.offset}",
+                where=place,
+            )
+        block = parse(read, entry.offset, end, place)
+        found[name] = from_entry(name, entry, block, place)
+        spans.append((entry.offset, entry.offset + (block.length or 0), name))
+        if entry.mask is not None:
+            if entry.mask[0] < start or entry.mask[1] > end - entry.mask[0]:
+                raise FormatError(
+                    "squizd.mask", f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}", where=place
+                )
+            spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
+    _check_apart(spans, where)
+    _check_scales(source, directory, tables, where)
+    return found
+
+
+def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
+    spans.sort()
+    for (_, end, one), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise FormatError(
+                "squizd.block-overlap",
+                f"expected bytes of its own, found some that are also those of {one[:200]!r}",
+                where=f"{where}: tensor {other[:200]!r}",
+            )
+
+
+def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces, where: str) -> None:
+    """Every quantized matrix has its entries inside the tables, under its id, and no others are in the first round."""
+    scaled = {name: entry for name, entry in directory.tensors.items() if entry.first is not None}
+    if scaled and not tables:
+        raise FormatError(
+            "squizd.scale-missing", f"expected scale tables for {len(scaled)} matrices, found none", where=where
+        )
+    firsts = sum(count for _, count in tables[:1])
+    if firsts != len(scaled):
+        raise FormatError(
+            "squizd.scale-count",
+            f"expected {len(scaled)} entries in the first scale table, one per quantized matrix, found {firsts}",
+            where=where,
+        )
+    taken: list[Span] = []
+    for name, entry in scaled.items():
+        place, id = f"{where}: tensor {name[:200]!r}", tensor_id(entry.layer, name)
+        assert entry.first is not None
+        _check_run(source, entry.first, id, tables[:1], place)
+        taken.append(entry.first)
+        if entry.second is not None:
+            _check_run(source, entry.second, id | SUB_BLOCK_BIT, tables[1:], place)
+            taken.append(entry.second)
+            neutral = read_entries(source, entry.first[0], 1)[0]
+            if (neutral["scale"], neutral["zero"]) != (1.0, 0.0):
+                raise FormatError(
+                    "squizd.scale-rounds",
+                    "expected scale 1 and zero 0 in the first round beside sub-block scales, found "
+                    f"{neutral['scale']:g} and {neutral['zero']:g}",
+                    where=place,
+                )
+    taken.sort()
+    for (start, count), (following, _) in pairwise(taken):
+        if start + count * SCALE_ENTRY > following:
+            raise FormatError("squizd.scale-entry", "expected scale entries of its own for every tensor", where=where)
+
+
+def _check_run(source: ByteSource, run: tuple[int, int], id: int, tables: TablePlaces, where: str) -> None:
+    """A run of entries lies in one of the tables, on its grid, and begins and ends with the tensor's id."""
+    offset, count = run
+    inside = any(
+        start <= offset and (offset - start) % SCALE_ENTRY == 0 and count <= entries - (offset - start) // SCALE_ENTRY
+        for start, entries in tables
+    )
+    if not inside:
+        raise FormatError(
+            "squizd.scale-entry", f"expected {count} scale entries inside a table, found them at {offset}", where=where
+        )
+    for at in {offset, offset + (count - 1) * SCALE_ENTRY} if count else set():
+        found = int(read_entries(source, at, 1)[0]["id"])
+        if found != id:
+            raise FormatError(
+                "squizd.scale-id", f"expected scale entries of tensor id {id:#018x}, found {found:#018x}", where=where
+            )
+
+
+def masks_by_layer(found: Mapping[str, Located], directory: Directory) -> dict[int, int]:
+    """Return the offset of the first mask of every layer that has one."""
+    starts: dict[int, int] = {}
+    for name, located in found.items():
+        if located.mask is not None:
+            layer = directory.tensors[name].layer
+            starts[layer] = min(starts.get(layer, located.mask), located.mask)
+    return starts

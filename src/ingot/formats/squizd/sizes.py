@@ -1,0 +1,67 @@
+"""The exact bytes of a file before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.core import checksums
+from ingot.formats.base import WriteOptions
+from ingot.formats.squizd.appendix import draft_placement
+from ingot.formats.squizd.directory import VERSION, Directory, build
+from ingot.formats.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align
+from ingot.formats.squizd.place import Placement, layers_of, place, simulate
+from ingot.formats.squizd.section import entry_of, with_mask
+from ingot.model.attachments import Attachments
+from ingot.model.spec import TensorSpec
+
+
+def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+    """Return the bytes of the file; unknown lengths count as the most that they can be."""
+    layers, count = layers_of([spec.name for spec in specs])
+    placement = place(specs, layers, count)
+    directory, end = stand_in(placement, HEADER + INDEX_ENTRY * count, options.digest, metadata, options.attachments)
+    return appendices_end(end + len(build(directory)), options)
+
+
+def appendices_end(tail: int, options: WriteOptions) -> int:
+    """Return the end of the file whose directory ends at ``tail``."""
+    attached = options.attachments
+    if attached.draft is not None:
+        start = align(tail)
+        directory, end = stand_in(draft_placement(attached.draft), start + DRAFT_HEADER, options.digest)
+        tail = end + len(build(directory))
+    return tail if attached.coreml is None else tail + COREML_HEADER + attached.coreml.length
+
+
+def stand_in(
+    placement: Placement,
+    start: int,
+    digest: str | None,
+    metadata: Mapping[str, Any] | None = None,
+    attachments: Attachments | None = None,
+) -> tuple[Directory, int]:
+    """Return a directory as long as the one that will be written, and where the scale tables end.
+
+    Digests are those of nothing: their texts are as long as any.
+    """
+    offsets, cursor = simulate(placement, start)
+    text = None if digest is None else checksums.digest(digest, b"")
+    entries = {}
+    behind: dict[int, int] = {}
+    for placed, offset in zip(placement.tensors, offsets, strict=True):
+        digests = {} if text is None else {part.role: text for part in placed.spec.parts}
+        entry = entry_of(placed, offset, placement.tables, cursor.tail, digests)
+        if placed.form.mask_bytes is not None:
+            begun = behind.get(placed.layer, 0)
+            entry = with_mask(entry, ((cursor.mask_starts[placed.layer] or 0) + begun, placed.form.mask_bytes))
+            behind[placed.layer] = begun + placed.form.mask_bytes
+        entries[placed.spec.name] = entry
+    directory = Directory(
+        VERSION,
+        entries,
+        dict(metadata or {}),
+        draft_digest=text if attachments is not None and attachments.draft is not None else None,
+        coreml_digest=None if attachments is None or attachments.coreml is None else checksums.digest("sha256", b""),
+    )
+    return directory, cursor.tail + placement.tables.size

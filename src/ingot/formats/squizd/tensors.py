@@ -1,0 +1,130 @@
+"""From blocks and entries to tensors: parts located and checked against what the directory says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ingot.core import checksums
+from ingot.core.dtypes import DTYPES
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.squizd.blocks import Block
+from ingot.formats.squizd.carry import SCALE_DTYPES, SPARSE, Form, form_of
+from ingot.formats.squizd.directory import Entry
+from ingot.formats.squizd.layout import SUB_BLOCK_BIT, tensor_id
+from ingot.formats.squizd.scales import EntrySource, Run
+from ingot.model.bytesource import ByteSource
+from ingot.model.part import Part
+from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A tensor as found: its spec, its block at ``offset``, its scale entries, its mask's offset, digests of parts."""
+
+    spec: TensorSpec
+    form: Form
+    offset: int
+    run: Run | None = None
+    mask: int | None = None
+    digests: Mapping[str, str] | None = None
+
+
+def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
+    """Join a directory entry with the block that it points to.
+
+    Raises ``FormatError`` ``squizd.directory-conflict`` where they say different things.
+    """
+    spec = TensorSpec(name, entry.shape, entry.dtype, entry.codec, tuple(_parts(entry, block)), entry.params)
+    try:
+        form = form_of(spec)
+    except (UnsupportedError, TypeError, ValueError, KeyError) as error:
+        raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=where) from None
+    if form.block.header != block.header:
+        raise FormatError(
+            "squizd.directory-conflict",
+            f"expected a {form.block.magic.decode()} block of shape {list(form.block.shape)} {dict(form.block.says)}, found "
+            f"{block.magic.decode()} of shape {list(block.shape)} {dict(block.says)}",
+            where=where,
+        )
+    counts = (entry.first[1] if entry.first else 0, entry.second[1] if entry.second else 0)
+    if counts != (form.first, form.second):
+        raise FormatError(
+            "squizd.directory-conflict",
+            f"expected {form.first} and {form.second} scale entries, found {counts[0]} and {counts[1]}",
+            where=where,
+        )
+    for role, text in entry.digests.items():
+        if all(role != part.role for part in spec.parts):
+            raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=where)
+        checksums.known(text, "squizd.digest", where)
+    id = tensor_id(entry.layer, name)
+    run = None
+    if entry.second is not None:
+        run = Run(entry.second[0], entry.second[1], id | SUB_BLOCK_BIT)
+    elif entry.first is not None:
+        run = Run(entry.first[0], entry.first[1], id)
+    return Located(spec, form, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests)
+
+
+def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
+    if entry.codec == SPARSE:
+        yield PartSpec("mask", "u8", entry.mask[1] if entry.mask else 0)
+    for piece in block.pieces:
+        yield PartSpec(piece.role, piece.dtype, piece.length, piece.type)
+    if entry.scales is not None:
+        count = (entry.second or entry.first or (0, 0))[1]
+        length = count * DTYPES[entry.scales].bits // 8 if entry.scales in SCALE_DTYPES else 0
+        yield PartSpec("scales", entry.scales, length)
+        if entry.zeros:
+            yield PartSpec("zeros", entry.scales, length)
+
+
+class SquizdTensors(Mapping[str, Tensor]):
+    """Tensors in file order; each is made once, on first access."""
+
+    def __init__(self, source: ByteSource, found: Mapping[str, Located], *, verify: bool) -> None:
+        self._source, self._found, self._verify = source, found, verify
+        self._made: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self._make(self._found[name])
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+    def _make(self, found: Located) -> Tensor:
+        spec = found.spec
+        parts = {part.role: self._part(found, part) for part in spec.parts}
+        return Tensor(spec.name, spec.shape, spec.dtype, spec.codec, parts, dict(spec.params))
+
+    def _part(self, found: Located, part: PartSpec) -> Part:
+        where = f"{self._source.name}: tensor {found.spec.name[:200]!r} part {part.role!r}"
+        source, offset = self._source, found.mask or 0
+        if part.role in ("scales", "zeros"):
+            assert found.run is not None
+            absent = not any(other.role == "zeros" for other in found.spec.parts)
+            source, offset = EntrySource(source, found.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
+        elif part.role != "mask":
+            pieces = {piece.role: piece.start or 0 for piece in found.form.block.pieces}
+            offset = found.offset + pieces[part.role]
+        return Part(
+            dtype=part.dtype,
+            length=part.length or 0,
+            source=source,
+            offset=offset,
+            type=part.type,
+            digest=(found.digests or {}).get(part.role),
+            where=where,
+            verify=self._verify,
+        )

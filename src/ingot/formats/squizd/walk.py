@@ -1,0 +1,201 @@
+"""Reading a file without a directory, as the document alone describes it: blocks in order, names as far as they tell.
+
+Names are ``layers.{i}.{j}`` for block j of layer i; where an entry's ``tensor_id`` is that of a name usual for such
+models, that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ingot.errors import FormatError
+from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, Block, parse
+from ingot.formats.squizd.carry import form_of
+from ingot.formats.squizd.header import read_bytes
+from ingot.formats.squizd.layout import SUB_BLOCK_BIT, tensor_id
+from ingot.formats.squizd.scales import Run, read_entries, runs
+from ingot.formats.squizd.section_reader import Span, TablePlaces, skip_zeros
+from ingot.formats.squizd.tensors import Located
+from ingot.model.bytesource import ByteSource
+from ingot.model.spec import PartSpec, TensorSpec
+
+MAX_BLOCKS = 1 << 20
+_SCALED = (INT4, INT2, ASTC)
+
+_IN_LAYER = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.qkv_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.gate_up_proj", "mlp.fc1", "mlp.fc2",
+    "attention.wq", "attention.wk", "attention.wv", "attention.wo",
+    "feed_forward.w1", "feed_forward.w2", "feed_forward.w3",
+    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+    "intermediate.dense", "output.dense", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj",
+)  # fmt: skip
+_STACKS = (
+    "model.layers.{}.",
+    "layers.{}.",
+    "encoder.layer.{}.",
+    "bert.encoder.layer.{}.",
+    "transformer.h.{}.",
+    "h.{}.",
+)
+_OUTSIDE = ("model.embed_tokens.weight", "tok_embeddings.weight", "lm_head.weight", "output.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A block as met: its layer, its number there, its offset."""
+
+    layer: int
+    number: int
+    offset: int
+    block: Block
+
+
+def walk(source: ByteSource, layers: Sequence[Span], where: str, stops: tuple[bytes, ...] = ()) -> list[Walked]:
+    """Return all blocks of all layers. Fewer than 64 zero bytes may lie before a block and behind the last.
+
+    Raises ``FormatError``: the rules of blocks, and ``squizd.too-many-blocks``.
+    """
+    found: list[Walked] = []
+    read = partial(read_bytes, source)
+    for layer, (start, end) in enumerate(layers):
+        at, number = start, 0
+        while (at := skip_zeros(source, at, end)) < end:
+            if stops and read(at, min(4, end - at)) in stops:
+                break
+            block = parse(read, at, end, f"{where}: layer {layer}")
+            found.append(Walked(layer, number, at, block))
+            at, number = at + (block.length or 0), number + 1
+            if len(found) > MAX_BLOCKS:
+                raise FormatError(
+                    "squizd.too-many-blocks", f"expected at most {MAX_BLOCKS} blocks without a directory", where=where
+                )
+    return found
+
+
+def end_of(blocks: Sequence[Walked], start: int) -> int:
+    """Return where the last block ends."""
+    return max((walked.offset + (walked.block.length or 0) for walked in blocks), default=start)
+
+
+def name_blocks(
+    source: ByteSource, blocks: Sequence[Walked], tables: TablePlaces, where: str, stem: str = "layers"
+) -> dict[str, Located]:
+    """Give every block a name and its scale entries.
+
+    Raises
+    ------
+    FormatError
+        ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-id``, ``squizd.scale-rounds``,
+        ``squizd.sub-blocks``.
+    """
+    scaled = [walked for walked in blocks if walked.block.magic in _SCALED]
+    firsts, seconds = _rounds(source, tables, len(scaled), where)
+    scales = dict(zip((walked.offset for walked in scaled), firsts, strict=True))
+    names: dict[str, Located] = {}
+    for walked in blocks:
+        first = scales.get(walked.offset)
+        name = f"{stem}.{walked.layer}.{walked.number}"
+        if first is not None:
+            name = _usual_name(walked.layer, first.id) or name
+        if name in names:
+            name = f"{stem}.{walked.layer}.{walked.number}"
+        second = None if first is None else seconds.get(first.id)
+        names[name] = _located(source, name, walked, first, second, where)
+    return names
+
+
+def _rounds(source: ByteSource, tables: TablePlaces, matrices: int, where: str) -> tuple[list[Run], dict[int, Run]]:
+    """Return the entries of the first round one by one, and the runs of the second by id."""
+    if matrices and not tables:
+        raise FormatError(
+            "squizd.scale-missing", f"expected a scale table for {matrices} matrices, found none", where=where
+        )
+    found = [run for offset, count in tables for run in runs(source, offset, count, 2 * matrices + 2, where)]
+    firsts = [
+        Run(run.offset + 16 * index, 1, run.id)
+        for run in found
+        if not run.id & SUB_BLOCK_BIT
+        for index in range(min(run.count, matrices + 1))
+    ]
+    if len(firsts) != matrices:
+        raise FormatError(
+            "squizd.scale-count",
+            f"expected {matrices} entries in the first round of scales, one per quantized matrix, found {len(firsts)}",
+            where=where,
+        )
+    seconds = {run.id & ~SUB_BLOCK_BIT: run for run in found if run.id & SUB_BLOCK_BIT}
+    known = {run.id for run in firsts}
+    if len(seconds) != sum(run.id & SUB_BLOCK_BIT != 0 for run in found) or not seconds.keys() <= known:
+        raise FormatError(
+            "squizd.scale-id",
+            "expected sub-block scales together, under ids of the first round; found others",
+            where=where,
+        )
+    return firsts, seconds
+
+
+def _usual_name(layer: int, id: int) -> str | None:
+    candidates = (stack.format(layer) + name + ".weight" for stack in _STACKS for name in _IN_LAYER)
+    return next((name for name in (*candidates, *_OUTSIDE) if tensor_id(layer, name) == id), None)
+
+
+def _located(
+    source: ByteSource, name: str, walked: Walked, first: Run | None, second: Run | None, where: str
+) -> Located:
+    """Make the tensor that a block stands for; whatever the document leaves open is refused, not guessed."""
+    block = walked.block
+    parts = [PartSpec(piece.role, piece.dtype, piece.length, piece.type) for piece in block.pieces]
+    run = second or first
+    if run is not None:
+        parts += [PartSpec(role, "f32", 4 * run.count) for role in ("scales", "zeros")]
+    params = _params(block)
+    if block.magic in INTEGER_BITS:
+        assert first is not None
+        params |= _grouping(source, block, first, second, f"{where}: {name}")
+    dtype = block.dtype or "f32"
+    spec = TensorSpec(name, block.shape, dtype, block.codec, tuple(parts), params)
+    return Located(spec, form_of(spec), walked.offset, run)
+
+
+def _params(block: Block) -> dict[str, Any]:
+    """Return a codec's parameters as far as the block's header tells them."""
+    if block.codec == "dense":
+        return {}
+    if block.codec == "astc":
+        return {"codec_version": 1, "profile": "ldr", "dtype": "f32", **block.says}
+    if block.codec == "tca_tbe":
+        return {"codec_version": 1, "dtype": "bf16", **block.says}
+    bits = INTEGER_BITS[block.magic]
+    packing = "rows_lsb" if block.shape[1] * bits % 8 == 0 else "flat_lsb"
+    fixed = {"axis": -1, "packing": packing, "signed": True, "zeros": True, "dtype": "f32"}
+    return {"codec_version": 1, "bits": bits, **fixed}
+
+
+def _grouping(source: ByteSource, block: Block, first: Run, second: Run | None, where: str) -> dict[str, Any]:
+    """Return granularity and group size from the number of sub-block scales."""
+    rows, cols = block.shape
+    if second is None:
+        return {"granularity": "tensor"}
+    neutral = read_entries(source, first.offset, 1)[0]
+    if (neutral["scale"], neutral["zero"]) != (1.0, 0.0):
+        raise FormatError(
+            "squizd.scale-rounds",
+            "expected scale 1 and zero 0 in the first round beside sub-block scales: the document does not say how the "
+            f"two would be combined; found {neutral['scale']:g} and {neutral['zero']:g}",
+            where=where,
+        )
+    groups = second.count // rows if rows else 0
+    stated = int(block.says.get("sub_block", 0))
+    group = stated or (cols // groups if groups and cols % groups == 0 else 0)
+    if not group or rows * -(-cols // group) != second.count:
+        raise FormatError(
+            "squizd.sub-blocks",
+            f"expected sub-blocks that divide {rows} rows of {cols} columns, found {second.count} scales"
+            + (f" and sub_block_len {stated}" if stated else ""),
+            where=where,
+        )
+    return {"granularity": "group", "group_size": group}

@@ -1,0 +1,167 @@
+"""Writing ``.squizd``: block after block in layer order; header, index, tables and appendices at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ingot.core import checksums
+from ingot.errors import UsageError
+from ingot.formats.base import WriteOptions
+from ingot.formats.squizd.appendix import write_coreml, write_draft
+from ingot.formats.squizd.carry import SPARSE, form_of
+from ingot.formats.squizd.directory import VERSION, Directory, build
+from ingot.formats.squizd.flags import Flags
+from ingot.formats.squizd.layout import (
+    HEADER,
+    INDEX_ENTRY,
+    DraftMeta,
+    Header,
+    IndexEntry,
+    Sparsity,
+    align,
+    fnv1a64,
+    sparsity_crc,
+)
+from ingot.formats.squizd.place import Placed, flags_of, layers_of, order, place, simulate
+from ingot.formats.squizd.section import Section, TensorWriter
+from ingot.model.bytesource import Buffer, Target
+from ingot.model.spec import TensorSpec
+
+
+class SquizdWriter:
+    """A ``FormatWriter`` of one ``.squizd`` file.
+
+    Raises ``UnsupportedError`` ``squizd.carry``, ``squizd.mixed-encodings``, ``squizd.mixed-blocks`` or
+    ``squizd.id-collision`` for tensors that the file cannot hold, alone or together.
+    """
+
+    def __init__(
+        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> None:
+        names = [spec.name for spec in specs]
+        if len(set(names)) != len(names):
+            raise UsageError("expected each tensor name once", rule="squizd.writer")
+        if order(specs) != list(range(len(specs))):
+            raise UsageError("expected the tensors in the format's order", rule="squizd.writer")
+        layers, count = layers_of(names)
+        self._specs, self._name, self._options = specs, name, options
+        self._metadata = dict(metadata)
+        self._placement = place(specs, layers, count)
+        self._start = HEADER + INDEX_ENTRY * count
+        _, end = simulate(self._placement, self._start)  # without unknown lengths, which no quantized tensor has
+        self._sink = target.create(name)
+        self._section = Section(self._sink, self._placement, self._start, end.tail, options.digest)
+        self._next = 0
+        self._open: tuple[Placed, TensorWriter] | None = None
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor of the specs."""
+        placed = replace(self._expect(spec.name), spec=spec, form=form_of(spec))
+        self._open = (placed, self._section.begin(placed))
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Take the next bytes of a part."""
+        if self._open is None:
+            raise UsageError("no tensor is open", rule="squizd.writer")
+        self._open[1].write(role, data)
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; the record holds where its parts and scale entries lie, their digests and its mask."""
+        if self._open is None:
+            raise UsageError("no tensor is open", rule="squizd.writer")
+        placed, writer = self._open
+        record = self._section.end(placed, writer)
+        self._open = None
+        self._next += 1
+        return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take a tensor back as an earlier run wrote it."""
+        self._section.restore(self._expect(record["name"]), record)
+        self._next += 1
+
+    def finish(self) -> list[str]:
+        """Write everything that depends on the whole, and close the file."""
+        if self._open is not None or self._next != len(self._specs):
+            raise UsageError(f"expected {len(self._specs)} whole tensors, found {self._next}", rule="squizd.writer")
+        tail = self._section.finish()
+        tables = tail - self._placement.tables.size
+        directory = Directory(VERSION, self._section.entries, self._metadata)
+        size, draft = self._finish_appendices(directory, tail)
+        self._write_head(tables, draft)
+        self._sink.truncate(size)
+        self._sink.close()
+        return [self._name]
+
+    def abort(self) -> None:
+        """Close the file as it is."""
+        self._section.abandon()
+        self._sink.close()
+
+    def _finish_appendices(self, directory: Directory, tail: int) -> tuple[int, DraftMeta]:
+        """Write directory, draft head and Core ML package behind ``tail``; return the file's size."""
+        attached, digest = self._options.attachments, self._options.digest
+        stand_in = Directory(
+            VERSION,
+            directory.tensors,
+            directory.metadata,
+            draft_digest=None if attached.draft is None or digest is None else checksums.digest(digest, b""),
+            coreml_digest=None if attached.coreml is None else checksums.digest("sha256", b""),
+        )
+        end = tail + len(build(stand_in))
+        draft, draft_digest, coreml_digest = DraftMeta(), None, None
+        if attached.draft is not None:
+            start = align(end)
+            self._sink.write_at(end, bytes(start - end))
+            draft, draft_digest = write_draft(self._sink, attached.draft, start, digest)
+            end = start + draft.length
+        if attached.coreml is not None:
+            end, coreml_digest = write_coreml(self._sink, attached.coreml, end)
+        whole = Directory(VERSION, directory.tensors, directory.metadata, draft_digest, coreml_digest)
+        self._sink.write_at(tail, build(whole))
+        return end, draft
+
+    def _write_head(self, tables: int, draft: DraftMeta) -> None:
+        """Write header and layer index. The last bytes written: a file that lacks them is not taken for whole."""
+        flags = flags_of(self._specs)
+        flags |= Flags.EAGLE if draft.offset else Flags(0)
+        flags |= Flags.ANE_COREML if self._options.attachments.coreml is not None else Flags(0)
+        sparsity = self._sparsity()
+        header = Header(
+            flags=flags,
+            layer_count=self._placement.layer_count,
+            sparsity_crc=sparsity_crc(sparsity.pack()) if flags & Flags.SPARSE else 0,
+            draft_hash=fnv1a64(draft.pack()) if draft.offset else 0,
+            sparsity=sparsity,
+            draft=draft,
+        )
+        cursor = self._section.cursor
+        default = tables if self._placement.tables.size else 0
+        index = [
+            IndexEntry(layer, start, end - start, default if mask is None else mask)
+            for layer, ((start, end), mask) in enumerate(zip(cursor.spans, cursor.mask_starts, strict=True))
+        ]
+        self._sink.write_at(HEADER, b"".join(entry.pack() for entry in index))
+        self._sink.write_at(0, header.pack())
+
+    def _sparsity(self) -> Sparsity:
+        """Return the metadata of the masks: the mean over layers with masks of their share of dropped blocks."""
+        pruned = [placed for placed in self._placement.tensors if placed.spec.codec == SPARSE]
+        if not pruned:
+            return Sparsity()
+        shares: dict[int, list[float]] = {}
+        for placed in pruned:
+            params = placed.spec.params
+            blocks = -(-int(params["channels"]) // int(params["block"]))
+            kept = self._section.mask_of[placed.spec.name].bit_count()
+            shares.setdefault(placed.layer, []).append(1 - kept / max(blocks, 1))
+        means = [sum(values) / len(values) for values in shares.values()]
+        return Sparsity(1, int(pruned[0].spec.params["block"]), len(shares), sum(means) / len(means))
+
+    def _expect(self, name: str) -> Placed:
+        if self._open is not None or self._next >= len(self._specs) or self._specs[self._next].name != name:
+            wanted = self._specs[self._next].name if self._next < len(self._specs) else "no more tensors"
+            raise UsageError(f"expected {wanted!r} next, found {name!r}", rule="squizd.writer")
+        return self._placement.tensors[self._next]
