@@ -13,6 +13,7 @@ CODECS: Instances[Codec] = Instances(
         ("float_entropy", "ingot.codecs.float_entropy:EntropyCodec"),
         ("sparse_csr", "ingot.codecs.sparse_csr:CsrCodec"),
         ("sparse_coo", "ingot.codecs.sparse_coo:CooCodec"),
+        ("astc", "ingot.codecs.astc:AstcCodec"),
         ("sparse_blocks", "ingot.codecs.sparse_blocks:BlocksCodec"),
     ),
 )

@@ -156,7 +156,15 @@ def test_int2_knows_other_namings(name: str, bits: int) -> None:
     assert bits_of(load_recipe("int2"), {name: (512, 512)}) == {name: bits}
 
 
-@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2", "bf16"])
+@pytest.mark.parametrize("make", [llama, bert])
+def test_astc_takes_what_int4_takes(make: object) -> None:
+    tensors = llama() if make is llama else bert()
+    taken = {name: one.choice for name, one in decisions(load_recipe("astc"), tensors).items() if one.choice}
+    assert set(taken) == quantized(tensors)
+    assert {(choice.codec, choice.options["footprint"]) for choice in taken.values()} == {("astc", "6x6")}
+
+
+@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2", "bf16", "astc"])
 def test_what_is_no_weight_stays(preset: str) -> None:
     recipe = load_recipe(preset)
     name, shape = "model.layers.0.mlp.up_proj.weight", (512, 512)
@@ -168,7 +176,7 @@ def test_what_is_no_weight_stays(preset: str) -> None:
         assert resolve(recipe, f"model.layers.0.mlp.up_proj.{side}", shape, "f16", LAYERS).choice is None
 
 
-@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2"])
+@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2", "astc"])
 def test_small_narrow_and_unknown_tensors_stay(preset: str) -> None:
     recipe = load_recipe(preset)
     name = "model.layers.0.mlp.up_proj.weight"

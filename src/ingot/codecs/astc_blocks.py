@@ -1,0 +1,149 @@
+"""Calls of the ASTC coder on images of one channel: ranges of block rows, and contexts that threads take in turn.
+
+ASTC blocks are independent of each other (Khronos Data Format Specification 1.3, chapter 23), so an image may be coded
+in any pieces of whole blocks; the bytes are those of the whole image.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.core.extras import require
+from ingot.errors import CodecError
+from ingot.model.tensor import Array
+
+BLOCK_BYTES = 16
+FOOTPRINTS = {
+    f"{width}x{height}": (width, height)
+    for width, height in (
+        (4, 4),
+        (5, 4),
+        (5, 5),
+        (6, 5),
+        (6, 6),
+        (8, 5),
+        (8, 6),
+        (8, 8),
+        (10, 5),
+        (10, 6),
+        (10, 8),
+        (10, 10),
+        (12, 10),
+        (12, 12),
+    )
+}
+"""Width and height in texels of the two-dimensional footprints, in the order of the Khronos enumeration."""
+
+# Texels per call: a call's cost vanishes, and the image of four f16 channels takes a megabyte.
+_TEXELS = 1 << 17
+
+
+def library() -> Any:
+    """Return the module ``astc_encoder``; ``MissingExtraError`` where it is not installed."""
+    return require("astc_encoder", "astc")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of an image of ``rows x cols`` texels, row by row, and the *bands* of block rows it is coded in."""
+
+    rows: int
+    cols: int
+    width: int
+    height: int
+
+    @property
+    def per_row(self) -> int:
+        """Blocks side by side."""
+        return -(-self.cols // self.width)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.per_row * -(-self.rows // self.height) * BLOCK_BYTES
+
+    @property
+    def band_rows(self) -> int:
+        """Texel rows of a band: a multiple of the footprint's height."""
+        return max(1, _TEXELS // max(1, self.height * self.cols)) * self.height
+
+    @property
+    def bands(self) -> int:
+        """Number of bands; none where there are no texels."""
+        return -(-self.rows // self.band_rows) if self.cols else 0
+
+    def band(self, index: int) -> tuple[slice, slice]:
+        """Return a band's texel rows and the range of its bytes."""
+        start = index * self.band_rows
+        stop = min(start + self.band_rows, self.rows)
+        row_bytes = self.per_row * BLOCK_BYTES
+        return slice(start, stop), slice(start // self.height * row_bytes, -(-stop // self.height) * row_bytes)
+
+    def columns(self) -> Iterator[slice]:
+        """Yield the ranges of columns to code a band in: all of them, or whole blocks of a very long row."""
+        width = self.cols if self.cols * self.height <= _TEXELS else _TEXELS // self.height // self.width * self.width
+        for start in range(0, self.cols, max(1, width)):
+            yield slice(start, min(start + width, self.cols))
+
+
+class Coder:
+    """Codes bands of one footprint and quality.
+
+    A context of the coder serves one thread at a time and takes milliseconds to make, so each call takes a free one, or
+    makes one, and puts it back.
+    """
+
+    def __init__(self, footprint: str, quality: float | None) -> None:
+        """``quality`` is None for decoding only."""
+        self._module = library()
+        self._swizzle = self._module.ASTCSwizzle.from_str("rrr1")
+        self._key = footprint, quality
+
+    def compress(self, texels: Array) -> bytes:
+        """Return the blocks of an image of f32 texels in [0, 1], ``[rows, cols]``, luminance in all colour channels."""
+        rows, cols = texels.shape
+        image = np.zeros((rows, cols, 4), np.float16)
+        image[:, :, 0] = texels
+        with _context(self._module, *self._key) as context:
+            return bytes(context.compress(self._image(rows, cols, image.tobytes()), self._swizzle))
+
+    def decompress(self, blocks: bytes, out: Array) -> None:
+        """Decode the red channel into the f16 texels ``out``, ``[rows, cols]``.
+
+        Raises ``CodecError`` ``astc.block`` for a block that the profile does not allow (it decodes to NaN).
+        """
+        rows, cols = out.shape
+        with _context(self._module, *self._key) as context:
+            image = context.decompress(blocks, self._image(rows, cols), self._swizzle)
+        out[:] = np.frombuffer(image.data, np.float16).reshape(rows, cols, 4)[:, :, 0]
+        if np.isnan(out).any():
+            raise CodecError("astc.block", "expected blocks of the LDR profile, found one that decodes to no number")
+
+    def _image(self, rows: int, cols: int, *data: bytes) -> Any:
+        return self._module.ASTCImage(self._module.ASTCType.F16, cols, rows, 1, *data)
+
+
+_free: dict[tuple[str, float | None], list[Any]] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def _context(module: Any, footprint: str, quality: float | None) -> Iterator[Any]:
+    """Lend a context to one thread. Those kept are as many as were ever in use at once."""
+    with _lock:
+        idle = _free.setdefault((footprint, quality), [])
+        context = idle.pop() if idle else None
+    if context is None:
+        flags = int(module.ASTCConfigFlags.DECOMPRESS_ONLY) if quality is None else 0
+        width, height = FOOTPRINTS[footprint]
+        config = module.ASTCConfig(module.ASTCProfile.LDR, width, height, 1, float(quality or 0), flags)
+        context = module.ASTCContext(config)
+    yield context  # one that failed is not put back
+    with _lock:
+        idle.append(context)
