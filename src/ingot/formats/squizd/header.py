@@ -149,7 +149,7 @@ def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], No
         if entry.offset > source.size or entry.length > source.size - entry.offset:
             raise FormatError(
                 "squizd.layer-out-of-bounds",
-                f"expected a block inside the file of {source.size} bytes, found {entry.length} bytes at {entry.offset}",
+                f"expected a block in the file of {source.size} bytes, found {entry.length} bytes at {entry.offset}",
                 where=where,
             )
         if entry.offset < tail:

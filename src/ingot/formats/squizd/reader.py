@@ -23,6 +23,7 @@ from ingot.formats.squizd.layout import (
     HEADER,
     INDEX_ENTRY,
     SCALES_MAGIC,
+    TABLE_HEADER,
     Header,
     IndexEntry,
 )
@@ -81,8 +82,8 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     index, more = read_index(source, header)
     found = _Read(source, header, index, notes + more, verify)
     start = max([HEADER + INDEX_ENTRY * header.layer_count, *(end for _, end in found.layers)])
-    places, tail = _tables(found, start)
-    directory, raw, tail = read_directory(source, tail, source.size, found.where)
+    places, behind = _tables(found, start)
+    directory, raw, tail = read_directory(source, behind, source.size, found.where)
     if directory is None:
         located = _without_directory(found, places)
         starts: dict[int, int] = {}
@@ -90,6 +91,8 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         located = locate(source, directory, found.layers, places, found.where)
         starts = masks_by_layer(located, directory)
     _check_flags(found, located)
+    if directory is not None and not places:
+        places = [(behind + TABLE_HEADER, 0)]  # where the tables would be
     _check_index_scales(found, places, starts)
     attachments, tail = _appendices(found, directory, tail)
     _check_end(found, tail)
@@ -149,7 +152,7 @@ def _check_index_scales(found: _Read, places: Sequence[tuple[int, int]], masks: 
             "squizd.sparse-layers",
             f"expected masks in n_sparse_layers = {found.header.sparsity.layers} layers, found {len(inside)}",
         )
-    allowed = {0, *(offset - 8 for offset, _ in places)}
+    allowed = {0, *(offset - TABLE_HEADER for offset, _ in places)}
     for entry in found.index:
         wanted = {masks[entry.layer]} if entry.layer in masks else allowed
         if entry.scales not in wanted:
@@ -166,8 +169,8 @@ def _appendices(found: _Read, directory: Directory | None, tail: int) -> tuple[A
         if meta.offset < tail or meta.length > found.source.size - meta.offset or meta.length < DRAFT_HEADER:
             raise found.refuse(
                 "squizd.draft-out-of-bounds",
-                f"expected a draft head between byte {tail} and the file's end {found.source.size}, found {meta.length} "
-                f"bytes at {meta.offset}",
+                f"expected a draft head between byte {tail} and the file's end {found.source.size}, found "
+                f"{meta.length} bytes at {meta.offset}",
             )
         draft = SquizdTensors(found.source, _draft(found, directory), verify=found.verify)
         tail = meta.offset + meta.length

@@ -44,8 +44,8 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
     if form.block.header != block.header:
         raise FormatError(
             "squizd.directory-conflict",
-            f"expected a {form.block.magic.decode()} block of shape {list(form.block.shape)} {dict(form.block.says)}, found "
-            f"{block.magic.decode()} of shape {list(block.shape)} {dict(block.says)}",
+            f"expected a {form.block.magic.decode()} block of shape {list(form.block.shape)} {dict(form.block.says)}, "
+            f"found {block.magic.decode()} of shape {list(block.shape)} {dict(block.says)}",
             where=where,
         )
     counts = (entry.first[1] if entry.first else 0, entry.second[1] if entry.second else 0)

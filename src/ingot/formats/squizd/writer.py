@@ -138,9 +138,8 @@ class SquizdWriter:
             draft=draft,
         )
         cursor = self._section.cursor
-        default = tables if self._placement.tables.size else 0
         index = [
-            IndexEntry(layer, start, end - start, default if mask is None else mask)
+            IndexEntry(layer, start, end - start, tables if mask is None else mask)
             for layer, ((start, end), mask) in enumerate(zip(cursor.spans, cursor.mask_starts, strict=True))
         ]
         self._sink.write_at(HEADER, b"".join(entry.pack() for entry in index))
