@@ -287,7 +287,9 @@ class _Job:
             else:
                 path.unlink()
         plan = self._plan
-        writer = plan.format.writer(LocalTarget(folder), self._place.name, plan.specs, plan.metadata, plan.options)
+        learnt = [replace(spec, params=record["params"]) for record, spec in zip(records, plan.specs, strict=False)]
+        specs = [*learnt, *plan.specs[len(records) :]]
+        writer = plan.format.writer(LocalTarget(folder), self._place.name, specs, plan.metadata, plan.options)
         for record, step in zip(records, plan.steps, strict=False):
             writer.restore(record["written"])
             self._reports.append(tensor_report(step, record["nbytes"], ErrorStats(**record["error"])))
@@ -321,7 +323,8 @@ class _Job:
 
     def _finished(self, step: Step, record: dict[str, Any], error: ErrorStats, journal: Journal) -> None:
         nbytes = sum(blob[2] for blob in record["blobs"])
-        journal.append({"written": record, "nbytes": nbytes, "error": asdict(error)})
+        params = dict(step.spec.params)  # with what scans learnt, which no plan knows
+        journal.append({"written": record, "nbytes": nbytes, "error": asdict(error), "params": params})
         self._reports.append(tensor_report(step, nbytes, error))
 
     def _report(self, files: list[str], companions: list[str], resumed: int) -> ConvertReport:
