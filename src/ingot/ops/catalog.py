@@ -8,8 +8,9 @@ from inspect import getdoc
 from typing import Any
 
 from ingot.codecs.table import CODECS
+from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
-from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,16 @@ class CodecInfo:
 
 
 def carries(format: Any, codec: str) -> bool:
-    """Whether a format takes tensors of a codec, asked with the smallest tensor the codec makes."""
-    encoder = CODECS[codec].encoder((1, 1), "f32", {})
-    parts = tuple(PartSpec(part.role, part.dtype, part.length or 0, part.type) for part in encoder.parts)
-    spec = TensorSpec("w", (1, 1), str(encoder.params.get("dtype", "f32")), codec, parts, dict(encoder.params))
-    return format.refuses(spec) is None
+    """Whether a format takes tensors of a codec with its default options, asked with a small matrix."""
+    for dtype in ("f32", "bf16"):
+        try:
+            encoder = CODECS[codec].encoder((64, 64), dtype, {})
+        except UnsupportedError:
+            continue
+        stored = str(encoder.params.get("dtype", dtype))
+        spec = TensorSpec("w", (64, 64), stored, codec, encoder.parts, dict(encoder.params))
+        return format.refuses(spec) is None
+    return False
 
 
 def formats() -> list[FormatInfo]:
