@@ -88,7 +88,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         located = _without_directory(found, places)
         starts: dict[int, int] = {}
     else:
-        located = locate(source, directory, found.layers, places, found.where)
+        located = locate(source, directory, found.layers, places, found.notes, found.where)
         starts = masks_by_layer(located, directory)
     _check_flags(found, located)
     if directory is not None and not places:
@@ -207,7 +207,7 @@ def _draft(found: _Read, directory: Directory | None) -> dict[str, Located]:
             checksums.check(stated, checksums.digest(algorithm, raw), "squizd.draft-digest", where)
     if own is None:
         return name_blocks(source, blocks, places, where, "draft")
-    return locate(source, own, [(span[0], behind)], places, where)
+    return locate(source, own, [(span[0], behind)], places, found.notes, where)
 
 
 def _coreml(found: _Read, directory: Directory | None, tail: int) -> tuple[Part, int]:

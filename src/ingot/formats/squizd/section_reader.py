@@ -10,7 +10,7 @@ from ingot.errors import FormatError
 from ingot.formats.squizd.blocks import parse
 from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory
 from ingot.formats.squizd.directory import parse as parse_directory
-from ingot.formats.squizd.header import read_bytes
+from ingot.formats.squizd.header import Notes, read_bytes
 from ingot.formats.squizd.layout import (
     ALIGNMENT,
     DIRECTORY_HEADER,
@@ -62,9 +62,9 @@ def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tup
 
 
 def locate(
-    source: ByteSource, directory: Directory, layers: Sequence[Span], tables: TablePlaces, where: str
+    source: ByteSource, directory: Directory, layers: Sequence[Span], tables: TablePlaces, notes: Notes, where: str
 ) -> dict[str, Located]:
-    """Find every tensor of a directory.
+    """Find every tensor of a directory; bytes of a layer that belong to none and are not padding become a note.
 
     Parameters
     ----------
@@ -105,6 +105,8 @@ def locate(
                 )
             spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
     _check_apart(spans, where)
+    if _gaps(source, [(start, end) for start, end, _ in spans], layers):
+        notes.append(("squizd.gap", "expected fewer than 64 zero bytes between blocks, found other bytes"))
     _check_scales(source, directory, tables, where)
     return found
 
@@ -118,6 +120,14 @@ def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
                 f"expected bytes of its own, found some that are also those of {one[:200]!r}",
                 where=f"{where}: tensor {other[:200]!r}",
             )
+
+
+def _gaps(source: ByteSource, spans: Sequence[Span], layers: Sequence[Span]) -> bool:
+    """Whether something lies between sorted ``spans`` that is not padding."""
+    ends = sorted([end for _, end in spans] + [start for start, end in layers if end > start])
+    starts = sorted([start for start, _ in spans] + [end for start, end in layers if end > start])
+    gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
+    return any(start - end >= ALIGNMENT or any(read_bytes(source, end, start - end)) for end, start in gaps)
 
 
 def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces, where: str) -> None:
