@@ -13,14 +13,12 @@ namespace {
 
 using Byte = std::uint8_t;
 
-constexpr Byte kRaw = 0, kConstant = 1, kHuffman = 2, kRans = 3, kJoint = 4;
+constexpr Byte kRaw = 0, kConstant = 1, kHuffman = 2, kAns = 3, kJoint = 4;
 
-constexpr std::size_t kStreams = 4;      // bit streams of a Huffman plane, one per quarter
-constexpr int kLimit = 12;               // longest code in bits
-constexpr std::size_t kLanes = 8;        // interleaved rANS states
-constexpr int kScaleBits = 14;           // rANS frequencies add up to 2^14
+constexpr std::size_t kStreams = 4;  // bit streams of a coded plane
+constexpr int kLimit = 12;           // longest Huffman code in bits
+constexpr int kScaleBits = 13;       // ANS frequencies add up to 2^13
 constexpr std::uint32_t kScale = 1u << kScaleBits;
-constexpr std::uint32_t kLow = 1u << 16;  // a state's lower end
 constexpr std::size_t kSymbols = 1024;    // joint symbols: 8 bits of exponent, 2 of mantissa
 constexpr std::size_t kDistinct = 256;    // symbols that one table may hold
 constexpr std::size_t kSixBlock = 1024;   // elements whose six low bits are packed together

@@ -1,7 +1,7 @@
 // Decodes chunks of float_entropy. Nothing here trusts the bytes: every size is checked against what is left.
 #include "kernels/entropy_huffman.h"
 #include "kernels/entropy_planes.h"
-#include "kernels/entropy_rans.h"
+#include "kernels/entropy_ans.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
@@ -12,7 +12,7 @@ struct Planes {
   Byte* room[8];
 };
 
-EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, RansTable& table, Byte* room,
+EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, AnsTable& table, Byte* room,
                          const Byte*& plane) {
   const std::size_t left = static_cast<std::size_t>(end - p);
   plane = room;
@@ -28,8 +28,8 @@ EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t
       return EntropyStatus::ok;
     case kHuffman:
       return read_huffman(p, end, n, room);
-    case kRans:
-      return read_rans(p, end, n, 256, table, [room](std::size_t start, const std::uint16_t* values, std::size_t count) {
+    case kAns:
+      return read_ans(p, end, n, 256, table, [room](std::size_t start, const std::uint16_t* values, std::size_t count) {
         for (std::size_t i = 0; i < count; ++i) room[start + i] = static_cast<Byte>(values[i]);
       });
     default:
@@ -37,17 +37,17 @@ EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t
   }
 }
 
-EntropyStatus read_joint(const Byte*& p, const Byte* end, std::size_t n, RansTable& table, Byte* top, Byte* next) {
+EntropyStatus read_joint(const Byte*& p, const Byte* end, std::size_t n, AnsTable& table, Byte* top, Byte* next) {
   const std::size_t sixes = six_bytes(n);
   if (static_cast<std::size_t>(end - p) < sixes) return EntropyStatus::chunk;
   const Byte* const six = p;
   p += sixes;
-  return read_rans(p, end, n, kSymbols, table, [=](std::size_t start, const std::uint16_t* values, std::size_t count) {
+  return read_ans(p, end, n, kSymbols, table, [=](std::size_t start, const std::uint16_t* values, std::size_t count) {
     join_six(six + start / 4 * 3, values, count, top + start, next + start);
   });
 }
 
-EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t width, std::size_t n, RansTable& table, Planes& planes,
+EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t width, std::size_t n, AnsTable& table, Planes& planes,
                            Byte* out) {
   const Byte* const end = p + size;
   if (size < width) return EntropyStatus::chunk;
@@ -77,7 +77,7 @@ EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const s
                              void* out, std::uint8_t* scratch, std::size_t* bad) {
   Planes planes;
   for (std::size_t k = 0; k < shape.width; ++k) planes.room[k] = scratch + k * shape.chunk;
-  RansTable table;
+  AnsTable table;
   Byte* target = static_cast<Byte*>(out);
   std::size_t index = 0;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk, ++index) {

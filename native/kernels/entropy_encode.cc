@@ -2,7 +2,7 @@
 // values alone.
 #include "kernels/entropy_huffman.h"
 #include "kernels/entropy_planes.h"
-#include "kernels/entropy_rans.h"
+#include "kernels/entropy_ans.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
@@ -23,21 +23,21 @@ bool promises(const Byte* plane, std::size_t n, std::size_t part) {
 
 struct Joint {
   std::uint32_t counts[kSymbols];
-  RansPlan plan;
+  AnsPlan plan;
 };
 
 struct Work {
   Byte* planes[8];
-  std::uint16_t* words;
+  Byte* room;
   Counts counts;
   HuffmanPlan huffman;
-  RansPlan rans;
+  AnsPlan ans;
   Joint joint;
 };
 
 struct Chosen {
   Byte mode;
-  std::size_t bytes;  // of the payload; an estimate for rANS
+  std::size_t bytes;  // of the payload; an estimate for ANS
 };
 
 std::size_t distinct(const std::uint32_t* counts, std::size_t values) {
@@ -46,11 +46,11 @@ std::size_t distinct(const std::uint32_t* counts, std::size_t values) {
   return found;
 }
 
-std::size_t rans_bytes(const RansPlan& plan, const std::uint32_t* counts, std::size_t values) {
-  return plan.table_bytes + 3 + 4 * kLanes + ideal_bytes(counts, values);
+std::size_t ans_bytes(const AnsPlan& plan, const std::uint32_t* counts, std::size_t values) {
+  return plan.table_bytes + 5 * kStreams + ideal_bytes(counts, values);
 }
 
-// Chooses among raw, constant, Huffman and (for `max`) rANS; leaves the plans in `work`.
+// Chooses among raw, constant, Huffman and (for `max`) ANS; leaves the plans in `work`.
 Chosen choose_plane(const Byte* plane, std::size_t n, bool max, bool sampled, Work& work) {
   const std::size_t part = max ? 64 : 16;
   if (sampled && !promises(plane, n, part)) return {kRaw, n};
@@ -60,15 +60,15 @@ Chosen choose_plane(const Byte* plane, std::size_t n, bool max, bool sampled, Wo
   Chosen best{kRaw, n};
   if (work.huffman.bytes < n - (sampled ? n / part : 0)) best = {kHuffman, work.huffman.bytes};
   if (!max) return best;
-  plan_rans(work.counts.all, 256, work.rans);
-  const std::size_t bytes = rans_bytes(work.rans, work.counts.all, 256);
-  return bytes < best.bytes - (sampled && best.mode == kRaw ? n / part : 0) ? Chosen{kRans, bytes} : best;
+  plan_ans(work.counts.all, 256, work.ans);
+  const std::size_t bytes = ans_bytes(work.ans, work.counts.all, 256);
+  return bytes < best.bytes - (sampled && best.mode == kRaw ? n / part : 0) ? Chosen{kAns, bytes} : best;
 }
 
-// Writes a chosen plane and returns its end; a rANS plane that turns out no smaller than raw becomes raw.
+// Writes a chosen plane and returns its end; a ANS plane that turns out no smaller than raw becomes raw.
 Byte* write_plane(const Byte* plane, std::size_t n, Chosen& chosen, Work& work, Byte* p) {
-  if (chosen.mode == kRans) {
-    Byte* const end = write_rans(work.rans, n, work.words, p, p + n, [plane](std::size_t i) { return plane[i]; });
+  if (chosen.mode == kAns) {
+    Byte* const end = write_ans(work.ans, n, work.room, p, p + n, [plane](std::size_t i) { return plane[i]; });
     if (end) return end;
     chosen.mode = kRaw;
   }
@@ -91,8 +91,8 @@ std::size_t plan_joint(std::size_t n, Work& work) {
   for (std::size_t i = 0; i < n; ++i) ++counts[i & 1][top[i] << 2 | next[i] >> 6];
   for (std::size_t value = 0; value < kSymbols; ++value) work.joint.counts[value] = counts[0][value] + counts[1][value];
   if (distinct(work.joint.counts, kSymbols) > kDistinct) return 2 * n;
-  plan_rans(work.joint.counts, kSymbols, work.joint.plan);
-  return six_bytes(n) + rans_bytes(work.joint.plan, work.joint.counts, kSymbols);
+  plan_ans(work.joint.counts, kSymbols, work.joint.plan);
+  return six_bytes(n) + ans_bytes(work.joint.plan, work.joint.counts, kSymbols);
 }
 
 Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
@@ -103,7 +103,7 @@ Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
     pack_six(next + start, count, p);
     p += six_bytes(count);
   }
-  return write_rans(work.joint.plan, n, work.words, p, end,
+  return write_ans(work.joint.plan, n, work.room, p, end,
                     [=](std::size_t i) { return static_cast<std::size_t>(top[i] << 2 | next[i] >> 6); });
 }
 
@@ -136,8 +136,8 @@ std::size_t encode_chunk(const Byte* in, std::size_t width, std::size_t n, Entro
 std::size_t entropy_encode(const void* in, const EntropyShape& shape, EntropyChoice how, std::uint8_t* out,
                            std::uint32_t* sizes, std::uint8_t* scratch) {
   Work work;
-  for (std::size_t k = 0; k < shape.width; ++k) work.planes[k] = scratch + 2 * (shape.chunk + 1) + k * shape.chunk;
-  work.words = reinterpret_cast<std::uint16_t*>(scratch);
+  for (std::size_t k = 0; k < shape.width; ++k) work.planes[k] = scratch + 2 * shape.chunk + 512 + k * shape.chunk;
+  work.room = scratch;
   const Byte* source = static_cast<const Byte*>(in);
   Byte* p = out;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk) {

@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/entropy.h"
 #include "core/stats.h"
+#include "core/tca_tbe.h"
 
 #define INGOT_DECLARE_KERNELS(isa)                                                                                    \
   namespace ingot::isa {                                                                                              \
@@ -25,6 +26,11 @@
   EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                \
                                const EntropyShape& shape, void* out, std::uint8_t* scratch, std::size_t* bad);        \
   PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \
+  TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t cols, int start,                    \
+                          const TcaParts& parts);                                                                    \
+  std::size_t tca_tbe_decode(const TcaConst& parts, const TcaSizes& sizes, int start, std::uint16_t* out,            \
+                             std::size_t rows, std::size_t cols);                                                    \
+  void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts);                                \
   }
 
 INGOT_DECLARE_KERNELS(baseline)
