@@ -11,3 +11,4 @@ void bind_checksum(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_floats(nb::module_& m);
 void bind_isa(nb::module_& m);
+void bind_tca_tbe(nb::module_& m);

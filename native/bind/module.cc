@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
   bind_cbor_encode(m);
   bind_entropy(m);
   bind_floats(m);
+  bind_tca_tbe(m);
 }

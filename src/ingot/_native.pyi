@@ -50,6 +50,27 @@ def affine_errors(
     values: Array, dtype: str, bits: int, signed: bool, symmetric: bool, scales: Array, zeros: Array, totals: Array
 ) -> None: ...
 def cast(values: Array, dtype: str, out: Array, target: str) -> None: ...
+def tca_tbe_encode(
+    values: Array,
+    start: int,
+    counts: Array,
+    bitmap1: Array,
+    bitmap2: Array,
+    bitmap3: Array,
+    high: Array,
+    fallback: Array,
+) -> tuple[int, int]: ...
+def tca_tbe_decode(
+    counts: Array,
+    bitmap1: Array,
+    bitmap2: Array,
+    bitmap3: Array,
+    high: Array,
+    fallback: Array,
+    start: int,
+    out: Array,
+) -> int: ...
+def bf16_exponents(values: Array, counts: Array) -> None: ...
 def pair_stats(
     reference: Array, dtype: str, other: Array, other_dtype: str
 ) -> tuple[int, float, float, float, float, float, int, int]: ...

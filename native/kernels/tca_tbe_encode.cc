@@ -1,0 +1,184 @@
+// bf16 to three bitmaps, high-frequency bytes and fallback elements: spec/tca_tbe.md, "Encoding".
+#include "kernels/kernels.h"
+#include "kernels/tca_tbe.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+// Where the next parts of a tile go. Up to 64 bytes behind `high` and `fallback` may be overwritten.
+struct Sink {
+  std::uint64_t* bitmaps[3];
+  std::uint8_t* high;
+  std::uint16_t* fallback;
+};
+
+// Copies at most kStripe rows and kSide columns; the rest of the stripe is `padding`.
+void load_stripe(const std::uint16_t* in, std::size_t stride, std::size_t rows, std::size_t cols, std::uint16_t padding,
+                 Stripe& stripe) {
+  if (rows < kStripe || cols < kSide)
+    for (std::uint16_t& value : stripe.values) value = padding;
+  if (cols == kSide)
+    for (std::size_t row = 0; row < rows; ++row) std::memcpy(stripe.values + row * kSide, in + row * stride, 2 * kSide);
+  else
+    for (std::size_t row = 0; row < rows; ++row) std::memcpy(stripe.values + row * kSide, in + row * stride, 2 * cols);
+}
+
+// Bit 0 of each of eight bytes, as bits 0 to 7.
+inline std::uint64_t gather_bits(std::uint64_t bytes) {
+  return (bytes & 0x0101010101010101ull) * 0x0102040810204080ull >> 56;
+}
+
+// Appends those of eight bytes whose bit in `mask` is set.
+inline void keep_eight(std::uint64_t mask, const std::uint8_t* bytes, Sink& sink) {
+#if defined(__BMI2__)
+  store_word(_pext_u64(load_word(bytes), kSpread.words[mask] * 0xff), sink.high);
+  sink.high += count_ones(mask);
+#else
+  if (mask == 0xff) {
+    std::memcpy(sink.high, bytes, 8);
+    sink.high += 8;
+    return;
+  }
+  for (int i = 0; i < 8; ++i) {
+    *sink.high = bytes[i];
+    sink.high += mask >> i & 1;
+  }
+#endif
+}
+
+void encode_stripe(const Stripe& stripe, int start, Sink& sink) {
+  const std::uint16_t first = static_cast<std::uint16_t>(start + 1);
+  for (std::size_t word = 0; word < kStripeWords; ++word) {
+    const std::uint16_t* const from = stripe.values + word_offset(word);
+    alignas(64) std::uint16_t values[64];
+    alignas(64) std::uint8_t codes[64], bytes[64];
+    for (std::size_t row = 0; row < 8; ++row) std::memcpy(values + 8 * row, from + row * kSide, 16);
+    for (std::size_t i = 0; i < 64; ++i) {
+      const std::uint16_t place = static_cast<std::uint16_t>((values[i] >> 7 & 0xff) - first);
+      const std::uint16_t code = place < 7 ? static_cast<std::uint16_t>(place + 1) : 0;
+      codes[i] = static_cast<std::uint8_t>(code);
+      bytes[i] = static_cast<std::uint8_t>((values[i] >> 8 & 0x80) | (values[i] & 0x7f));
+    }
+    std::uint64_t planes[3] = {};
+    for (std::size_t row = 0; row < 8; ++row) {
+      const std::uint64_t eight = load_word(codes + 8 * row);
+      std::uint64_t mask = 0;
+      for (int plane = 0; plane < 3; ++plane) {
+        const std::uint64_t bits = gather_bits(eight >> plane);
+        planes[plane] |= bits << (8 * row);
+        mask |= bits;
+      }
+      keep_eight(mask, bytes + 8 * row, sink);
+    }
+    for (std::uint64_t rest = ~(planes[0] | planes[1] | planes[2]); rest; rest &= rest - 1)
+      *sink.fallback++ = values[std::countr_zero(rest)];
+    for (int plane = 0; plane < 3; ++plane) *sink.bitmaps[plane]++ = planes[plane];
+  }
+}
+
+#if defined(INGOT_TCA_VECTOR)
+INGOT_VBMI2 inline __m512i load_rows(const std::uint16_t* from) {
+  const auto row = [=](std::size_t i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * kSide)); };
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(row(0)), row(1), 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(row(2)), row(3), 1);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// Codes of 32 values; appends those without one to the fallback elements.
+INGOT_VBMI2 inline __mmask32 classify(__m512i values, __m512i start, std::uint32_t planes[3], Sink& sink) {
+  const __m512i exponents = _mm512_and_si512(_mm512_srli_epi16(values, 7), _mm512_set1_epi16(0xff));
+  const __m512i codes = _mm512_sub_epi16(exponents, start);
+  const __mmask32 mask =
+      _mm512_cmplt_epu16_mask(_mm512_sub_epi16(codes, _mm512_set1_epi16(1)), _mm512_set1_epi16(7));
+  for (int plane = 0; plane < 3; ++plane)
+    planes[plane] = _mm512_mask_test_epi16_mask(mask, codes, _mm512_set1_epi16(static_cast<short>(1 << plane)));
+  const __mmask32 rest = ~mask;
+  _mm512_storeu_si512(sink.fallback, _mm512_maskz_compress_epi16(rest, values));
+  sink.fallback += _mm_popcnt_u32(rest);
+  return mask;
+}
+
+INGOT_VBMI2 inline __m256i high_bytes(__m512i values) {
+  const __m512i mantissa = _mm512_set1_epi16(0x7f);
+  return _mm512_cvtepi16_epi8(_mm512_ternarylogic_epi32(mantissa, values, _mm512_srli_epi16(values, 8), 0xca));
+}
+
+INGOT_VBMI2 void encode_stripe_vbmi2(const Stripe& stripe, int start, Sink& sink) {
+  const __m512i base = _mm512_set1_epi16(static_cast<short>(start));
+  for (std::size_t word = 0; word < kStripeWords; ++word) {
+    const std::uint16_t* from = stripe.values + word_offset(word);
+    const __m512i upper = load_rows(from), lower = load_rows(from + 4 * kSide);
+    std::uint32_t one[3], two[3];
+    const std::uint64_t first = classify(upper, base, one, sink), second = classify(lower, base, two, sink);
+    const __m512i bytes = _mm512_inserti64x4(_mm512_castsi256_si512(high_bytes(upper)), high_bytes(lower), 1);
+    const std::uint64_t mask = first | second << 32;
+    _mm512_storeu_si512(sink.high, _mm512_maskz_compress_epi8(mask, bytes));
+    sink.high += _mm_popcnt_u64(mask);
+    for (int plane = 0; plane < 3; ++plane)
+      *sink.bitmaps[plane]++ = one[plane] | static_cast<std::uint64_t>(two[plane]) << 32;
+  }
+}
+#endif
+
+using EncodeStripe = void (*)(const Stripe&, int, Sink&);
+
+EncodeStripe stripe_encoder() {
+#if defined(INGOT_TCA_VECTOR)
+  if (has_vbmi2()) return encode_stripe_vbmi2;
+#endif
+  return encode_stripe;
+}
+
+std::size_t pad_high(Sink& sink, const std::uint8_t* start) {
+  const std::size_t used = static_cast<std::size_t>(sink.high - start), size = round_up(used, kHighUnit);
+  for (std::size_t i = used; i < size; ++i) *sink.high++ = 0;
+  return size;
+}
+
+std::size_t pad_fallback(Sink& sink, const std::uint16_t* start) {
+  const std::size_t used = static_cast<std::size_t>(sink.fallback - start), size = round_up(used, kFallbackUnit);
+  for (std::size_t i = used; i < size; ++i) *sink.fallback++ = 0;
+  return size;
+}
+
+constexpr std::size_t kTables = 4;  // equal neighbours would wait for each other's increments in one table
+
+}  // namespace
+
+TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t cols, int start, const TcaParts& parts) {
+  const EncodeStripe encode = stripe_encoder();
+  const std::uint16_t padding = static_cast<std::uint16_t>((start + 1) << 7);  // code 1, high byte 0
+  Sink sink{{parts.bitmaps[0], parts.bitmaps[1], parts.bitmaps[2]}, parts.high, parts.fallback};
+  std::uint16_t* counts = parts.counts;
+  Stripe stripe;
+  for (std::size_t row = 0; row < rows; row += kSide)
+    for (std::size_t col = 0; col < cols; col += kSide) {
+      const std::uint8_t* const high = sink.high;
+      const std::uint16_t* const fallback = sink.fallback;
+      const std::size_t wide = cols - col < kSide ? cols - col : kSide;
+      for (std::size_t at = row; at < row + kSide; at += kStripe) {
+        const std::size_t left = at < rows ? rows - at : 0, tall = left < kStripe ? left : kStripe;
+        load_stripe(tall ? in + at * cols + col : in, cols, tall, wide, padding, stripe);
+        encode(stripe, start, sink);
+      }
+      *counts++ = static_cast<std::uint16_t>(pad_high(sink, high));
+      *counts++ = static_cast<std::uint16_t>(pad_fallback(sink, fallback));
+    }
+  return {static_cast<std::size_t>(sink.high - parts.high), static_cast<std::size_t>(sink.fallback - parts.fallback)};
+}
+
+void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts) {
+  constexpr std::size_t most = std::size_t{1} << 30;  // that many increments fit a counter
+  for (std::size_t start = 0; start < n; start += most) {
+    const std::size_t end = n - start < most ? n : start + most;
+    std::uint32_t tables[kTables][256] = {};
+    std::size_t i = start;
+    for (; i + kTables <= end; i += kTables)
+      for (std::size_t k = 0; k < kTables; ++k) ++tables[k][in[i + k] >> 7 & 0xff];
+    for (; i < end; ++i) ++tables[0][in[i] >> 7 & 0xff];
+    for (std::size_t e = 0; e < 256; ++e)
+      for (std::size_t k = 0; k < kTables; ++k) counts[e] += tables[k][e];
+  }
+}
+
+}  // namespace ingot::INGOT_ISA
