@@ -197,6 +197,17 @@ def test_keep_keeps_and_lossless_is_exact_on_everything() -> None:
         assert Choice("dense") in choice.candidates
 
 
+def test_tca_tbe_takes_bf16_matrices() -> None:
+    recipe = load_recipe("tca-tbe")
+    for name, one in decisions(recipe, llama()).items():
+        assert (one.choice is None) == ("norm" in name), name
+    choice = resolve(recipe, "a", (3, 4), "bf16", 0).choice
+    assert isinstance(choice, Measured)
+    assert choice.pick == "smallest"
+    assert choice.candidates == (Choice("tca_tbe"),)
+    assert resolve(recipe, "a", (64, 64), "f32", 0).choice is None
+
+
 def test_bf16_takes_every_wider_float() -> None:
     for name, one in decisions(load_recipe("bf16"), llama(), "f32").items():
         assert isinstance(one.choice, Choice), name
