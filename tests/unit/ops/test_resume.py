@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -44,6 +45,25 @@ def test_resumed_output_is_byte_for_byte_that_of_one_run(
     assert (report.resumed > 0) == (fraction > 0)
     assert len(report.tensors) == len({item.name for item in report.tensors})
     assert strays() == []
+
+
+@pytest.mark.parametrize("suffix", [".zt", ".squizd"])
+def test_what_scans_learnt_before_the_interruption_is_kept(tmp_path: Path, suffix: str) -> None:
+    """The window of exponents of tca_tbe is in the parameters, and only a scan tells it."""
+    rng = np.random.default_rng(6)
+    weights = {f"layer.{i}": rng.normal(0, 4.0**-i, (128, 192)).astype(ml_dtypes.bfloat16) for i in range(6)}
+    ingot.save(tmp_path / "source.safetensors", weights)
+    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    ingot.convert(tmp_path / "source.safetensors", whole, "tca-tbe")
+    with pytest.raises(StopHereError):
+        ingot.convert(tmp_path / "source.safetensors", out, "tca-tbe", resume=True, progress=stop_after(0.5))
+    report = ingot.convert(tmp_path / "source.safetensors", out, "tca-tbe", resume=True)
+    assert report.resumed > 0
+    assert out.read_bytes() == whole.read_bytes()
+    with ingot.open(out) as checkpoint:
+        assert len({tensor.params["start"] for tensor in checkpoint.values()}) == 6
+        for name, array in weights.items():
+            assert checkpoint[name].numpy().tobytes() == array.tobytes()
 
 
 def test_resumed_shards(model: Path, tmp_path: Path) -> None:
