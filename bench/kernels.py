@@ -22,6 +22,7 @@ from gguf import GGMLQuantizationType, quants
 from ingot.codecs.affine import AffineCodec
 from ingot.codecs.affine_params import params_of
 from ingot.codecs.affine_rows import decode_rows
+from ingot.codecs.tca_tbe import TcaCodec
 from ingot.core import checksums, isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, cast, cast_into
@@ -120,6 +121,22 @@ def peers(weights: np.ndarray, repeat: int) -> list[Row]:
     return rows
 
 
+def bitmaps(weights: np.ndarray, repeat: int) -> list[Row]:
+    """tca_tbe: rates are of bf16 values read or written."""
+    encoder = TcaCodec().encoder(weights.shape, "bf16", {})
+    seconds = turns(1, partial(encoder.scan, weights))[0]
+    rows = [entry("tca_tbe scan", weights.nbytes / seconds / 1e9, "GB/s", None, None)]
+    parts = encoder.encode(weights)
+    bits = sum(part.nbytes for part in parts.values()) * 8 / weights.size
+    out, copy = touched(weights.shape, "bf16"), touched(weights.shape, "bf16")
+    seconds = turns(repeat, partial(encoder.encode, weights))[0]
+    rows.append(entry("tca_tbe encode", weights.nbytes / seconds / 1e9, "GB/s", None, 1.5))
+    plain, ours = turns(repeat, memcpy(out, copy), partial(encoder.decode, parts, out))
+    rows.append(entry(f"tca_tbe decode, {bits:.2f} bits per weight", out.nbytes / ours / 1e9, "GB/s", None, 4.0))
+    rows.append(entry("memcpy bf16 output", out.nbytes / plain / 1e9, "GB/s", None, None))
+    return rows
+
+
 def others(weights: np.ndarray, repeat: int) -> list[Row]:
     rows = []
     wide = cast(weights, "f32")
@@ -161,19 +178,24 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+PARTS = (dequantize, quantize, bitmaps, peers, others)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=8192, help="rows of 4096 columns (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--only", choices=[part.__name__ for part in PARTS])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     isa.set_isa(arguments.isa)
     shape = (arguments.rows, 4096)
     weights = cast(np.random.default_rng(0).standard_normal(shape, np.float32) * np.float32(0.05), "bf16")
     rows = []
-    for part in (dequantize, quantize, peers, others):
-        rows += part(weights, arguments.repeat)
+    for part in PARTS:
+        if arguments.only in (None, part.__name__):
+            rows += part(weights, arguments.repeat)
     print(f"one thread, instruction set {arguments.isa}, {shape[0]} x {shape[1]} weights; ratio: to memcpy of the")
     print("output, or to the peer named in the line before; '!' marks a target that was missed")
     print(table(rows))
