@@ -194,7 +194,7 @@ def _options(options: Mapping[str, Any]) -> tuple[str, int]:
         raise _refuse_option("options level and chunk", unknown[0])
     if level not in LEVELS:
         raise _refuse_option(f"level {' or '.join(LEVELS)}", level)
-    if not isinstance(chunk, int) or not is_chunk(chunk):
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or not is_chunk(chunk):
         raise _refuse_option(f"a chunk that is a power of two from {LEAST_CHUNK} to {MOST_CHUNK}", chunk)
     return str(level), chunk
 
