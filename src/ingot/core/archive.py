@@ -1,0 +1,386 @@
+"""Folders as zip archives: packing one deterministically, and unpacking one that may be hostile (APPNOTE 6.3.10).
+
+``spec/attachments.md`` lists the rules. The reader is strict where zip is lax: entries lie side by side from the first
+byte to the directory, and nothing in a header is believed that the bytes do not confirm.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ingot.core.oserrors import read_error, write_error
+from ingot.errors import FormatError, IngotError, IntegrityError
+
+MOST_ENTRIES = 65_536
+MOST_BYTES = 1 << 40
+MOST_RATIO = 200
+"""Limits on what an archive may unfold to: files, bytes, and bytes per stored byte (past ``_ALWAYS``)."""
+
+_ALWAYS = 64 << 20
+_CHUNK = 1 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_STORED, _DEFLATED = 0, 8
+_LOCAL, _CENTRAL = b"PK\x03\x04", b"PK\x01\x02"
+_END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+_UNIX = 3
+
+ReadAt = Callable[[int, memoryview], None]
+"""Fill a buffer from an offset, or raise."""
+
+
+def pack(folder: Path, out: BinaryIO) -> None:
+    """Write the files of ``folder`` as a zip: sorted names, no compression, fixed times, in chunks.
+
+    Raises
+    ------
+    FormatError
+        ``archive.kind`` for a link or device, ``archive.name``, ``archive.collision`` for names that could not be
+        unpacked everywhere.
+    IntegrityError
+        ``store.changed``: a file's size changed meanwhile.
+    """
+    seen = _Names()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for path, name in _walk(folder, ""):
+            seen.add(name)
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system = _UNIX
+            mode = stat.S_IFDIR | 0o755 if name.endswith("/") else stat.S_IFREG | 0o644
+            info.external_attr = mode << 16
+            if name.endswith("/"):
+                archive.writestr(info, b"")
+            else:
+                _pack_file(archive, info, path)
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[Path, str]]:
+    """Yield files, and folders without files, by sorted names."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise read_error(error, str(folder)) from error
+    if not entries and prefix:
+        yield folder, prefix
+    for entry in entries:
+        name, path = prefix + entry.name, Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(path, name + "/")
+        elif entry.is_file(follow_symlinks=False):
+            yield path, name
+        else:
+            raise FormatError("archive.kind", "expected files and folders, found a link or device", where=str(path))
+
+
+def _pack_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> None:
+    try:
+        with path.open("rb") as source:
+            info.file_size = os.fstat(source.fileno()).st_size
+            count = 0
+            with archive.open(info, "w", force_zip64=info.file_size >= 1 << 31) as sink:
+                while count <= info.file_size and (data := source.read(_CHUNK)):
+                    count += sink.write(data)
+    except OSError as error:
+        raise write_error(error, str(path)) from error
+    if count != info.file_size:
+        raise IntegrityError("store.changed", "the file was written to while it was packed", where=str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file or folder of an archive, as the directory describes it."""
+
+    name: str
+    method: int
+    crc: int
+    stored: int
+    size: int
+    offset: int
+    described: bool
+
+    @property
+    def is_folder(self) -> bool:
+        return self.name.endswith("/")
+
+
+def unpack(read_at: ReadAt, size: int, folder: Path, where: str, most: int = MOST_BYTES) -> None:
+    """Unpack the zip of ``size`` bytes into the existing, empty ``folder``; what was written before an error stays.
+
+    Raises
+    ------
+    FormatError
+        A rule ``archive.*``.
+    IntegrityError
+        ``archive.crc``, ``archive.size``: a file's bytes are not those that the directory promises.
+    ResourceError
+        As when writing any file.
+    """
+    try:
+        archive = _Archive(read_at, size)
+        entries = archive.entries()
+        budget = _Budget(min(most, max(_ALWAYS, MOST_RATIO * size)))
+        for entry in entries:
+            target = folder / entry.name
+            try:
+                if entry.is_folder:
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _unpack_file(archive, entry, target, budget)
+            except OSError as error:
+                raise write_error(error, str(target)) from error
+    except IngotError as error:
+        raise error.at(where) from None
+
+
+class _Budget:
+    """Bytes that may still be written."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._left = limit, limit
+
+    def take(self, count: int, name: str) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise FormatError("archive.bomb", f"expected at most {self._limit} unpacked bytes, found more", where=name)
+
+
+def _unpack_file(archive: _Archive, entry: Entry, target: Path, budget: _Budget) -> None:
+    crc, count, head = 0, 0, b""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - of a descriptor that was opened exclusively
+        for data in archive.content(entry):
+            head += data[: 4 - len(head)]
+            if head in (_LOCAL, _END):
+                raise FormatError("archive.nested", "expected no archive in the archive, found one", where=entry.name)
+            budget.take(len(data), entry.name)
+            count += len(data)
+            if count > entry.size:
+                break
+            crc = zlib.crc32(data, crc)
+            sink.write(data)
+    if count != entry.size:
+        raise IntegrityError("archive.size", f"expected {entry.size} bytes, found {count} or more", where=entry.name)
+    if crc != entry.crc:
+        raise IntegrityError("archive.crc", f"expected CRC {entry.crc:08X}, found {crc:08X}", where=entry.name)
+
+
+class _Archive:
+    """A zip whose every byte is accounted for."""
+
+    def __init__(self, read_at: ReadAt, size: int) -> None:
+        self._read_at, self._size = read_at, size
+
+    def read(self, offset: int, count: int) -> bytes:
+        if offset < 0 or count < 0 or offset + count > self._size:
+            raise FormatError(
+                "archive.truncated", f"expected {count} bytes at {offset} of an archive of {self._size}, found fewer"
+            )
+        data = bytearray(count)
+        self._read_at(offset, memoryview(data))
+        return bytes(data)
+
+    def entries(self) -> list[Entry]:
+        """Read the directory and check it against the local headers."""
+        count, length, start, tail = self._end()
+        if count > MOST_ENTRIES or length > MOST_ENTRIES * 1024:
+            raise FormatError(
+                "archive.entries", f"expected at most {MOST_ENTRIES} entries, found {count} in {length} bytes"
+            )
+        if start + length != tail:
+            raise FormatError("archive.layout", f"expected a directory up to byte {tail}, found {start}+{length}")
+        found, names = list(_directory(self.read(start, length), count)), _Names()
+        for entry in found:
+            names.add(entry.name)
+        position = 0
+        for entry in sorted(found, key=lambda entry: entry.offset):
+            if entry.offset != position:
+                raise FormatError(
+                    "archive.layout", f"expected an entry at byte {position}, found {entry.offset}", where=entry.name
+                )
+            position = self._local_end(entry, start)
+        if position != start:
+            raise FormatError("archive.layout", f"expected the directory at byte {position}, found it at {start}")
+        return found
+
+    def content(self, entry: Entry) -> Iterator[bytes]:
+        """Yield an entry's bytes, unpacked, never more than a chunk at once."""
+        start = entry.offset + _local_size(self.read(entry.offset, 30))
+        inflate = zlib.decompressobj(-15) if entry.method == _DEFLATED else None
+        for offset in range(0, entry.stored, _CHUNK):
+            data = self.read(start + offset, min(_CHUNK, entry.stored - offset))
+            yield from _inflated(inflate, data, entry.name) if inflate else (data,)
+        if inflate and (not inflate.eof or inflate.unused_data):
+            raise FormatError(
+                "archive.deflate", "expected one complete deflate stream, found another", where=entry.name
+            )
+
+    def _end(self) -> tuple[int, int, int, int]:
+        """Return entries, length, start and end of the directory, from the record that ends the file."""
+        record = self.read(self._size - 22, 22)
+        if record[:4] != _END:
+            raise FormatError(
+                "archive.end", "expected a zip that ends with its directory and no comment, found something else"
+            )
+        disk, first, here, count, length, start, comment = struct.unpack("<HHHHIIH", record[4:])
+        tail = self._size - 22
+        if tail >= 20 and (locator := self.read(tail - 20, 20))[:4] == _LOCATOR:
+            tail = struct.unpack("<Q", locator[8:16])[0]
+            if tail + 56 + 20 + 22 != self._size:
+                raise FormatError("archive.layout", f"expected the zip64 record before the end, found it at {tail}")
+            record = self.read(tail, 56)
+            disk, first, here, count, length, start = struct.unpack("<IIQQQQ", record[16:])
+            if record[:4] != _END64:
+                raise FormatError("archive.end", "expected a zip64 end record, found something else")
+        if disk or first or comment or here != count:
+            raise FormatError("archive.end", "expected an archive in one piece without a comment, found another")
+        return count, length, start, tail
+
+    def _local_end(self, entry: Entry, limit: int) -> int:
+        """Check an entry's local header; return where the entry ends, its data descriptor included."""
+        header = self.read(entry.offset, 30)
+        name = self.read(entry.offset + 30, int.from_bytes(header[26:28], "little"))
+        flags, method = struct.unpack("<HH", header[6:10])
+        told = struct.unpack("<III", header[14:26])
+        agrees = entry.described or all(
+            one in (0xFFFFFFFF, wanted) for one, wanted in zip(told, (entry.crc, entry.stored, entry.size), strict=True)
+        )
+        if header[:4] != _LOCAL or _text(name, flags) != entry.name or method != entry.method or not agrees:
+            raise FormatError("archive.layout", "expected the local header that the directory says", where=entry.name)
+        end = entry.offset + _local_size(header) + entry.stored
+        if entry.described:
+            end = self._past_descriptor(entry, end)
+        if end > limit:
+            raise FormatError("archive.layout", f"expected an entry before byte {limit}, found {end}", where=entry.name)
+        return end
+
+    def _past_descriptor(self, entry: Entry, end: int) -> int:
+        """Return the end of the data descriptor at ``end``: with or without signature, with short or long sizes."""
+        for signature in (b"PK\x07\x08", b""):
+            for sizes in ("<III", "<IQQ"):
+                wanted = signature + struct.pack(sizes, entry.crc, *_fit(sizes, entry.stored, entry.size))
+                if end + len(wanted) <= self._size and self.read(end, len(wanted)) == wanted:
+                    return end + len(wanted)
+        raise FormatError("archive.layout", "expected the data descriptor of the directory's sizes", where=entry.name)
+
+
+def _fit(sizes: str, stored: int, size: int) -> tuple[int, int]:
+    mask = 0xFFFFFFFF if sizes == "<III" else 0xFFFFFFFFFFFFFFFF
+    return stored & mask, size & mask
+
+
+def _local_size(header: bytes) -> int:
+    return 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+
+
+def _inflated(inflate: zlib._Decompress, data: bytes, name: str) -> Iterator[bytes]:
+    try:
+        while data and not inflate.eof:
+            yield inflate.decompress(data, _CHUNK)
+            data = inflate.unconsumed_tail
+    except zlib.error as error:
+        raise FormatError("archive.deflate", f"expected a deflate stream: {error}", where=name) from None
+    if data:
+        raise FormatError("archive.deflate", "expected one deflate stream, found bytes behind it", where=name)
+
+
+def _directory(data: bytes, count: int) -> Iterator[Entry]:
+    position = 0
+    for _ in range(count):
+        fixed = data[position : position + 46]
+        if len(fixed) < 46 or fixed[:4] != _CENTRAL:
+            raise FormatError("archive.layout", "expected another entry of the directory, found none")
+        made, flags, method = fixed[5], *struct.unpack("<HH", fixed[8:12])
+        crc, stored, size, name_size, extra_size, comment, disk = struct.unpack("<IIIHHHH", fixed[16:36])
+        attributes, offset = struct.unpack("<II", fixed[38:46])
+        end = position + 46 + name_size
+        extra = data[end : end + extra_size]
+        name = _text(data[position + 46 : end], flags)
+        position = end + extra_size + comment
+        if position > len(data) or disk:
+            raise FormatError("archive.layout", "expected an entry inside of the directory and disk", where=name)
+        size, stored, offset = _wide(extra, (size, stored, offset), name)
+        _check_entry(name, flags, method, attributes >> 16 if made == _UNIX else 0, (stored, size))
+        yield Entry(name, method, crc, stored, size, offset, bool(flags & 8))
+    if position != len(data):
+        raise FormatError("archive.layout", f"expected a directory of {len(data)} bytes, found {position}")
+
+
+def _wide(extra: bytes, values: tuple[int, int, int], name: str) -> tuple[int, int, int]:
+    """Replace the numbers that did not fit in 32 bits by those of the zip64 field, in its order."""
+    field, position = b"", 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack("<HH", extra[position : position + 4])
+        if kind == 1:
+            field = extra[position + 4 : position + 4 + length]
+        position += 4 + length
+    found = []
+    for value in values:
+        if value == 0xFFFFFFFF and len(field) < 8:
+            raise FormatError("archive.layout", "expected a zip64 field for a size of 32 ones, found none", where=name)
+        found.append(int.from_bytes(field[:8], "little") if value == 0xFFFFFFFF else value)
+        field = field[8:] if value == 0xFFFFFFFF else field
+    return found[0], found[1], found[2]
+
+
+def _check_entry(name: str, flags: int, method: int, mode: int, sizes: tuple[int, int]) -> None:
+    if flags & (1 | 1 << 6 | 1 << 13):
+        raise FormatError("archive.encrypted", "expected no encryption, found an encrypted entry", where=name)
+    if method not in (_STORED, _DEFLATED):
+        raise FormatError("archive.method", f"expected stored or deflated entries, found method {method}", where=name)
+    kind = stat.S_IFMT(mode)
+    if kind not in (0, stat.S_IFDIR if name.endswith("/") else stat.S_IFREG):
+        raise FormatError("archive.kind", "expected files and folders, found a link, device or mixture", where=name)
+    if (method == _STORED and sizes[0] != sizes[1]) or (name.endswith("/") and any(sizes)):
+        raise FormatError("archive.layout", f"expected sizes that agree, found {sizes}", where=name)
+
+
+def _text(raw: bytes, flags: int) -> str:
+    try:
+        return raw.decode("utf-8" if flags & 1 << 11 else "ascii")
+    except UnicodeDecodeError:
+        raise FormatError("archive.name", f"expected a name in UTF-8 or ASCII, found {raw[:80]!r}") from None
+
+
+class _Names:
+    """The names so far; refuses what could leave the folder or fall together on any file system."""
+
+    def __init__(self) -> None:
+        self._spelling: dict[str, str] = {}
+        self._entries: set[str] = set()
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """Take in one entry; a folder's name ends with a slash."""
+        path = name.removesuffix("/")
+        pieces = path.split("/")
+        if any(piece in ("", ".", "..") for piece in pieces) or not name.isprintable() or set(name) & set("\\:"):
+            raise FormatError(
+                "archive.name", "expected a relative path without '..', backslash, colon or control", where=name[:200]
+            )
+        if len(name.encode()) > 1024:
+            raise FormatError("archive.name", "expected a name of at most 1024 bytes", where=name[:200])
+        folders = ["/".join(pieces[:depth]) for depth in range(1, len(pieces))]
+        for one in (*folders, path):
+            folded = unicodedata.normalize("NFC", one).casefold()
+            if self._spelling.setdefault(folded, one) != one:
+                raise FormatError(
+                    "archive.collision", f"expected names that differ by more than case, found {one!r}", where=name
+                )
+        if name in self._entries:
+            raise FormatError("archive.duplicate", "expected every name once, found one twice", where=name)
+        self._entries.add(name)
+        is_folder = name.endswith("/")
+        if path in (self._files if is_folder else self._folders) or self._files & set(folders):
+            raise FormatError("archive.conflict", "expected a name to be a file or a folder, found both", where=name)
+        self._folders.update(folders)
+        (self._folders if is_folder else self._files).add(path)

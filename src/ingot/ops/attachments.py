@@ -1,0 +1,299 @@
+"""What travels beside the weights: gathering it for a conversion, and taking it out again (``spec/attachments.md``)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ingot.core.archive import pack, unpack
+from ingot.core.oserrors import read_error, write_error
+from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
+from ingot.formats.base import Format
+from ingot.model.attachments import NOTHING, Attachments
+from ingot.model.part import Part
+from ingot.ops.destination import destination
+from ingot.ops.draft import DraftShape, check_draft
+from ingot.ops.journal import fingerprint
+from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.save import save
+from ingot.stores.local import LocalStore
+
+AnyPath = str | PathLike[str]
+
+KINDS = {"draft": "draft head", "coreml": "Core ML package"}
+PACKAGE_SUFFIX = ".mlpackage"
+_MANIFEST = "Manifest.json"
+_LARGEST_MANIFEST = 1 << 20
+_CHUNK = 1 << 20
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What a conversion carries beside the weights; close it when the last byte is written.
+
+    ``identity`` determines the attachments' bytes as far as the source does not; ``notes`` tell what stays behind.
+    """
+
+    attachments: Attachments = NOTHING
+    notes: tuple[str, ...] = ()
+    identity: dict[str, Any] = field(default_factory=dict)
+    _draft: Source | None = None
+    _package: Part | None = None
+
+    def require_unchanged(self) -> None:
+        """Refuse a draft head that was written to since it was opened: ``store.changed``."""
+        if self._draft is not None:
+            self._draft.require_unchanged()
+
+    def close(self) -> None:
+        """Close the draft head's files and remove the packed package."""
+        if self._draft is not None:
+            self._draft.close()
+        if self._package is not None:
+            self._package.source.close()
+
+
+def gather(own: Attachments, format: Format, draft: AnyPath | None = None, coreml: AnyPath | None = None) -> Gathered:
+    """Join what the source carries (``own``) with what was asked for, as far as ``format`` can carry it.
+
+    Raises
+    ------
+    UnsupportedError
+        ``convert.attachment``: the format cannot carry what was asked for.
+    FormatError
+        ``draft.*``, ``attachments.coreml-package``, ``archive.*``.
+    """
+    asked = {kind for kind, path in (("draft", draft), ("coreml", coreml)) if path is not None}
+    for kind in sorted(asked - set(format.attachments)):
+        raise UnsupportedError(f"{format.name} cannot carry a {KINDS[kind]}", rule="convert.attachment")
+    found = Gathered()
+    stay = [kind for kind in own.kinds() if kind not in format.attachments]
+    found.notes = tuple(f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay)
+    carried_draft = own.draft if "draft" in format.attachments else None
+    package = own.coreml if "coreml" in format.attachments else None
+    try:
+        if draft is not None:
+            found._draft = open_source(draft, io="pread")
+            found.identity["draft"] = fingerprint(found._draft, {})
+            carried_draft = checkpoint_of(found._draft)
+        if carried_draft is not None:
+            with _at(str(draft) if draft is not None else "draft head"):
+                check_draft(carried_draft)
+        if coreml is not None:
+            found._package = package = pack_package(coreml)
+            found.identity["coreml"] = [package.length, package.digest]
+    except BaseException:
+        found.close()
+        raise
+    found.attachments = Attachments(carried_draft, package)
+    return found
+
+
+def pack_package(path: AnyPath) -> Part:
+    """Zip a Core ML package into an unnamed temporary file (in ``$TMPDIR``) and return it as a part.
+
+    The bytes depend on the files' names and contents alone. The part's source is to be closed.
+
+    Raises
+    ------
+    FormatError
+        ``attachments.coreml-package``; ``archive.*`` for links and for names that could not be unpacked everywhere.
+    UsageError, ResourceError
+        ``open.missing``; the disk is full.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UsageError(f"expected a folder *{PACKAGE_SUFFIX}, found none", rule="open.missing", where=str(path))
+    require_package(folder)
+    scratch = Path(tempfile.gettempdir())
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="ingot-", suffix=".zip", dir=scratch)
+        try:
+            with open(descriptor, "w+b") as out:  # noqa: PTH123 - of a descriptor
+                pack(folder, out)
+            source = LocalStore(scratch, io="pread").open(Path(name).name)
+        finally:
+            Path(name).unlink()
+    except OSError as error:
+        raise write_error(error, str(scratch)) from error
+    part = Part("u8", source.size, source, where=f"{path} (packed)")
+    part.digest = f"sha256:{package_digest(part)}"
+    return part
+
+
+def require_package(folder: Path) -> None:
+    """Check that a folder is a Core ML package: ``Manifest.json`` names a root model, and that is there.
+
+    The layout is that of coremltools' ``ModelPackage``: items lie under ``Data``. Raises ``FormatError``
+    ``attachments.coreml-package``.
+    """
+    try:
+        with (folder / _MANIFEST).open("rb") as file:
+            data = file.read(_LARGEST_MANIFEST + 1)
+        manifest = msgspec.json.decode(data)
+        root = manifest["rootModelIdentifier"]
+        item = manifest["itemInfoEntries"][root]["path"]
+        pieces = item.split("/")
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise _no_package(folder, f"{_MANIFEST} with the root model's path, found {type(error).__name__}") from error
+    inside = item.isprintable() and not any(piece in ("", ".", "..") for piece in pieces)
+    if not inside or not (folder / "Data" / item).exists():
+        raise _no_package(folder, f"the root model Data/{item!r}, found nothing there")
+
+
+def package_digest(part: Part) -> str:
+    """Return the sha256 of a zipped package in hex; checks the part's own digest on the way."""
+    reader, running = part.reader(), hashlib.sha256()
+    buffer = bytearray(_CHUNK)
+    for start in range(0, part.nbytes, _CHUNK):
+        piece = memoryview(buffer)[: min(_CHUNK, part.nbytes - start)]
+        reader.readinto(piece)
+        running.update(piece)
+    reader.finish()
+    return running.hexdigest()
+
+
+def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
+    """Unpack a zipped Core ML package into the cache and return the package's folder.
+
+    The folder is named by the sha256 of the zip and appears whole or not at all, also with several processes at it;
+    what is there already is taken as it is.
+
+    Raises
+    ------
+    FormatError, IntegrityError
+        ``archive.*``, ``attachments.coreml-package``: nothing is left in the cache.
+    ResourceError
+        Disk full, cache not writable.
+    """
+    folder = Path(cache) if cache is not None else default_cache() / "coreml"
+    final = folder / f"{package_digest(part)}{PACKAGE_SUFFIX}"
+    if not final.is_dir():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            beside = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=folder))
+        except OSError as error:
+            raise write_error(error, str(folder)) from error
+        try:
+            unpack(_reading(part), part.nbytes, beside, part.where)
+            _package_in(beside)
+            _settle(beside, final)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    return _package_in(final)
+
+
+def default_cache() -> Path:
+    """Return the folder for what can be made again: ``$INGOT_CACHE``, or the platform's usual place."""
+    chosen = os.environ.get("INGOT_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "ingot"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "ingot" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
+
+
+def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, overwrite: bool = False) -> DraftShape:
+    """Write the draft head of the artifact ``path`` to ``out`` (a file by its suffix, or a folder), names included.
+
+    Raises
+    ------
+    UsageError
+        ``attachments.none``: the artifact carries none.
+    FormatError
+        ``draft.*``.
+    """
+    source = open_source(path)
+    try:
+        draft = checkpoint_of(source).attachments.draft
+        if draft is None:
+            raise _nothing("draft", path)
+        with _at(str(path)):
+            shape = check_draft(draft)
+        target = destination(out, format).format
+        tensors = {
+            name: tensor if not target.refuses(tensor.spec()) else tensor.numpy() for name, tensor in draft.items()
+        }
+        save(out, tensors, format=format, overwrite=overwrite)
+    finally:
+        source.close()
+    return shape
+
+
+def extract_coreml(path: AnyPath, cache: AnyPath | None = None) -> Path:
+    """Unpack the Core ML package of the artifact ``path``; see ``extract_package``.
+
+    Raises ``UsageError`` ``attachments.none`` where the artifact carries none.
+    """
+    source = open_source(path, io="pread")
+    try:
+        part = source.catalog.attachments.coreml
+        if part is None:
+            raise _nothing("coreml", path)
+        return extract_package(part, cache)
+    finally:
+        source.close()
+
+
+def _package_in(folder: Path) -> Path:
+    """Return the package's own folder: the archive's root, or the one folder in it, as other packers make them."""
+    if not (folder / _MANIFEST).exists():
+        try:
+            inner = [entry for entry in folder.iterdir() if entry.name != "__MACOSX"]
+        except OSError as error:
+            raise read_error(error, str(folder)) from error
+        if len(inner) == 1 and inner[0].is_dir():
+            folder = inner[0]
+    require_package(folder)
+    return folder
+
+
+def _settle(beside: Path, final: Path) -> None:
+    """Rename; another process may have been first, and its folder holds the same bytes."""
+    try:
+        beside.chmod(0o755)
+        beside.rename(final)
+    except OSError as error:
+        if not final.is_dir():
+            raise write_error(error, str(final)) from error
+
+
+def _reading(part: Part) -> Callable[[int, memoryview], None]:
+    if part.encoding != "raw":
+        raise FormatError("attachments.encoding", f"expected stored bytes, found {part.encoding}", where=part.where)
+
+    def read_at(offset: int, out: memoryview) -> None:
+        part.source.readinto(part.offset + offset, out)
+
+    return read_at
+
+
+@contextlib.contextmanager
+def _at(where: str) -> Iterator[None]:
+    try:
+        yield
+    except IngotError as error:
+        raise error.at(where) from None
+
+
+def _no_package(folder: Path, expected: str) -> FormatError:
+    return FormatError("attachments.coreml-package", f"expected a Core ML package: {expected}", where=str(folder))
+
+
+def _nothing(kind: str, path: AnyPath) -> UsageError:
+    return UsageError(
+        f"expected a {KINDS[kind]} in this artifact, found none", rule="attachments.none", where=str(path)
+    )
