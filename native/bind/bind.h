@@ -11,4 +11,5 @@ void bind_checksum(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_floats(nb::module_& m);
 void bind_isa(nb::module_& m);
+void bind_records(nb::module_& m);
 void bind_tca_tbe(nb::module_& m);

@@ -9,5 +9,6 @@ NB_MODULE(_native, m) {
   bind_cbor_encode(m);
   bind_entropy(m);
   bind_floats(m);
+  bind_records(m);
   bind_tca_tbe(m);
 }

@@ -23,9 +23,22 @@ void load_stripe(const std::uint16_t* in, std::size_t stride, std::size_t rows, 
     for (std::size_t row = 0; row < rows; ++row) std::memcpy(stripe.values + row * kSide, in + row * stride, 2 * cols);
 }
 
-// Bit 0 of each of eight bytes, as bits 0 to 7.
-inline std::uint64_t gather_bits(std::uint64_t bytes) {
-  return (bytes & 0x0101010101010101ull) * 0x0102040810204080ull >> 56;
+// Bit `plane` of each of 64 bytes.
+inline std::uint64_t plane_of(const std::uint8_t* codes, int plane) {
+  std::uint64_t bits = 0;
+#if defined(__AVX2__)
+  for (int half = 0; half < 2; ++half) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * half));
+    const auto mask = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(bytes, 7 - plane)));
+    bits |= static_cast<std::uint64_t>(mask) << (32 * half);
+  }
+#else
+  for (int row = 0; row < 8; ++row) {
+    const std::uint64_t eight = load_word(codes + 8 * row) >> plane & 0x0101010101010101ull;
+    bits |= (eight * 0x0102040810204080ull >> 56) << (8 * row);
+  }
+#endif
+  return bits;
 }
 
 // Appends those of eight bytes whose bit in `mask` is set.
@@ -59,20 +72,14 @@ void encode_stripe(const Stripe& stripe, int start, Sink& sink) {
       codes[i] = static_cast<std::uint8_t>(code);
       bytes[i] = static_cast<std::uint8_t>((values[i] >> 8 & 0x80) | (values[i] & 0x7f));
     }
-    std::uint64_t planes[3] = {};
-    for (std::size_t row = 0; row < 8; ++row) {
-      const std::uint64_t eight = load_word(codes + 8 * row);
-      std::uint64_t mask = 0;
-      for (int plane = 0; plane < 3; ++plane) {
-        const std::uint64_t bits = gather_bits(eight >> plane);
-        planes[plane] |= bits << (8 * row);
-        mask |= bits;
-      }
-      keep_eight(mask, bytes + 8 * row, sink);
+    std::uint64_t indicator = 0;
+    for (int plane = 0; plane < 3; ++plane) {
+      const std::uint64_t bits = plane_of(codes, plane);
+      *sink.bitmaps[plane]++ = bits;
+      indicator |= bits;
     }
-    for (std::uint64_t rest = ~(planes[0] | planes[1] | planes[2]); rest; rest &= rest - 1)
-      *sink.fallback++ = values[std::countr_zero(rest)];
-    for (int plane = 0; plane < 3; ++plane) *sink.bitmaps[plane]++ = planes[plane];
+    for (std::size_t row = 0; row < 8; ++row) keep_eight(indicator >> (8 * row) & 0xff, bytes + 8 * row, sink);
+    for (std::uint64_t rest = ~indicator; rest; rest &= rest - 1) *sink.fallback++ = values[std::countr_zero(rest)];
   }
 }
 

@@ -122,7 +122,7 @@ class AffineCodec:
     def decode(self, tensor: Tensor, dtype: str) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
 
-        Raw parts of a mapped file are decoded where they lie, if each row begins at a byte. Large tensors use
+        Raw codes in a mapped file are decoded where they lie, if each row begins at a byte. Large tensors use
         several threads (``core.parallel.default_workers``).
         """
         params = _checked(tensor)
@@ -132,10 +132,10 @@ class AffineCodec:
             )
         out = empty(tensor.shape, dtype, tensor.name)
         matrix = out.reshape(tensor.matrix_shape)
-        in_place = all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values())
-        if in_place and params.in_rows(matrix.shape[1]):
+        codes = tensor.parts["packed_weight"]
+        if codes.encoding == "raw" and codes.source.mapped and params.in_rows(matrix.shape[1]):
             arrays = {role: part.array() for role, part in tensor.parts.items()}
-            packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
+            packed = np.frombuffer(codes.view(), np.uint8)
             decode_rows(params, packed, arrays["scales"], arrays.get("zeros"), matrix, workers=None)
             return out
         reader = AffineReader(tensor, params, workers=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ingot.core.checked import MAX_RANK
 from ingot.core.dtypes import DTYPES
 from ingot.errors import UnsupportedError
 from ingot.formats.squizd.blocks import (
@@ -35,13 +36,14 @@ SCALE_DTYPES = ("f32", "f16", "bf16")
 class Form:
     """How a tensor lies in the file: a block, its scale entries, perhaps a mask.
 
-    ``first`` and ``second`` count entries of the two rounds of scale tables.
+    ``first`` and ``second`` count entries of the two rounds of scale tables; ``second`` is None where the matrix has one
+    scale, 0 where it has no elements.
     """
 
     block: Block
     scale_dtype: str | None = None
     first: int = 0
-    second: int = 0
+    second: int | None = None
     mask_bytes: int | None = None
 
 
@@ -67,7 +69,7 @@ def form_of(spec: TensorSpec) -> Form:
         mask = _part(spec, "mask").length
     maker = _MAKERS.get(codec)
     if maker is None:
-        raise _refuse(f"it has blocks for {', '.join(_MAKERS)} and {SPARSE}, this tensor is {codec}; use .zt")
+        raise _refuse(f"it has blocks for {', '.join(_MAKERS)} and {SPARSE}, this tensor is {codec[:80]}; use .zt")
     if codec == "dense" and spec.codec == "dense":
         shape = spec.shape
     if any(size > MOST for size in shape):
@@ -82,8 +84,10 @@ def _check_common(spec: TensorSpec) -> None:
         spec.name.encode()
     except UnicodeEncodeError as error:
         raise _refuse(f"a name is UTF-8 text, found {spec.name!r}") from error
+    if len(spec.shape) > MAX_RANK:
+        raise _refuse(f"it has at most {MAX_RANK} dimensions, found {len(spec.shape)}")
     if spec.dtype not in DTYPES:
-        raise _refuse(f"it has no element type {spec.dtype}")
+        raise _refuse(f"it has no element type {spec.dtype[:80]}")
     for part in spec.parts:
         if part.encoding != "raw":
             raise _refuse(f"it holds uncompressed parts, part {part.role!r} is {part.encoding}")
@@ -109,10 +113,10 @@ def _dense(spec: TensorSpec, _: Mapping[str, Any], shape: Sequence[int]) -> Bloc
 
 def _integers(_: TensorSpec, params: Mapping[str, Any], shape: Sequence[int]) -> Block:
     rows, cols = shape
-    bits = int(params.get("bits", 0))
+    bits = params.get("bits")
     magics = [magic for magic, wanted in INTEGER_BITS.items() if wanted == bits]
-    if not magics or params.get("codec_version") != 1:
-        raise _refuse(f"its integers have 2 or 4 bits and Ingot's parameters, found bits={bits}")
+    if not isinstance(bits, int) or not magics or params.get("codec_version") != 1:
+        raise _refuse(f"its integers have 2 or 4 bits and Ingot's parameters, found bits={bits!r:.80}")
     if params.get("signed") is not True:
         raise _refuse("its integers are signed two's complement; quantize with signed = true")
     if params.get("packing") != "flat_lsb" and (params.get("packing") != "rows_lsb" or cols * bits % 8):
@@ -128,20 +132,25 @@ def sub_block(params: Mapping[str, Any], cols: int) -> int:
     granularity = params.get("granularity")
     if granularity == "tensor":
         return 0
-    return max(cols, 1) if granularity == "row" else min(int(params.get("group_size") or 0), MOST)
+    if granularity == "row":
+        return max(cols, 1)
+    group = params.get("group_size")
+    if granularity != "group" or not isinstance(group, int) or group < 1:
+        raise _refuse(f"its scales are per group, row or tensor, found {granularity!r:.80} of {group!r:.80}")
+    return min(group, MOST)
 
 
 def _astc(_: TensorSpec, params: Mapping[str, Any], shape: Sequence[int]) -> Block:
     try:
         return astc(shape[0], shape[1], str(params.get("footprint")))
     except KeyError as error:
-        raise _refuse(f"it has no ASTC footprint {params.get('footprint')}") from error
+        raise _refuse(f"it has no ASTC footprint {params.get('footprint')!r:.80}") from error
 
 
 def _tca(spec: TensorSpec, params: Mapping[str, Any], shape: Sequence[int]) -> Block:
     start = params.get("start", 0)  # learnt by a scan, so a plan does not have it yet
     if not isinstance(start, int) or not -(2**31) <= start < 2**31:
-        raise _refuse(f"expected a start exponent, found {start}")
+        raise _refuse(f"expected a start exponent, found {start!r:.80}")
     high, fallback = _part(spec, "high").length, _part(spec, "fallback").length
     known = high is not None and fallback is not None
     return tca(shape[0], shape[1], start, high if known else None, fallback // 2 if known and fallback else fallback)
@@ -182,7 +191,7 @@ def _with_scales(spec: TensorSpec, params: Mapping[str, Any], block: Block, mask
         raise _refuse(f"expected one scale for the matrix, found {count}")
     if count > MOST:
         raise _refuse(f"a scale table counts with 32 bits, found {count} scales")
-    return Form(block, scales.dtype, 1, 0 if per_matrix else count, mask)
+    return Form(block, scales.dtype, 1, None if per_matrix else count, mask)
 
 
 def _part(spec: TensorSpec, role: str) -> PartSpec:

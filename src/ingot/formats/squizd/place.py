@@ -134,7 +134,8 @@ def place(specs: Sequence[TensorSpec], layers: Sequence[int], layer_count: int) 
     for spec, layer in zip(specs, layers, strict=True):
         form = form_of(spec)
         id = tensor_id(layer, spec.name)
-        if form.second and second[-1] + form.second > MOST:
+        more = form.second or 0
+        if second[-1] + more > MOST:
             second.append(0)
         if form.first and ids.setdefault(id, spec.name) != spec.name:
             raise UnsupportedError(
@@ -142,7 +143,7 @@ def place(specs: Sequence[TensorSpec], layers: Sequence[int], layer_count: int) 
             )
         placed.append(Placed(spec, form, layer, id, first, len(second) - 1, second[-1]))
         first += form.first
-        second[-1] += form.second
+        second[-1] += more
     return Placement(placed, layer_count, Tables(first, tuple(count for count in second if count)))
 
 

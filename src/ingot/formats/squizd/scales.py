@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import narrowed
+from ingot.core.records import gather
 from ingot.errors import FormatError
 from ingot.formats.squizd.layout import SCALE_ENTRY, SCALES_MAGIC, TABLE_HEADER
 from ingot.model.bytesource import ByteSource
 
 ENTRY = np.dtype([("id", "<u8"), ("scale", "<f4"), ("zero", "<f4")])
-FIELD = {"scales": "scale", "zeros": "zero"}
-# Entries that are looked at together.
-_PIECE = 1 << 16
+COLUMN = {"scales": 0, "zeros": 1}
+# Entries that are looked at together: few enough that they and what comes of them stay in the nearest caches.
+_PIECE = 1 << 14
 # A table holds 2**32 - 1 entries; nobody needs so many tables, and a file of empty ones would take long to walk.
 _MOST_TABLES = 4096
 
@@ -52,10 +54,15 @@ def entries(id: int, scales: Array, zeros: Array | None) -> Iterator[bytes]:
 
 def read_entries(source: ByteSource, offset: int, count: int) -> Array:
     """Return ``count`` entries at ``offset``: a view where the source is mapped."""
+    return read_array(source, offset, count * SCALE_ENTRY).view(ENTRY)
+
+
+def read_array(source: ByteSource, offset: int, size: int) -> Array:
+    """Return ``size`` bytes at ``offset``: a view where the source is mapped."""
     if source.mapped:
-        return np.frombuffer(source.view(offset, count * SCALE_ENTRY), ENTRY)
-    data = np.empty(count, ENTRY)
-    source.readinto(offset, data.view(np.uint8).data)
+        return np.frombuffer(source.view(offset, size), np.uint8)
+    data = np.empty(size, np.uint8)
+    source.readinto(offset, data.data)
     return data
 
 
@@ -84,10 +91,10 @@ class EntrySource:
 
     def __init__(self, source: ByteSource, run: Run, role: str, dtype: str, *, absent_zeros: bool, where: str) -> None:
         self.name = source.name
-        self._source, self._run, self._field, self._where = source, run, FIELD[role], where
-        self._dtype = numpy_dtype(dtype)
+        self._source, self._run, self._index, self._where = source, run, COLUMN[role], where
+        self._dtype, self._item = dtype, numpy_dtype(dtype).itemsize
         self._absent_zeros = absent_zeros
-        self.size = run.count * self._dtype.itemsize
+        self.size = run.count * self._item
 
     def view(self, offset: int, length: int) -> memoryview:
         """Gather the bytes into fresh memory."""
@@ -97,7 +104,7 @@ class EntrySource:
 
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the column's bytes from ``offset`` on."""
-        item = self._dtype.itemsize
+        item = self._item
         target, done = np.frombuffer(out, np.uint8), 0
         while done < target.size:
             first, skip = divmod(offset + done, item)
@@ -114,22 +121,20 @@ class EntrySource:
         pass
 
     def _column(self, first: int, count: int) -> Array:
-        found = read_entries(self._source, self._run.offset + first * SCALE_ENTRY, count)
-        if (found["id"] != self._run.id).any():
+        offset, size = self._run.offset + first * SCALE_ENTRY, count * SCALE_ENTRY
+        wide, own, other_filled = gather(read_array(self._source, offset, size), self._run.id, self._index)
+        if not own:
             raise FormatError(
                 "squizd.scale-id",
                 f"expected scale entries of tensor id {self._run.id:#018x}, found another",
                 where=self._where,
             )
-        if self._absent_zeros and found["zero"].any():
+        if self._absent_zeros and other_filled:
             raise FormatError("squizd.zero-point", "expected zero points of 0, found another", where=self._where)
-        wide: Array = np.ascontiguousarray(found[self._field])
-        if self._dtype.itemsize == 4:
+        if self._dtype == "f32":
             return wide
-        with np.errstate(over="ignore", invalid="ignore"):
-            narrow: Array = wide.astype(self._dtype)
-            same = narrow.astype(np.float32).view(np.uint32) == wide.view(np.uint32)
-        if not same.all():
+        narrow = narrowed(wide, self._dtype)
+        if narrow is None:
             raise FormatError(
                 "squizd.scale-dtype",
                 f"expected scales that {self._dtype} holds, found one that it does not",

@@ -229,7 +229,7 @@ class Section:
         scales, zeros = writer.scales(SCALE_ROLES[0]), writer.scales(SCALE_ROLES[1])
         assert scales is not None
         first = tables.first_at(self._tables, placed)
-        if not form.second:
+        if form.second is None:
             return [self._write_all(first, entries(placed.id, scales, zeros))]
         neutral = entries(placed.id, np.ones(1, np.float32), None)
         second = entries(placed.id | 1 << 63, scales, zeros)
@@ -260,7 +260,7 @@ def entry_of(placed: Placed, offset: int, tables: Tables, tables_start: int, dig
         scales=form.scale_dtype,
         zeros=any(part.role == "zeros" for part in spec.parts),
         first=(tables.first_at(tables_start, placed), form.first) if form.first else None,
-        second=(tables.second_at(tables_start, placed), form.second) if form.second else None,
+        second=None if form.second is None else (tables.second_at(tables_start, placed), form.second),
         digests=digests,
     )
 

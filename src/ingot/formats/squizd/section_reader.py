@@ -170,7 +170,7 @@ def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces,
 def _check_run(source: ByteSource, run: tuple[int, int], id: int, tables: TablePlaces, where: str) -> None:
     """A run of entries lies in one of the tables, on its grid, and begins and ends with the tensor's id."""
     offset, count = run
-    inside = any(
+    inside = not count or any(
         start <= offset and (offset - start) % SCALE_ENTRY == 0 and count <= entries - (offset - start) // SCALE_ENTRY
         for start, entries in tables
     )

@@ -48,11 +48,11 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
             f"found {block.magic.decode()} of shape {list(block.shape)} {dict(block.says)}",
             where=where,
         )
-    counts = (entry.first[1] if entry.first else 0, entry.second[1] if entry.second else 0)
+    counts = (entry.first[1] if entry.first else 0, entry.second[1] if entry.second else None)
     if counts != (form.first, form.second):
         raise FormatError(
             "squizd.directory-conflict",
-            f"expected {form.first} and {form.second} scale entries, found {counts[0]} and {counts[1]}",
+            f"expected {form.first} and {form.second or 0} scale entries, found {counts[0]} and {counts[1] or 0}",
             where=where,
         )
     for role, text in entry.digests.items():
