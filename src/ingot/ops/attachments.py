@@ -194,6 +194,17 @@ def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
     return _package_in(final)
 
 
+def check_package(part: Part) -> None:
+    """Unpack a zipped Core ML package into the temporary folder, to see that it can be, and remove it again.
+
+    Raises as ``extract_package``.
+    """
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        package_digest(part)
+        unpack(_reading(part), part.nbytes, Path(folder), part.where)
+        _package_in(Path(folder))
+
+
 def default_cache() -> Path:
     """Return the folder for what can be made again: ``$INGOT_CACHE``, or the platform's usual place."""
     chosen = os.environ.get("INGOT_CACHE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 
 import numpy as np
@@ -17,6 +17,8 @@ from ingot.core.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError
 from ingot.model.part import Part
 from ingot.model.tensor import Tensor
+from ingot.ops.attachments import check_package
+from ingot.ops.draft import check_draft
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.slabs import matrix_of, slabs
 
@@ -71,6 +73,7 @@ def verify(
     try:
         findings = [Finding("note", rule, str(path), message) for rule, message in source.catalog.notes]
         findings += _contents(source, progress)
+        findings += _attachments(source)
     finally:
         source.close()
     if strict:
@@ -89,6 +92,23 @@ def _contents(source: Source, progress: ProgressCallback | None) -> Iterator[Fin
     for tensor, findings in ordered(_tensor, checkpoint.values(), workers, 2 * workers):
         state.advance(tensor.nbytes, tensor.name)
         yield from (item for item in findings if item.rule != silent)
+
+
+def _attachments(source: Source) -> Iterator[Finding]:
+    """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
+    attached = checkpoint_of(source).attachments
+    if attached.draft is not None:
+        findings = [item for tensor in attached.draft.values() for item in _tensor(tensor)[1]]
+        yield from (replace(item, where=f"draft head: {item.where}") for item in findings)
+        try:
+            check_draft(attached.draft)
+        except IngotError as error:
+            yield _finding(error.at("draft head"), "draft head")
+    if attached.coreml is not None:
+        try:
+            check_package(attached.coreml)
+        except IngotError as error:
+            yield _finding(error, "Core ML package")
 
 
 def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:

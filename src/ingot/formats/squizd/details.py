@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ingot.core.memory import format_size
 from ingot.formats.base import Detail
+from ingot.formats.squizd.dispatch import details as dispatch_details
 from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import Header
 from ingot.model.attachments import Attachments
@@ -16,7 +17,7 @@ def details(header: Header, attachments: Attachments) -> Sequence[Detail]:
     rows = [
         (flag.name or "", "set" if header.flags & flag else "-", _about(flag, header, attachments)) for flag in Flags
     ]
-    return [Detail("features", ("flag", "", "about"), rows)]
+    return [Detail("features", ("flag", "", "about"), rows), *dispatch_details(header.flags)]
 
 
 def _about(flag: Flags, header: Header, attachments: Attachments) -> str:
