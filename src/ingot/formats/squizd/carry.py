@@ -36,8 +36,8 @@ SCALE_DTYPES = ("f32", "f16", "bf16")
 class Form:
     """How a tensor lies in the file: a block, its scale entries, perhaps a mask.
 
-    ``first`` and ``second`` count entries of the two rounds of scale tables; ``second`` is None where the matrix has one
-    scale, 0 where it has no elements.
+    ``first`` and ``second`` count entries of the two rounds of scale tables; ``second`` is None where the matrix has
+    one scale, 0 where it has no elements.
     """
 
     block: Block
@@ -67,6 +67,8 @@ def form_of(spec: TensorSpec) -> Form:
     if spec.codec == SPARSE:
         codec, params, shape = _reduced(spec)
         mask = _part(spec, "mask").length
+        if not mask:
+            raise _refuse("a pruned tensor has channels and a mask of them, found none")
     maker = _MAKERS.get(codec)
     if maker is None:
         raise _refuse(f"it has blocks for {', '.join(_MAKERS)} and {SPARSE}, this tensor is {codec[:80]}; use .zt")

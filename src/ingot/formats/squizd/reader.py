@@ -28,7 +28,14 @@ from ingot.formats.squizd.layout import (
     IndexEntry,
 )
 from ingot.formats.squizd.scales import tables
-from ingot.formats.squizd.section_reader import Span, locate, masks_by_layer, read_directory, skip_zeros
+from ingot.formats.squizd.section_reader import (
+    Span,
+    locate,
+    masks_by_layer,
+    note_gaps,
+    read_directory,
+    skip_zeros,
+)
 from ingot.formats.squizd.tensors import Located, SquizdTensors
 from ingot.formats.squizd.walk import end_of, name_blocks, walk
 from ingot.model.attachments import Attachments
@@ -81,7 +88,9 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     header, notes = read_header(source)
     index, more = read_index(source, header)
     found = _Read(source, header, index, notes + more, verify)
-    start = max([HEADER + INDEX_ENTRY * header.layer_count, *(end for _, end in found.layers)])
+    begin = HEADER + INDEX_ENTRY * header.layer_count
+    start = max([begin, *(end for _, end in found.layers)])
+    note_gaps(source, [span for span in found.layers if span[1] > span[0]], [(begin, start)], found.notes)
     places, behind = _tables(found, start)
     directory, raw, tail = read_directory(source, behind, source.size, found.where)
     if directory is None:
@@ -172,6 +181,7 @@ def _appendices(found: _Read, directory: Directory | None, tail: int) -> tuple[A
                 f"expected a draft head between byte {tail} and the file's end {found.source.size}, found "
                 f"{meta.length} bytes at {meta.offset}",
             )
+        note_gaps(found.source, [], [(tail, meta.offset)], found.notes)
         draft = SquizdTensors(found.source, _draft(found, directory), verify=found.verify)
         tail = meta.offset + meta.length
     if found.has(Flags.ANE_COREML):
@@ -199,7 +209,14 @@ def _draft(found: _Read, directory: Directory | None) -> dict[str, Located]:
         raise FormatError("squizd.draft-missing", "expected weight blocks in the draft head, found none", where=where)
     behind = end_of(blocks, span[0])
     places, tail = tables(source, behind, where)
-    own, raw, _ = read_directory(source, tail, end, where)
+    if tail > end:
+        raise FormatError(
+            "squizd.draft-out-of-bounds",
+            f"expected scale tables that end by byte {end} with the draft head, found some up to {tail}",
+            where=where,
+        )
+    own, raw, tail = read_directory(source, tail, end, where)
+    note_gaps(source, [], [(tail, end)], found.notes)
     stated = directory.draft_digest if directory is not None else None
     if stated is not None and found.verify:
         algorithm = checksums.known(stated, "squizd.digest", where)

@@ -105,8 +105,7 @@ def locate(
                 )
             spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
     _check_apart(spans, where)
-    if _gaps(source, [(start, end) for start, end, _ in spans], layers):
-        notes.append(("squizd.gap", "expected fewer than 64 zero bytes between blocks, found other bytes"))
+    note_gaps(source, [(start, end) for start, end, _ in spans], layers, notes)
     _check_scales(source, directory, tables, where)
     return found
 
@@ -122,12 +121,19 @@ def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
             )
 
 
-def _gaps(source: ByteSource, spans: Sequence[Span], layers: Sequence[Span]) -> bool:
-    """Whether something lies between sorted ``spans`` that is not padding."""
-    ends = sorted([end for _, end in spans] + [start for start, end in layers if end > start])
-    starts = sorted([start for start, _ in spans] + [end for start, end in layers if end > start])
+def note_gaps(source: ByteSource, inner: Sequence[Span], outer: Sequence[Span], notes: Notes) -> None:
+    """Add a note, once, if something lies in ``outer`` spans and in none of the ``inner`` ones that is not padding.
+
+    The inner spans are apart and inside the outer ones, and so are the outer ones among themselves.
+    """
+    ends = sorted([end for _, end in inner] + [start for start, end in outer if end > start])
+    starts = sorted([start for start, _ in inner] + [end for start, end in outer if end > start])
     gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
-    return any(start - end >= ALIGNMENT or any(read_bytes(source, end, start - end)) for end, start in gaps)
+    note = ("squizd.gap", "expected fewer than 64 zero bytes between blocks and sections, found other bytes")
+    if note not in notes and any(
+        start - end >= ALIGNMENT or any(read_bytes(source, end, start - end)) for end, start in gaps
+    ):
+        notes.append(note)
 
 
 def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces, where: str) -> None:

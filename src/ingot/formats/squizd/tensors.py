@@ -55,6 +55,8 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
             f"expected {form.first} and {form.second or 0} scale entries, found {counts[0]} and {counts[1] or 0}",
             where=where,
         )
+    if entry.mask is not None and entry.codec != SPARSE:
+        raise FormatError("squizd.directory-conflict", f"expected no mask with codec {entry.codec[:80]}", where=where)
     for role, text in entry.digests.items():
         if all(role != part.role for part in spec.parts):
             raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=where)

@@ -1,0 +1,375 @@
+"""Hand-made ``.squizd`` files, well-formed or not: for the golden corpus, hostile tests and fuzz seeds.
+
+Everything is packed here from ``spec/squizd.md``; nothing of the format's own code is used.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ingot.core import cbor, checksums
+
+FLAGS = {b"ASTW": 1, b"TCAW": 2, b"INT4": 4, b"INT2": 32}
+SPARSE, EAGLE, ANE_COREML = 8, 16, 64
+_OWN = (
+    "f64", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz",
+    "f8_e5m2fnuz", "f8_e8m0fnu", "f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn", "complex64", "complex128",
+)  # fmt: skip
+DTYPE_CODES = {"f32": 0, "f16": 1, "bf16": 2} | {name: code for code, name in enumerate(_OWN, start=256)}
+# An ASTC block of one colour, LDR, without extent: luminance 0, 1/3, 2/3 and 1 (Khronos Data Format, 23.21).
+_VOID = bytes.fromhex("fcfdffffffffffff")
+
+Edit = Callable[[Any], Any]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def fnv(data: bytes) -> int:
+    """FNV-1a with 64 bits."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def id_of(layer: int, name: str) -> int:
+    return fnv(struct.pack("<I", layer) + name.encode()) % 2**63
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor: its block's header and payload, scale entries of either round, mask, and what a directory says."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    head: bytes
+    payload: bytes
+    params: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, bytes] = field(default_factory=dict)
+    entries: Sequence[tuple[float, float]] = ()
+    second: bool = False
+    scales: str | None = None
+    zeros: bool = False
+    mask: bytes = b""
+    layer: int = 0
+    id: int | None = None
+
+    @property
+    def tensor_id(self) -> int:
+        return id_of(self.layer, self.name) if self.id is None else self.id
+
+
+def dense(name: str, dtype: str, shape: Sequence[int], data: bytes, layer: int = 0) -> Item:
+    """A block without compression."""
+    head = struct.pack(f"<4sII{len(shape)}I", b"NPCL", DTYPE_CODES[dtype], len(shape), *shape)
+    return Item(name, tuple(shape), dtype, "dense", head, data, {}, {"data": data}, layer=layer)
+
+
+def pack_codes(codes: Array, bits: int) -> bytes:
+    """Two's complement codes as one stream of bits, lowest first."""
+    flat = codes.reshape(-1).astype(np.int64)
+    stream = ((flat[:, None] >> np.arange(bits)) & 1).astype(np.uint8).reshape(-1)
+    return np.packbits(stream, bitorder="little").tobytes()
+
+
+def quantized(
+    name: str,
+    codes: Array,
+    bits: int,
+    entries: Sequence[tuple[float, float]],
+    group: int | str = "tensor",
+    **about: Any,
+) -> Item:
+    """An ``INT4`` or ``INT2`` block; ``group`` is the number of columns that share a scale, ``row`` or ``tensor``.
+
+    ``about`` are further fields of the item; by default ``dtype`` and ``scales`` are f32, without zero points.
+    """
+    rows, cols = codes.shape
+    about = {"dtype": "f32", "scales": "f32", "zeros": False, **about}
+    sub = {"tensor": 0, "row": cols}.get(str(group), group)
+    magic = {4: b"INT4", 2: b"INT2"}[bits]
+    head = struct.pack("<4sII", magic, rows, cols) + (struct.pack("<I", sub) if bits == 2 else b"")
+    params: dict[str, Any] = {"codec_version": 1, "bits": bits}
+    params |= {"granularity": group} if isinstance(group, str) else {"granularity": "group", "group_size": group}
+    packing = "flat_lsb" if cols * bits % 8 else "rows_lsb"
+    params |= {"axis": -1, "packing": packing, "signed": True, "zeros": about["zeros"], "dtype": about["dtype"]}
+    packed = pack_codes(codes, bits)
+    parts = {"packed_weight": packed, "scales": _column(entries, 0, about["scales"])}
+    parts |= {"zeros": _column(entries, 1, about["scales"])} if about["zeros"] else {}
+    fixed: dict[str, Any] = {
+        "codec": "quantized_group",
+        "head": head,
+        "payload": packed,
+        "params": params,
+        "parts": parts,
+    }
+    return Item(name, (rows, cols), entries=entries, second=group != "tensor", **fixed, **about)
+
+
+def _column(entries: Sequence[tuple[float, float]], index: int, dtype: str) -> bytes:
+    values = np.array([entry[index] for entry in entries], np.float32)
+    if dtype == "bf16":
+        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+    return values.astype({"f32": "<f4", "f16": "<f2"}[dtype]).tobytes()
+
+
+def astc(name: str, levels: Array, shape: tuple[int, int], entry: tuple[float, float], layer: int = 0) -> Item:
+    """An ``ASTW`` block of footprint 4x4 whose ASTC blocks have one luminance each: ``levels`` of 65535, as a grid."""
+    rows, cols = shape
+    head = struct.pack("<4sIII", b"ASTW", cols, rows, 3)
+    data = b"".join(_VOID + struct.pack("<4H", level, level, level, 65535) for level in levels.reshape(-1).tolist())
+    params = {"codec_version": 1, "footprint": "4x4", "profile": "ldr", "dtype": "f32"}
+    parts = {"blocks": data, "scales": _column([entry], 0, "f32"), "zeros": _column([entry], 1, "f32")}
+    return Item(name, shape, "f32", "astc", head, data, params, parts, [entry], scales="f32", zeros=True, layer=layer)
+
+
+def tca(name: str, shape: tuple[int, int], start: int, parts: Mapping[str, bytes], layer: int = 0) -> Item:
+    """A ``TCAW`` block of the parts of codec ``tca_tbe``."""
+    sizes = (len(parts["high"]), len(parts["fallback"]) // 2)
+    head = struct.pack("<4sIIIIiIQQ", b"TCAW", shape[0], 64, 1, shape[1], start, 0, *sizes).ljust(64, b"\0")
+    payload = b""
+    for data in parts.values():
+        payload += bytes(-len(payload) % 64) + data
+    params = {"codec_version": 1, "start": start, "dtype": "bf16"}
+    return Item(name, shape, "bf16", "tca_tbe", head, payload, params, dict(parts), layer=layer)
+
+
+def pruned(inner: Item, axis: int, channels: int, block: int, kept: Sequence[int]) -> Item:
+    """A tensor of which only the blocks ``kept`` are stored, as ``inner``."""
+    count = -(-channels // block)
+    mask = sum(1 << index for index in kept).to_bytes(-(-count // 8), "little")
+    shape = (channels, inner.shape[1]) if axis == 0 else (inner.shape[0], channels)
+    params = {
+        "codec_version": 1,
+        "axis": axis,
+        "block": block,
+        "channels": channels,
+        "kept": inner.shape[axis],
+        "inner": inner.codec,
+        "inner_params": dict(inner.params),
+        "dtype": inner.dtype,
+    }
+    values = {name: getattr(inner, name) for name in inner.__dataclass_fields__}
+    values |= {"shape": shape, "codec": "sparse_blocks", "params": params, "mask": mask}
+    return Item(**{**values, "parts": {"mask": mask, **inner.parts}})
+
+
+@dataclass
+class Section:
+    """Blocks with their scale tables and directory, and where everything came to lie."""
+
+    start: int
+    body: bytearray = field(default_factory=bytearray)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    masks: list[int | None] = field(default_factory=list)
+    blocks: dict[str, int] = field(default_factory=dict)
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: list[tuple[int, int]] = field(default_factory=list)
+    directory: int = 0
+
+    @property
+    def tail(self) -> int:
+        return self.start + len(self.body)
+
+    @property
+    def behind(self) -> int:
+        """Where the last layer ends."""
+        return max([self.start, *(end for _, end in self.spans)])
+
+
+def section(start: int, items: Sequence[Item], layers: int, tables: Edit | None = None) -> Section:
+    """Lay out blocks, masks and scale tables; ``tables`` may change the entries (id, scale, zero) of all tables."""
+    made = Section(start)
+    for layer in range(layers):
+        _layer(made, [item for item in items if item.layer == layer])
+    scaled = [item for item in items if item.entries]
+    first = [(item.tensor_id, *((1.0, 0.0) if item.second else item.entries[0])) for item in scaled]
+    second = [(item.tensor_id | 1 << 63, *entry) for item in scaled if item.second for entry in item.entries]
+    both = [entries for entries in (first, second) if entries]
+    both = both if tables is None else tables(both)
+    for entries in both:
+        made.tables.append((made.tail, len(entries)))
+        made.body += b"SCZT" + struct.pack("<I", len(entries))
+        made.body += b"".join(struct.pack("<Qff", *entry) for entry in entries)
+    done = 0
+    for index, item in enumerate(scaled if both else []):
+        place = made.places[item.name]
+        place["first"] = [made.tables[0][0] + 8 + 16 * index, 1]
+        if item.second:
+            place["second"] = [made.tables[-1][0] + 8 + 16 * done, len(item.entries)]
+            done += len(item.entries)
+    return made
+
+
+def _layer(made: Section, items: Sequence[Item]) -> None:
+    begun = made.tail
+    for number, item in enumerate(items):
+        made.body += bytes(-(made.tail + len(item.head)) % 64)
+        begun = begun if number else made.tail
+        made.blocks[item.name] = made.tail
+        made.places[item.name] = {"layer": item.layer, "offset": made.tail}
+        made.body += item.head + item.payload
+    first: int | None = None
+    for item in items:
+        if item.mask:
+            first = made.tail if first is None else first
+            made.places[item.name]["mask"] = [made.tail, len(item.mask)]
+            made.body += item.mask
+    made.spans.append((begun, made.tail))
+    made.masks.append(first)
+
+
+def directory(made: Section, items: Sequence[Item], digest: str | None, edit: Edit | None, **fields: Any) -> None:
+    """Append the directory; ``edit`` may change its map, or give other bytes for it."""
+    tensors: dict[str, Any] = {}
+    for item in items:
+        entry: dict[str, Any] = {"shape": list(item.shape), "dtype": item.dtype, "codec": item.codec}
+        entry |= made.places[item.name]
+        if item.params:
+            entry["params"] = dict(item.params)
+        if item.entries:
+            entry["scales"] = item.scales
+        if item.zeros:
+            entry["zeros"] = True
+        if digest is not None:
+            entry["digests"] = {role: checksums.digest(digest, data) for role, data in item.parts.items()}
+        tensors[item.name] = entry
+    root: Any = {"version": 1, "tensors": tensors, **{key: value for key, value in fields.items() if value is not None}}
+    root = root if edit is None else edit(root)
+    data = root if isinstance(root, bytes) else cbor.dumps(root)
+    made.directory = made.tail
+    made.body += b"TDIR" + struct.pack("<Q", len(data)) + data
+
+
+@dataclass
+class Made:
+    """A file, and where its sections are."""
+
+    data: bytes
+    main: Section
+    draft: Section | None = None
+    coreml: int = 0
+
+    def patch(self, offset: int, form: str, *values: Any) -> bytes:
+        """The file with other numbers at ``offset``; the checks over sparsity and draft metadata follow."""
+        data = bytearray(self.data)
+        struct.pack_into("<" + form, data, offset, *values)
+        if 128 <= offset < 160:
+            struct.pack_into("<I", data, 14, zlib.crc32(data[128:160]))
+        if 160 <= offset < 192:
+            struct.pack_into("<Q", data, 18, fnv(bytes(data[160:192])))
+        return bytes(data)
+
+
+@dataclass(kw_only=True)
+class File:
+    """What goes into a file. ``named``: it has a directory; the edits change directories and scale tables."""
+
+    items: Sequence[Item]
+    layers: int | None = None
+    named: bool = True
+    flags: int | None = None
+    metadata: Mapping[str, Any] | None = None
+    digest: str | None = "crc32c"
+    draft: Sequence[Item] = ()
+    draft_named: bool = True
+    coreml: bytes | None = None
+    edit: Edit | None = None
+    draft_edit: Edit | None = None
+    tables: Edit | None = None
+
+    def make(self) -> Made:
+        count = self.layers if self.layers is not None else 1 + max((item.layer for item in self.items), default=0)
+        main = section(256 + 32 * count, self.items, count, self.tables)
+        if self.named:
+            self._directory(main)
+        body, draft = bytes(main.body), None
+        if self.draft:
+            start = main.tail + -main.tail % 64
+            draft, _ = self._draft(start)
+            body += bytes(start - main.tail) + b"EGDH" + struct.pack("<I", _draft_layers(self.draft)) + draft.body
+        at = main.start + len(body)
+        if self.coreml is not None:
+            body += b"ANLX" + struct.pack("<Q", len(self.coreml)) + self.coreml
+        index = _index(main, main.tables[0][0] if main.tables else main.directory)
+        flags = _flags(self.items, self.draft, self.coreml) if self.flags is None else self.flags
+        header = _header(flags, count, self.items, _draft_meta(self.draft, draft))
+        return Made(header + index + body, main, draft, at)
+
+    def _directory(self, main: Section) -> None:
+        """Append the directory. It states the digest of the draft head's, which depends on where that comes to lie."""
+        fields: dict[str, Any] = {"metadata": self.metadata or None}
+        if self.coreml is not None:
+            fields["coreml_digest"] = checksums.digest("sha256", self.coreml)
+        tail = main.tail
+        for _ in range(2):
+            if self.draft and self.draft_named and self.digest is not None:
+                data = self._draft(main.tail + -main.tail % 64)[1]
+                fields["draft_digest"] = checksums.digest(self.digest, data)
+            del main.body[tail - main.start :]
+            directory(main, self.items, self.digest, self.edit, **fields)
+
+    def _draft(self, start: int) -> tuple[Section, bytes]:
+        """Return the section behind ``EGDH`` at ``start``, and its directory block."""
+        made = section(start + 8, self.draft, 1)
+        if not self.draft_named:
+            return made, b""
+        directory(made, self.draft, self.digest, self.draft_edit)
+        return made, bytes(made.body[made.directory - made.start :])
+
+
+def squizd(items: Sequence[Item], **fields: Any) -> Made:
+    """Return a file; ``fields`` are those of ``File``."""
+    return File(items=items, **fields).make()
+
+
+def _draft_layers(draft: Sequence[Item]) -> int:
+    return int(any(item.name.startswith("midlayer.") for item in draft))
+
+
+def _draft_meta(draft: Sequence[Item], made: Section | None) -> bytes:
+    if made is None:
+        return bytes(32)
+    vocab = next((item.shape[0] for name in ("d2t", "lm_head.weight") for item in draft if item.name == name), 0)
+    start = made.start - 8
+    return struct.pack("<QQII8x", start, made.tail - start, _draft_layers(draft), vocab)
+
+
+def _index(main: Section, scales: int) -> bytes:
+    return b"".join(
+        struct.pack("<IQQQI", layer, start, end - start, scales if mask is None else mask, 0)
+        for layer, ((start, end), mask) in enumerate(zip(main.spans, main.masks, strict=True))
+    )
+
+
+def _flags(items: Sequence[Item], draft: Sequence[Item], coreml: bytes | None) -> int:
+    found = 0
+    for item in items:
+        found |= FLAGS.get(item.head[:4], 0) | (SPARSE if item.mask else 0)
+    found &= ~4 if found & 32 else -1
+    return found | (EAGLE if draft else 0) | (ANE_COREML if coreml is not None else 0)
+
+
+def _header(flags: int, layers: int, items: Sequence[Item], draft: bytes) -> bytes:
+    sparse = bytes(32)
+    if any(item.mask for item in items):
+        shares: dict[int, list[float]] = {}
+        for item in items:
+            if item.mask:
+                blocks = -(-item.params["channels"] // item.params["block"])
+                kept = int.from_bytes(item.mask, "little").bit_count()
+                shares.setdefault(item.layer, []).append(1 - kept / blocks)
+        means = [sum(some) / len(some) for some in shares.values()]
+        block = next(item.params["block"] for item in items if item.mask)
+        sparse = struct.pack("<IIIf16x", 1, block, len(means), sum(means) / len(means))
+    crc = zlib.crc32(sparse) if any(sparse) else 0
+    check = fnv(draft) if any(draft) else 0
+    fixed = struct.pack("<4sHIHHIQ102x", b"SQZD", 1, flags, layers, 0, crc, check)
+    return fixed + sparse + draft + bytes(64)
