@@ -60,6 +60,19 @@ def command(
     ] = None,
     verify: Annotated[bool, typer.Option(help="Check the source's digests.")] = True,
     measure: Annotated[bool, typer.Option(help="Measure the error of lossy tensors.")] = True,
+    prune: Annotated[
+        float | None, typer.Option(help="Leave out this share (0 to 1) of each feed-forward network's channels.")
+    ] = None,
+    prune_block: Annotated[int | None, typer.Option(help="Channels that stay or go together; default 64.")] = None,
+    activations: Annotated[
+        str | None, typer.Option(help="Checkpoint of activation norms, a vector per down projection, to prune by.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="EAGLE-3 draft head (file or folder) to put in, where the format carries one.")
+    ] = None,
+    coreml: Annotated[
+        str | None, typer.Option(help="Core ML package (X.mlpackage) to put in, where the format carries one.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     json: Json = False,
 ) -> None:
@@ -75,6 +88,11 @@ def command(
         "max_shard": max_shard_size,
         "verify": verify,
         "measure": measure,
+        "prune": prune,
+        "prune_block": prune_block,
+        "activations": activations,
+        "draft": draft,
+        "coreml": coreml,
     }
     if dry_run:
         _dry_run(src, dst, recipe, format, options, json)
@@ -90,10 +108,12 @@ def command(
 
 
 def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options: ConvertOptions, json: bool) -> None:
+    from ingot.ops.attachments import KINDS
     from ingot.ops.convert import prepare
 
     with prepare(src, dst, recipe, format, options) as prepared:
         plan = prepared.plan
+        carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
         if json:
             print_json(_plan_data(plan))
             return
@@ -116,6 +136,8 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
             f"{len(plan.steps)} tensors, recipe {plan.recipe}, format {plan.format.name}: {exactly} {plan.size} bytes "
             f"({size_text(plan.size)}), {8 * plan.size / elements:.3f} bits per weight; nothing was written"
         )
+        for note in (*carried, *prepared.gathered.notes):
+            print(f"note: {note}")
 
 
 def _encodings(spec: Any) -> list[str]:
@@ -154,6 +176,7 @@ def report_data(report: Any) -> dict[str, Any]:
         **dataclasses.asdict(report),
         "bits_per_weight": report.bits_per_weight,
         "exact": report.exact,
+        "sparsity": report.sparsity,
         "actions": report.actions,
     }
 
@@ -172,6 +195,9 @@ def print_report(report: Any) -> None:
         f"({100 * report.size / max(report.source_size, 1):.1f} %), {report.bits_per_weight:.3f} bits per weight"
     )
     print(f"  time     {report.seconds:.2f} s, {size_text(int(speed))}/s")
+    if report.pruned:
+        share = f"{100 * report.sparsity:.1f} % of their weights"
+        print(f"  pruned   {len(report.pruned)} tensors, {share}, in whole blocks of channels")
     if report.companions:
         print(f"  with     {', '.join(printable(name) for name in report.companions)}")
     worst = report.worst
@@ -184,3 +210,5 @@ def print_report(report: Any) -> None:
             f"RMS {number(error['rms'])}, max {number(error['max_abs'])}"
         )
         print("           (weight error is not quality: evaluate the model)")
+    for note in report.notes:
+        print(f"  note     {printable(note)}")

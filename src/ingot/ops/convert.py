@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -18,7 +18,9 @@ from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
 from ingot.errors import UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
+from ingot.model.attachments import NOTHING
 from ingot.model.checkpoint import Checkpoint
+from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import copy_companions
 from ingot.ops.destination import Destination, destination
 from ingot.ops.frames import TensorSink
@@ -26,6 +28,7 @@ from ingot.ops.journal import Journal, fingerprint, intact
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.pipeline import Begin, Cut, End, Pipeline, Slab, cut
 from ingot.ops.plan_convert import ConvertPlan, PlanRequest, Step, plan_conversion
+from ingot.ops.prune import NOT_PRUNED, PrunePlan, PruneRequest, prepare_pruning
 from ingot.ops.report import ConvertReport, TensorReport, tensor_report
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
@@ -50,6 +53,12 @@ class ConvertOptions(TypedDict, total=False):
     digest : written per part where the format has digests: ``crc32c`` (default), ``sha256`` or None.
     max_shard : bytes (or text such as ``5GB``) per file where the format shards; 5 GB for folders by default.
     measure : measure the error of lossy tensors (default True).
+    prune : leave out this share (0 to 1) of the blocks of channels of every feed-forward network.
+    prune_block : channels per block (64).
+    activations : a checkpoint with a vector per feed-forward network to choose the blocks by, under the name of its
+        down projection: the norm of each intermediate channel's activation. By the weights alone without.
+    draft : a published EAGLE-3 draft head (file or folder) to put in, in place of the source's own.
+    coreml : a Core ML package (folder ``X.mlpackage``) to put in, in place of the source's own.
     """
 
     allow_requantize: bool
@@ -60,6 +69,11 @@ class ConvertOptions(TypedDict, total=False):
     digest: str | None
     max_shard: int | str | None
     measure: bool
+    prune: float | None
+    prune_block: int | None
+    activations: AnyPath | None
+    draft: AnyPath | None
+    coreml: AnyPath | None
 
 
 def convert(
@@ -105,7 +119,7 @@ def convert(
         Nothing is left under the final name.
     """
     started = time.perf_counter()
-    with prepare(src, dst, recipe, format, options) as prepared:
+    with prepare(src, dst, recipe, format, options, progress) as prepared:
         report = _Job(prepared, options).run(max_ram, resume, progress or _silent)
     return replace(report, seconds=time.perf_counter() - started)
 
@@ -119,11 +133,14 @@ class Prepared:
     plan: ConvertPlan
     place: Destination
     recipe: Recipe | None = None
+    pruning: PrunePlan = NOT_PRUNED
+    gathered: Gathered = field(default_factory=Gathered)
 
     def __enter__(self) -> Prepared:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.gathered.close()
         self.source.close()
 
 
@@ -133,8 +150,12 @@ def prepare(
     recipe: AnyPath | Recipe | None,
     format: str | None,
     options: ConvertOptions | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Prepared:
-    """Open the source and plan the conversion, from headers and samples; what ``--dry-run`` prints."""
+    """Open the source and plan the conversion, from headers and samples; what ``--dry-run`` prints.
+
+    Pruning reads the feed-forward networks, and tells ``progress``.
+    """
     chosen: ConvertOptions = options or {}
     unknown = set(chosen) - set(ConvertOptions.__annotations__)
     if unknown:
@@ -146,14 +167,28 @@ def prepare(
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     source = open_source(src, io=chosen.get("io", "pread"), verify=chosen.get("verify", True))
+    gathered = Gathered()
     try:
         _refuse_same(source, place)
         checkpoint = checkpoint_of(source)
-        request = PlanRequest(recipe, chosen.get("allow_requantize", False), _write_options(chosen, place), threads)
-        return Prepared(source, checkpoint, plan_conversion(checkpoint, place.format, request), place, recipe)
+        pruning = prepare_pruning(checkpoint, _prune_request(chosen), progress)
+        gathered = gather(checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"))
+        options_of_writer = replace(_write_options(chosen, place), attachments=gathered.attachments)
+        request = PlanRequest(
+            recipe, chosen.get("allow_requantize", False), options_of_writer, threads, pruning.tensors
+        )
+        plan = plan_conversion(checkpoint, place.format, request)
+        return Prepared(source, checkpoint, plan, place, recipe, pruning, gathered)
     except BaseException:
+        gathered.close()
         source.close()
         raise
+
+
+def _prune_request(options: ConvertOptions) -> PruneRequest:
+    return PruneRequest(
+        options.get("prune"), options.get("prune_block"), options.get("activations"), options.get("threads")
+    )
 
 
 def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
@@ -197,7 +232,8 @@ class _Job:
         self._workers = options.get("threads") or default_workers()
         self._overwrite = options.get("overwrite", False)
         self._reports: list[TensorReport] = []
-        self._done = 0
+        self._pruning, self._gathered = prepared.pruning, prepared.gathered
+        self._done = prepared.pruning.read
 
     def run(self, max_ram: int | str | None, resume: bool, progress: ProgressCallback) -> ConvertReport:
         budget = self._budget(max_ram)
@@ -209,6 +245,7 @@ class _Job:
                 resumed, files = self._write(staging, cuts, budget, resume, progress)
                 companions = copy_companions(self._checkpoint.companions, staging.files) if place.directory else []
                 self._source.require_unchanged()
+                self._gathered.require_unchanged()
                 staging.publish([*files, *companions])
             except BaseException:
                 if resume:
@@ -255,13 +292,15 @@ class _Job:
             [step.action, step.spec.codec, dict(step.spec.params), [asdict(part) for part in step.spec.parts]]
             for step in plan.steps
         ]
-        options = asdict(plan.options)
+        options = asdict(replace(plan.options, attachments=NOTHING))
         return {
             "format": plan.format.name,
             "name": ascii(self._place.name),
             "rules": self._recipe.fingerprint() if self._recipe else None,
             "options": options,
             "steps": steps,
+            "masks": dict(plan.masks),
+            "attachments": [sorted(plan.options.attachments.kinds()), self._gathered.identity],
         }
 
     def _intact(self, earlier: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
@@ -298,7 +337,7 @@ class _Job:
 
     def _drive(self, pipeline: Pipeline, writer: FormatWriter, journal: Journal, progress: ProgressCallback) -> None:
         """Take the pipeline's events in order and write."""
-        total = self._plan.in_bytes
+        total = self._plan.in_bytes + self._pruning.read
         sink: TensorSink | None = None
         error = ErrorStats()
         for event in pipeline.events():
@@ -342,4 +381,5 @@ class _Job:
             files=files,
             companions=companions,
             resumed=resumed,
+            notes=[*self._pruning.notes, *self._gathered.notes],
         )

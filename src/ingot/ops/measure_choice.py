@@ -34,12 +34,14 @@ STORED = "as stored"
 class Candidate:
     """One way that tensor and target allow: what will be stored, and whether every value survives.
 
-    ``choice`` is None for the tensor as it is stored already.
+    ``choice`` is None for the tensor as it is stored already. ``share`` of the tensor is left by pruning; how well the
+    rest is kept is measured as if nothing was pruned.
     """
 
     choice: Choice | None
     spec: TensorSpec
     exact: bool
+    share: float = 1.0
 
     def __str__(self) -> str:
         return STORED if self.choice is None else str(self.choice)
@@ -122,7 +124,7 @@ class _Trials:
         parts = self._encoded(choice)
         if parts is None:
             return None
-        scale = self._tensor.size / max(self._rows().size, 1)
+        scale = candidate.share * self._tensor.size / max(self._rows().size, 1)
         return sum(_stored(part, parts.get(part.role), scale) for part in spec.parts)
 
     def snr_db(self, candidate: Candidate) -> float | None:

@@ -21,11 +21,13 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.measure_choice import Candidate, pick
+from ingot.ops.prune import Pruning
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
 MOVED, DECODED, ENCODED = "moved", "decoded", "encoded"
 _KEEP = Decision(None, "keep", None)
+_DENSE = Choice("dense")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Step:
     ``action`` is ``moved`` (stored bytes copied as they are), ``decoded`` (a stored codec that the target cannot
     carry, or
     that the recipe undoes, becomes dense values) or ``encoded``. ``exact`` tells whether every value survives.
-    ``encoder`` is None for ``moved``.
+    ``encoder`` is None for ``moved``. ``keeps_weights`` tells whether what is not pruned survives.
     """
 
     tensor: Tensor
@@ -44,6 +46,7 @@ class Step:
     rule: str
     exact: bool
     encoder: Encoder | None = None
+    keeps_weights: bool = True
 
     @property
     def in_bytes(self) -> int:
@@ -61,7 +64,7 @@ class ConvertPlan:
     """All steps in output order, and the size of the result.
 
     ``size`` counts every byte of the weight files, headers and padding included; where ``size_exact`` is False (zstd,
-    sparse) it is an upper bound: nothing shrinks, no value is zero.
+    sparse) it is an upper bound: nothing shrinks, no value is zero. ``masks`` are those of pruned tensors, as hex.
     """
 
     steps: Sequence[Step]
@@ -71,6 +74,7 @@ class ConvertPlan:
     options: WriteOptions
     size: int
     size_exact: bool
+    masks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -83,12 +87,16 @@ class ConvertPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked of a plan, beside source and target format; ``workers`` are threads, as many as pay by default."""
+    """What is asked of a plan, beside source and target format.
+
+    ``workers`` are threads, as many as pay by default; ``prune`` tells what tensors lose, or have lost already.
+    """
 
     recipe: Recipe | None = None
     allow_requantize: bool = False
     options: WriteOptions = field(default_factory=WriteOptions)
     workers: int | None = None
+    prune: Mapping[str, Pruning] = field(default_factory=dict)
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
@@ -122,6 +130,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         options=request.options,
         size=size,
         size_exact=all(part.length is not None for spec in specs for part in spec.parts),
+        masks={name: item.blocks.mask.hex() for name, item in request.prune.items()},
     )
 
 
@@ -160,9 +169,10 @@ def _step(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int
     rule, choice = decision.rule_label, decision.choice
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
-    if choice is None:
+    pruning = request.prune.get(tensor.name)
+    if choice is None and (pruning is None or pruning.stored):
         return _keep(tensor, format, rule)
-    return _encode(tensor, format, rule, choice, request)
+    return _encode(tensor, format, rule, choice or _DENSE, request)
 
 
 def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
@@ -176,12 +186,19 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
             ways.append((choice, _encode(tensor, format, rule, choice, request)))
         except UnsupportedError:
             continue
-    if measured.pick == SMALLEST and format.refuses(moved_spec(tensor)) is None:
+    pruning = request.prune.get(tensor.name)
+    may_stay = pruning is None or pruning.stored
+    if may_stay and measured.pick == SMALLEST and format.refuses(moved_spec(tensor)) is None:
         ways.append((None, Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)))
-    found = pick(tensor, measured, [Candidate(choice, step.spec, step.exact) for choice, step in ways])
+    share = 1 - pruning.blocks.sparsity if pruning is not None else 1.0
+    candidates = [Candidate(choice, step.spec, step.keeps_weights, share) for choice, step in ways]
+    found = pick(tensor, measured, candidates)
+    if found.index is None and not may_stay:
+        return _encode(tensor, format, f"{rule} ({found.reason or 'no candidate applies'})", _DENSE, request)
     if found.index is None:
         return _keep(tensor, format, f"{rule} (kept: {found.reason or 'no candidate applies'})")
-    return replace(ways[found.index][1], rule=f"{rule} ({found.reason})")
+    step = ways[found.index][1]
+    return replace(step, rule=f"{step.rule} ({found.reason})")
 
 
 def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
@@ -206,25 +223,39 @@ def _decoded(tensor: Tensor, rule: str) -> Step:
 def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return _keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
-    encoder = CODECS.get_or_refuse(choice.codec).encoder(tensor.shape, tensor.dtype, choice.options)
+    pruning = request.prune.get(tensor.name)
+    inner = CODECS.get_or_refuse(choice.codec).encoder(tensor.shape, tensor.dtype, choice.options)
+    encoder, exact, loses = inner, inner.lossless, False
+    if pruning is not None:
+        within = {"inner": choice.codec, "options": choice.options}
+        encoder = CODECS["sparse_blocks"].encoder(tensor.shape, tensor.dtype, {**pruning.options(), **within})
+        loses = not pruning.stored and pruning.blocks.sparsity > 0
+        exact = inner.lossless and not loses
+        rule = f"{rule} (pruned {100 * pruning.blocks.sparsity:.1f} %)" if loses else rule
     spec = encoded_spec(tensor.name, tensor, encoder, choice.encoding)
     reason = format.refuses(spec)
     if reason is not None:
         raise UnsupportedError(
             f"{format.name} cannot carry what rule {rule!r} asks for: {reason}", rule="convert.unsupported"
         )
-    if _same_storage(tensor, spec):
+    if not loses and _same_storage(tensor, spec):
         return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
-    stored_exactly = CODECS[tensor.codec].lossless
-    if not stored_exactly and not encoder.lossless and not request.allow_requantize:
+    stored_exactly = _stored_exactly(tensor)
+    if not stored_exactly and not inner.lossless and not request.allow_requantize:
         raise UsageError(
             f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
             "quantizing the original would. Start from the original, or pass --allow-requantize "
             "(allow_requantize=True)",
             rule="convert.requantize",
         )
-    action = DECODED if not stored_exactly and encoder.lossless else ENCODED
-    return Step(tensor, spec, action, rule, exact=encoder.lossless, encoder=encoder)
+    action = DECODED if not stored_exactly and exact else ENCODED
+    return Step(tensor, spec, action, rule, exact=exact, encoder=encoder, keeps_weights=inner.lossless)
+
+
+def _stored_exactly(tensor: Tensor) -> bool:
+    """Whether the stored values are those that somebody gave, but for blocks that were dropped."""
+    codec = tensor.params.get("inner") if tensor.codec == "sparse_blocks" else tensor.codec
+    return CODECS[str(codec)].lossless
 
 
 def _same_storage(tensor: Tensor, spec: TensorSpec) -> bool:

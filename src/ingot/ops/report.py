@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from ingot.core.stats import ErrorStats
 from ingot.ops.plan_convert import Step
@@ -17,6 +18,7 @@ class TensorReport:
     lossy.
 
     ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
+    ``sparsity`` is the share of the values that structured pruning left out, 0 to 1; they count in the error.
     """
 
     name: str
@@ -30,6 +32,11 @@ class TensorReport:
     source_nbytes: int
     nbytes: int
     error: Mapping[str, float] | None = None
+    sparsity: float = 0.0
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class ConvertReport:
 
     @property
     def elements(self) -> int:
-        return sum(prod(tensor.shape) for tensor in self.tensors)
+        return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def bits_per_weight(self) -> float:
@@ -72,6 +79,18 @@ class ConvertReport:
     def actions(self) -> dict[str, int]:
         """How many tensors were moved, decoded, encoded."""
         return dict(Counter(tensor.action for tensor in self.tensors))
+
+    @property
+    def pruned(self) -> Sequence[TensorReport]:
+        """The tensors that lack blocks."""
+        return [tensor for tensor in self.tensors if tensor.sparsity]
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the pruned tensors' values that is left out, 0 to 1."""
+        return sum(item.sparsity * item.elements for item in self.pruned) / max(
+            sum(item.elements for item in self.pruned), 1
+        )
 
     @property
     def worst(self) -> TensorReport | None:
@@ -94,4 +113,9 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorRe
         source_nbytes=step.tensor.nbytes,
         nbytes=nbytes,
         error=error.summary() if error is not None and error.count else None,
+        sparsity=_sparsity(step.spec.params) if step.spec.codec == "sparse_blocks" else 0.0,
     )
+
+
+def _sparsity(params: Mapping[str, Any]) -> float:
+    return 1.0 - int(params["kept"]) / max(int(params["channels"]), 1)
