@@ -44,7 +44,7 @@ def pack(folder: Path, out: BinaryIO) -> None:
     ------
     FormatError
         ``archive.kind`` for a link or device, ``archive.name``, ``archive.collision`` for names that could not be
-        unpacked everywhere.
+        unpacked everywhere, ``archive.nested``, ``archive.entries``: only what ``unpack`` takes is packed.
     IntegrityError
         ``store.changed``: a file's size changed meanwhile.
     """
@@ -52,6 +52,8 @@ def pack(folder: Path, out: BinaryIO) -> None:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for path, name in _walk(folder, ""):
             seen.add(name)
+            if len(archive.filelist) >= MOST_ENTRIES:
+                raise FormatError("archive.entries", f"expected at most {MOST_ENTRIES} files, found more", where=name)
             info = zipfile.ZipInfo(name, _EPOCH)
             info.create_system = _UNIX
             mode = stat.S_IFDIR | 0o755 if name.endswith("/") else stat.S_IFREG | 0o644
@@ -87,6 +89,8 @@ def _pack_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> N
             count = 0
             with archive.open(info, "w", force_zip64=info.file_size >= 1 << 31) as sink:
                 while count <= info.file_size and (data := source.read(_CHUNK)):
+                    if not count:
+                        _refuse_nested(data[:4], info.filename)
                     count += sink.write(data)
     except OSError as error:
         raise write_error(error, str(path)) from error
@@ -159,8 +163,7 @@ def _unpack_file(archive: _Archive, entry: Entry, target: Path, budget: _Budget)
     with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - of a descriptor that was opened exclusively
         for data in archive.content(entry):
             head += data[: 4 - len(head)]
-            if head in (_LOCAL, _END):
-                raise FormatError("archive.nested", "expected no archive in the archive, found one", where=entry.name)
+            _refuse_nested(head, entry.name)
             budget.take(len(data), entry.name)
             count += len(data)
             if count > entry.size:
@@ -171,6 +174,11 @@ def _unpack_file(archive: _Archive, entry: Entry, target: Path, budget: _Budget)
         raise IntegrityError("archive.size", f"expected {entry.size} bytes, found {count} or more", where=entry.name)
     if crc != entry.crc:
         raise IntegrityError("archive.crc", f"expected CRC {entry.crc:08X}, found {crc:08X}", where=entry.name)
+
+
+def _refuse_nested(head: bytes, name: str) -> None:
+    if head in (_LOCAL, _END):
+        raise FormatError("archive.nested", "expected no archive in the archive, found one", where=name)
 
 
 class _Archive:

@@ -116,6 +116,14 @@ def test_names_that_cannot_be_unpacked_everywhere_are_not_packed(tmp_path: Path,
     assert caught.value.rule in ("archive.name", "archive.collision")
 
 
+def test_only_what_unpacks_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_ENTRIES", 4)
+    for files, rule in (({"inner.zip": zipped([("a", b"")])}, "archive.nested"), (FILES, "archive.entries")):
+        with pytest.raises(FormatError) as caught:
+            packed(write(tmp_path / rule, files))
+        assert caught.value.rule == rule
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_archives_of_others_are_taken(tmp_path: Path, method: int) -> None:
     assert unpacked(zipped(list(FILES.items()), method), tmp_path / "a") == FILES
