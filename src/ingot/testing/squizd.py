@@ -189,7 +189,7 @@ def section(start: int, items: Sequence[Item], layers: int, tables: Edit | None 
     made = Section(start)
     for layer in range(layers):
         _layer(made, [item for item in items if item.layer == layer])
-    scaled = [item for item in items if item.entries]
+    scaled = [item for item in items if item.scales is not None]
     first = [(item.tensor_id, *((1.0, 0.0) if item.second else item.entries[0])) for item in scaled]
     second = [(item.tensor_id | 1 << 63, *entry) for item in scaled if item.second for entry in item.entries]
     both = [entries for entries in (first, second) if entries]
@@ -234,7 +234,7 @@ def directory(made: Section, items: Sequence[Item], digest: str | None, edit: Ed
         entry |= made.places[item.name]
         if item.params:
             entry["params"] = dict(item.params)
-        if item.entries:
+        if item.scales is not None:
             entry["scales"] = item.scales
         if item.zeros:
             entry["zeros"] = True

@@ -1,0 +1,129 @@
+"""The golden .squizd corpus: in step with its script; valid files read as recorded, the others are refused by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError
+from ingot.formats.squizd.reader import read_catalog
+from ingot.model.bytesource import MemorySource
+
+HERE = Path(__file__).parent
+ROOT = HERE / "squizd"
+PAGE = HERE.parent.parent / "spec" / "squizd.md"
+# A million blocks make no small file; a unit test has them.
+TOO_LARGE = {"squizd.too-many-blocks"}
+NOTES = {"squizd.no-directory"}
+PACKED = {"f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn"}
+# Verify looks into what Ingot can read; an empty file is of no format.
+NOT_VERIFIED = {"squizd.sparse-without-directory", "squizd.magic+empty"}
+
+
+def script() -> ModuleType:
+    found = importlib.util.spec_from_file_location("make_squizd", HERE / "make_squizd.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def stems(kind: str) -> list[str]:
+    return sorted(path.name.removesuffix(".squizd") for path in (ROOT / kind).glob("*.squizd"))
+
+
+def path_of(kind: str, stem: str) -> Path:
+    return ROOT / kind / f"{stem}.squizd"
+
+
+def test_the_corpus_is_what_its_script_makes() -> None:
+    made: dict[str, bytes] = script().files()
+    found = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in ROOT.rglob("*") if path.is_file()}
+    assert sorted(made) == sorted(found)
+    assert [name for name in made if made[name] != found[name]] == []
+    assert max(map(len, made.values())) < 20_000 or max(made, key=lambda name: len(made[name])) == "expected.json"
+
+
+@pytest.mark.parametrize("stem", stems("valid"))
+def test_valid_files_read_as_recorded(stem: str) -> None:
+    recorded: dict[str, Any] = json.loads((ROOT / "expected.json").read_text())
+    assert script().expected(path_of("valid", stem).read_bytes()) == recorded[stem]
+
+
+@pytest.mark.parametrize("stem", stems("valid"))
+def test_valid_files_verify_and_give_weights(stem: str) -> None:
+    """Nothing but the rule in the name of a ``note-`` file is told, and strictly that alone is an error."""
+    expected = {stem.removeprefix("note-").partition("+")[0]} if stem.startswith("note-") else set[str]()
+    expected |= {"squizd.no-directory"} if "nameless" in stem or stem.startswith("toy") else set()
+    expected |= {"squizd.unused-sparsity-crc"} if stem.startswith("toy") else set()
+    expected -= {"squizd.no-directory"} if stem == "eagle-nameless" else set()
+    without = any(word in stem for word in ("nameless", "digests-none", "toy"))
+    unread = {"part.no-digest", "draft.missing"} if without else set()
+    for strict in (False, True):
+        findings = ingot.verify(path_of("valid", stem), strict=strict)
+        assert {item.rule for item in findings} - unread == expected
+        assert all(item.level == ("error" if strict else "note") for item in findings if item.rule in expected)
+    with ingot.open(path_of("valid", stem)) as checkpoint:
+        for tensor in (tensor for tensor in checkpoint.values() if tensor.dtype not in PACKED):
+            assert tensor.numpy().shape == tensor.shape
+
+
+def test_the_toy_example_yields_its_weights() -> None:
+    """Appendix A: header as printed, its wrong CRC included; two INT4 matrices with one scale each."""
+    codes = script().codes(8, 16, 4).astype(np.float32)
+    with ingot.open(path_of("valid", "toy")) as checkpoint:
+        assert list(checkpoint) == ["layers.0.0", "layers.1.0"]
+        assert np.array_equal(checkpoint["layers.0.0"].numpy(), codes * np.float32(0.5))
+        assert np.array_equal(checkpoint["layers.1.0"].numpy(), (codes + 1) * np.float32(0.25))
+    with ingot.open(path_of("valid", "toy-usual-names")) as checkpoint:
+        assert list(checkpoint) == ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"]
+    head = path_of("valid", "toy").read_bytes()[:320]
+    assert head[:26].hex(" ") == "53 51 5a 44 01 00 04 00 00 00 02 00 00 00 5a 2b 00 00 00 00 00 00 00 00 00 00"
+    assert head[26:256] == bytes(230)
+
+
+@pytest.mark.parametrize("stem", stems("reject"))
+def test_rejected_files_are_refused_by_the_rule_in_their_name(stem: str) -> None:
+    with pytest.raises(IngotError) as caught:
+        read_catalog(MemorySource(path_of("reject", stem).read_bytes(), stem))
+    assert caught.value.rule == stem.partition("+")[0]
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(stem)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stem", sorted(set(stems("reject")) - NOT_VERIFIED))
+def test_verify_reports_one_error_for_a_rejected_file(stem: str) -> None:
+    findings = ingot.verify(path_of("reject", stem))
+    assert [(item.level, item.rule) for item in findings] == [("error", stem.partition("+")[0])]
+
+
+@pytest.mark.parametrize("stem", stems("damaged"))
+def test_damaged_files_open_and_verify_finds_the_damage(stem: str) -> None:
+    ingot.open(path_of("damaged", stem)).close()
+    for io in ("pread", "mmap"):
+        errors = {item.rule for item in ingot.verify(path_of("damaged", stem), io=io) if item.level == "error"}
+        assert stem.partition("+")[0] in errors
+
+
+def test_the_spec_page_lists_exactly_the_rules_that_the_corpus_breaks() -> None:
+    rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `squizd.")]
+    listed = {rule for row in rows for rule in re.findall(r"`(squizd\.[a-z0-9-]+)`", row)}
+    broken = {stem.partition("+")[0] for stem in stems("reject")}
+    assert listed - TOO_LARGE == {rule for rule in broken if rule.startswith("squizd.")}
+    told = {stem.removeprefix("note-").partition("+")[0] for stem in stems("valid") if stem.startswith("note-")}
+    text = PAGE.read_text()
+    paragraph = text[text.index("Allowed, told by `verify`") : text.index("Refused by the writer only")]
+    assert told | NOTES == set(re.findall(r"`(squizd\.[a-z-]+)`", paragraph))
+    paragraph = text[text.index("Checked when scales are read") : text.index("Allowed, told by `verify`")]
+    damaged = {stem.partition("+")[0] for stem in stems("damaged")}
+    assert set(re.findall(r"`((?:squizd|part)\.[a-z-]+)`", paragraph)) <= damaged
