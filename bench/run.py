@@ -14,9 +14,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-PEERS = ("numpy", "safetensors", "ztensor", "gguf")
+PEERS = ("numpy", "safetensors", "ztensor", "gguf", "zipnn", "zstandard")
 HERE = Path(__file__).parent
-BENCHMARKS = {"kernels": [], "load": [], "convert": ["--gigabytes", "8", "--max-ram", "1GiB"]}
+BENCHMARKS = {"kernels": [], "lossless": [], "load": [], "convert": ["--gigabytes", "8", "--max-ram", "1GiB"]}
 
 
 def main() -> None:

@@ -60,30 +60,32 @@ inline bool assign_codes(const Lengths& lengths, std::uint16_t* codes) {
 }
 
 // A look-up yields the whole codes in the next kWindow bits: entry = bits taken, up to six values, how many.
-constexpr int kMost = 6;
+constexpr std::uint32_t kMost = 6;
 
+// Fills the table of a complete code: a code, then what the table of a window shorter by the code's length yields.
 template <int kWindow>
 inline void fill_table(const Lengths& lengths, const std::uint16_t* codes, std::uint64_t* table) {
-  constexpr std::uint32_t size = 1u << kWindow;
-  std::uint16_t single[size];  // value and length of the first code
-  for (std::uint32_t value = 0; value < 256; ++value) {
-    const std::uint32_t length = lengths.of[value];
-    if (length == 0) continue;
-    for (std::uint32_t at = codes[value]; at < size; at += 1u << length)
-      single[at] = static_cast<std::uint16_t>(value | length << 8);
-  }
-  for (std::uint32_t at = 0; at < size; ++at) {
-    std::uint32_t rest = at, used = 0, count = 0;
-    std::uint64_t values = 0;
-    for (;;) {
-      const std::uint32_t found = single[rest], length = found >> 8;
-      if (used + length > kWindow) break;
-      values |= std::uint64_t{found & 255} << (8 * ++count);
-      used += length;
-      rest >>= length;
-      if (count == kMost) break;
+  constexpr std::uint64_t one = std::uint64_t{1} << 56, ends = std::uint64_t{255} << 56 | 255, kept = 0x0000ffffffffff00;
+  std::uint64_t shorter[std::size_t{1} << kWindow] = {};  // the table of window w begins at 2^w
+  Byte values[256];
+  std::size_t n = 0;
+  for (std::size_t value = 0; value < 256; ++value)
+    if (lengths.of[value]) values[n++] = static_cast<Byte>(value);
+  for (int window = 1; window <= kWindow; ++window) {
+    std::uint64_t* const target = window < kWindow ? shorter + (std::size_t{1} << window) : table;
+    for (std::size_t i = 0; i < n; ++i) {
+      const Byte value = values[i];
+      const int length = lengths.of[value];
+      if (length > window) continue;
+      const std::size_t size = std::size_t{1} << (window - length);
+      const std::uint64_t* const rest = shorter + size;
+      const std::uint64_t first = one + (std::uint64_t{value} << 8) + static_cast<std::uint64_t>(length);
+      for (std::size_t k = 0; k < size; ++k) {
+        std::uint64_t entry = rest[k];
+        if (entry >> 56 == kMost) entry -= one + lengths.of[entry >> 48 & 255];  // its last value has no room
+        target[codes[value] | k << length] = (entry & ends) + ((entry & kept) << 8) + first;
+      }
     }
-    table[at] = used | values | std::uint64_t{count} << 56;
   }
 }
 
@@ -276,27 +278,28 @@ inline std::size_t safe_writes(const BitWriter& w) {
   return room < 8 ? 0 : least(values / 4, (room - 8) / 6 + 1);
 }
 
-// Writes four values of each stream per turn: at most 48 bits and 7 held over.
-inline void write_turns(BitWriter* writers, const std::uint32_t* table, std::size_t turns) {
-  BitWriter w[kStreams];
-  std::memcpy(w, writers, sizeof w);
-  for (; turns; --turns) {
+// Writes four values of two streams per turn, side by side: at most 48 bits and 7 held over.
+inline void write_turns(BitWriter& one, BitWriter& two, const std::uint32_t* table, std::size_t turns) {
+  BitWriter a = one, b = two;
+  const auto step = [table](BitWriter& w) {
 #pragma GCC unroll 4
-    for (std::size_t s = 0; s < kStreams; ++s) {
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const std::uint32_t entry = table[w[s].in[i]];
-        w[s].bits |= std::uint64_t{entry & 0xffff} << w[s].held;
-        w[s].held += entry >> 16;
-      }
-      w[s].in += 4;
-      store_le<std::uint64_t>(w[s].p, w[s].bits);
-      w[s].p += w[s].held >> 3;
-      w[s].bits >>= w[s].held & ~7u;
-      w[s].held &= 7;
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t entry = table[w.in[i]];
+      w.bits |= std::uint64_t{entry & 0xffff} << w.held;
+      w.held += entry >> 16;
     }
+    w.in += 4;
+    store_le<std::uint64_t>(w.p, w.bits);
+    w.p += w.held >> 3;
+    w.bits >>= w.held & ~7u;
+    w.held &= 7;
+  };
+  for (; turns; --turns) {
+    step(a);
+    step(b);
   }
-  std::memcpy(writers, w, sizeof w);
+  one = a;
+  two = b;
 }
 
 // Writes a planned plane of n values; exactly plan.bytes.
@@ -320,12 +323,9 @@ inline void write_huffman(const Byte* plane, std::size_t n, const HuffmanPlan& p
     writers[s] = {plane + least(s * quarter, n), plane + least((s + 1) * quarter, n), at, at + plan.sizes[s], 0, 0};
     at += plan.sizes[s];
   }
-  for (;;) {
-    std::size_t turns = safe_writes(writers[0]);
-    for (std::size_t s = 1; s < kStreams; ++s) turns = least(turns, safe_writes(writers[s]));
-    if (turns == 0) break;
-    write_turns(writers, table, turns);
-  }
+  for (std::size_t s = 0; s < kStreams; s += 2)
+    while (const std::size_t turns = least(safe_writes(writers[s]), safe_writes(writers[s + 1])))
+      write_turns(writers[s], writers[s + 1], table, turns);
   for (std::size_t s = 0; s < kStreams; ++s) write_rest(writers[s], table);
 }
 

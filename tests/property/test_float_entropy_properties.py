@@ -15,7 +15,7 @@ from ingot.testing.strategies import Array, arrays, shapes
 CODEC = EntropyCodec()
 TYPES = st.sampled_from([row.name for row in DTYPES.values() if row.is_float and row.bits >= 8])
 OPTIONS = st.fixed_dictionaries(
-    {"level": st.sampled_from(["fast", "max"]), "chunk": st.sampled_from([256, 1024, 1 << 18])}
+    {"level": st.sampled_from(["fast", "max"]), "chunk": st.sampled_from([256, 1024, 1 << 17])}
 )
 CUTS = st.lists(st.integers(0, 80), max_size=4).map(tuple)
 

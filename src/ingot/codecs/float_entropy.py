@@ -32,7 +32,7 @@ from ingot.model.part import Part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 # Types whose exponent is the eight bits below the sign: two mantissa bits may join it in a symbol.
 _JOINT = ("bf16", "f32")
 
@@ -168,7 +168,7 @@ class EntropyCodec:
         return EntropyReader(tensor, _checked(tensor))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> EntropyEncoder:
-        """Prepare to encode. Options: ``level`` fast or max (fast); ``chunk``, elements, a power of two (2**18)."""
+        """Prepare to encode. Options: ``level`` fast or max (fast); ``chunk``, elements, a power of two (2**17)."""
         layout = EntropyParams(*_options(options), _encodable(dtype))
         size = prod(shape)
         parts = (

@@ -78,14 +78,14 @@ def refused(tensor: Tensor, rule: str = "float_entropy.size") -> None:
 
 
 def test_params_and_parts_are_these() -> None:
-    encoder = CODEC.encoder((3, 1 << 18), "bf16", {})
-    assert dict(encoder.params) == {"codec_version": 1, "level": "fast", "chunk": 1 << 18, "dtype": "bf16"}
+    encoder = CODEC.encoder((3, 1 << 17), "bf16", {})
+    assert dict(encoder.params) == {"codec_version": 1, "level": "fast", "chunk": 1 << 17, "dtype": "bf16"}
     assert [(spec.role, spec.dtype, spec.length) for spec in encoder.parts] == [
         ("sizes", "u32", 12),
         ("planes", "u8", None),
     ]
-    assert encoder.parts[1].limit == 2 * (3 << 18) + 2 * 3
-    assert (encoder.step, encoder.whole, encoder.lossless) == (1 << 18, False, True)
+    assert encoder.parts[1].limit == 2 * (3 << 17) + 2 * 3
+    assert (encoder.step, encoder.whole, encoder.lossless) == (1 << 17, False, True)
 
 
 @pytest.mark.parametrize("level", ["fast", "max"])

@@ -111,23 +111,23 @@ def test_codes_as_long_as_they_may_be_survive() -> None:
 def test_large_chunks_have_these_bytes_on_every_instruction_set(max: bool) -> None:
     """The reference is too slow for these: the lowest instruction set stands in for it."""
     words = weights("bf16", 1 << 20)
-    sizes, planes = encode(words, 1 << 18, max=max, joint=True)
+    sizes, planes = encode(words, 1 << 17, max=max, joint=True)
     before = native.isa()
     native.set_isa("baseline")
-    other = encode(words, 1 << 18, max=max, joint=True)
+    other = encode(words, 1 << 17, max=max, joint=True)
     native.set_isa(before)
     digest = hashlib.sha256(planes.tobytes()).hexdigest()
     assert digest == hashlib.sha256(other[1].tobytes()).hexdigest()
     assert sizes.tolist() == other[0].tolist()
     out = np.empty_like(words)
-    assert decode(planes, sizes, 1 << 18, out)[0] == 0
+    assert decode(planes, sizes, 1 << 17, out)[0] == 0
     assert out.tobytes() == words.tobytes()
 
 
 @pytest.mark.parametrize(("max", "most"), [(False, 10.60), (True, 10.50)])
 def test_gaussian_weights_take_so_many_bits(max: bool, most: float) -> None:
     words = weights("bf16", 1 << 20)
-    sizes, planes = encode(words, 1 << 18, max=max, joint=True)
+    sizes, planes = encode(words, 1 << 17, max=max, joint=True)
     assert 8 * (planes.size + sizes.nbytes) / words.size <= most
 
 
