@@ -54,5 +54,5 @@ def test_bands_cover_every_block_once_in_bounded_pieces(rows: int, cols: int, fo
         assert layout.band(layout.bands - 1)[1].stop == layout.nbytes
         columns = list(layout.columns())[:3]
         height = min(layout.band_rows, rows) if len(columns) == 1 else layout.height
-        assert all((one.stop - one.start) * height <= max(1 << 17, layout.width * layout.height) for one in columns)
+        assert all((one.stop - one.start) * height <= max(1 << 16, layout.width * layout.height) for one in columns)
         assert len(columns) == 1 or layout.band_rows == layout.height

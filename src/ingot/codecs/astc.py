@@ -29,6 +29,7 @@ class AstcEncoder:
     """Maps ``[-amax, amax]`` to texels in [0, 1], ``amax`` learnt in a scan, and compresses bands of block rows."""
 
     codec = "astc"
+    scratch = 8 << 20  # a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint
     scans = 1
     whole = False
     lossless = False

@@ -40,8 +40,8 @@ FOOTPRINTS = {
 }
 """Width and height in texels of the two-dimensional footprints, in the order of the Khronos enumeration."""
 
-# Texels per call: a call's cost vanishes, and the image of four f16 channels takes a megabyte.
-_TEXELS = 1 << 17
+# Texels per call: a call's cost vanishes, and the image of four f16 channels takes half a megabyte.
+_TEXELS = 1 << 16
 
 
 def library() -> Any:

@@ -6,9 +6,9 @@ works on *slabs* of whole rows, so that a tensor larger than memory passes throu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import gcd, prod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -107,6 +107,66 @@ class Codec(Protocol):
             A dtype or shape that the codec cannot encode.
         """
         ...
+
+
+def scratch(encoder: Encoder) -> int:
+    """Return the bytes that one thread needs to encode beside its slab: an encoder's ``scratch``, if it states any."""
+    return int(getattr(encoder, "scratch", 0))
+
+
+class RelayReader(Protocol):
+    """Sequential re-laying, in memory bounded by the slab."""
+
+    def read(self, rows: int) -> dict[str, Array]:
+        """Return each part's next bytes for the next ``rows`` rows. What a tensor has once goes with the first."""
+        ...
+
+    def finish(self) -> None:
+        """Check lengths and digests of all source parts after the last row."""
+        ...
+
+
+class Relay(Protocol):
+    """A stored tensor in another layout of its codec: the same integers and scales, no value goes through floats.
+
+    ``params`` and ``parts`` are those of the result, complete. ``rows`` are there to go through, in slabs that begin
+    at multiples of ``step``; a slab takes ``memory`` bytes per row.
+    """
+
+    @property
+    def codec(self) -> str: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+    @property
+    def parts(self) -> tuple[PartSpec, ...]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+
+    def exact(self) -> bool:
+        """Whether every value decodes to the same bits; may read small parts of the tensor."""
+        ...
+
+    def reader(self) -> RelayReader:
+        """Begin a pass over the tensor."""
+        ...
+
+
+@runtime_checkable
+class Relaying(Protocol):
+    """What a codec has beside ``Codec`` if it knows several layouts of the same integers."""
+
+    def relays(self, tensor: Tensor) -> Iterable[Relay]:
+        """Yield the layouts that ``tensor`` may be stored in, preferred ones first; reads no part's bytes."""
+        ...
+
+
+def relays_of(codec: Codec, tensor: Tensor) -> Iterable[Relay]:
+    """Return the layouts that ``codec`` can re-lay ``tensor`` in; none where it knows only one."""
+    return codec.relays(tensor) if isinstance(codec, Relaying) else ()
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:

@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from ingot.codecs.base import scratch
 from ingot.core import encodings
 from ingot.core.atomic import Staging
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
@@ -261,6 +262,7 @@ class _Job:
         if max_ram is None:
             return max(available_ram() // 4, 1 << 28)
         reserve = _RESERVE + _RESERVE_PER_TENSOR * len(self._plan.steps)
+        reserve += self._workers * max((scratch(step.encoder) for step in self._plan.steps if step.encoder), default=0)
         if any(part.encoding != "raw" for spec in self._plan.specs for part in spec.parts):
             reserve += (self._workers + 2) * 3 * encodings.FRAME
         return parse_size(max_ram) - anonymous_rss() - reserve

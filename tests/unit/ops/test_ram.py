@@ -75,6 +75,16 @@ def test_peak_anonymous_memory_stays_under_the_ceiling(tmp_path: Path, recipe: s
 
 
 @pytest.mark.slow
+def test_the_scratch_of_many_threads_is_reckoned_with(tmp_path: Path) -> None:
+    """A texture coder's contexts take megabytes per thread, more than a ceiling near the least would leave."""
+    big_checkpoint(tmp_path / "big.safetensors", 1024, 2048, 2)
+    command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors")]
+    command += [str(tmp_path / "out.zt"), "--recipe", "astc", "--threads", "8", "-q", "--max-ram"]
+    assert peak_anonymous([*command, "160MiB"]) < parse_size("160MiB")
+    assert subprocess.run([*command, "80MiB"], check=False, capture_output=True).returncode == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("quantizer", ["absmax", "mse"])
 def test_one_scale_for_a_whole_tensor_needs_no_whole_tensor(tmp_path: Path, quantizer: str) -> None:
     big_checkpoint(tmp_path / "big.safetensors", 4096, 16384, 1)
