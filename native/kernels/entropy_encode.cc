@@ -87,9 +87,13 @@ Byte* write_plane(const Byte* plane, std::size_t n, Chosen& chosen, Work& work, 
 // Bytes of both upper planes coded jointly, or 2 n where that cannot be.
 std::size_t plan_joint(std::size_t n, Work& work) {
   const Byte *top = work.planes[0], *next = work.planes[1];
-  std::uint32_t counts[2][kSymbols] = {};
-  for (std::size_t i = 0; i < n; ++i) ++counts[i & 1][top[i] << 2 | next[i] >> 6];
-  for (std::size_t value = 0; value < kSymbols; ++value) work.joint.counts[value] = counts[0][value] + counts[1][value];
+  std::uint32_t counts[4][kSymbols] = {};  // neighbours are often equal: several counters, so that none waits for another
+  const std::size_t whole = n / 4 * 4;
+  for (std::size_t i = 0; i < whole; i += 4)
+    for (std::size_t k = 0; k < 4; ++k) ++counts[k][top[i + k] << 2 | next[i + k] >> 6];
+  for (std::size_t i = whole; i < n; ++i) ++counts[0][top[i] << 2 | next[i] >> 6];
+  for (std::size_t value = 0; value < kSymbols; ++value)
+    work.joint.counts[value] = counts[0][value] + counts[1][value] + counts[2][value] + counts[3][value];
   if (distinct(work.joint.counts, kSymbols) > kDistinct) return 2 * n;
   plan_ans(work.joint.counts, kSymbols, work.joint.plan);
   return six_bytes(n) + ans_bytes(work.joint.plan, work.joint.counts, kSymbols);
