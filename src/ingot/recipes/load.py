@@ -15,7 +15,7 @@ from ingot.errors import UsageError
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rule
 
-PRESETS = ("keep", "lossless", "lossless-max", "tca-tbe", "bf16", "int8", "int4", "int3", "int2", "astc")
+PRESETS = ("keep", "lossless", "lossless-max", "tca-tbe", "bf16", "int8", "int4", "int3", "int2", "int2-hybrid", "astc")
 """Names of the presets that ship with Ingot, from no loss to most."""
 
 _LARGEST_FILE = 1 << 20

@@ -185,3 +185,22 @@ def test_what_is_picked_does_not_depend_on_threads(model: Path, tmp_path: Path) 
     for threads in (1, 3):
         ingot.convert(model, tmp_path / f"{threads}.zt", rules, threads=threads)
     assert (tmp_path / "1.zt").read_bytes() == (tmp_path / "3.zt").read_bytes()
+
+
+def test_a_hybrid_file_holds_two_bits_where_they_are_accurate_enough(model: Path, tmp_path: Path) -> None:
+    """A matrix with outliers keeps 4 bits between layers of 2; both containers take the same choice and values."""
+    with ingot.open(model) as checkpoint:
+        changed = {name: tensor.numpy().copy() for name, tensor in checkpoint.items()}
+    heavy = "model.layers.1.mlp.down_proj.weight"
+    changed[heavy] = (changed[heavy].astype(np.float32) ** 3).astype(changed[heavy].dtype)
+    ingot.save(model / "model.safetensors", changed, {"format": "pt"})
+    reports = [ingot.convert(model, tmp_path / f"out.{suffix}", "int2-hybrid") for suffix in ("zt", "squizd")]
+    bits = [{item.name: item.rule for item in report.tensors} for report in reports]
+    assert bits[0] == bits[1]
+    assert "dB < 8.7: quantized_group int4" in bits[0][heavy]
+    with ingot.open(tmp_path / "out.squizd") as checkpoint:
+        stored = {name: tensor.params.get("bits") for name, tensor in checkpoint.items()}
+    assert stored[heavy] == 4
+    assert stored["model.layers.0.mlp.up_proj.weight"] == stored["model.layers.2.mlp.up_proj.weight"] == 4
+    assert stored["model.layers.1.mlp.up_proj.weight"] == 2
+    assert ingot.compare(tmp_path / "out.zt", tmp_path / "out.squizd").same

@@ -132,6 +132,37 @@ def test_int2_mixes(make: object) -> None:
         assert bits == (4 if edge or sensitive else 3 if last else 2), name
 
 
+def test_int2_hybrid_measures_all_but_the_edges() -> None:
+    found = decisions(load_recipe("int2-hybrid"), llama())
+    for name in llama():
+        choice = found[name].choice
+        if name not in quantized(llama()):
+            assert choice is None
+        elif "layers.0." in name or "layers.5." in name:
+            assert isinstance(choice, Choice)
+            assert choice.options["bits"] == 4
+        else:
+            assert isinstance(choice, Measured)
+            assert (choice.pick, choice.min_snr_db) == ("accurate", 8.7)
+            assert [way.options["bits"] for way in choice.candidates] == [2, 4]
+
+
+def test_int2_hybrid_takes_the_bits_that_it_states() -> None:
+    """In .zt; in .squizd a group has an entry of 16 bytes (design of its scale tables)."""
+    recipe, shape = load_recipe("int2-hybrid"), (4096, 4096)
+    choice = resolve(recipe, "model.layers.1.mlp.up_proj.weight", shape, "bf16", 4).choice
+    assert isinstance(choice, Measured)
+    stated = []
+    for way in choice.candidates:
+        encoder = CODECS[way.codec].encoder(shape, "bf16", way.options)
+        stored = sum(part.length or 0 for part in encoder.parts)
+        assert way.options["bits"] + 16 * 8 / way.options["group"] in (3, 5)
+        stated.append(8 * stored / (4096 * 4096))
+    assert stated == [2.5, 4.25]
+    assert "3 and 5 bits" in recipe.description
+    assert "2.5 and 4.25 in .zt" in recipe.description
+
+
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
