@@ -236,6 +236,7 @@ def valid() -> dict[str, bytes]:
     files["toy"] = toy(None)
     files["toy-usual-names"] = toy((usual[0], usual[1]))
     files["any-arch-id"] = plain.patch(12, "H", 0xFFFF)
+    files["empty-layer-at-the-end"] = made["layers-without-tensors"].patch(256 + 32 * 4 + 4, "Q", 256)
     files["scale-offset-0"] = plain.patch(256 + 20, "Q", 0)
     return files
 

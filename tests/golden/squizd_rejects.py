@@ -88,6 +88,7 @@ def index(tools: SimpleNamespace) -> Files:
         "squizd.layer-out-of-bounds+u64-length": base.patch(300, "Q", U64),
         "squizd.layer-out-of-bounds+offset": base.patch(292, "Q", size + 1),
         "squizd.layer-out-of-bounds+end-past-u64": base.patch(292, "QQ", U64 - 63, 128),
+        "squizd.layer-out-of-bounds+empty": squizd([]).patch(260, "Q", U64),
         "squizd.layer-overlap": base.patch(268, "Q", second[1] - first[0]),
         "squizd.layer-overlap+same": base.patch(292, "QQ", *(first[0], first[1] - first[0])),
         "squizd.layer-overlap+order": base.patch(260, "QQQ", second[0], second[1] - second[0], 0)[:292]

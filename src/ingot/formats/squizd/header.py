@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isfinite
 
+from ingot.core.checksums import fnv1a64
 from ingot.errors import FormatError
 from ingot.formats.squizd.flags import KNOWN, Flags
 from ingot.formats.squizd.layout import (
@@ -16,7 +17,6 @@ from ingot.formats.squizd.layout import (
     Header,
     IndexEntry,
     Sparsity,
-    fnv1a64,
     sparsity_crc,
     unpack_index,
 )
@@ -138,18 +138,18 @@ def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], No
         where = f"{source.name}: layer index entry {number}"
         if entry.layer != number:
             raise FormatError("squizd.index-order", f"expected layer_idx {number}, found {entry.layer}", where=where)
+        if entry.offset > source.size or entry.length > source.size - entry.offset:
+            raise FormatError(
+                "squizd.layer-out-of-bounds",
+                f"expected a block in the file of {source.size} bytes, found {entry.length} bytes at {entry.offset}",
+                where=where,
+            )
         if not entry.length:
             continue
         if entry.offset < HEADER + size:
             raise FormatError(
                 "squizd.layer-in-header",
                 f"expected a block behind byte {HEADER + size}, found {entry.offset}",
-                where=where,
-            )
-        if entry.offset > source.size or entry.length > source.size - entry.offset:
-            raise FormatError(
-                "squizd.layer-out-of-bounds",
-                f"expected a block in the file of {source.size} bytes, found {entry.length} bytes at {entry.offset}",
                 where=where,
             )
         if entry.offset < tail:

@@ -59,7 +59,8 @@ class _Read:
 
     @property
     def layers(self) -> list[Span]:
-        return [(entry.offset, entry.offset + entry.length) for entry in self.index]
+        """Spans of the layers; one without tensors may state any offset in the file."""
+        return [(entry.offset, entry.offset + entry.length) if entry.length else (0, 0) for entry in self.index]
 
     def has(self, flag: Flags) -> bool:
         return bool(self.header.flags & flag)
