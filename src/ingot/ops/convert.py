@@ -41,6 +41,8 @@ DEFAULT_SHARD = 5_000_000_000
 # What the process takes beside slabs: thread stacks, allocator slack, the manifest being built.
 _RESERVE = 24 << 20
 _RESERVE_PER_TENSOR = 4096
+# What a thread takes that encodes a sample of a tensor, of the widest type, in the ways that a recipe lists.
+_PER_SAMPLE = 40 << 20
 
 
 class ConvertOptions(TypedDict, total=False):
@@ -120,9 +122,18 @@ def convert(
         Nothing is left under the final name.
     """
     started = time.perf_counter()
-    with prepare(src, dst, recipe, format, options, progress) as prepared:
+    with prepare(src, dst, recipe, format, _within(options, max_ram), progress) as prepared:
         report = _Job(prepared, options).run(max_ram, resume, progress or _silent)
     return replace(report, seconds=time.perf_counter() - started)
+
+
+def _within(options: ConvertOptions, max_ram: int | str | None) -> ConvertOptions:
+    """Return the options to plan with: no more threads than may measure samples under the ceiling, but one."""
+    threads = options.get("threads")
+    if max_ram is None or (threads is not None and threads < 1):
+        return options
+    room = parse_size(max_ram) - anonymous_rss() - _RESERVE
+    return {**options, "threads": max(1, min(threads or default_workers(), room // _PER_SAMPLE))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ def peak_anonymous(command: list[str]) -> int:
     return peak
 
 
-def big_checkpoint(path: Path, rows: int, cols: int, count: int) -> int:
-    """Write ``count`` f32 matrices (one matrix's bytes repeated); returns the file's size."""
+def big_checkpoint(path: Path, rows: int, cols: int, count: int, modules: tuple[str, ...] = ("up_proj",)) -> int:
+    """Write ``count`` f32 matrices (one matrix's bytes repeated), ``modules`` per layer; returns the file's size."""
     size = rows * cols * 4
     header = {
-        f"model.layers.{i}.mlp.up_proj.weight": {
+        f"model.layers.{i // len(modules)}.mlp.{modules[i % len(modules)]}.weight": {
             "dtype": "F32",
             "shape": [rows, cols],
             "data_offsets": [i * size, (i + 1) * size],
@@ -56,7 +56,7 @@ def big_checkpoint(path: Path, rows: int, cols: int, count: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["int4", "int2", "lossless", "bf16", None])
+@pytest.mark.parametrize("recipe", ["int4", "int2", "int2-hybrid", "lossless", "bf16", None])
 def test_peak_anonymous_memory_stays_under_the_ceiling(tmp_path: Path, recipe: str | None) -> None:
     """Each tensor (256 MB) alone is larger than the ceiling."""
     ceiling = parse_size("192MiB")
@@ -82,6 +82,18 @@ def test_the_scratch_of_many_threads_is_reckoned_with(tmp_path: Path) -> None:
     command += [str(tmp_path / "out.zt"), "--recipe", "astc", "--threads", "8", "-q", "--max-ram"]
     assert peak_anonymous([*command, "160MiB"]) < parse_size("160MiB")
     assert subprocess.run([*command, "80MiB"], check=False, capture_output=True).returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [["--recipe", "lossless"], ["--prune", "0.25", "--recipe", "int4"], ["--prune", "0.25"]]
+)
+def test_measuring_and_pruning_on_many_threads_stay_under_the_ceiling(tmp_path: Path, more: list[str]) -> None:
+    """Ten large matrices, sampled or scored by eight threads at once if there were no ceiling."""
+    big_checkpoint(tmp_path / "big.safetensors", 2048, 2048, 10, ("up_proj", "down_proj"))
+    command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors")]
+    command += [str(tmp_path / "out.zt"), "--threads", "8", "--max-ram", "160MiB", "-q", *more]
+    assert peak_anonymous(command) < parse_size("160MiB")
 
 
 @pytest.mark.slow
