@@ -63,16 +63,20 @@ def codec_way(name: str, codec: Codec, options: dict[str, Any], values: np.ndarr
     parts: list[dict[str, np.ndarray]] = []
 
     def encode() -> int:
+        """As a conversion does: a slab's parts are gone before the next one's, so their memory is used again."""
         for _ in range(encoder.scans):
             for piece in slabs:
                 encoder.scan(values[piece])
-        parts[:] = [encoder.encode(values[piece], piece.start) for piece in slabs]
-        return sum(array.nbytes for one in parts for array in one.values())
+        return sum(
+            sum(array.nbytes for array in encoder.encode(values[piece], piece.start).values()) for piece in slabs
+        )
 
     def decode() -> None:
         for piece, one in zip(slabs, parts, strict=True):
             encoder.decode(one, out[piece])
 
+    encode()
+    parts += [encoder.encode(values[piece], piece.start) for piece in slabs]
     return Way(name, encode, decode, lambda: out.tobytes() == values.tobytes())
 
 
