@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, ClassVar
 
@@ -10,12 +10,13 @@ import numpy as np
 
 from ingot.codecs.affine_encode import AffineEncoder, prepare
 from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, params_of
-from ingot.codecs.affine_rows import STEP, align_rows, decode_rows
+from ingot.codecs.affine_parts import PackedReader, ScalesReader
+from ingot.codecs.affine_relay import AffineRelay, relays
+from ingot.codecs.affine_rows import STEP, decode_rows
 from ingot.codecs.base import empty
-from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.part import CHUNK, Part
 from ingot.model.tensor import Array, Tensor
 
 
@@ -26,9 +27,9 @@ class AffineReader:
         self._params, self._workers = params, workers
         self._rows, self._cols = tensor.matrix_shape
         self._row = 0
-        self._packed = _Packed(tensor.parts["packed_weight"], params, self._cols)
-        self._scales = _Scales(tensor.parts["scales"], params)
-        self._zeros = _Scales(tensor.parts["zeros"], params) if params.zeros else None
+        self._packed = PackedReader(tensor.parts["packed_weight"], params, self._cols)
+        self._scales = ScalesReader(tensor.parts["scales"], params)
+        self._zeros = ScalesReader(tensor.parts["zeros"], params) if params.zeros else None
         self._step = max(1, STEP * (1 if workers == 1 else 8) // max(self._cols, 1))
 
     def read_into(self, out: Array) -> None:
@@ -49,62 +50,6 @@ class AffineReader:
         self._scales.finish()
         if self._zeros:
             self._zeros.finish()
-
-
-class _Packed:
-    """Sequential reading of ``packed_weight``, as rows that begin at a byte."""
-
-    def __init__(self, part: Part, params: AffineParams, cols: int) -> None:
-        self._params, self._cols = params, cols
-        self._reader = part.reader()
-        self._buffer = np.empty(0, np.uint8)
-        self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
-        self._bit, self._last = 0, 0  # where the next row begins in the byte that was read last, if it is not 0
-
-    def next(self, rows: int) -> Array:
-        """Return the packed bytes of the next ``rows`` rows, until the next call."""
-        held, end = self._bit > 0, self._bit + rows * self._row_bits
-        size = -(-end // 8)
-        if self._buffer.size < size:
-            self._buffer = np.empty(size, np.uint8)
-        packed = self._buffer[:size]
-        packed[:held] = self._last
-        self._reader.readinto(packed[held:].data)
-        if self._params.in_rows(self._cols):
-            return packed
-        first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
-        return align_rows(packed, first, (rows, self._row_bits))
-
-    def finish(self) -> None:
-        self._reader.finish()
-
-
-class _Scales:
-    """Sequential reading of ``scales`` or ``zeros``."""
-
-    def __init__(self, part: Part, params: AffineParams) -> None:
-        self._params, self._dtype = params, part.dtype
-        self._reader, self._left = part.reader(), part.nbytes
-        self._shared: Array | None = None
-
-    def next(self, rows: int, cols: int) -> Array:
-        """Return the scales of the next ``rows`` rows, in native byte order."""
-        if self._shared is None or self._params.granularity != "tensor":
-            raw = self._read(prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize)
-            self._shared = from_file(raw, self._dtype)
-        return self._shared
-
-    def finish(self) -> None:
-        """Read what was not asked for (rows without columns have scales too), and check the digest."""
-        while self._left:
-            self._read(min(self._left, CHUNK))
-        self._reader.finish()
-
-    def _read(self, nbytes: int) -> Array:
-        raw = np.empty(nbytes, np.uint8)
-        self._reader.readinto(raw.data)
-        self._left -= nbytes
-        return raw
 
 
 class AffineCodec:
@@ -145,6 +90,10 @@ class AffineCodec:
 
     def reader(self, tensor: Tensor) -> AffineReader:
         return AffineReader(tensor, _checked(tensor))
+
+    def relays(self, tensor: Tensor) -> Iterator[AffineRelay]:
+        """Yield the layouts of the same integers: low bits first, signed or not; that nearest to as stored first."""
+        return relays(tensor, _checked(tensor))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
         """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):

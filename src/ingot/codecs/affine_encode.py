@@ -148,14 +148,15 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
         search=search,
         cols=cols,
         params=settings.attributes(),
-        parts=_parts(settings, scale_dtype, rows, cols),
+        parts=part_specs(settings, scale_dtype, rows, cols),
         fit=TensorFit(settings, scale_dtype, search, rows) if granularity == "tensor" else None,
     )
 
 
-def _parts(settings: AffineParams, scale_dtype: str, rows: int, cols: int) -> tuple[PartSpec, ...]:
+def part_specs(settings: AffineParams, scale_dtype: str, rows: int, cols: int) -> tuple[PartSpec, ...]:
+    """Return the raw parts of a matrix in one of Ingot's own packings."""
     scale_bytes = prod(settings.scale_shape(rows, cols)) * numpy_dtype(scale_dtype).itemsize
-    packed = PartSpec("packed_weight", "u8", rows * settings.row_bytes(cols))
+    packed = PartSpec("packed_weight", "u8", settings.packed_bytes(rows, cols))
     scales = PartSpec("scales", scale_dtype, scale_bytes)
     zeros = (PartSpec("zeros", scale_dtype, scale_bytes),) if settings.zeros else ()
     return (packed, scales, *zeros)

@@ -77,9 +77,10 @@ class _Rows:
         index = {"tensor": 0 * row, "row": row}.get(self.params.granularity)
         if index is None:
             index = row * (self.scales.size // len(out)) + group
-        sound = np.isfinite(self.scales[index])
-        if self.zeros is not None:
-            sound &= np.isfinite(self.zeros[index])
+        with np.errstate(invalid="ignore"):  # a signalling NaN is just a NaN here
+            sound = np.isfinite(self.scales[index])
+            if self.zeros is not None:
+                sound &= np.isfinite(self.zeros[index])
         if sound.any():
             raise CodecError(
                 "affine.overflow",
@@ -114,6 +115,21 @@ def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
             out[row::period] |= pairs[:, 1:] << (8 - bit)
     out[:, -1] &= 0xFF >> (-row_bits % 8)
     return out.reshape(-1)
+
+
+def join_rows(rows: Array, row_bits: int) -> Array:
+    """Undo ``align_rows`` with ``first`` 0: one bit stream of rows, whose spare bits must be 0."""
+    count = len(rows)
+    out = np.zeros(-(-count * row_bits // 8) + 2, np.uint8)
+    period = 8 // gcd(8, row_bits)
+    for row in range(min(period, count)):
+        byte, bit = divmod(row * row_bits, 8)
+        some = rows[row::period]
+        # Windows of one turn do not overlap: they are as long as a row, at distances of a row or more.
+        for start, part in ((byte, some << bit), (byte + 1, some >> (8 - bit))) if bit else ((byte, some),):
+            window = np.lib.stride_tricks.as_strided(out[start:], some.shape, (period * row_bits // 8, 1))
+            window |= part
+    return out[:-2]
 
 
 def decode_rows(

@@ -6,15 +6,16 @@ What is left, a smaller matrix, is stored by another codec; a mask tells which b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, RowReader, empty
+from ingot.codecs.base import Codec, RowReader, empty, relays_of
 from ingot.codecs.dense import require_part
 from ingot.codecs.sparse_blocks_encode import BlocksEncoder, prepare
+from ingot.codecs.sparse_blocks_relay import BlocksRelay
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, mask_bytes, spans_of
 from ingot.core.dtypes import DTYPES
@@ -102,6 +103,12 @@ class BlocksCodec:
 
     def reader(self, tensor: Tensor) -> BlocksReader:
         return BlocksReader(tensor)
+
+    def relays(self, tensor: Tensor) -> Iterator[BlocksRelay]:
+        """Yield what is left in the inner codec's other layouts."""
+        params = _checked(tensor)
+        for inner in relays_of(params.codec, params.inner):
+            yield BlocksRelay(tensor, inner, lambda: _blocks(tensor, params).mask)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
         """Prepare to encode. Options, all with defaults:

@@ -1,6 +1,7 @@
 """Planning a conversion: which rule hits which tensor, what will be stored, how large the result is.
 
-Headers alone decide, except where a rule lists candidates: those are measured on samples.
+Headers alone decide, except where a rule lists candidates, which are measured on samples, and where zero points would
+have to be shifted, which are read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ingot.codecs.base import Encoder
+from ingot.codecs.base import Encoder, Relay, relays_of
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
@@ -25,7 +26,7 @@ from ingot.ops.prune import Pruning
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
-MOVED, DECODED, ENCODED = "moved", "decoded", "encoded"
+MOVED, RELAID, DECODED, ENCODED = "moved", "re-laid", "decoded", "encoded"
 _KEEP = Decision(None, "keep", None)
 _DENSE = Choice("dense")
 
@@ -34,10 +35,10 @@ _DENSE = Choice("dense")
 class Step:
     """What happens to one tensor.
 
-    ``action`` is ``moved`` (stored bytes copied as they are), ``decoded`` (a stored codec that the target cannot
-    carry, or
-    that the recipe undoes, becomes dense values) or ``encoded``. ``exact`` tells whether every value survives.
-    ``encoder`` is None for ``moved``. ``keeps_weights`` tells whether what is not pruned survives.
+    ``action`` is ``moved`` (stored bytes copied as they are), ``re-laid`` (the same integers in a layout that the
+    target takes), ``decoded`` (a stored codec that the target cannot carry, or that the recipe undoes, becomes dense
+    values) or ``encoded``. ``exact`` tells whether every value survives. ``encoder`` is None for ``moved`` and
+    ``re-laid``, which has a ``relay``. ``keeps_weights`` tells whether what is not pruned survives.
     """
 
     tensor: Tensor
@@ -47,6 +48,7 @@ class Step:
     exact: bool
     encoder: Encoder | None = None
     keeps_weights: bool = True
+    relay: Relay | None = None
 
     @property
     def in_bytes(self) -> int:
@@ -102,7 +104,8 @@ class PlanRequest:
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
     """Decide for every tensor of ``source`` and compute the exact size.
 
-    Reads no tensor bytes but samples of tensors whose rule lists candidates.
+    Reads no tensor bytes but samples of tensors whose rule lists candidates, and zero points where they decide whether
+    a tensor can be re-laid.
 
     Raises
     ------
@@ -188,8 +191,8 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
             continue
     pruning = request.prune.get(tensor.name)
     may_stay = pruning is None or pruning.stored
-    if may_stay and measured.pick == SMALLEST and format.refuses(moved_spec(tensor)) is None:
-        ways.append((None, Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)))
+    if may_stay and measured.pick == SMALLEST and (stays := _as_stored(tensor, format, rule)) is not None:
+        ways.append((None, stays))
     share = 1 - pruning.blocks.sparsity if pruning is not None else 1.0
     candidates = [Candidate(choice, step.spec, step.keeps_weights, share) for choice, step in ways]
     found = pick(tensor, measured, candidates)
@@ -202,10 +205,10 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
 
 
 def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
-    spec = moved_spec(tensor)
-    reason = format.refuses(spec)
-    if reason is None:
-        return Step(tensor, spec, MOVED, rule, exact=True)
+    stays = _as_stored(tensor, format, rule)
+    if stays is not None:
+        return stays
+    reason = format.refuses(moved_spec(tensor))
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
     dense = _decoded(tensor, rule)
@@ -213,6 +216,20 @@ def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
     if reason is not None:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
     return dense
+
+
+def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
+    """Return how the tensor keeps what is stored of it: moved, or re-laid where the format wants another layout."""
+    spec = moved_spec(tensor)
+    if format.refuses(spec) is None:
+        return Step(tensor, spec, MOVED, rule, exact=True)
+    if tensor.codec not in CODECS:
+        return None
+    for relay in relays_of(CODECS[tensor.codec], tensor):
+        spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, relay.codec, relay.parts, dict(relay.params))
+        if format.refuses(spec) is None and relay.exact():
+            return Step(tensor, spec, RELAID, rule, exact=True, relay=relay)
+    return None
 
 
 def _decoded(tensor: Tensor, rule: str) -> Step:

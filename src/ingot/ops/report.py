@@ -14,8 +14,8 @@ from ingot.ops.plan_convert import Step
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """One tensor: what happened (``moved``, ``decoded``, ``encoded``), by which rule, sizes in bytes, error where
-    lossy.
+    """One tensor: what happened (``moved``, ``re-laid``, ``decoded``, ``encoded``), by which rule, sizes in bytes,
+    error where lossy.
 
     ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
     ``sparsity`` is the share of the values that structured pruning left out, 0 to 1; they count in the error.
@@ -77,7 +77,7 @@ class ConvertReport:
 
     @property
     def actions(self) -> dict[str, int]:
-        """How many tensors were moved, decoded, encoded."""
+        """How many tensors were moved, re-laid, decoded, encoded."""
         return dict(Counter(tensor.action for tensor in self.tensors))
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder, row_step
+from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder, Relay, relays_of, row_step
 from ingot.core import checksums, encodings
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IntegrityError, UsageError
@@ -98,6 +98,17 @@ def encode_tensor(
     stored = (only.type or only.dtype) if len(parts) == 1 else dtype
     stored = str(encoder.params.get("dtype", "")) or stored
     return Tensor("tensor", array.shape, stored, encoder.codec, parts, dict(encoder.params), codec)
+
+
+def relaid(relay: Relay, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
+    """Return ``tensor`` re-laid, in slabs that begin at the multiples of ``step`` next to ``cuts``."""
+    reader, found = relay.reader(), dict[str, list[Array]]()
+    for rows in slabs(relay.rows, [cut // relay.step * relay.step for cut in cuts]):
+        for role, array in reader.read(rows.stop - rows.start).items():
+            found.setdefault(role, []).append(array.reshape(-1))
+    reader.finish()
+    parts = {part.role: memory_part(np.concatenate(found[part.role]), part.dtype, part.type) for part in relay.parts}
+    return replace(tensor, codec=relay.codec, params=dict(relay.params), parts=parts)
 
 
 def with_parts(tensor: Tensor, parts: Mapping[str, Part]) -> Tensor:
@@ -286,6 +297,24 @@ class CodecSuite:
         self.codec.check(packed)
         assert bits(packed.numpy()) == bits(tensor.numpy())
         assert bits(read_rows(self.codec, packed, tensor.dtype)) == bits(tensor.numpy())
+
+    def test_relaying_changes_no_bit(self, case: Case) -> None:
+        tensor = self.tensor(case)
+        packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
+        targets = self.targets(tensor)
+        for relay, other in zip(relays_of(self.codec, tensor), relays_of(self.codec, packed), strict=True):
+            assert relay.exact() == other.exact()
+            if not relay.exact():
+                continue
+            whole = relaid(relay, tensor)
+            self.codec.check(whole)
+            assert [part.length for part in whole.parts.values()] == [part.length for part in relay.parts]
+            assert json.loads(json.dumps(relay.params)) == relay.params
+            for dtype in targets:
+                assert bits(whole.numpy(dtype)) == bits(tensor.numpy(dtype)), (relay.params, dtype)
+            for cuts in (tuple(range(relay.rows)), (relay.rows // 3,)):
+                cut = relaid(other, packed, cuts)
+                assert all(bytes(part.view()) == bytes(cut.parts[role].view()) for role, part in whole.parts.items())
 
     def test_check_reads_nothing(self, case: Case) -> None:
         tensor = self.tensor(case)

@@ -1,0 +1,69 @@
+"""Sequential reading of the affine family's parts, run of rows by run of rows."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ingot.codecs.affine_params import AffineParams
+from ingot.codecs.affine_rows import align_rows
+from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.model.part import CHUNK, Part
+from ingot.model.tensor import Array
+
+
+class PackedReader:
+    """Sequential reading of ``packed_weight``, as rows that begin at a byte."""
+
+    def __init__(self, part: Part, params: AffineParams, cols: int) -> None:
+        self._params, self._cols = params, cols
+        self._reader = part.reader()
+        self._buffer = np.empty(0, np.uint8)
+        self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
+        self._bit, self._last = 0, 0  # where the next row begins in the byte that was read last, if it is not 0
+
+    def next(self, rows: int) -> Array:
+        """Return the packed bytes of the next ``rows`` rows, until the next call."""
+        held, end = self._bit > 0, self._bit + rows * self._row_bits
+        size = -(-end // 8)
+        if self._buffer.size < size:
+            self._buffer = np.empty(size, np.uint8)
+        packed = self._buffer[:size]
+        packed[:held] = self._last
+        self._reader.readinto(packed[held:].data)
+        if self._params.in_rows(self._cols):
+            return packed
+        first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
+        return align_rows(packed, first, (rows, self._row_bits))
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+
+class ScalesReader:
+    """Sequential reading of ``scales`` or ``zeros``."""
+
+    def __init__(self, part: Part, params: AffineParams) -> None:
+        self._params, self._dtype = params, part.dtype
+        self._reader, self._left = part.reader(), part.nbytes
+        self._shared: Array | None = None
+
+    def next(self, rows: int, cols: int) -> Array:
+        """Return the scales of the next ``rows`` rows, in native byte order."""
+        if self._shared is None or self._params.granularity != "tensor":
+            raw = self._read(prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize)
+            self._shared = from_file(raw, self._dtype)
+        return self._shared
+
+    def finish(self) -> None:
+        """Read what was not asked for (rows without columns have scales too), and check the digest."""
+        while self._left:
+            self._read(min(self._left, CHUNK))
+        self._reader.finish()
+
+    def _read(self, nbytes: int) -> Array:
+        raw = np.empty(nbytes, np.uint8)
+        self._reader.readinto(raw.data)
+        self._left -= nbytes
+        return raw
