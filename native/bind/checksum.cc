@@ -1,6 +1,7 @@
 #include "bind/bind.h"
 #include "bind/buffer.h"
 #include "core/crc32c.h"
+#include "core/fnv.h"
 
 void bind_checksum(nb::module_& m) {
   m.def(
@@ -19,4 +20,11 @@ void bind_checksum(nb::module_& m) {
         return ingot::crc32c_by_table(value, bytes.data(), bytes.size());
       },
       nb::arg("data"), nb::arg("value") = 0, "The same without the processor's instruction; for tests.");
+  m.def(
+      "fnv1a64",
+      [](nb::handle data) {
+        const ingot::bind::Bytes bytes(data);
+        return ingot::fnv1a64(bytes.data(), bytes.size());
+      },
+      nb::arg("data"), "FNV-1a-64 of a C-contiguous buffer.");
 }

@@ -55,6 +55,11 @@ class Sha256:
         return f"sha256:{self._hash.hexdigest()}"
 
 
+def fnv1a64(data: Buffer) -> int:
+    """FNV-1a with 64 bits (offset basis 0xCBF29CE484222325, prime 0x100000001B3): for short keys, no digest."""
+    return native.fnv1a64(data)
+
+
 HASHERS: dict[str, Callable[[], Hasher]] = {"crc32c": Crc32c, "sha256": Sha256}
 
 

@@ -47,7 +47,7 @@ def cast(array: Array, target: str) -> Array:
 
 
 def narrowed(wide: Array, target: str) -> Array | None:
-    """Return float32 values in ``f16`` or ``bf16``, None if one of them does not fit exactly (its bits would differ)."""
+    """Return float32 values in ``f16`` or ``bf16``, None if one of them would not come back."""
     narrow, back = np.empty(wide.shape, numpy_dtype(target)), np.empty_like(wide)
     bits = narrow.view(np.uint16)
     native.kernels.cast(wide, "f32", bits, target)

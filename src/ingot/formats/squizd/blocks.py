@@ -85,6 +85,11 @@ class Block:
         return len(self.header)
 
 
+def fits(dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether an ``NPCL`` header has room for a dtype and shape."""
+    return dtype in _DTYPE_CODES and len(shape) <= MAX_RANK and all(size <= MOST for size in shape)
+
+
 def npcl(dtype: str, shape: tuple[int, ...]) -> Block:
     """Section 5.5: values as they are; KeyError for a dtype that has no code."""
     row = DTYPES[dtype]
@@ -143,6 +148,8 @@ def parse(read: Read, offset: int, end: int, where: str) -> Block:
         ``squizd.footprint``, ``squizd.tca-header``.
     """
 
+    head = read(offset, max(0, min(TCA_HEADER, end - offset)))
+
     def take(start: int, size: int) -> bytes:
         if offset + start + size > end:
             raise FormatError(
@@ -150,7 +157,7 @@ def parse(read: Read, offset: int, end: int, where: str) -> Block:
                 f"expected a block that ends by byte {end}, found a header of {start + size} bytes at {offset}",
                 where=where,
             )
-        return read(offset + start, size)
+        return head[start : start + size] if start + size <= len(head) else read(offset + start, size)
 
     magic = take(0, 4)
     parser = _PARSERS.get(magic)

@@ -6,6 +6,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from ingot.core.checksums import fnv1a64
+
 MAGIC = b"SQZD"
 VERSION = 1
 HEADER = 256
@@ -35,14 +37,6 @@ _DRAFT = struct.Struct("<QQII8s")
 def align(offset: int) -> int:
     """Return the first multiple of 64 at or after ``offset``."""
     return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-
-
-def fnv1a64(data: bytes) -> int:
-    """FNV-1a with 64 bits (offset basis 0xCBF29CE484222325, prime 0x100000001B3)."""
-    value = 0xCBF29CE484222325
-    for byte in data:
-        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return value
 
 
 def tensor_id(layer: int, name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -55,6 +55,20 @@ def entries(id: int, scales: Array, zeros: Array | None) -> Iterator[bytes]:
 def read_entries(source: ByteSource, offset: int, count: int) -> Array:
     """Return ``count`` entries at ``offset``: a view where the source is mapped."""
     return read_array(source, offset, count * SCALE_ENTRY).view(ENTRY)
+
+
+def entries_at(source: ByteSource, offsets: Sequence[int]) -> Array:
+    """Return the entries at these offsets."""
+    found = np.empty(len(offsets), ENTRY)
+    if source.mapped and offsets:
+        low = min(offsets)
+        data = np.frombuffer(source.view(low, max(offsets) + SCALE_ENTRY - low), np.uint8)
+        at = np.array(offsets, np.int64) - low
+        found.view(np.uint8).reshape(-1, SCALE_ENTRY)[:] = data[at[:, None] + np.arange(SCALE_ENTRY)]
+    else:
+        for index, offset in enumerate(offsets):
+            source.readinto(offset, found[index : index + 1].view(np.uint8).data)
+    return found
 
 
 def read_array(source: ByteSource, offset: int, size: int) -> Array:

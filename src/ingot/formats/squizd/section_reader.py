@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
+
 from ingot.errors import FormatError
-from ingot.formats.squizd.blocks import parse
-from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory
+from ingot.formats.squizd.blocks import Read, fits, npcl, parse
+from ingot.formats.squizd.carry import Form
+from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory, Entry
 from ingot.formats.squizd.directory import parse as parse_directory
 from ingot.formats.squizd.header import Notes, read_bytes
 from ingot.formats.squizd.layout import (
@@ -19,11 +22,13 @@ from ingot.formats.squizd.layout import (
     SUB_BLOCK_BIT,
     tensor_id,
 )
-from ingot.formats.squizd.scales import read_entries
+from ingot.formats.squizd.scales import entries_at
 from ingot.formats.squizd.tensors import Located, from_entry
 from ingot.model.bytesource import ByteSource
+from ingot.model.spec import PartSpec, TensorSpec
 
 Span = tuple[int, int]
+_DATA = {"data"}
 TablePlaces = Sequence[tuple[int, int]]
 
 
@@ -95,8 +100,10 @@ def locate(
                 f"expected a block in layer {entry.layer}, bytes {start} to {end}, found {entry.offset}",
                 where=place,
             )
-        block = parse(read, entry.offset, end, place)
-        found[name] = from_entry(name, entry, block, place)
+        located = _plain(read, name, entry, end)
+        if located is None:
+            located = from_entry(name, entry, parse(read, entry.offset, end, place), place)
+        found[name], block = located, located.form.block
         spans.append((entry.offset, entry.offset + (block.length or 0), name))
         if entry.mask is not None:
             if entry.mask[0] < start or entry.mask[1] > end - entry.mask[0]:
@@ -108,6 +115,22 @@ def locate(
     note_gaps(source, [(start, end) for start, end, _ in spans], layers, notes)
     _check_scales(source, directory, tables, where)
     return found
+
+
+def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
+    """Return a dense tensor whose block is just what the directory says; None for all that deserves a closer look."""
+    if entry.codec != "dense" or entry.params or entry.first or entry.second or entry.mask or entry.scales:
+        return None
+    if not fits(entry.dtype, entry.shape) or not entry.digests.keys() <= _DATA:
+        return None
+    block = npcl(entry.dtype, entry.shape)
+    length = block.length or 0
+    if length > end - entry.offset or read(entry.offset, block.lead) != block.header:
+        return None
+    piece = block.pieces[0]
+    part = PartSpec(piece.role, piece.dtype, piece.length, piece.type)
+    spec = TensorSpec(name, entry.shape, entry.dtype, "dense", (part,))
+    return Located(spec, Form(block), entry.offset, digests=entry.digests)
 
 
 def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
@@ -150,45 +173,56 @@ def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces,
             f"expected {len(scaled)} entries in the first scale table, one per quantized matrix, found {firsts}",
             where=where,
         )
-    taken: list[Span] = []
-    for name, entry in scaled.items():
-        place, id = f"{where}: tensor {name[:200]!r}", tensor_id(entry.layer, name)
-        assert entry.first is not None
-        _check_run(source, entry.first, id, tables[:1], place)
-        taken.append(entry.first)
-        if entry.second is not None:
-            _check_run(source, entry.second, id | SUB_BLOCK_BIT, tables[1:], place)
-            taken.append(entry.second)
-            neutral = read_entries(source, entry.first[0], 1)[0]
-            if (neutral["scale"], neutral["zero"]) != (1.0, 0.0):
-                raise FormatError(
-                    "squizd.scale-rounds",
-                    "expected scale 1 and zero 0 in the first round beside sub-block scales, found "
-                    f"{neutral['scale']:g} and {neutral['zero']:g}",
-                    where=place,
-                )
-    taken.sort()
+    runs = [
+        (run, id, tables[:1] if round == 0 else tables[1:], name)
+        for name, entry in scaled.items()
+        for id in (tensor_id(entry.layer, name),)
+        for round, (run, id) in enumerate(((entry.first, id), (entry.second, id | SUB_BLOCK_BIT)))
+        if run is not None and run[1]
+    ]
+    for run, _, places, name in runs:
+        _check_place(run, places, f"{where}: tensor {name[:200]!r}")
+    _check_ids(source, [(run, id, name) for run, id, _, name in runs], where)
+    neutral = [entry.first[0] for entry in scaled.values() if entry.first and entry.second]
+    found = entries_at(source, neutral)
+    odd = np.flatnonzero((found["scale"] != 1.0) | (found["zero"] != 0.0))
+    if odd.size:
+        raise FormatError(
+            "squizd.scale-rounds",
+            "expected scale 1 and zero 0 in the first round beside sub-block scales, found "
+            f"{found['scale'][odd[0]]:g} and {found['zero'][odd[0]]:g}",
+            where=where,
+        )
+    taken = sorted(run for run, _, _, _ in runs)
     for (start, count), (following, _) in pairwise(taken):
         if start + count * SCALE_ENTRY > following:
             raise FormatError("squizd.scale-entry", "expected scale entries of its own for every tensor", where=where)
 
 
-def _check_run(source: ByteSource, run: tuple[int, int], id: int, tables: TablePlaces, where: str) -> None:
-    """A run of entries lies in one of the tables, on its grid, and begins and ends with the tensor's id."""
+def _check_place(run: tuple[int, int], tables: TablePlaces, where: str) -> None:
+    """Check that a run of entries lies in a table, on its grid."""
     offset, count = run
-    inside = not count or any(
-        start <= offset and (offset - start) % SCALE_ENTRY == 0 and count <= entries - (offset - start) // SCALE_ENTRY
-        for start, entries in tables
+    for start, entries in tables:
+        behind = offset - start
+        if behind >= 0 and behind % SCALE_ENTRY == 0 and count <= entries - behind // SCALE_ENTRY:
+            return
+    raise FormatError(
+        "squizd.scale-entry", f"expected {count} scale entries inside a table, found them at {offset}", where=where
     )
-    if not inside:
-        raise FormatError(
-            "squizd.scale-entry", f"expected {count} scale entries inside a table, found them at {offset}", where=where
-        )
-    for at in {offset, offset + (count - 1) * SCALE_ENTRY} if count else set():
-        found = int(read_entries(source, at, 1)[0]["id"])
-        if found != id:
+
+
+def _check_ids(source: ByteSource, runs: Sequence[tuple[tuple[int, int], int, str]], where: str) -> None:
+    """Check the first and last id of every run; those between are checked when they are read."""
+    ids = np.array([id for _, id, _ in runs], np.uint64)
+    for last in (False, True):
+        found = entries_at(source, [start + last * (count - 1) * SCALE_ENTRY for (start, count), _, _ in runs])["id"]
+        wrong = np.flatnonzero(found != ids)
+        if wrong.size:
+            index = int(wrong[0])
             raise FormatError(
-                "squizd.scale-id", f"expected scale entries of tensor id {id:#018x}, found {found:#018x}", where=where
+                "squizd.scale-id",
+                f"expected scale entries of tensor id {runs[index][1]:#018x}, found {int(found[index]):#018x}",
+                where=f"{where}: tensor {runs[index][2][:200]!r}",
             )
 
 

@@ -61,12 +61,11 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
         if all(role != part.role for part in spec.parts):
             raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=where)
         checksums.known(text, "squizd.digest", where)
-    id = tensor_id(entry.layer, name)
     run = None
     if entry.second is not None:
-        run = Run(entry.second[0], entry.second[1], id | SUB_BLOCK_BIT)
+        run = Run(entry.second[0], entry.second[1], tensor_id(entry.layer, name) | SUB_BLOCK_BIT)
     elif entry.first is not None:
-        run = Run(entry.first[0], entry.first[1], id)
+        run = Run(entry.first[0], entry.first[1], tensor_id(entry.layer, name))
     return Located(spec, form, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.core import checksums
+from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import write_coreml, write_draft
@@ -21,7 +22,6 @@ from ingot.formats.squizd.layout import (
     IndexEntry,
     Sparsity,
     align,
-    fnv1a64,
     sparsity_crc,
 )
 from ingot.formats.squizd.place import Placed, flags_of, layers_of, order, place, simulate
