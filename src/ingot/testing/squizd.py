@@ -231,13 +231,15 @@ def directory(made: Section, items: Sequence[Item], digest: str | None, edit: Ed
     tensors: dict[str, Any] = {}
     for item in items:
         entry: dict[str, Any] = {"shape": list(item.shape), "dtype": item.dtype, "codec": item.codec}
-        entry |= made.places[item.name]
+        place = dict(made.places[item.name])
+        entry |= {key: place.pop(key) for key in ("layer", "offset")}
         if item.params:
             entry["params"] = dict(item.params)
         if item.scales is not None:
             entry["scales"] = item.scales
         if item.zeros:
             entry["zeros"] = True
+        entry |= {key: place[key] for key in ("first", "second", "mask") if key in place}
         if digest is not None:
             entry["digests"] = {role: checksums.digest(digest, data) for role, data in item.parts.items()}
         tensors[item.name] = entry
@@ -305,7 +307,7 @@ class File:
 
     def _directory(self, main: Section) -> None:
         """Append the directory. It states the digest of the draft head's, which depends on where that comes to lie."""
-        fields: dict[str, Any] = {"metadata": self.metadata or None}
+        fields: dict[str, Any] = {"metadata": self.metadata or None, "draft_digest": None}
         if self.coreml is not None:
             fields["coreml_digest"] = checksums.digest("sha256", self.coreml)
         tail = main.tail
