@@ -89,10 +89,11 @@ def network(layer: int = 0, kept: tuple[int, ...] = (0, 2)) -> list[Item]:
 
 def head(width: int = 4, vocabulary: int = 6) -> list[Item]:
     """An EAGLE-3 draft head as small as can be, two of its matrices quantized."""
-    shapes = {"fc.weight": (width, 3 * width), "norm.weight": (width,), "lm_head.weight": (3, width)}
-    shapes |= {f"midlayer.self_attn.{one}_proj.weight": (width, 2 * width) for one in "v"}
+    shapes: dict[str, tuple[int, ...]] = {"midlayer.self_attn.v_proj.weight": (width, 2 * width)}
     shapes |= {f"midlayer.{one}.weight": (width, width) for one in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj")}
-    shapes |= {"midlayer.mlp.down_proj.weight": (width, width), "midlayer.hidden_norm.weight": (width,)}
+    shapes |= {"midlayer.mlp.down_proj.weight": (width, width)}
+    behind = {"fc.weight": (width, 3 * width), "norm.weight": (width,), "lm_head.weight": (3, width)}
+    behind |= {"midlayer.hidden_norm.weight": (width,)}
     tokens = np.array([0, 2, 5])
     return [
         *(dense(name, "f16", shape, values("f16", *shape)) for name, shape in shapes.items()),
@@ -102,6 +103,7 @@ def head(width: int = 4, vocabulary: int = 6) -> list[Item]:
         ),
         dense("d2t", "i64", [3], (tokens - np.arange(3)).astype("<i8").tobytes()),
         dense("t2d", "bool", [vocabulary], bytes(int(token in tokens) for token in range(vocabulary))),
+        *(dense(name, "f16", shape, values("f16", *shape)) for name, shape in behind.items()),
     ]
 
 
@@ -182,7 +184,7 @@ def with_zeroed(data: bytes, start: int, size: int) -> bytes:
 def valid() -> dict[str, bytes]:
     usual = tuple(LAYER.format(layer) + "mlp.up_proj.weight" for layer in range(2))
     odd = [int4("t", 3, 5, 3), int4("u", 3, 7, "row", zeros=True), int4("v", 5, 1, "tensor")]
-    mixed = [*model(), *network(1, kept=(1,))]
+    mixed = [*model()[:-2], *network(1, kept=(1,)), *model()[-2:]]
     everything: dict[str, Any] = {
         "draft": head(),
         "coreml": package(),
@@ -209,14 +211,14 @@ def valid() -> dict[str, bytes]:
         "int4-nameless-odd-columns": squizd([*odd[1:], int4("w", 3, 15, 5)], named=False),
         "int4-empty": squizd([int4("t", 0, 8, 4), int4("u", 4, 0, "tensor")]),
         "int2-group": squizd([int2("t", scales="f16", zeros=True), int2("u", 3, 20, 16)]),
-        "int2-hybrid": squizd([int2("t"), int4("s"), norm(), int2("u", group="row"), int2("v", group="tensor")]),
+        "int2-hybrid": squizd([int2("t"), int4("s"), int2("u", group="row"), int2("v", group="tensor"), norm()]),
         "int2-nameless": squizd([int2(usual[0]), int4(usual[1], layer=1), int2("u", 3, 5, 4, layer=1)], named=False),
         "astc": squizd([picture("t"), norm()]),
         "astc-nameless": squizd([picture("t"), picture("u", 1)], named=False),
         "tca": squizd([triple("t", 5, 70), norm()]),
         "tca-nameless": squizd([triple("t", 5, 9)], named=False),
         "sparse": squizd(network()),
-        "sparse-layers": squizd([*network(0), *network(2, kept=(1,)), norm("model.layers.1.n", 1)]),
+        "sparse-layers": squizd([*network(0), norm("model.layers.1.n", 1), *network(2, kept=(1,))]),
         "sparse-dense": squizd([pruned(dense("t", "f32", [2, 3], values("f32", 2, 3)), 1, 9, 1, (0, 4, 8))]),
         "sparse-tca": squizd([pruned(triple("t", 4, 8), 0, 6, 2, (0, 2))]),
         "sparse-astc": squizd([pruned(picture("t"), 1, 20, 10, (1,))]),

@@ -402,6 +402,10 @@ def rejected(tools: SimpleNamespace) -> Files:
     return made
 
 
+def replaced(items: list[Any], item: Any) -> list[Any]:
+    return [item if one.name == item.name else one for one in items]
+
+
 def damaged(tools: SimpleNamespace) -> Files:
     """Files that open, and whose contents verify refuses."""
     item = tools.int4("t", scales="f16")
@@ -409,7 +413,6 @@ def damaged(tools: SimpleNamespace) -> Files:
     second = base.main.tables[1][0] + 8
     silent = squizd([item], digest=None)
     head, zipped = tools.head(), tools.package()
-    *others, _, mask = head
     wide, other = (tools.dense("d2t", "i64", [3], struct.pack("<3q", *values)) for values in ((0, 1, 9), (0, 1, -2)))
     sparse = squizd(tools.network(), digest=None)
     return {
@@ -423,10 +426,10 @@ def damaged(tools: SimpleNamespace) -> Files:
         "squizd.zero-point": silent.patch(silent.main.tables[1][0] + 8 + 16 + 12, "f", 1.0),
         "sparse_blocks.mask": sparse.patch(sparse.main.masks[0] or 0, "B", 0b11),
         "sparse_blocks.mask+spare-bits": sparse.patch(sparse.main.masks[0] or 0, "B", 0b1101),
-        "draft.range": squizd([tools.norm()], draft=[*others, wide, mask]).data,
-        "draft.order": squizd([tools.norm()], draft=[*others, other, mask]).data,
+        "draft.range": squizd([tools.norm()], draft=replaced(head, wide)).data,
+        "draft.order": squizd([tools.norm()], draft=replaced(head, other)).data,
         "draft.missing": squizd([tools.norm()], draft=head[1:]).data,
-        "draft.mapping": squizd([tools.norm()], draft=head[:-1]).data,
+        "draft.mapping": squizd([tools.norm()], draft=[one for one in head if one.name != "t2d"]).data,
         "archive.nested": squizd([tools.norm()], coreml=tools.package(**{"Data/x": zipped})).data,
         "archive.name": squizd([tools.norm()], coreml=tools.package(**{"../x": b"1"})).data,
         "archive.truncated": squizd([tools.norm()], coreml=b"PK").data,
