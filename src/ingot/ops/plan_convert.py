@@ -201,7 +201,8 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
     if found.index is None:
         return _keep(tensor, format, f"{rule} (kept: {found.reason or 'no candidate applies'})")
     step = ways[found.index][1]
-    return replace(step, rule=f"{step.rule} ({found.reason})")
+    label = f"{step.rule} ({found.reason})"
+    return replace(step, rule=label)
 
 
 def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
