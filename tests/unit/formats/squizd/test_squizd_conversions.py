@@ -1,0 +1,172 @@
+"""Conversions to, from and between .squizd and other formats: what moves, what decodes, resuming, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.core.progress import ProgressEvent
+from ingot.errors import IngotError
+from ingot.ops.convert import prepare
+
+RULE = '[[rules]]\nmatch = ["*_proj.weight"]\ncodec = "quantized_group"\noptions = {{ {} }}\n'
+RECIPES = {
+    "group": RULE.format("bits = 4, group = 32"),
+    "row": RULE.format('bits = 4, group = "row"'),
+    "zeros": RULE.format("bits = 2, group = 16, symmetric = false, signed = true, scales = 'bf16'"),
+    "tensor": RULE.format('bits = 4, group = "tensor"'),
+    "tca": '[[rules]]\nmatch = ["*_proj.weight"]\ncodec = "tca_tbe"\n',
+    "astc": '[[rules]]\nmatch = ["*_proj.weight"]\ncodec = "astc"\n',
+    "dense": "",
+}
+PRUNE: dict[str, Any] = {"prune": 0.5, "prune_block": 16}
+
+
+class StopHereError(Exception):
+    """Raised from the progress callback where a test wants the run to end."""
+
+
+def recipe(folder: Path, name: str) -> Path | None:
+    if not RECIPES[name]:
+        return None
+    (folder / f"{name}.toml").write_text(RECIPES[name])
+    return folder / f"{name}.toml"
+
+
+def stored(path: Path) -> dict[str, dict[str, bytes]]:
+    """Bytes of every part."""
+    with ingot.open(path) as checkpoint:
+        return {
+            name: {role: bytes(part.stored()) for role, part in tensor.parts.items()}
+            for name, tensor in checkpoint.items()
+        }
+
+
+def shown(path: Path) -> dict[str, Any]:
+    with ingot.open(path) as checkpoint:
+        return {name: (item.shape, item.dtype, item.codec, dict(item.params)) for name, item in checkpoint.items()}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("pruned", [False, True])
+def test_parts_move_to_zt_and_back_as_they_are(model: Path, tmp_path: Path, name: str, pruned: bool) -> None:
+    first = ingot.convert(model, tmp_path / "a.squizd", recipe(tmp_path, name), **(PRUNE if pruned else {}))
+    assert {item.action for item in first.tensors} <= {"moved", "encoded", "pruned"}
+    there = ingot.convert(tmp_path / "a.squizd", tmp_path / "b.zt")
+    back = ingot.convert(tmp_path / "b.zt", tmp_path / "c.squizd")
+    for report in (there, back):
+        assert report.actions == {"moved": len(report.tensors)}
+    assert stored(tmp_path / "a.squizd") == stored(tmp_path / "b.zt") == stored(tmp_path / "c.squizd")
+    assert shown(tmp_path / "a.squizd") == shown(tmp_path / "b.zt") == shown(tmp_path / "c.squizd")
+    assert (tmp_path / "a.squizd").read_bytes() == (tmp_path / "c.squizd").read_bytes()
+    assert [item for item in ingot.verify(tmp_path / "a.squizd", strict=True) if item.level == "error"] == []
+
+
+@pytest.mark.parametrize("name", ["group", "zeros", "tensor", "tca", "dense"])
+def test_the_same_recipe_gives_the_same_parts_in_zt(model: Path, tmp_path: Path, name: str) -> None:
+    for suffix in ("zt", "squizd"):
+        ingot.convert(model, tmp_path / f"a.{suffix}", recipe(tmp_path, name))
+    assert stored(tmp_path / "a.zt") == stored(tmp_path / "a.squizd")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_safetensors_gets_decoded_weights(model: Path, tmp_path: Path, name: str) -> None:
+    ingot.convert(model, tmp_path / "a.squizd", recipe(tmp_path, name), **PRUNE)
+    report = ingot.convert(tmp_path / "a.squizd", tmp_path / "b.safetensors")
+    assert report.actions.keys() <= {"moved", "decoded"}
+    with ingot.open(tmp_path / "a.squizd") as packed, ingot.open(tmp_path / "b.safetensors") as plain:
+        assert dict(plain.metadata) == {"format": "pt"}
+        for key, tensor in packed.items():
+            assert np.array_equal(tensor.numpy().view(np.uint16), plain[key].numpy().view(np.uint16))
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_ways_to_read_give_the_same(model: Path, tmp_path: Path, io: str) -> None:
+    ingot.convert(model, tmp_path / "a.squizd", recipe(tmp_path, "zeros"), **PRUNE)
+    with ingot.open(tmp_path / "a.squizd", io=io) as one, ingot.open(tmp_path / "a.squizd") as other:
+        for key, tensor in one.items():
+            assert np.array_equal(tensor.numpy("f32"), other[key].numpy("f32"))
+    assert ingot.verify(tmp_path / "a.squizd", io=io) == []
+
+
+@pytest.mark.parametrize("digest", ["crc32c", "sha256", None])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_size_is_known_before(
+    model: Path, draft: Path, package: Path, tmp_path: Path, name: str, digest: str | None
+) -> None:
+    options: dict[str, Any] = {"digest": digest, "draft": draft, "coreml": package, **PRUNE}
+    with prepare(model, tmp_path / "a.squizd", recipe(tmp_path, name), None, options) as prepared:
+        planned, exact = prepared.plan.size, prepared.plan.size_exact
+    report = ingot.convert(model, tmp_path / "a.squizd", recipe(tmp_path, name), **options)
+    size = (tmp_path / "a.squizd").stat().st_size
+    assert report.size == size
+    assert planned == size if exact else (name == "tca" and planned >= size)
+    assert exact == (name != "tca")
+
+
+def moments(model: Path, target: Path, chosen: Path | None, options: dict[str, Any]) -> int:
+    """Convert; return how often progress was told."""
+    seen: list[ProgressEvent] = []
+    ingot.convert(model, target, chosen, progress=seen.append, **options)
+    return len(seen)
+
+
+def stop_at(number: int) -> Callable[[ProgressEvent], None]:
+    left = number
+
+    def callback(_: ProgressEvent) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise StopHereError
+
+    return callback
+
+
+@pytest.mark.parametrize("name", ["zeros", "tensor", "tca", "dense"])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_killed_at_any_tensor_a_conversion_goes_on_to_the_same_bytes(
+    model: Path, draft: Path, package: Path, tmp_path: Path, name: str, pruned: bool
+) -> None:
+    options: dict[str, Any] = {"draft": draft, "coreml": package, "threads": 1, **(PRUNE if pruned else {})}
+    chosen = recipe(tmp_path, name)
+    count = moments(model, tmp_path / "whole.squizd", chosen, options)
+    whole = (tmp_path / "whole.squizd").read_bytes()
+    resumed = set()
+    for number in range(0, count, 3):
+        with pytest.raises(StopHereError):
+            ingot.convert(model, tmp_path / "out.squizd", chosen, resume=True, progress=stop_at(number), **options)
+        assert not (tmp_path / "out.squizd").exists()
+        report = ingot.convert(model, tmp_path / "out.squizd", chosen, resume=True, **options)
+        assert (tmp_path / "out.squizd").read_bytes() == whole
+        resumed.add(report.resumed)
+        (tmp_path / "out.squizd").unlink()
+    assert len(resumed) > 3
+
+
+def test_attachments_travel_between_squizd_files(model: Path, draft: Path, package: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "a.squizd", None, draft=draft, coreml=package)
+    ingot.convert(tmp_path / "a.squizd", tmp_path / "b.squizd", recipe(tmp_path, "group"))
+    with ingot.open(tmp_path / "b.squizd") as one, ingot.open(draft) as other:
+        found = one.attachments.draft
+        assert found is not None
+        assert sorted(found) == sorted(other)
+        assert all(np.array_equal(tensor.numpy(), other[name].numpy()) for name, tensor in found.items())
+        assert one.attachments.coreml is not None
+    assert [item for item in ingot.verify(tmp_path / "b.squizd", strict=True) if item.level == "error"] == []
+    report = ingot.convert(tmp_path / "b.squizd", tmp_path / "c.zt")
+    assert len(report.notes) == 2
+
+
+def test_two_primary_encodings_are_refused_before_anything_is_written(model: Path, tmp_path: Path) -> None:
+    rules = RECIPES["group"].replace("*_proj", "*q_proj") + RECIPES["astc"].replace("*_proj", "*k_proj")
+    (tmp_path / "mixed.toml").write_text(rules)
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(model, tmp_path / "a.squizd", tmp_path / "mixed.toml")
+    assert caught.value.rule == "squizd.mixed-encodings"
+    assert not (tmp_path / "a.squizd").exists()
