@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import safetensors.numpy
 import ztensor
 import ztensor.numpy
 
+import ingot
 import ingot.numpy
 from ingot.core.parallel import default_workers
 from ingot.ops.load_owned import load_owned
@@ -41,16 +43,16 @@ def tensors(gigabytes: float) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
 
     def weights(*shape: int) -> np.ndarray:
-        return rng.integers(0, 1 << 15, shape, np.uint16).view(np.float16)
+        return rng.integers(0, 0x3C00, shape, np.uint16).view(np.float16)  # below 1
 
     result = {"embed": weights(vocabulary, width), "head": weights(vocabulary, width)}
     for index in range(layers):
         for name in ("q", "k", "v", "o"):
-            result[f"layers.{index}.{name}"] = weights(width, width)
+            result[f"layers.{index}.self_attn.{name}_proj.weight"] = weights(width, width)
         for name in ("gate", "up"):
-            result[f"layers.{index}.{name}"] = weights(hidden, width)
-        result[f"layers.{index}.down"] = weights(width, hidden)
-        result[f"layers.{index}.norm"] = weights(width)
+            result[f"layers.{index}.mlp.{name}_proj.weight"] = weights(hidden, width)
+        result[f"layers.{index}.mlp.down_proj.weight"] = weights(width, hidden)
+        result[f"layers.{index}.norm.weight"] = weights(width)
     return result
 
 
@@ -109,6 +111,43 @@ def load_ways(folder: Path) -> list[Way]:
     ]
 
 
+def decoded(workers: int | None) -> Callable[[Path], Any]:
+    """Every tensor decoded into an array of its own, with a number of threads."""
+
+    def load(path: Path) -> dict[str, np.ndarray]:
+        with one_thread(workers == 1), open_checkpoint(path) as checkpoint:
+            return checkpoint.state_dict()
+
+    return load
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Make ``default_workers`` one for a while."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if wanted:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if wanted and before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        elif wanted and before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def packed_ways(folder: Path) -> list[Way]:
+    """The same INT4 weights in two containers, digests checked, decoded to f16."""
+    for suffix in ("zt", "squizd"):
+        ingot.convert(folder / "m.safetensors", folder / f"int4.{suffix}", "int4", measure=False)
+    return [
+        (f"ingot        .{suffix} int4{'' if workers is None else ', 1 thread'}", folder / f"int4.{suffix}", way)
+        for workers in (None, 1)
+        for way in (decoded(workers),)
+        for suffix in ("zt", "squizd")
+    ]
+
+
 def list_ways(folder: Path, count: int) -> list[Way]:
     """Open a file of ``count`` tensors and list their names."""
     small = {f"model.layers.{index}.self_attn.q_proj.weight": np.ones((2, 2), np.float32) for index in range(count)}
@@ -152,10 +191,14 @@ def report(title: str, seconds: dict[str, float], size: int | None = None) -> No
         rate = f"{size / value / 1e9:6.2f} GB/s" if size else f"{value * 1000:6.1f} ms  "
         peer = next((other for other in seconds if name.startswith("ingot") and _peer(other, name)), None)
         ratio = f"{value / seconds[peer]:5.2f} x the time of {peer.split('  ')[0]}" if peer else ""
+        if ".squizd" in name:
+            ratio = f"{value / seconds[name.replace('.squizd', '.zt')]:5.2f} x the time of .zt"
         print(f"  {name:<46} {value:7.3f} s  {rate}  {ratio}")
 
 
 def _peer(other: str, name: str) -> bool:
+    if ".squizd" in name:
+        return False
     container = ".zt" if ".zt" in name else ".safetensors"
     return not other.startswith(("ingot", "numpy")) and container in other
 
@@ -182,6 +225,8 @@ def main() -> None:
         report(f"{size / 1e9:.2f} GB into owned arrays, warm, {default_workers()} threads", figures["warm_s"], size)
         figures["cold_s"] = best_of(ways, max(1, options.repeat // 2), cold=True)
         report("the same, cold", figures["cold_s"], size)
+        figures["packed_s"] = best_of(packed_ways(folder), options.repeat)
+        report("INT4 in groups of 64, decoded to f16, warm", figures["packed_s"], size)
         figures["list_s"] = best_of(list_ways(folder, options.tensors), options.repeat * 2)
         report(f"open and list {options.tensors} tensors", figures["list_s"])
     statements = ("import ingot", "import ingot.numpy", "import safetensors.numpy", "import ztensor.numpy")

@@ -26,8 +26,8 @@
                              std::uint32_t* sizes, std::uint8_t* scratch);                                            \
   EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                \
                                const EntropyShape& shape, void* out, std::uint8_t* scratch, std::size_t* bad);        \
-  RecordsSeen gather_column(const std::uint8_t* records, std::size_t n, std::uint64_t key, int column,                \
-                            std::uint32_t* out);                                                                      \
+  RecordsSeen gather_column(const std::uint8_t* records, std::size_t n, std::uint64_t key, int column, void* out,     \
+                            Dtype type);                                                                              \
   PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \
   TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t cols, int start,                    \
                           const TcaParts& parts);                                                                    \

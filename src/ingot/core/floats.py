@@ -44,12 +44,3 @@ def cast(array: Array, target: str) -> Array:
     out = np.empty(array.shape, numpy_dtype(target))
     cast_into(array, out)
     return out
-
-
-def narrowed(wide: Array, target: str) -> Array | None:
-    """Return float32 values in ``f16`` or ``bf16``, None if one of them would not come back."""
-    narrow, back = np.empty(wide.shape, numpy_dtype(target)), np.empty_like(wide)
-    bits = narrow.view(np.uint16)
-    native.kernels.cast(wide, "f32", bits, target)
-    native.kernels.cast(bits, target, back, "f32")
-    return narrow if bool((back.view(np.uint32) == wide.view(np.uint32)).all()) else None

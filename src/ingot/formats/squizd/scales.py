@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import narrowed
 from ingot.core.records import gather
 from ingot.errors import FormatError
 from ingot.formats.squizd.layout import SCALE_ENTRY, SCALES_MAGIC, TABLE_HEADER
@@ -112,6 +111,8 @@ class EntrySource:
 
     def view(self, offset: int, length: int) -> memoryview:
         """Gather the bytes into fresh memory."""
+        if not offset and length == self.size:
+            return self._bytes(0, self._run.count).data
         out = np.empty(length, np.uint8)
         self.readinto(offset, out.data)
         return out.data
@@ -123,7 +124,7 @@ class EntrySource:
         while done < target.size:
             first, skip = divmod(offset + done, item)
             count = min(_PIECE, -(-(target.size - done + skip) // item))
-            values = self._column(first, count).view(f"u{item}").astype(f"<u{item}", copy=False).view(np.uint8)[skip:]
+            values = self._bytes(first, count)[skip:]
             size = min(values.size, target.size - done)
             target[done : done + size] = values[:size]
             done += size
@@ -134,27 +135,30 @@ class EntrySource:
     def close(self) -> None:
         pass
 
+    def _bytes(self, first: int, count: int) -> Array:
+        """Return entries ``first`` and on as file-order bytes."""
+        values = self._column(first, count)
+        item = f"u{values.itemsize}"
+        return values.view(item).astype(f"<{item}", copy=False).view(np.uint8)
+
     def _column(self, first: int, count: int) -> Array:
         offset, size = self._run.offset + first * SCALE_ENTRY, count * SCALE_ENTRY
-        wide, own, other_filled = gather(read_array(self._source, offset, size), self._run.id, self._index)
-        if not own:
+        found = gather(read_array(self._source, offset, size), self._run.id, self._index, self._dtype)
+        if not found.own:
             raise FormatError(
                 "squizd.scale-id",
                 f"expected scale entries of tensor id {self._run.id:#018x}, found another",
                 where=self._where,
             )
-        if self._absent_zeros and other_filled:
+        if self._absent_zeros and found.other_filled:
             raise FormatError("squizd.zero-point", "expected zero points of 0, found another", where=self._where)
-        if self._dtype == "f32":
-            return wide
-        narrow = narrowed(wide, self._dtype)
-        if narrow is None:
+        if not found.exact:
             raise FormatError(
                 "squizd.scale-dtype",
                 f"expected scales that {self._dtype} holds, found one that it does not",
                 where=self._where,
             )
-        return narrow
+        return found.values
 
 
 def tables(source: ByteSource, start: int, where: str) -> tuple[list[tuple[int, int]], int]:
