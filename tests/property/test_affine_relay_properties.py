@@ -107,7 +107,6 @@ def test_re_laid_tensors_decode_to_the_same_bits(tensor: Tensor, cuts: list[int]
         assert decoded(other) == wanted
         assert params_of(other) == relay.target
         check_codes(other, delta, tensor)
-        # Signed, low bits first, where every part begins: one of them is what a block of a .squizd holds.
         assert relay.target.packing in ("rows_lsb", "flat_lsb")
 
 

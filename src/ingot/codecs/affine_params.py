@@ -35,7 +35,7 @@ class AffineParams:
         Columns per group; None unless ``granularity`` is ``group``.
     packing : str
         ``rows_lsb`` or ``rows_msb``: each row is a bit stream padded to whole bytes. ``flat_lsb``: the matrix is one
-        stream, and a row may begin within a byte; read, never written. ``8_per_i32`` and its like (zTensor 1.2
+        stream, and a row may begin within a byte; no encoder makes it. ``8_per_i32`` and its like (zTensor 1.2
         section 3): each row is little-endian integers, first code in the low bits.
     signed : bool
         Codes are two's complement.

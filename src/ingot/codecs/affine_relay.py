@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from math import gcd, prod
 from typing import Any
 
@@ -64,8 +63,8 @@ class AffineRelay:
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
         spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice
         scales = prod(self.stored.scale_shape(1, cols))
-        # Zero points are checked in float64; the other arrays are as read, as cast, as shifted.
-        return (4 + spread) * packed + scales * 40
+        # Codes as read, aligned, flipped, joined, and intermediate results; zero points are checked in float64.
+        return (6 + spread) * packed + scales * 40
 
     def exact(self) -> bool:
         """Whether every zero point can be shifted; reads them all, and checks their digest, where they must be."""
@@ -145,11 +144,9 @@ class AffineRelayReader:
 
     def _codes(self, rows: int) -> Array:
         stored, target = self._relay.stored, self._relay.target
-        packed = self._packed.next(rows)
-        if not self._cols:
+        if not rows or not self._cols:
             return np.empty(0, np.uint8)
-        size = self._mask.size
-        matrix = packed.reshape(rows, -1 if rows else size)[:, :size]  # words may be longer
+        matrix = self._packed.next(rows).reshape(rows, -1)[:, : self._mask.size]  # words may be longer
         if stored.msb:
             matrix = _mirrored(matrix, stored.bits, self._cols)
         matrix = matrix.copy() if self._flip is None else matrix ^ self._flip
@@ -203,14 +200,10 @@ def _row_mask(bits: int, cols: int, *, flip: bool) -> Array:
 def _mirrored(matrix: Array, bits: int, cols: int) -> Array:
     """Return rows whose first code lies in the high bits as rows whose first code lies in the low ones."""
     if 8 % bits == 0:
-        return _mirror_table(bits)[matrix]
+        for width, low in ((4, 0x0F), (2, 0x33), (1, 0x55)):  # halves change places, and halves of halves
+            if width >= bits:
+                matrix = (matrix & low) << width | matrix >> width & low
+        return matrix
     spread = np.unpackbits(matrix, axis=1, count=cols * bits, bitorder="big")
     turned = spread.reshape(len(matrix), cols, bits)[:, :, ::-1].reshape(spread.shape)
     return np.packbits(turned, axis=1, bitorder="little")
-
-
-@cache
-def _mirror_table(bits: int) -> Array:
-    """Return every byte with its codes in reverse order."""
-    codes = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).reshape(256, 8 // bits, bits)
-    return np.packbits(codes[:, ::-1].reshape(256, 8), axis=1).reshape(-1)

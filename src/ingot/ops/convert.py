@@ -98,8 +98,8 @@ def convert(
     dst : path
         A file name with a format's suffix, or a folder (which also gets the source's companion files).
     recipe : str, path or Recipe, optional
-        Preset name or path of a TOML file. None keeps every tensor as it is stored, or decodes what the target cannot
-        carry.
+        Preset name or path of a TOML file. None keeps every tensor as it is stored, re-lays integers that the target
+        takes in another layout only, and decodes what it cannot carry.
     format : str, optional
         By default what ``dst``'s suffix says, ``zt`` for folders.
     max_ram : int or str, optional

@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ingot
 from ingot.core.memory import parse_size
+from ingot.model.part import memory_part
+from ingot.model.tensor import Tensor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
 
@@ -129,3 +132,24 @@ def test_a_sparse_matrix_without_zeros_stays_under_the_ceiling(tmp_path: Path, c
         command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / source), str(tmp_path / target)]
         command += ["--max-ram", ceiling, "-q", "--recipe", str(tmp_path / recipe)]
         assert peak_anonymous(command) < parse_size(ceiling)
+
+
+@pytest.mark.slow
+def test_re_laying_holds_no_whole_tensor(tmp_path: Path) -> None:
+    """384 MiB of unsigned codes in rows of an odd length, into signed ones without padding."""
+    rows, cols = 32768, 24575
+    parts = {"packed_weight": memory_part(np.zeros((rows, (cols + 1) // 2), np.uint8), "u8")}
+    parts["scales"] = memory_part(np.ones((rows, cols // 512 + 1), np.float16), "f16")
+    parts["zeros"] = memory_part(np.full((rows, cols // 512 + 1), 7, np.float16), "f16")
+    params = {"codec_version": 1, "bits": 4, "granularity": "group", "group_size": 512, "axis": -1, "dtype": "f16"}
+    params |= {"packing": "rows_lsb", "signed": False, "zeros": True}
+    tensor = Tensor("model.layers.0.mlp.up_proj.weight", (rows, cols), "f16", "quantized_group", parts, params)
+    ingot.save(tmp_path / "big.zt", {tensor.name: tensor})
+    del parts, tensor
+    command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.zt")]
+    command += [str(tmp_path / "out.squizd"), "--max-ram", "128MiB", "-q"]
+    assert peak_anonymous(command) < parse_size("128MiB")
+    with ingot.open(tmp_path / "out.squizd") as checkpoint:
+        (stored,) = checkpoint.values()
+        assert stored.params["packing"] == "flat_lsb"
+        assert (np.frombuffer(stored.parts["packed_weight"].view(), np.uint8) == 0x88).all()
