@@ -168,12 +168,12 @@ def tables(source: ByteSource, start: int, where: str) -> tuple[list[tuple[int, 
     """
     found: list[tuple[int, int]] = []
     at = start
-    while at + TABLE_HEADER <= source.size:
-        head = bytes(source.view(at, TABLE_HEADER))
-        if head[:4] != SCALES_MAGIC:
+    while at < source.size:
+        head = bytes(source.view(at, min(TABLE_HEADER, source.size - at)))
+        if not SCALES_MAGIC.startswith(head[:4]):
             break
         count = int.from_bytes(head[4:], "little")
-        end = at + TABLE_HEADER + count * SCALE_ENTRY
+        end = at + TABLE_HEADER + count * SCALE_ENTRY  # past the end of a file that was cut off in the table's header
         if end > source.size or len(found) == _MOST_TABLES:
             raise FormatError(
                 "squizd.scale-table",

@@ -46,10 +46,8 @@ def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tup
     FormatError
         ``squizd.directory-out-of-bounds``, ``squizd.directory-too-large``, and the rules of ``directory.parse``.
     """
-    if end - offset < DIRECTORY_HEADER:
-        return None, b"", offset
-    head = read_bytes(source, offset, DIRECTORY_HEADER)
-    if head[:4] != DIRECTORY_MAGIC:
+    head = read_bytes(source, offset, max(0, min(DIRECTORY_HEADER, end - offset)))
+    if not head or not DIRECTORY_MAGIC.startswith(head[:4]):
         return None, b"", offset
     length = int.from_bytes(head[4:], "little")
     if length > MAX_DIRECTORY:
