@@ -45,7 +45,7 @@ def whole(rows: int = 4) -> Made:
         quantized("model.layers.1.k.weight", codes(4, 6, 4), 4, [(0.5, 0.0)], "tensor", layer=1),
         dense("model.norm.weight", "f32", [3], bytes(range(12)), 1),
     ]
-    return squizd(items, draft=[grouped("fc.weight"), dense("d2t", "i64", [2], bytes(16))], coreml=b"PK" * 20)
+    return squizd(items, draft=[grouped("fc.weight"), dense("d2t", "i64", [2], bytes(16))], coreml=b"PK" * 200)
 
 
 class CountingSource(MemorySource):
@@ -88,7 +88,7 @@ def test_opening_reads_no_weights_and_a_tensor_only_its_own_bytes() -> None:
     assert source.read & weights <= heads
     assert len(weights) > 5 * len(heads)
     assert catalog.attachments.coreml is not None
-    assert not source.read & set(range(made.coreml + 12, len(made.data)))
+    assert not source.read & set(range(made.coreml + 64, len(made.data)))
     for name, own in payloads(made, catalog):
         source.read.clear()
         for part in catalog.tensors[name].parts.values():
