@@ -28,6 +28,15 @@ PACKED = {"f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn"}
 NOT_VERIFIED = {"squizd.sparse-without-directory", "squizd.magic+empty"}
 
 
+def stems(kind: str) -> list[str]:
+    return sorted(path.name.removesuffix(".squizd") for path in (ROOT / kind).glob("*.squizd"))
+
+
+# Files that are read and not written so: without names, with odd fields, with layers that no name has.
+ODD = {stem for stem in stems("valid") if any(word in stem for word in ("nameless", "note-", "toy", "layer"))}
+ODD = ODD - {"sparse-layers"} | {"any-arch-id", "scale-offset-0", "int4-empty"}
+
+
 def script() -> ModuleType:
     found = importlib.util.spec_from_file_location("make_squizd", HERE / "make_squizd.py")
     assert found is not None
@@ -35,10 +44,6 @@ def script() -> ModuleType:
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
-
-
-def stems(kind: str) -> list[str]:
-    return sorted(path.name.removesuffix(".squizd") for path in (ROOT / kind).glob("*.squizd"))
 
 
 def path_of(kind: str, stem: str) -> Path:
@@ -75,6 +80,15 @@ def test_valid_files_verify_and_give_weights(stem: str) -> None:
     with ingot.open(path_of("valid", stem)) as checkpoint:
         for tensor in (tensor for tensor in checkpoint.values() if tensor.dtype not in PACKED):
             assert tensor.numpy().shape == tensor.shape
+
+
+@pytest.mark.parametrize("stem", sorted(set(stems("valid")) - ODD))
+def test_the_writer_gives_the_bytes_of_the_independent_packer(stem: str, tmp_path: Path) -> None:
+    """Conversion to .squizd moves every part; where a file is laid out as the page says, nothing changes at all."""
+    digest = {"digests-sha256": "sha256", "digests-none": None}.get(stem, "crc32c")
+    report = ingot.convert(path_of("valid", stem), tmp_path / "out.squizd", digest=digest)
+    assert report.actions.keys() <= {"moved"}
+    assert (tmp_path / "out.squizd").read_bytes() == path_of("valid", stem).read_bytes()
 
 
 def test_the_toy_example_yields_its_weights() -> None:

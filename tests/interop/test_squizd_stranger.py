@@ -326,3 +326,20 @@ def test_a_stranger_reads_masks(convert: Callable[..., Path], options: str | Non
     path = convert(options, prune=0.4, prune_block=8)
     assert path.read_bytes()[6] & 8
     compare(path)
+
+
+def test_a_stranger_reads_a_draft_head(convert: Callable[..., Path], tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    shapes = {"fc.weight": (8, 48), "norm.weight": (8,), "lm_head.weight": (6, 8)}
+    shapes |= {f"midlayer.self_attn.{one}_proj.weight": (8, 16) for one in "qkv"}
+    shapes |= {"midlayer.self_attn.o_proj.weight": (8, 8), "midlayer.mlp.down_proj.weight": (8, 12)}
+    shapes |= {f"midlayer.mlp.{one}_proj.weight": (12, 8) for one in ("gate", "up")}
+    head = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    mask = np.arange(24) % 4 == 1
+    head |= {"d2t": np.flatnonzero(mask) - np.arange(6), "t2d": mask}
+    ingot.save(tmp_path / "head.safetensors", head)
+    path = convert("bits = 4, group = 8", draft=tmp_path / "head.safetensors")
+    compare(path)
+    found = Stranger(path.read_bytes()).draft
+    assert sorted(found) == sorted(head)
+    assert all(np.array_equal(found[name], value) for name, value in head.items())
