@@ -10,7 +10,7 @@ import numpy as np
 from ingot.core import checksums
 from ingot.core.names import layer_of
 from ingot.errors import UnsupportedError
-from ingot.formats.squizd.carry import form_of
+from ingot.formats.squizd.carry import SPARSE, form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.layout import COREML_HEADER, COREML_MAGIC, DRAFT_HEADER, DRAFT_MAGIC, DraftMeta
 from ingot.formats.squizd.place import Placement, order, place, simulate
@@ -32,6 +32,12 @@ def draft_specs(draft: Mapping[str, Tensor]) -> list[TensorSpec]:
             form_of(spec)
         except UnsupportedError as error:
             raise error.at(f"draft head: {spec.name}") from None
+        if spec.codec == SPARSE:
+            raise UnsupportedError(
+                "a draft head has no place for masks, found a pruned tensor; convert the head to .safetensors first",
+                rule="squizd.carry",
+                where=f"draft head: {spec.name}",
+            )
         specs.append(spec)
     return [specs[index] for index in order(specs)]
 

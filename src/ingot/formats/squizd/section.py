@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.core import checksums
 from ingot.core.dtypes import from_file
-from ingot.errors import UsageError
+from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import Piece, tca
 from ingot.formats.squizd.carry import SCALE_ROLES
@@ -228,6 +228,9 @@ class Section:
             return []
         scales, zeros = writer.scales(SCALE_ROLES[0]), writer.scales(SCALE_ROLES[1])
         assert scales is not None
+        _require_exact(placed, scales)
+        if zeros is not None:
+            _require_exact(placed, zeros)
         first = tables.first_at(self._tables, placed)
         if form.second is None:
             return [self._write_all(first, entries(placed.id, scales, zeros))]
@@ -245,6 +248,23 @@ class Section:
             running.update(piece)
             position += len(piece)
         return offset, position - offset, running.text()
+
+
+# Of 16-bit floats: all bits of infinity, and the bit that a signalling NaN lacks.
+_NAN_BITS = {"f16": (0x7C00, 0x0200), "bf16": (0x7F80, 0x0040)}
+
+
+def _require_exact(placed: Placed, values: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Refuse 16-bit numbers that f32 entries cannot give back: a signalling NaN turns quiet when it widens."""
+    infinity, quiet = _NAN_BITS.get(placed.form.scale_dtype or "", (0, 0))
+    if not infinity:
+        return
+    magnitudes = values.view(np.uint16) & 0x7FFF
+    if ((magnitudes > infinity) & (magnitudes & quiet == 0)).any():
+        raise UnsupportedError(
+            f"{placed.spec.name!r}: scale entries hold no signalling NaN; quantize this tensor again",
+            rule="squizd.carry",
+        )
 
 
 def entry_of(placed: Placed, offset: int, tables: Tables, tables_start: int, digests: dict[str, str]) -> Entry:

@@ -11,8 +11,13 @@ import pytest
 
 import ingot
 from ingot.core.progress import ProgressEvent
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UnsupportedError
+from ingot.formats.base import WriteOptions
+from ingot.formats.zt.format import ZtFormat
+from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.convert import prepare
+from ingot.stores.memory import MemoryTarget
+from ingot.testing.formats import Item, feed
 
 RULE = '[[rules]]\nmatch = ["*_proj.weight"]\ncodec = "quantized_group"\noptions = {{ {} }}\n'
 RECIPES = {
@@ -170,3 +175,62 @@ def test_two_primary_encodings_are_refused_before_anything_is_written(model: Pat
         ingot.convert(model, tmp_path / "a.squizd", tmp_path / "mixed.toml")
     assert caught.value.rule == "squizd.mixed-encodings"
     assert not (tmp_path / "a.squizd").exists()
+
+
+def test_a_pruned_draft_head_is_refused(model: Path, draft: Path, tmp_path: Path) -> None:
+    ingot.convert(draft, tmp_path / "pruned.zt", **PRUNE)
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(model, tmp_path / "a.squizd", draft=tmp_path / "pruned.zt")
+    assert caught.value.rule == "squizd.carry"
+    assert not (tmp_path / "a.squizd").exists()
+
+
+@pytest.mark.parametrize("name", ["group", "tca", "dense"])
+def test_a_compressed_draft_head_moves_as_it_is(model: Path, draft: Path, tmp_path: Path, name: str) -> None:
+    ingot.convert(draft, tmp_path / "head.zt", recipe(tmp_path, name) if name != "tca" else None)
+    ingot.convert(model, tmp_path / "a.squizd", recipe(tmp_path, name), draft=tmp_path / "head.zt")
+    with ingot.open(tmp_path / "a.squizd") as checkpoint, ingot.open(tmp_path / "head.zt") as head:
+        found = checkpoint.attachments.draft
+        assert found is not None
+        for key, tensor in head.items():
+            parts = {role: bytes(part.stored()) for role, part in tensor.parts.items()}
+            assert {role: bytes(part.stored()) for role, part in found[key].parts.items()} == parts
+
+
+def quantized_zt(path: Path, dtype: str, scales: bytes) -> None:
+    """A .zt file with one INT4 matrix of two rows with these scales."""
+    parts = {"packed_weight": bytes(range(8)), "scales": scales}
+    params = {"codec_version": 1, "bits": 4, "granularity": "row", "axis": -1, "packing": "rows_lsb"}
+    params |= {"signed": True, "zeros": False, "dtype": "f32"}
+    specs = (PartSpec("packed_weight", "u8", 8), PartSpec("scales", dtype, len(scales)))
+    item = Item(TensorSpec("t", (2, 8), "f32", "quantized_group", specs, params), parts)
+    target = MemoryTarget()
+    writer = ZtFormat().writer(target, "a.zt", [item.spec], {}, WriteOptions())
+    feed(writer, item)
+    writer.finish()
+    path.write_bytes(bytes(target.files["a.zt"]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        ("f16", (0x0001, 0x83FF)),
+        ("f16", (0x7C00, 0x8000)),
+        ("f16", (0xFE37, 0x3C00)),
+        ("bf16", (0x0001, 0x8001)),
+        ("bf16", (0xFFC3, 0x7F80)),
+    ],
+)
+def test_odd_scales_come_back_bit_for_bit(tmp_path: Path, dtype: str, words: tuple[int, int]) -> None:
+    scales = b"".join(word.to_bytes(2, "little") for word in words)
+    quantized_zt(tmp_path / "a.zt", dtype, scales)
+    ingot.convert(tmp_path / "a.zt", tmp_path / "b.squizd")
+    assert stored(tmp_path / "b.squizd")["t"]["scales"] == scales
+
+
+@pytest.mark.parametrize(("dtype", "word"), [("f16", 0x7C01), ("bf16", 0xFF81)])
+def test_a_scale_that_would_not_come_back_is_refused(tmp_path: Path, dtype: str, word: int) -> None:
+    quantized_zt(tmp_path / "a.zt", dtype, bytes(2) + word.to_bytes(2, "little"))
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.convert(tmp_path / "a.zt", tmp_path / "b.squizd")
+    assert caught.value.rule == "squizd.carry"
