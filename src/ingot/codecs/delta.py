@@ -1,0 +1,159 @@
+"""Differences between two versions of a tensor: the contract, and the codecs that store one (design section 9.3).
+
+Most are ordinary codecs that hold ``fine-tune - base`` as float32 values: applying one adds what it decodes to the
+base and rounds once. ``delta_exact`` holds what turns the base's bits into the fine-tune's, and means nothing without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ingot.codecs.base import Codec, RowReader
+from ingot.codecs.table import CODECS
+from ingot.core.floats import cast_into
+from ingot.core.registry import Instances
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+
+class DeltaEncoder(Protocol):
+    """As ``codecs.base.Encoder``, over two arrays of the same rows: of the base, and of the fine-tune."""
+
+    codec: str
+    params: Mapping[str, Any]
+    parts: tuple[PartSpec, ...]
+    scans: int
+    step: int
+    whole: bool
+    lossless: bool
+
+    def scan(self, base: Array, tuned: Array) -> None:
+        """Take in the next rows of the present pass."""
+        ...
+
+    def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
+        """Return each part's next bytes. Pure and thread-safe."""
+        ...
+
+
+class Applier(Protocol):
+    """Sequential application, in memory bounded by the slab."""
+
+    def apply(self, base: Array, out: Array) -> None:
+        """Write the fine-tune's next rows into ``out`` ([rows, cols], C order); ``out`` may be ``base`` itself."""
+        ...
+
+    def finish(self) -> None:
+        """Check lengths and digests of all parts after the last row."""
+        ...
+
+
+class DeltaCodec(Protocol):
+    """How a difference is stored.
+
+    ``exact`` tells whether applying gives the fine-tune bit for bit; ``elementwise`` as of ``Codec``.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+    @property
+    def elementwise(self) -> bool: ...
+
+    def check(self, tensor: Tensor) -> None:
+        """Raise ``CodecError`` unless parameters, parts and shape fit together; reads no part's bytes."""
+        ...
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DeltaEncoder:
+        """Prepare to store a difference of two tensors of one shape and element type ``dtype``."""
+        ...
+
+    def applier(self, tensor: Tensor, dtype: str) -> Applier:
+        """Return a sequential applier of the delta ``tensor`` to a base of element type ``dtype``."""
+        ...
+
+
+DELTAS: Instances[DeltaCodec] = Instances("delta codec", (("delta_exact", "ingot.codecs.delta_exact:ExactDelta"),))
+
+
+def delta_codec(id: str) -> DeltaCodec:
+    """Return how a delta tensor of codec ``id`` is made and applied: by its own rule, or by addition."""
+    return DELTAS[id] if id in DELTAS else Additive(CODECS.get_or_refuse(id))
+
+
+class Additive:
+    """A codec of float32 differences: ``fine-tune = round(base + difference)``, computed in float32."""
+
+    exact: ClassVar[bool] = False
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.id, self.elementwise = codec.id, codec.elementwise
+
+    def check(self, tensor: Tensor) -> None:
+        self._codec.check(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AdditiveEncoder:
+        return AdditiveEncoder(self._codec.encoder(shape, "f32", options))
+
+    def applier(self, tensor: Tensor, dtype: str) -> AdditiveApplier:
+        return AdditiveApplier(self._codec.reader(tensor))
+
+
+class AdditiveEncoder:
+    """Encodes ``tuned - base`` in float32 by an ordinary encoder."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.codec, self.parts, self.scans = inner.codec, inner.parts, inner.scans
+        self.step, self.whole, self.lossless = inner.step, inner.whole, False
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        params: Mapping[str, Any] = self._inner.params
+        return params
+
+    def scan(self, base: Array, tuned: Array) -> None:
+        self._inner.scan(difference(base, tuned))
+
+    def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
+        parts: dict[str, Array] = self._inner.encode(difference(base, tuned), start)
+        return parts
+
+
+class AdditiveApplier:
+    """Adds what a reader decodes."""
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+
+    def apply(self, base: Array, out: Array) -> None:
+        total = np.empty(base.shape, np.float32)
+        self._reader.read_into(total)
+        total += widened(base)
+        cast_into(total, out)
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+
+def difference(base: Array, tuned: Array) -> Array:
+    """Return ``tuned - base`` in float32."""
+    result = widened(tuned).astype(np.float32, copy=True)
+    result -= widened(base)
+    return result
+
+
+def widened(rows: Array) -> Array:
+    """Return rows as float32: themselves where they are."""
+    if rows.dtype == np.float32:
+        return rows
+    wide = np.empty(rows.shape, np.float32)
+    cast_into(rows, wide)
+    return wide

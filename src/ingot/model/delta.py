@@ -1,0 +1,76 @@
+"""What a delta says of itself, whatever its container: its base, its result, and what becomes of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ingot.errors import FormatError
+
+KEY = "delta"
+"""The key of a checkpoint's metadata that makes it a delta."""
+
+OPS = ("apply", "replace", "same")
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor of the fine-tune.
+
+    ``op``: ``apply`` (the delta holds a difference of its codec), ``replace`` (the delta holds the tensor itself: it is
+    new, or has another shape or element type), ``same`` (as in the base, nothing is stored). ``dtype`` is the
+    fine-tune's element type.
+    """
+
+    op: str
+    dtype: str
+
+
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a set of tensors is recognised.
+
+    ``content``: layout-free id, ``blake3:hex`` over the sorted tensors' names, element types, shapes and bytes.
+    ``hashes``: ids of other tools by name (``wdelta``: the ``parent_hash`` of a ``.wdelta``).
+    """
+
+    content: str | None = None
+    hashes: dict[str, str] = {}
+
+
+class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The delta as a whole. ``tensors`` are those of the fine-tune in its order; ``removed`` are the base's others."""
+
+    version: int
+    strategy: str
+    base: Identity
+    result: Identity = Identity()
+    tensors: dict[str, Change] = {}
+    removed: list[str] = []
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Return the JSON-like value that stands under ``KEY``."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
+    """Return what a checkpoint's metadata says of a delta; None if it is an ordinary checkpoint.
+
+    Raises ``FormatError``: ``delta.metadata`` (a field that is missing or of a wrong type), ``delta.version``,
+    ``delta.op``.
+    """
+    if KEY not in metadata:
+        return None
+    try:
+        info = msgspec.convert(metadata[KEY], DeltaInfo)
+    except msgspec.ValidationError as error:
+        raise FormatError("delta.metadata", str(error), where=where) from error
+    if info.version != 1:
+        raise FormatError("delta.version", f"expected delta version 1, found {info.version}", where=where)
+    for name, change in info.tensors.items():
+        if change.op not in OPS:
+            raise FormatError(
+                "delta.op", f"expected {', '.join(OPS)}, found {change.op[:40]!r} for {name[:200]!r}", where=where
+            )
+    return info
