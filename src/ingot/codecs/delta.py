@@ -1,7 +1,7 @@
 """Differences between two versions of a tensor: the contract, and the codecs that store one (design section 9.3).
 
 Most are ordinary codecs that hold ``fine-tune - base`` as float32 values: applying one adds what it decodes to the
-base and rounds once. ``delta_exact`` holds what turns the base's bits into the fine-tune's, and means nothing without it.
+base and rounds once. ``delta_exact`` holds what turns the base's bits into the fine-tune's; alone it means nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ class DeltaEncoder(Protocol):
     """As ``codecs.base.Encoder``, over two arrays of the same rows: of the base, and of the fine-tune."""
 
     codec: str
-    params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
     scans: int
     step: int
     whole: bool
     lossless: bool
+
+    @property
+    def params(self) -> Mapping[str, Any]: ...
 
     def scan(self, base: Array, tuned: Array) -> None:
         """Take in the next rows of the present pass."""
@@ -99,10 +101,10 @@ class Additive:
     def check(self, tensor: Tensor) -> None:
         self._codec.check(tensor)
 
-    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AdditiveEncoder:
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DeltaEncoder:
         return AdditiveEncoder(self._codec.encoder(shape, "f32", options))
 
-    def applier(self, tensor: Tensor, dtype: str) -> AdditiveApplier:
+    def applier(self, tensor: Tensor, dtype: str) -> Applier:
         return AdditiveApplier(self._codec.reader(tensor))
 
 
