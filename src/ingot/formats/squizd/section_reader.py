@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -171,8 +173,9 @@ def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces,
             f"expected {len(scaled)} entries in the first scale table, one per quantized matrix, found {firsts}",
             where=where,
         )
+    rounds = (tables[:1], tables[1:])
     runs = [
-        (run, id, tables[:1] if round == 0 else tables[1:], name)
+        (run, id, rounds[round], name)
         for name, entry in scaled.items()
         for id in (tensor_id(entry.layer, name),)
         for round, (run, id) in enumerate(((entry.first, id), (entry.second, id | SUB_BLOCK_BIT)))
@@ -200,13 +203,13 @@ def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces,
 def _check_place(run: tuple[int, int], tables: TablePlaces, where: str) -> None:
     """Check that a run of entries lies in a table, on its grid."""
     offset, count = run
-    for start, entries in tables:
-        behind = offset - start
-        if behind >= 0 and behind % SCALE_ENTRY == 0 and count <= entries - behind // SCALE_ENTRY:
-            return
-    raise FormatError(
-        "squizd.scale-entry", f"expected {count} scale entries inside a table, found them at {offset}", where=where
-    )
+    table = bisect_right(tables, offset, key=itemgetter(0)) - 1
+    start, entries = tables[table] if table >= 0 else (0, 0)
+    behind = offset - start
+    if behind % SCALE_ENTRY or count > entries - behind // SCALE_ENTRY:
+        raise FormatError(
+            "squizd.scale-entry", f"expected {count} scale entries inside a table, found them at {offset}", where=where
+        )
 
 
 def _check_ids(source: ByteSource, runs: Sequence[tuple[tuple[int, int], int, str]], where: str) -> None:

@@ -96,11 +96,14 @@ def name_blocks(
     firsts, seconds = _rounds(source, tables, len(scaled), where)
     scales = dict(zip((walked.offset for walked in scaled), firsts, strict=True))
     names: dict[str, Located] = {}
+    layer, usual = -1, dict[int, str]()
     for walked in blocks:
         first = scales.get(walked.offset)
         name = f"{stem}.{walked.layer}.{walked.number}"
         if first is not None:
-            name = _usual_name(walked.layer, first.id) or name
+            if walked.layer != layer:
+                layer, usual = walked.layer, _usual_names(walked.layer)
+            name = usual.get(first.id, name)
         if name in names:
             name = f"{stem}.{walked.layer}.{walked.number}"
         second = None if first is None else seconds.get(first.id)
@@ -138,9 +141,10 @@ def _rounds(source: ByteSource, tables: TablePlaces, matrices: int, where: str) 
     return firsts, seconds
 
 
-def _usual_name(layer: int, id: int) -> str | None:
-    candidates = (stack.format(layer) + name + ".weight" for stack in _STACKS for name in _IN_LAYER)
-    return next((name for name in (*candidates, *_OUTSIDE) if tensor_id(layer, name) == id), None)
+def _usual_names(layer: int) -> dict[int, str]:
+    """Return usual names by the ids that they have in a layer."""
+    names = [stack.format(layer) + name + ".weight" for stack in _STACKS for name in _IN_LAYER]
+    return {tensor_id(layer, name): name for name in (*names, *_OUTSIDE)}
 
 
 def _located(

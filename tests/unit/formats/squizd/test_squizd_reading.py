@@ -304,3 +304,23 @@ def test_ids_that_collide_are_refused_by_the_writer(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UnsupportedError) as caught:
         place.place([tensor.spec() for tensor in tensors.values()], [0, 0], 1)
     assert caught.value.rule == "squizd.id-collision"
+
+
+def test_names_are_hashed_once_a_layer_however_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, count, real = 0, 2000, walk.tensor_id
+
+    def counted(layer: int, name: str) -> int:
+        nonlocal calls
+        calls += 1
+        return real(layer, name)
+
+    monkeypatch.setattr(walk, "tensor_id", counted)
+    made = squizd([quantized(f"t{number}", codes(1, 2, 4), 4, [(1.0, 0.0)]) for number in range(count)], named=False)
+    assert len(read_catalog(MemorySource(made.data, "f")).tensors) == count
+    assert calls < count
+
+
+def test_sub_block_scales_may_lie_in_any_of_many_tables() -> None:
+    items = [quantized(f"t{number}", codes(1, 2, 4), 4, [(1.0, 0.0)], "row") for number in range(500)]
+    made = squizd(items, tables=lambda both: [both[0], *[[]] * 4000, both[1]])
+    assert everything(made.data) == ([], [])
