@@ -1,0 +1,65 @@
+"""How a delta stores the difference of each tensor: named strategies, as data (``spec/operations.md``, "Deltas")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ingot.errors import UsageError
+
+SMALL = 1 << 14
+"""Tensors of at most so many elements, and those of one dimension, are kept exactly: they cost next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one tensor's difference is stored: codec id (``codecs.delta.delta_codec``), its options, parts' encoding."""
+
+    codec: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    encoding: str = "raw"
+
+
+EXACT = Way("delta_exact")
+
+
+def _low_bit(bits: int, group: int | str) -> Way:
+    return Way("quantized_group", {"bits": bits, "group": group, "quantizer": "mse"})
+
+
+STRATEGIES: Mapping[str, Way] = {
+    "exact": EXACT,
+    "int8": _low_bit(8, "row"),
+    "int4": _low_bit(4, 64),
+    "int3": _low_bit(3, 64),
+    "int2": Way("quantized_group", {"bits": 2, "group": 64, "quantizer": "mse", "symmetric": False}),
+}
+"""Strategies for a delta in any container, by what they do with matrices. ``auto`` measures instead."""
+
+AUTO = "auto"
+WDELTA: Mapping[str, Way] = {
+    "sparse": Way("delta_sparse"),
+    "quantized": Way("delta_sign"),
+    "int4": Way("delta_int4"),
+}
+"""Strategies of a ``.wdelta`` file, for every tensor."""
+
+
+def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Way:
+    """Return how ``strategy`` stores the difference of the tensor ``name`` of ``shape`` and element type ``dtype``.
+
+    Raises ``UsageError`` ``delta.strategy`` for a strategy that is not known (``auto`` is no choice by name alone).
+    """
+    known = WDELTA if container == "wdelta" else STRATEGIES
+    if strategy not in known:
+        raise UsageError(
+            f"expected a strategy {', '.join((*known, AUTO))}, found {strategy!r:.80}", rule="delta.strategy"
+        )
+    way = known[strategy]
+    if container == "wdelta":
+        return way
+    if dtype not in ("f32", "f16", "bf16") or len(shape) < 2 or prod(shape) <= SMALL:
+        return EXACT
+    return way
