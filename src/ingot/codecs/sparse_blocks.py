@@ -125,6 +125,13 @@ def stored_mask(tensor: Tensor) -> Blocks:
     return _blocks(tensor, _checked(tensor))
 
 
+def stored_matrix(tensor: Tensor) -> Tensor:
+    """Return what a tensor of this codec stores, the smaller matrix as a tensor of the inner codec; checks the mask."""
+    params = _checked(tensor)
+    _blocks(tensor, params)
+    return params.inner
+
+
 def clear(out: Array) -> None:
     """Fill with +0."""
     if out.size:

@@ -324,3 +324,17 @@ def test_sub_block_scales_may_lie_in_any_of_many_tables() -> None:
     items = [quantized(f"t{number}", codes(1, 2, 4), 4, [(1.0, 0.0)], "row") for number in range(500)]
     made = squizd(items, tables=lambda both: [both[0], *[[]] * 4000, both[1]])
     assert everything(made.data) == ([], [])
+
+
+def test_verify_decodes_what_is_stored_and_not_what_was_dropped(tmp_path: Path) -> None:
+    """A mask of a byte can claim 2^31 rows: a quarter of a minute of zeros for a file of half a kilobyte."""
+    empty = quantized("t", codes(0, 16, 4), 4, [(0.5, 0.0)])
+    path = tmp_path / "f.squizd"
+    path.write_bytes(squizd([pruned(empty, 0, 2**31, 2**31, ())]).data)
+    assert ingot.verify(path, strict=True) == []
+    nan = dense("t", "bf16", [2, 2], b"\xc0\x7f\x00\x00" * 2)  # kept as it is: no quantizer made it
+    path.write_bytes(squizd([pruned(nan, 0, 6, 2, (1,))]).data)
+    assert ingot.verify(path, strict=True) == []
+    wrong = pruned(quantized("t", codes(2, 4, 4), 4, [(float("inf"), 0.0)]), 0, 6, 2, (1,))
+    path.write_bytes(squizd([wrong]).data)
+    assert [finding.rule for finding in ingot.verify(path)] == ["codec.non-finite"]
