@@ -23,7 +23,7 @@ from ingot.errors import FormatError, IngotError, IntegrityError
 MOST_ENTRIES = 65_536
 MOST_BYTES = 1 << 40
 MOST_RATIO = 200
-"""Limits on what an archive may unfold to: files, bytes, and bytes per stored byte (past ``_ALWAYS``)."""
+"""Limits on what an archive may unfold to: files and folders, bytes, bytes per stored byte (past ``_ALWAYS``)."""
 
 _ALWAYS = 64 << 20
 _CHUNK = 1 << 20
@@ -52,8 +52,6 @@ def pack(folder: Path, out: BinaryIO) -> None:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for path, name in _walk(folder, ""):
             seen.add(name)
-            if len(archive.filelist) >= MOST_ENTRIES:
-                raise FormatError("archive.entries", f"expected at most {MOST_ENTRIES} files, found more", where=name)
             info = zipfile.ZipInfo(name, _EPOCH)
             info.create_system = _UNIX
             mode = stat.S_IFDIR | 0o755 if name.endswith("/") else stat.S_IFREG | 0o644
@@ -392,3 +390,7 @@ class _Names:
             raise FormatError("archive.conflict", "expected a name to be a file or a folder, found both", where=name)
         self._folders.update(folders)
         (self._folders if is_folder else self._files).add(path)
+        if len(self._folders) + len(self._files) > MOST_ENTRIES:  # a name of 1 KiB can make 500 folders
+            raise FormatError(
+                "archive.entries", f"expected at most {MOST_ENTRIES} files and folders, found more", where=name[:200]
+            )

@@ -145,10 +145,10 @@ def require_package(folder: Path) -> None:
         root = manifest["rootModelIdentifier"]
         item = manifest["itemInfoEntries"][root]["path"]
         pieces = item.split("/")
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise _no_package(folder, f"{_MANIFEST} with the root model's path, found {type(error).__name__}") from error
     inside = item.isprintable() and not any(piece in ("", ".", "..") for piece in pieces)
-    if not inside or not (folder / "Data" / item).exists():
+    if not inside or not os.path.exists(folder / "Data" / item):  # noqa: PTH110 - pathlib raises for long names
         raise _no_package(folder, f"the root model Data/{item!r}, found nothing there")
 
 

@@ -296,6 +296,13 @@ def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert refused(huge, tmp_path / "other" / "a") == "archive.entries"
 
 
+def test_folders_count_as_entries(tmp_path: Path) -> None:
+    """A few thousand names could make millions of folders."""
+    data = zipped([(f"{number}/" + "a/" * 500 + "f", b"") for number in range(200)])
+    assert refused(data, tmp_path / "a") == "archive.entries"
+    assert not list((tmp_path / "a").iterdir())
+
+
 def test_bombs_are_noticed_while_they_unfold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the headers deny the size."""
     monkeypatch.setattr(archive, "_ALWAYS", 1 << 16)

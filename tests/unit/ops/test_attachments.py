@@ -207,6 +207,8 @@ def test_packing_is_deterministic_and_leaves_nothing(
         json.dumps({**MANIFEST, "itemInfoEntries": {ROOT: {"path": "/etc/passwd"}}}).encode(),
         json.dumps({**MANIFEST, "itemInfoEntries": {ROOT: {"path": 7}}}).encode(),
         json.dumps({**MANIFEST, "itemInfoEntries": {ROOT: {"path": "a\0b"}}}).encode(),
+        json.dumps({**MANIFEST, "itemInfoEntries": {ROOT: {"path": "x" * 300}}}).encode(),
+        b"[" * 100_000,
         b" " * (1 << 20) + json.dumps(MANIFEST).encode(),
     ],
 )
