@@ -1,7 +1,7 @@
 """Run every benchmark one after the other: ``make bench``.
 
 Each prints ratios against memcpy or a named peer measured in the same run, and writes its figures as JSON into
-``bench/results/``. Arguments name the benchmarks to run (default: all).
+``bench/results/``. Arguments name the benchmarks to run (default: all); ``demo`` is the figures of ``ingot demo``.
 """
 
 from __future__ import annotations
@@ -11,25 +11,37 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
 PEERS = ("numpy", "safetensors", "ztensor", "gguf", "zipnn", "zstandard")
 HERE = Path(__file__).parent
 BENCHMARKS = {"kernels": [], "lossless": [], "load": [], "convert": ["--gigabytes", "8", "--max-ram", "1GiB"]}
+DEMO = "import sys; from ingot.cli.main import run; sys.exit(run(['demo', '--json', '--out', sys.argv[1]]))"
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(BENCHMARKS)
+    wanted = sys.argv[1:] or [*BENCHMARKS, "demo"]
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     (results / "machine.json").write_text(json.dumps(machine(), indent=2))
     for name in wanted:
         print(f"== {name}", flush=True)
+        if name == "demo":
+            demo(results / "demo.json")
+            continue
         command = [sys.executable, str(HERE / f"{name}.py"), *BENCHMARKS[name], "--json", str(results / f"{name}.json")]
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"benchmark {name} failed")
     print(f"figures as JSON in {results}")
+
+
+def demo(result: Path) -> None:
+    """Sizes, errors and perplexities of the demo's table."""
+    with tempfile.TemporaryDirectory() as folder, result.open("w") as out:
+        if subprocess.run([sys.executable, "-c", DEMO, folder], stdout=out, check=False).returncode:
+            sys.exit("the demo failed")
 
 
 def machine() -> dict[str, object]:

@@ -1,7 +1,6 @@
 """Put measured figures into the README.
 
-    make bench                      measures, writes bench/results/*.json
-    ingot demo --json > bench/results/demo.json
+    make bench                      measures, runs the demo, writes bench/results/*.json
     python tools/bench_table.py     takes them over into bench/published.json and renders README.md's blocks
 
 ``bench/published.json`` is committed: what the README shows is rendered from it and nothing else, which ``make docs``
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("machine", "kernels", "load", "convert", "demo")
+NAMES = ("machine", "kernels", "lossless", "load", "convert", "demo")
 _DECODE = ("INT4 g128", "INT4 g128 min-max", "INT8 per row", "INT3 g128", "INT2 g128")
 _MIB = 1 << 20
 
@@ -38,7 +37,11 @@ def take_over(root: Path) -> dict[str, Any]:
         path = root / "bench" / "results" / f"{name}.json"
         if path.exists():
             figures[name] = json.loads(path.read_text("utf-8"))
-    figures.get("demo", {}).pop("folder", None)
+    demo = figures.get("demo", {})
+    demo.pop("folder", None)
+    for row in demo.get("rows", ()):  # times of a small model say nothing; the command prints them
+        row.pop("convert_seconds", None)
+        row.pop("load_seconds", None)
     (root / "bench" / "published.json").write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     return figures
 
@@ -48,6 +51,8 @@ def render(figures: Figures) -> str:
     blocks = [_machine(figures)]
     if "kernels" in figures:
         blocks += _kernels(figures["kernels"])
+    if "lossless" in figures:
+        blocks += _lossless(figures["lossless"])
     if "load" in figures:
         blocks += _load(figures["load"])
     if "convert" in figures:
@@ -99,6 +104,23 @@ def _kernels(kernels: Figures) -> list[str]:
     ]
 
 
+def _lossless(lossless: Figures) -> list[str]:
+    cells = {
+        (row["name"], row["source"]): f"{row['bits']:.2f} ({row['encode']:.2f}, {row['decode']:.2f})"
+        for row in lossless["rows"]
+    }
+    sources = list(dict.fromkeys(source for _, source in cells))
+    rows = [
+        [name, *(cells.get((name, source), "") for source in sources)]
+        for name in dict.fromkeys(name for name, _ in cells)
+    ]
+    title = (
+        f"**Without loss**, one thread, instruction set {lossless['isa']}: bits per weight (GB/s of weights encoding, "
+        "decoding):"
+    )
+    return [title, _table(["", *sources], rows)]
+
+
 def _load(load: Figures) -> list[str]:
     size = load["bytes"] / 1e9
     rows = [
@@ -111,8 +133,18 @@ def _load(load: Figures) -> list[str]:
     return [
         f"**Loading** {size:.2f} GB of f16 tensors into owned arrays, GB/s, {load['threads']} threads unless said:",
         _table(["", "warm", "cold"], rows),
+        *_packed(load.get("packed_s", {}), size),
         f"Opening and listing 10,000 tensors: {listed}. Importing, on top of NumPy: {imports}.",
     ]
+
+
+def _packed(seconds: Figures, size: float) -> list[str]:
+    rates = {" ".join(name.split()[1:]): f"{size / value:.2f}" for name, value in seconds.items()}
+    if not rates:
+        return []
+    two, one = (" and ".join(rates[f".{kind} int4{way}"] for kind in ("zt", "squizd")) for way in ("", ", 1 thread"))
+    same = "The same weights by recipe int4, digests checked, decoded to f16 from `.zt` and from `.squizd`, warm"
+    return [f"{same}: {two} GB/s of f16; on one thread {one}."]
 
 
 def _convert(convert: Figures) -> list[str]:
@@ -139,10 +171,11 @@ def _convert(convert: Figures) -> list[str]:
 
 def render_demo(demo: Figures) -> str:
     """Render the demo's table as the command prints it, without the two columns of times."""
-    head = ("recipe", "file", "bits/weight", "worst error", "mean error", "perplexity")
+    head = ("recipe", "container", "file", "bits/weight", "worst error", "mean error", "perplexity")
     rows = [
         (
             row["recipe"],
+            Path(row["file"]).suffix,
             f"{row['size'] / _MIB:.2f} MiB",
             f"{row['bits_per_weight']:.2f}",
             f"{100 * row['worst_error']:.2f} %",
@@ -153,7 +186,7 @@ def render_demo(demo: Figures) -> str:
     ]
     widths = [max(len(line[index]) for line in (head, *rows)) for index in range(len(head))]
     lines = [
-        "   ".join(cell.ljust(width) if index == 0 else cell.rjust(width) for index, (cell, width) in enumerate(cells))
+        "   ".join(cell.ljust(width) if index < 2 else cell.rjust(width) for index, (cell, width) in enumerate(cells))
         for cells in (list(zip(line, widths, strict=True)) for line in (head, *rows))
     ]
     return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```"

@@ -6,7 +6,7 @@
 Checked: relative links and their anchors; paths and make targets named in the text; every ``ingot ...`` command line
 parses; Python and TOML blocks compile; the table of formats and codecs equals ``ingot formats``; every rule that the
 source raises is on a spec page and every rule on a spec page is in the source; the version is the same everywhere; the
-table of benchmarks is the one that ``tools/bench_table.py`` renders.
+tables of benchmarks and of the demo are those that ``tools/bench_table.py`` renders.
 """
 
 from __future__ import annotations
@@ -289,7 +289,10 @@ def check_tables(root: Path) -> Iterator[str]:
         import bench_table
     finally:
         sys.path.pop(0)
-    if marked(readme, "bench") != bench_table.render(bench_table.published(root)):
+    figures = bench_table.published(root)
+    if marked(readme, "demo") != bench_table.render_demo(figures["demo"]):
+        yield "README.md: the demo's table is not that of bench/published.json: python tools/bench_table.py"
+    if marked(readme, "bench") != bench_table.render(figures):
         yield "README.md: the benchmarks are not those of bench/published.json: python tools/bench_table.py"
 
 

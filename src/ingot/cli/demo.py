@@ -24,7 +24,7 @@ def command(
     ),
     json: Json = False,
 ) -> None:
-    """Convert a small real language model by every recipe, load it back, and show size, speed, error and perplexity."""
+    """Convert a small real language model by the preset recipes, load it back; show size, speed, error, perplexity."""
     from ingot.demo.run import run
 
     report = run(out, lambda line: print(f"{line} ...", file=sys.stderr))
@@ -39,6 +39,7 @@ def _print(report: Any) -> None:
     rows = [
         (
             row.recipe,
+            Path(row.file).suffix,
             size_text(row.size),
             f"{row.bits_per_weight:.2f}",
             f"{1000 * row.convert_seconds:.0f} ms" if row.convert_seconds else "-",
@@ -49,17 +50,19 @@ def _print(report: Any) -> None:
         )
         for row in report.rows
     ]
-    heads = ("recipe", "file", "bits/weight", "convert", "load", "worst error", "mean error", "perplexity")
-    table(heads, rows)
+    heads = ("recipe", "container", "file", "bits/weight", "convert", "load", "worst error", "mean error", "perplexity")
+    table(heads, rows, left=2)
     print(
         "Errors are RMS error over RMS value, per tensor. Bits per weight count the whole file: embeddings, head and\n"
-        "norms stay bf16, a fifth of so small a model; int2 keeps the first and the last of its four layers at 4 bits."
+        "norms stay bf16, a fifth of so small a model; int2 and int2-hybrid keep the first and the last of its four\n"
+        "layers at 4 bits. A group's scale takes 2 bytes in .zt and 16 in .squizd."
     )
     folder = report.folder
     print(f"\nThe files are in {folder}. Try next:\n")
     program = _program()
     for line in (
         f"inspect {folder}/model-int4.zt --by role",
+        f"inspect {folder}/model-int2-hybrid.squizd --no-tensors     # and what would run it, where",
         f"compare {folder}/original/model.safetensors {folder}/model-int2.zt",
         f"convert {folder}/original {folder}/packed --recipe int4",
         f"convert {folder}/model-int8.zt {folder}/back.safetensors",

@@ -19,6 +19,37 @@ KERNELS = {
         {**ROW, "name": "quantize 4-bit g32 f32: Ingot", "rate": 0.5, "ratio": 2.0},
     ],
 }
+LOSSLESS = {
+    "isa": "v3",
+    "rows": [
+        {"source": "Gaussian bf16", "name": "tca_tbe", "bits": 11.21, "encode": 2.0, "decode": 4.127},
+        {"source": "Gaussian bf16", "name": "zstd -3", "bits": 12.5, "encode": 0.25, "decode": 1.0},
+        {"source": "an encoder, f32", "name": "zstd -3", "bits": 29.75, "encode": 0.5, "decode": 1.5},
+    ],
+}
+LOAD = {
+    "bytes": 2_000_000_000,
+    "threads": 2,
+    "warm_s": {"ingot        .zt": 0.5},
+    "cold_s": {"ingot        .zt": 1.0},
+    "packed_s": {
+        "ingot        .zt int4": 0.5,
+        "ingot        .squizd int4": 0.8,
+        "ingot        .zt int4, 1 thread": 1.0,
+        "ingot        .squizd int4, 1 thread": 1.6,
+    },
+    "list_s": {},
+    "import_ms": {},
+}
+DEMO_ROW = {
+    "recipe": "int4",
+    "file": "model-int4.squizd",
+    "size": 3 << 20,
+    "bits_per_weight": 8.0,
+    "worst_error": 0.1,
+    "mean_error": 0.05,
+    "perplexity": 19.25,
+}
 
 
 @pytest.fixture
@@ -27,7 +58,8 @@ def results(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "kernels.json").write_text(json.dumps(KERNELS))
     (folder / "machine.json").write_text('{"processor": "Abacus", "python": "3.11", "versions": {"peer": "1.2"}}')
-    (folder / "demo.json").write_text('{"folder": "/somewhere/secret", "rows": []}')
+    demo = {"folder": "/somewhere/secret", "rows": [{**DEMO_ROW, "convert_seconds": 0.125, "load_seconds": 0.0625}]}
+    (folder / "demo.json").write_text(json.dumps(demo))
     return folder
 
 
@@ -38,6 +70,7 @@ def test_new_results_replace_old_ones_and_others_stay(bench_table: ModuleType, r
     assert figures["load"] == {"bytes": 1}
     assert figures == bench_table.published(tmp_path)
     assert "secret" not in (tmp_path / "bench" / "published.json").read_text("utf-8")
+    assert figures["demo"]["rows"] == [DEMO_ROW]  # no times
 
 
 def test_only_what_was_measured_is_shown(bench_table: ModuleType, results: Path, tmp_path: Path) -> None:
@@ -48,3 +81,21 @@ def test_only_what_was_measured_is_shown(bench_table: ModuleType, results: Path,
     assert "| quantize 4-bit g32 f32, Q4_0 | 0.50 | 0.25 |" in text
     assert "Loading" not in text
     assert "Converting" not in text
+
+
+def test_every_source_is_a_column_of_the_lossless_table(bench_table: ModuleType) -> None:
+    text = bench_table.render({"lossless": LOSSLESS})
+    assert "|  | Gaussian bf16 | an encoder, f32 |" in text
+    assert "| tca_tbe | 11.21 (2.00, 4.13) |  |" in text
+    assert "| zstd -3 | 12.50 (0.25, 1.00) | 29.75 (0.50, 1.50) |" in text
+
+
+def test_packed_weights_are_shown_where_they_were_measured(bench_table: ModuleType) -> None:
+    text = bench_table.render({"load": LOAD})
+    assert "`.squizd`, warm: 4.00 and 2.50 GB/s of f16; on one thread 2.00 and 1.25." in text
+    assert "int4" not in bench_table.render({"load": {**LOAD, "packed_s": {}}})
+
+
+def test_the_demo_table_names_the_container(bench_table: ModuleType) -> None:
+    table = bench_table.render_demo({"rows": [DEMO_ROW]}).splitlines()
+    assert table[2].split() == ["int4", ".squizd", "3.00", "MiB", "8.00", "10.00", "%", "5.00", "%", "19.250"]

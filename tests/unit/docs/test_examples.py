@@ -60,11 +60,22 @@ def test_write_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.size == size
 
 
+def test_squizd_with_draft_head(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("squizd_with_draft_head.py")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:-1]][:2] == ["apple-m1", "apple-m4"]
+    assert {line[23:33].strip() for line in lines[1:-1]} <= {"INT4", "NumPy"}
+    assert "the same bits" in lines[-1]
+    with ingot.open("with-draft.squizd") as ckpt:
+        assert len(ckpt.attachments.draft or ()) == 15
+    assert not [finding for finding in ingot.verify("with-draft.squizd", strict=True) if finding.level == "error"]
+
+
 def test_every_example_is_listed_and_tested() -> None:
     index = (EXAMPLES / "README.md").read_text("utf-8")
     tested = Path(__file__).read_text("utf-8")
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 4
+    assert len(scripts) == 5
     for name in scripts:
         assert f"({name})" in index
         assert f'run_example("{name}")' in tested

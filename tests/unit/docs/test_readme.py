@@ -42,7 +42,9 @@ def toured(after_demo: Path, readme: Any) -> Path:
 
 def test_the_commands_do_what_they_say(toured: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(command_lines(readme)) >= 8
-    assert {"model-int4.zt", "back.safetensors", "small", "mixed"} <= {path.name for path in toured.iterdir()}
+    assert {"model-int4.zt", "back.safetensors", "small", "mixed", "model.squizd", "moved.zt"} <= {
+        path.name for path in toured.iterdir()
+    }
     assert not [path for path in toured.rglob("*") if "ingot-partial" in path.name]
 
 
@@ -82,16 +84,17 @@ def test_the_python_blocks_run(toured: Path, readme: Any, capsys: pytest.Capture
 
 
 def test_the_sizes_in_the_demo_table_are_those_of_today(after_demo: Path, check_docs: ModuleType, readme: Any) -> None:
-    """Sizes by every recipe, from the plan alone; zstd's may differ by its version."""
+    """Every run of the demo has its row; sizes from the plan alone, where it knows them."""
+    from ingot.demo.run import RUNS
     from ingot.ops.convert import prepare
 
     table = check_docs.marked(readme.path.read_text("utf-8"), "demo")
-    rows = {line.split()[0]: line for line in table.splitlines()[2:-1]}
-    assert {"bf16", "lossless", "int8", "int4", "int3", "int2"} <= set(rows)
-    for recipe, line in rows.items():
-        if recipe in ("(original)", "lossless"):
-            continue
-        with prepare("ingot-demo/original/model.safetensors", "x.zt", recipe, None) as prepared:
+    rows = {tuple(line.split()[:2]): line for line in table.splitlines()[2:-1]}
+    assert set(rows) == {("(original)", ".safetensors"), *RUNS}
+    for (recipe, suffix), line in rows.items():
+        if recipe in ("(original)", "lossless", "lossless-max", "tca-tbe"):
+            continue  # a plan knows the most that these take
+        with prepare("ingot-demo/original/model.safetensors", f"x{suffix}", recipe, None) as prepared:
             assert f"{prepared.plan.size / 2**20:.2f} MiB" in line
 
 
