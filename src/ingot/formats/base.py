@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ingot.core.checksums import HASHERS
 from ingot.errors import UsageError
@@ -88,6 +88,18 @@ class FormatWriter(Protocol):
 
     def abort(self) -> None:
         """Close all files as they are."""
+        ...
+
+
+@runtime_checkable
+class LateMetadata(Protocol):
+    """What a writer has beside ``FormatWriter`` if metadata may be completed while tensors are written.
+
+    A delta's base and result are hashed in the pass that writes it, so their identities are known only at its end.
+    """
+
+    def amend(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata that the writer was made with; any time before ``finish``."""
         ...
 
 

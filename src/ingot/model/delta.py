@@ -62,9 +62,11 @@ def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
     """
     if KEY not in metadata:
         return None
+    value = metadata[KEY]
     try:
-        info = msgspec.convert(metadata[KEY], DeltaInfo)
-    except msgspec.ValidationError as error:
+        # A container that holds text only has the value as its JSON text (``Format.metadata``).
+        info = msgspec.json.decode(value, type=DeltaInfo) if isinstance(value, str) else msgspec.convert(value, DeltaInfo)
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise FormatError("delta.metadata", str(error), where=where) from error
     if info.version != 1:
         raise FormatError("delta.version", f"expected delta version 1, found {info.version}", where=where)

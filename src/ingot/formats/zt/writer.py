@@ -201,6 +201,10 @@ class ZtWriter:
         self._accept(spec, [(*blob, digest) for blob, digest in zip(blobs, digests, strict=True)])
         self._tail = tail
 
+    def amend(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata: it goes into the manifest, which is written last."""
+        self._metadata = dict(metadata)
+
     def finish(self) -> list[str]:
         """Write the manifest and the footer, cut off whatever an earlier run left behind them, close."""
         if self._open is not None:
