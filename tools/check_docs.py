@@ -258,8 +258,7 @@ def catalog_table() -> str:
     rows = [["codec", "lossless", *(f"`{kind.name}`" for kind in kinds), "what it is"], ["---"] * (len(kinds) + 3)]
     for codec in codecs():
         carried = ["yes" if kind.name in codec.formats else "no" for kind in kinds]
-        summary = codec.summary.replace("``", "`")
-        rows.append([f"`{codec.name}`", "yes" if codec.lossless else "no", *carried, summary])
+        rows.append([f"`{codec.name}`", "yes" if codec.lossless else "no", *carried, codec.summary])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -17,8 +17,12 @@ EPILOG = (
     "  ingot convert model.safetensors model.zt --recipe int4\n\n"
     "  ingot convert ./Llama-3-8B ./Llama-3-8B-int8 --recipe int8 --max-ram 2GiB --resume\n\n"
     "  ingot convert model.zt back.safetensors\n\n"
-    "  ingot convert ./Llama-3-8B out.zt --recipe my-recipe.toml --dry-run"
+    "  ingot convert ./Llama-3-8B out.zt --recipe my-recipe.toml --dry-run\n\n"
+    "  ingot convert ./Llama-3-8B model.squizd --recipe int2-hybrid --draft ./EAGLE3-head --coreml X.mlpackage\n\n"
+    "  ingot convert ./Llama-3-8B pruned.zt --recipe int4 --prune 0.1 --activations norms.safetensors"
 )
+PRUNING = "Pruning"
+ATTACHMENTS = "Beside the weights"
 
 
 def register(app: typer.Typer) -> None:
@@ -53,25 +57,44 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
     digest: Annotated[
-        Literal["crc32c", "sha256", "none"], typer.Option(help="Digest written per part, where the format has digests.")
+        Literal["crc32c", "sha256", "none"],
+        typer.Option(help="Digest written per part, where the format has digests (zt, squizd)."),
     ] = "crc32c",
     max_shard_size: Annotated[
-        str | None, typer.Option(help="Largest safetensors shard; default 5GB in folders.")
+        str | None, typer.Option(help="Largest safetensors shard, such as 2GB; default 5GB in folders.")
     ] = None,
     verify: Annotated[bool, typer.Option(help="Check the source's digests.")] = True,
     measure: Annotated[bool, typer.Option(help="Measure the error of lossy tensors.")] = True,
     prune: Annotated[
-        float | None, typer.Option(help="Leave out this share (0 to 1) of each feed-forward network's channels.")
+        float | None,
+        typer.Option(
+            help="Leave out this share (0 to 1) of each feed-forward network's channels.", rich_help_panel=PRUNING
+        ),
     ] = None,
-    prune_block: Annotated[int | None, typer.Option(help="Channels that stay or go together; default 64.")] = None,
+    prune_block: Annotated[
+        int | None, typer.Option(help="Channels that stay or go together; default 64.", rich_help_panel=PRUNING)
+    ] = None,
     activations: Annotated[
-        str | None, typer.Option(help="Checkpoint of activation norms, a vector per down projection, to prune by.")
+        str | None,
+        typer.Option(
+            help="Checkpoint of activation norms, a vector per down projection, to choose channels by; without it they "
+            "are chosen by weights alone, which says little.",
+            rich_help_panel=PRUNING,
+        ),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="EAGLE-3 draft head (file or folder) to put in, where the format carries one.")
+        str | None,
+        typer.Option(
+            help="EAGLE-3 draft head to put in: a file or folder in any format. For formats that carry one: squizd.",
+            rich_help_panel=ATTACHMENTS,
+        ),
     ] = None,
     coreml: Annotated[
-        str | None, typer.Option(help="Core ML package (X.mlpackage) to put in, where the format carries one.")
+        str | None,
+        typer.Option(
+            help="Core ML package (folder X.mlpackage) to put in. For formats that carry one: squizd.",
+            rich_help_panel=ATTACHMENTS,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     json: Json = False,

@@ -24,7 +24,7 @@ def command(
     ),
     json: Json = False,
 ) -> None:
-    """Convert a small real language model by the preset recipes, load it back; show size, speed, error, perplexity."""
+    """Convert a small real language model by the preset recipes, and show size, speed, error and perplexity."""
     from ingot.demo.run import run
 
     report = run(out, lambda line: print(f"{line} ...", file=sys.stderr))

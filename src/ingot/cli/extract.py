@@ -39,7 +39,10 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
     json: Json = False,
 ) -> None:
-    """Take out what an artifact carries beside its weights: the draft head, the Core ML package."""
+    """Take out what an artifact carries beside its weights: the draft head, the Core ML package.
+
+    Both are checked on the way out. Exit code 2 if the artifact has none.
+    """
     if draft is None and not coreml:
         raise UsageError("expected --draft OUT, --coreml or both", rule="extract.nothing")
     import dataclasses

@@ -14,7 +14,8 @@ EPILOG = (
     "Examples:\n\n"
     "  ingot inspect model.zt\n\n"
     "  ingot inspect ./Llama-3-8B --by role\n\n"
-    "  ingot inspect model.zt --tensor lm_head.weight --json"
+    "  ingot inspect model.zt --tensor lm_head.weight --json\n\n"
+    "  ingot inspect model.squizd --no-tensors     (features, and the stack chosen per platform)"
 )
 KEYS = ("layer", "codec", "dtype", "role")
 
@@ -33,7 +34,10 @@ def command(
     list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List every tensor.")] = True,
     json: Json = False,
 ) -> None:
-    """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads the header only."""
+    """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
+
+    Of a .squizd also its features, and which stack would run it on this machine and on named platforms, with reasons.
+    """
     from ingot.ops.inspect import inspect
 
     found = inspect(path)

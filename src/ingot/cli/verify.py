@@ -9,7 +9,9 @@ import typer
 from ingot.cli.output import Json, print_json, progress_bar, reader_may_leave
 from ingot.errors import printable
 
-EPILOG = "Examples:\n\n  ingot verify model.zt\n\n  ingot verify ./Llama-3-8B --strict --json"
+EPILOG = (
+    "Examples:\n\n  ingot verify model.zt\n\n  ingot verify ./Llama-3-8B --json\n\n  ingot verify model.squizd --strict"
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -72,7 +72,7 @@ class DenseReader:
 
 
 class DenseCodec:
-    """Values as they are, in any storage or logical dtype. Option ``dtype`` casts, by the rules of ``codecs.cast``."""
+    """Values as they are, of any element type; option ``dtype`` casts."""
 
     id: ClassVar[str] = "dense"
     lossless: ClassVar[bool] = True

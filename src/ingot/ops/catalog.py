@@ -62,7 +62,7 @@ def codecs() -> list[CodecInfo]:
             name,
             CODECS[name].lossless,
             [key for key in FORMATS if carries(FORMATS[key], name)],
-            (getdoc(type(CODECS[name])) or "").partition("\n")[0].rstrip("."),
+            (getdoc(type(CODECS[name])) or "").partition("\n")[0].rstrip(".").replace("``", "`"),
         )
         for name in CODECS
     ]

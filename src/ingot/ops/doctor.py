@@ -22,6 +22,7 @@ EXTRAS = {
     "torch": ("torch", "ckpt[...].torch(), ingot.torch"),
     "mlx": ("mlx", "state_dict(framework='mlx')"),
     "jax": ("jax", "state_dict(framework='jax')"),
+    "astc": ("astc-encoder-py", "encoding and decoding of ASTC textures"),
 }
 _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value
 
