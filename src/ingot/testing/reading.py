@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
 from ingot.formats.base import Catalog
@@ -50,13 +52,23 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def decode(tensor: Tensor) -> None:
-    """Check a tensor by its codec and, if it is not too large, decode it."""
+    """Check a tensor by its codec and, if it is not too large, decode it: whole, and in slabs to the same values."""
     codec = CODECS.get(tensor.codec)
     if codec is None:
         return
     codec.check(tensor)
-    if tensor.size <= MAX_DECODED:
-        codec.decode(tensor, tensor.dtype)
+    if tensor.size > MAX_DECODED:
+        return
+    whole = codec.decode(tensor, tensor.dtype)
+    if not codec.streams or not whole.size:
+        return
+    matrix = whole.reshape(-1, whole.shape[-1] if whole.ndim else 1)
+    reader, slabs = codec.reader(tensor), np.empty_like(matrix)
+    for start in range(0, len(slabs), 7):
+        reader.read_into(slabs[start : start + 7])
+    reader.finish()
+    if matrix.tobytes() != slabs.tobytes():
+        raise AssertionError(f"expected {tensor!r} to decode to the same in slabs")
 
 
 def checked(error: IngotError) -> str:
