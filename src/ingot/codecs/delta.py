@@ -40,6 +40,13 @@ class DeltaEncoder(Protocol):
         """Return each part's next bytes. Pure and thread-safe."""
         ...
 
+    def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        """Write what applying one slab's ``parts`` to its ``base`` gives. Pure and thread-safe.
+
+        Asked for only where the encoder is not ``lossless``.
+        """
+        ...
+
 
 class Applier(Protocol):
     """Sequential application, in memory bounded by the slab."""
@@ -127,6 +134,12 @@ class AdditiveEncoder:
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         parts: dict[str, Array] = self._inner.encode(difference(base, tuned), start)
         return parts
+
+    def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        total = np.empty(base.shape, np.float32)
+        self._inner.decode(parts, total)
+        total += widened(base)
+        cast_into(total, out)
 
 
 class AdditiveApplier:

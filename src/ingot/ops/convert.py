@@ -6,14 +6,13 @@ import os
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ingot.codecs.base import scratch
-from ingot.core import encodings
 from ingot.core.atomic import Staging
-from ingot.core.memory import anonymous_rss, available_ram, parse_size
+from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
@@ -24,13 +23,14 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import copy_companions
 from ingot.ops.destination import Destination, destination
-from ingot.ops.frames import TensorSink
+from ingot.ops.drive import RESERVE, drive, slab_budget
 from ingot.ops.journal import Journal, fingerprint, intact
 from ingot.ops.open import Source, checkpoint_of, open_source
-from ingot.ops.pipeline import Begin, Cut, End, Pipeline, Slab, cut
+from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ConvertPlan, PlanRequest, Step, plan_conversion
 from ingot.ops.prune import NOT_PRUNED, PrunePlan, PruneRequest, prepare_pruning
 from ingot.ops.report import ConvertReport, TensorReport, tensor_report
+from ingot.ops.work import Cut
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.stores.local import LocalTarget
@@ -38,9 +38,6 @@ from ingot.stores.local import LocalTarget
 AnyPath = str | PathLike[str]
 
 DEFAULT_SHARD = 5_000_000_000
-# What the process takes beside slabs: thread stacks, allocator slack, the manifest being built.
-_RESERVE = 24 << 20
-_RESERVE_PER_TENSOR = 4096
 # What a thread takes that encodes a sample of a tensor, of the widest type, in the ways that a recipe lists.
 _PER_SAMPLE = 40 << 20
 
@@ -132,7 +129,7 @@ def _within(options: ConvertOptions, max_ram: int | str | None) -> ConvertOption
     threads = options.get("threads")
     if max_ram is None or (threads is not None and threads < 1):
         return options
-    room = parse_size(max_ram) - anonymous_rss() - _RESERVE
+    room = parse_size(max_ram) - anonymous_rss() - RESERVE
     return {**options, "threads": max(1, min(threads or default_workers(), room // _PER_SAMPLE))}
 
 
@@ -181,7 +178,7 @@ def prepare(
     source = open_source(src, io=chosen.get("io", "pread"), verify=chosen.get("verify", True))
     gathered = Gathered()
     try:
-        _refuse_same(source, place)
+        refuse_same(source, place)
         checkpoint = checkpoint_of(source)
         pruning = prepare_pruning(checkpoint, _prune_request(chosen), progress)
         gathered = gather(checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"))
@@ -214,7 +211,7 @@ def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
     return WriteOptions(digest=options.get("digest", "crc32c"), max_shard=size)
 
 
-def _refuse_same(source: Source, place: Destination) -> None:
+def refuse_same(source: Source, place: Destination) -> None:
     """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
     folder = source.folder
     entries = {source.path, *(folder / name for name in source.catalog.headers)}
@@ -248,7 +245,7 @@ class _Job:
         self._done = prepared.pruning.read
 
     def run(self, max_ram: int | str | None, resume: bool, progress: ProgressCallback) -> ConvertReport:
-        budget = self._budget(max_ram)
+        budget = slab_budget(max_ram, self._plan.steps, self._workers)
         slots = self._workers + 3  # one being read, one being written, one of a scan
         cuts = [cut(step, budget, slots, self._measure) for step in self._plan.steps]
         place = self._place
@@ -265,19 +262,6 @@ class _Job:
                 raise
         return self._report(files, companions, resumed)
 
-    def _budget(self, max_ram: int | str | None) -> int:
-        """Bytes for slabs: the ceiling less what the process has now and a reserve.
-
-        Without a ceiling, a quarter of what the machine has left, or a little where that is next to nothing.
-        """
-        if max_ram is None:
-            return max(available_ram() // 4, 1 << 28)
-        reserve = _RESERVE + _RESERVE_PER_TENSOR * len(self._plan.steps)
-        reserve += self._workers * max((scratch(step.encoder) for step in self._plan.steps if step.encoder), default=0)
-        if any(part.encoding != "raw" for spec in self._plan.specs for part in spec.parts):
-            reserve += (self._workers + 2) * 3 * encodings.FRAME
-        return parse_size(max_ram) - anonymous_rss() - reserve
-
     def _write(
         self, staging: Staging, cuts: list[Cut], budget: int, resume: bool, progress: ProgressCallback
     ) -> tuple[int, list[str]]:
@@ -290,7 +274,13 @@ class _Job:
             with Pipeline(
                 steps, cuts[len(records) :], workers=self._workers, budget=budget, measured=self._measure
             ) as pipeline:
-                self._drive(pipeline, writer, journal, progress)
+                total = self._plan.in_bytes + self._pruning.read
+
+                def advanced(nbytes: int, name: str) -> None:
+                    self._done += nbytes
+                    progress(ProgressEvent(self._done, total, name))
+
+                drive(pipeline, writer, self._workers, partial(self._finished, journal), advanced)
             return len(records), writer.finish()
         except BaseException:
             writer.abort()
@@ -348,32 +338,7 @@ class _Job:
             self._done += step.in_bytes
         return writer
 
-    def _drive(self, pipeline: Pipeline, writer: FormatWriter, journal: Journal, progress: ProgressCallback) -> None:
-        """Take the pipeline's events in order and write."""
-        total = self._plan.in_bytes + self._pruning.read
-        sink: TensorSink | None = None
-        error = ErrorStats()
-        for event in pipeline.events():
-            if isinstance(event, Begin):
-                moved = event.step.encoder is None
-                sink = TensorSink(
-                    writer, event.step.spec, compress=not moved, pool=pipeline.pool, pending=self._workers + 2
-                )
-                error = ErrorStats()
-                progress(ProgressEvent(self._done, total, event.step.tensor.name))
-            elif isinstance(event, Slab):
-                assert sink is not None
-                encoded = event.result.result()
-                sink.write(encoded.parts)
-                error = error + (encoded.error or ErrorStats())
-                pipeline.done(event)
-                self._done += event.in_bytes
-                progress(ProgressEvent(self._done, total, ""))
-            elif isinstance(event, End):
-                assert sink is not None
-                self._finished(event.step, sink.close(), error, journal)
-
-    def _finished(self, step: Step, record: dict[str, Any], error: ErrorStats, journal: Journal) -> None:
+    def _finished(self, journal: Journal, step: Step, record: dict[str, Any], error: ErrorStats) -> None:
         nbytes = sum(blob[2] for blob in record["blobs"])
         params = dict(step.spec.params)  # with what scans learnt, which no plan knows
         journal.append({"written": record, "nbytes": nbytes, "error": asdict(error), "params": params})

@@ -9,7 +9,7 @@ written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,15 +22,14 @@ from ingot.codecs.base import Encoder, Relay, row_step
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.memory import format_size
-from ingot.core.stats import ErrorStats, measure
+from ingot.core.stats import measure
 from ingot.errors import CodecError, IngotError, ResourceError
 from ingot.model.part import StoredReader
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.plan_convert import ENCODED, Step
 from ingot.ops.slabs import matrix_of, slabs
+from ingot.ops.work import SLAB_ELEMENTS, Cut, Encoded, Take, Work
 
-# Large enough to hide a thread's wake-up, small enough that a few fit in the second-level cache's reach.
-SLAB_ELEMENTS = 1 << 20
 MOVE_BYTES, MOVE_LEAST = 4 << 20, 1 << 16
 
 
@@ -62,14 +61,6 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """What a worker made of one slab."""
-
-    parts: Mapping[str, Any]
-    error: ErrorStats | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Slab:
     """One slab on its way: ``in_bytes`` of the source are behind it, ``cost`` is what it took from the budget."""
 
@@ -95,16 +86,6 @@ class End:
 Event = Begin | Slab | End
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a step's tensor is cut: ``rows`` of ``cols`` elements, ``slab_rows`` at a time; bytes of budget per slab."""
-
-    rows: int
-    cols: int
-    slab_rows: int
-    cost: int
-
-
 def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
     """Choose the slab of a step so that ``slots`` of them fit in ``budget`` bytes.
 
@@ -114,6 +95,8 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
         Not even the smallest slab fits.
     """
     encoder = step.encoder
+    if step.job is not None:
+        return _affordable(step.job.cut(budget, slots), budget, step.tensor.name)
     if step.relay is not None:
         return _affordable(_relay_cut(step.relay, budget, slots), budget, step.tensor.name)
     if encoder is None:
@@ -122,7 +105,7 @@ def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
     tensor = step.tensor
     rows, cols = matrix_of(tensor, encoder.codec)
     per_row = _cost_per_element(step, measured) * cols
-    fixed = 0 if CODECS[tensor.codec].streams else _whole_cost(tensor)
+    fixed = 0 if CODECS[tensor.codec].streams else whole_cost(tensor)
     if encoder.whole:
         slab_rows = max(rows, 1)
     else:
@@ -156,18 +139,19 @@ def _cost_per_element(step: Step, measured: bool) -> float:
     outputs = step.out_bytes if step.encoder is not None and step.encoder.whole else 2 * step.out_bytes
     size = max(step.tensor.size, 1)
     row = DTYPES[step.tensor.dtype].bits / 8
-    source = row + _decompressed(step.tensor) / size
+    source = row + decompressed(step.tensor) / size
     error = 4 if measured else 0
     # A codec around another hands it a copy of what is kept, and gets it back to measure the error.
     return source + outputs / size + error + (row + error if "inner" in step.spec.params else 0)
 
 
-def _whole_cost(tensor: Tensor) -> int:
+def whole_cost(tensor: Tensor) -> int:
     """Bytes that a reader takes that cannot stream: all values, all parts, and a byte per element to find doubles."""
-    return tensor.size * (DTYPES[tensor.dtype].bits // 8 + 1) + _decompressed(tensor)
+    return tensor.size * (DTYPES[tensor.dtype].bits // 8 + 1) + decompressed(tensor)
 
 
-def _decompressed(tensor: Tensor) -> int:
+def decompressed(tensor: Tensor) -> int:
+    """Return the bytes of all parts, their encoding undone."""
     return sum(part.nbytes for part in tensor.parts.values())
 
 
@@ -245,9 +229,9 @@ class Pipeline:
             self._put(error)
 
     def _read_step(self, step: Step, shape: Cut) -> bool:
-        if step.encoder is not None and step.encoder.scans:
-            _scan(step.tensor, step.encoder, shape)
-            step = replace(step, spec=replace(step.spec, params=dict(step.encoder.params)))  # with what was learnt
+        learnt = _learn(step, shape)
+        if learnt is not None:
+            step = replace(step, spec=replace(step.spec, params=dict(learnt)))
         if not self._put(Begin(step)):
             return False
         for work, in_bytes in _work(step, shape, self._measured, lambda: self._budget.take(shape.cost)):
@@ -256,11 +240,20 @@ class Pipeline:
         return self._put(End(step))
 
 
-Work = Callable[[], Encoded]
+def _learn(step: Step, shape: Cut) -> Mapping[str, Any] | None:
+    """Make the passes that come before encoding; return the parameters that they complete, if there are any."""
+    if step.job is not None:
+        return step.job.learn(shape)
+    if step.encoder is None or not step.encoder.scans:
+        return None
+    _scan(step.tensor, step.encoder, shape)
+    return step.encoder.params
 
 
-def _work(step: Step, shape: Cut, measured: bool, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
-    if step.relay is not None:
+def _work(step: Step, shape: Cut, measured: bool, take: Take) -> Iterator[tuple[Work, int]]:
+    if step.job is not None:
+        yield from step.job.work(shape, take)
+    elif step.relay is not None:
         yield from _relay(step.tensor, step.relay, shape, take)
     elif step.encoder is None:
         yield from _move(step.tensor, shape.slab_rows, take)
@@ -268,7 +261,7 @@ def _work(step: Step, shape: Cut, measured: bool, take: Callable[[], bool]) -> I
         yield from _encode(step, step.encoder, shape, measured, take)
 
 
-def _move(tensor: Tensor, piece: int, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
+def _move(tensor: Tensor, piece: int, take: Take) -> Iterator[tuple[Work, int]]:
     for role, part in tensor.parts.items():
         reader = StoredReader(part)
         for start in range(0, part.length, piece):
@@ -280,7 +273,7 @@ def _move(tensor: Tensor, piece: int, take: Callable[[], bool]) -> Iterator[tupl
         reader.finish()
 
 
-def _relay(tensor: Tensor, relay: Relay, shape: Cut, take: Callable[[], bool]) -> Iterator[tuple[Work, int]]:
+def _relay(tensor: Tensor, relay: Relay, shape: Cut, take: Take) -> Iterator[tuple[Work, int]]:
     """Re-lay slab by slab where they are read: shifting bits is not slower than a disk."""
     share = tensor.nbytes / max(shape.rows, 1)
     reader, start = relay.reader(), 0
@@ -302,9 +295,7 @@ def _scan(tensor: Tensor, encoder: Encoder, shape: Cut) -> None:
         raise error.at(tensor.name) from None
 
 
-def _encode(
-    step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Callable[[], bool]
-) -> Iterator[tuple[Work, int]]:
+def _encode(step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Take) -> Iterator[tuple[Work, int]]:
     tensor = step.tensor
     wants_error = measured and not step.exact and step.action == ENCODED
     share = tensor.nbytes / max(shape.rows, 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.codecs.base import Encoder, Relay, relays_of
+from ingot.codecs.delta import DeltaEncoder
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
@@ -23,6 +24,7 @@ from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.measure_choice import Candidate, pick
 from ingot.ops.prune import Pruning
+from ingot.ops.work import Job
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
@@ -38,7 +40,8 @@ class Step:
     ``action`` is ``moved`` (stored bytes copied as they are), ``re-laid`` (the same integers in a layout that the
     target takes), ``decoded`` (a stored codec that the target cannot carry, or that the recipe undoes, becomes dense
     values) or ``encoded``. ``exact`` tells whether every value survives. ``encoder`` is None for ``moved`` and
-    ``re-laid``, which has a ``relay``. ``keeps_weights`` tells whether what is not pruned survives.
+    ``re-laid``, which has a ``relay``. ``keeps_weights`` tells whether what is not pruned survives. A step of another
+    operation brings a ``job`` of its own.
     """
 
     tensor: Tensor
@@ -49,6 +52,7 @@ class Step:
     encoder: Encoder | None = None
     keeps_weights: bool = True
     relay: Relay | None = None
+    job: Job | None = None
 
     @property
     def in_bytes(self) -> int:
@@ -303,7 +307,7 @@ def moved_spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.codec, parts, dict(tensor.params))
 
 
-def encoded_spec(name: str, tensor: Tensor, encoder: Encoder, encoding: str) -> TensorSpec:
+def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, encoding: str) -> TensorSpec:
     """Return the spec of a tensor that ``encoder`` will write, each part in ``encoding``."""
     parts = encoder.parts
     if encoding != "raw":

@@ -1,0 +1,394 @@
+"""Diff: what turns a base into a fine-tune, as a delta; one pass over both, in bounded memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from msgspec import structs
+
+from ingot.codecs.delta import delta_codec
+from ingot.codecs.table import CODECS
+from ingot.core.atomic import Staging
+from ingot.core.dtypes import DTYPES
+from ingot.core.parallel import default_workers, ordered
+from ingot.core.progress import Progress, ProgressCallback
+from ingot.core.stats import ErrorStats
+from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.formats.base import LateMetadata, WriteOptions
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+from ingot.ops.companions import copy_companions
+from ingot.ops.convert import refuse_same
+from ingot.ops.delta_jobs import PairJob, WholeJob
+from ingot.ops.delta_report import DiffReport, TensorDiff
+from ingot.ops.delta_strategy import SMALL, Way, choices
+from ingot.ops.destination import Destination, destination
+from ingot.ops.drive import drive, slab_budget
+from ingot.ops.identity import Lane, TensorId, content_of, file_bytes, tensor_digest, tensor_ids
+from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.pipeline import Pipeline, cut
+from ingot.ops.plan_convert import ENCODED, MOVED, Step, encoded_spec, moved_spec
+from ingot.ops.slabs import matrix_of, slabs
+from ingot.ops.watch import ContentWatch, ParentWatch
+from ingot.stores.local import LocalTarget
+
+AnyPath = str | PathLike[str]
+
+VERSION = 1
+PARENT = "wdelta"
+"""The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
+CONTAINERS = ("zt", "wdelta")
+_UNKNOWN_HASH = "0" * 64
+_COMPARED = 1 << 20
+
+
+class DiffOptions(TypedDict, total=False):
+    """Further options of ``diff``.
+
+    options : codec options for the strategy's matrices (``bits``, ``group``, ``sparsity``, ...), over its own.
+    max_ram : hard ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
+    progress : called with a ``ProgressEvent`` by stored bytes of base and fine-tune.
+    digest : written per part where the container has digests: ``crc32c`` (default), ``sha256`` or None.
+    threads : encoding threads; all processors this process may use by default.
+    io : how the sources are read: ``pread`` (default), ``mmap``, ``auto``.
+    verify : check the sources' digests (default True).
+    measure : measure the error of what is not exact (default True).
+    overwrite : replace a folder that exists (single files are always replaced, atomically).
+    """
+
+    options: Mapping[str, Any]
+    max_ram: int | str | None
+    progress: ProgressCallback | None
+    digest: str | None
+    threads: int | None
+    io: str
+    verify: bool
+    measure: bool
+    overwrite: bool
+
+
+def diff(
+    base: AnyPath, finetuned: AnyPath, out: AnyPath, strategy: str = "exact", **options: Unpack[DiffOptions]
+) -> DiffReport:
+    """Write the delta that turns ``base`` into ``finetuned``.
+
+    Parameters
+    ----------
+    base, finetuned : path
+        Anything that ``ingot.open`` opens; layout, container and lossless codecs do not matter.
+    out : path
+        ``.zt``, or ``.wdelta`` for the strategies of that format.
+    strategy : str
+        How differences are stored (``ops.delta_strategy``): ``exact`` gives the fine-tune back bit for bit, others are
+        smaller. New, reshaped and retyped tensors are stored whole; equal ones are not stored.
+    **options
+        See ``DiffOptions``.
+
+    Returns
+    -------
+    DiffReport
+
+    Raises
+    ------
+    UsageError
+        ``delta.container``, ``delta.strategy``, an option.
+    CodecError
+        A value that the strategy cannot store, such as a NaN in a quantized difference.
+    UnsupportedError
+        ``delta.keys``: the two have not the same tensors and the container knows no other case.
+    FormatError, IntegrityError, ResourceError
+        As ``ingot.convert``. Nothing is left under the final name.
+    """
+    started = time.perf_counter()
+    unknown = set(options) - set(DiffOptions.__annotations__)
+    if unknown:
+        raise UsageError(f"unknown option {min(unknown)!r}", rule="diff.option")
+    threads = options.get("threads")
+    if threads is not None and threads < 1:
+        raise UsageError(f"expected at least one thread, found {threads}", rule="diff.option")
+    place = destination(out)
+    if place.format.name not in CONTAINERS:
+        raise UsageError(
+            f"expected a delta's container, {' or '.join(CONTAINERS)}, found {place.format.name}",
+            rule="delta.container",
+            where=str(place.path),
+        )
+    with ExitStack() as stack:
+        sources = []
+        for path in (base, finetuned):
+            source = open_source(path, io=options.get("io", "pread"), verify=options.get("verify", True))
+            stack.callback(source.close)
+            refuse_same(source, place)
+            sources.append(source)
+        report = _Diff(sources, place, strategy, options).run()
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is stored, in order, and what is known of the fine-tune's tensors before."""
+
+    steps: list[Step]
+    jobs: Mapping[str, PairJob | WholeJob]
+    changes: Mapping[str, Change]
+    exact: Mapping[str, bool]
+
+
+class _Diff:
+    """One run."""
+
+    def __init__(self, sources: Sequence[Source], place: Destination, strategy: str, options: DiffOptions) -> None:
+        self._sources, self._place, self._strategy, self._options = sources, place, strategy, options
+        self._base, self._tuned = (checkpoint_of(source) for source in sources)
+        self._wdelta = place.format.name == PARENT
+        self._workers = options.get("threads") or default_workers()
+        self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.get("progress"))
+        self._same: dict[str, str] = {}
+        self._moved: dict[str, str] = {}
+        self._written: dict[str, tuple[int, ErrorStats]] = {}
+
+    def run(self) -> DiffReport:
+        _check_inputs(self._base, self._tuned)
+        removed = [name for name in self._base if name not in self._tuned]
+        if self._wdelta:
+            self._require_same_keys(removed)
+        else:
+            self._same = self._find_same()
+        plan = self._plan()
+        place = self._place
+        overwrite = self._options.get("overwrite", False)
+        with Staging(place.path, directory=place.directory, overwrite=overwrite) as staging:
+            info, files = self._write(plan, removed, LocalTarget(staging.files))
+            companions = copy_companions(self._tuned.companions, staging.files) if place.directory else []
+            for source in self._sources:
+                source.require_unchanged()
+            staging.publish([*files, *companions])
+        return self._report(plan, info, files)
+
+    def _require_same_keys(self, removed: list[str]) -> None:
+        for name in (*removed, *(name for name in self._tuned if name not in self._base)):
+            raise self._keys("the same tensors in base and fine-tune", "one in only one of them", name)
+        for name in self._tuned:
+            one, other = self._base[name], self._tuned[name]
+            if one.shape != other.shape:
+                raise self._keys("the same shape in base and fine-tune", f"{one.shape} and {other.shape}", name)
+
+    def _keys(self, expected: str, found: str, name: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"a .wdelta needs {expected}, found {found}; write a .zt", rule="delta.keys", where=name
+        )
+
+    def _find_same(self) -> dict[str, str]:
+        """Return the digests of the tensors whose values are those of the base, bit for bit."""
+        pairs = [(self._base[name], tensor) for name, tensor in self._tuned.items() if name in self._base]
+        alike = [pair for pair in pairs if _alike(*pair)]
+        same = [pair[1] for pair, equal in ordered(lambda pair: (pair, _equal(*pair)), alike, self._workers) if equal]
+        found = tensor_ids(same, workers=self._workers)
+        for tensor in same:
+            self._progress.advance(tensor.nbytes + self._base[tensor.name].nbytes, tensor.name)
+        return {name: item.digest for name, item in found.items()}
+
+    def _plan(self) -> _Planned:
+        steps: list[Step] = []
+        changes: dict[str, Change] = {}
+        exact: dict[str, bool] = {}
+        for name in sorted(self._tuned) if self._wdelta else self._tuned:
+            tensor = self._tuned[name]
+            op, step = "same", None
+            if name not in self._same:
+                op, step = self._located(tensor)
+                steps.append(step)
+            changes[name] = Change(op, tensor.dtype)
+            exact[name] = step is None or step.exact
+        order = self._place.format.order([step.spec for step in steps])
+        steps = [steps[index] for index in order]
+        jobs = {step.tensor.name: step.job for step in steps if isinstance(step.job, PairJob | WholeJob)}
+        return _Planned(steps, jobs, changes, exact)
+
+    def _located(self, tensor: Tensor) -> tuple[str, Step]:
+        try:
+            return self._step(tensor)
+        except IngotError as error:
+            raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
+
+    def _step(self, tensor: Tensor) -> tuple[str, Step]:
+        base = self._base.get(tensor.name)
+        way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
+        if _opaque(tensor):
+            self._moved[tensor.name] = tensor_digest(tensor)
+            return "replace", self._checked(Step(tensor, moved_spec(tensor), MOVED, "moved", exact=True))
+        if base is None or not (self._wdelta or _alike(base, tensor)):
+            return "replace", self._whole(tensor)
+        codec = delta_codec(way.codec)
+        extra = self._options.get("options", {}) if way == self._asked() else {}
+        encoder = codec.encoder(tensor.shape, tensor.dtype, {**way.options, **extra})
+        default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
+        spec = encoded_spec(tensor.name, default, encoder, way.encoding)
+        job = PairJob(base, tensor, codec, encoder, spec.parts)
+        return "apply", self._checked(Step(tensor, spec, ENCODED, way.codec, exact=encoder.lossless, job=job))
+
+    def _asked(self) -> Way:
+        """Return the way that the strategy has for a large matrix: the one that options are for."""
+        container = self._place.format.name
+        return choices(self._strategy, "", (SMALL, SMALL), "f32", container)
+
+    def _whole(self, tensor: Tensor) -> Step:
+        codec = "float_entropy" if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else "dense"
+        encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
+        spec = encoded_spec(tensor.name, tensor, encoder, "raw")
+        return self._checked(Step(tensor, spec, ENCODED, codec, exact=True, job=WholeJob(tensor, encoder)))
+
+    def _checked(self, step: Step) -> Step:
+        reason = self._place.format.refuses(step.spec)
+        if reason is not None:
+            raise UnsupportedError(f"{self._place.format.name} cannot carry this: {reason}", rule="delta.container")
+        return step
+
+    def _write(self, plan: _Planned, removed: list[str], target: LocalTarget) -> tuple[DeltaInfo, list[str]]:
+        info = DeltaInfo(
+            VERSION,
+            self._strategy,
+            Identity(hashes={PARENT: _UNKNOWN_HASH}) if self._wdelta else Identity(),
+            tensors=dict(plan.changes),
+            removed=removed,
+        )
+        specs: list[TensorSpec] = [step.spec for step in plan.steps]
+        options = WriteOptions(digest=self._options.get("digest", "crc32c"))
+        format = self._place.format
+        own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
+        metadata = format.metadata({**own, KEY: info.to_metadata()})
+        writer = format.writer(target, self._place.name, specs, metadata, options)
+        try:
+            info = self._drive(plan, writer, info)
+            assert isinstance(writer, LateMetadata)
+            writer.amend(format.metadata({**own, KEY: info.to_metadata()}))
+            return info, writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _drive(self, plan: _Planned, writer: Any, info: DeltaInfo) -> DeltaInfo:
+        """Write all tensors; return what the pass told of base and result."""
+        measured = self._options.get("measure", True)
+        budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
+        with Lane("base") as base_lane, Lane("tuned") as tuned_lane:
+            parent = ParentWatch(base_lane)
+            contents = (ContentWatch(base_lane), ContentWatch(tuned_lane))
+            for job in plan.jobs.values():
+                watches = (parent, None) if self._wdelta else contents
+                job.observe(*watches, measured=measured)
+            cuts = [cut(step, budget, self._workers + 3, measured) for step in plan.steps]
+            with Pipeline(plan.steps, cuts, workers=self._workers, budget=budget, measured=measured) as pipeline:
+                drive(pipeline, writer, self._workers, self._finished, self._progress.advance)
+            if self._wdelta:
+                return structs.replace(info, base=Identity(hashes={PARENT: parent.hex}))
+        return structs.replace(info, base=self._base_identity(plan), result=self._result_identity(plan))
+
+    def _finished(self, step: Step, record: dict[str, Any], error: ErrorStats) -> None:
+        self._written[step.tensor.name] = (sum(blob[2] for blob in record["blobs"]), error)
+
+    def _base_identity(self, plan: _Planned) -> Identity:
+        digests = {name: job.base_id for name, job in plan.jobs.items()} | self._same
+        known = {
+            name: TensorId(self._base[name].dtype, self._base[name].shape, digest)
+            for name, digest in digests.items()
+            if digest is not None
+        }
+        rest = [tensor for name, tensor in self._base.items() if name not in known]
+        known |= tensor_ids(rest, workers=self._workers)
+        for tensor in rest:
+            self._progress.advance(tensor.nbytes, tensor.name)
+        return Identity(content_of(known))
+
+    def _result_identity(self, plan: _Planned) -> Identity:
+        digests = {name: job.result_id or "" for name, job in plan.jobs.items()} | self._same | self._moved
+        return Identity(
+            content_of({name: TensorId(item.dtype, item.shape, digests[name]) for name, item in self._tuned.items()})
+        )
+
+    def _report(self, plan: _Planned, info: DeltaInfo, files: list[str]) -> DiffReport:
+        codecs = {step.tensor.name: step.spec.codec for step in plan.steps}
+        tensors = []
+        for name, change in info.tensors.items():
+            tensor = self._tuned[name]
+            nbytes, error = self._written.get(name, (0, ErrorStats()))
+            lossy = not plan.exact[name] and error.count
+            tensors.append(
+                TensorDiff(
+                    name=name,
+                    shape=tensor.shape,
+                    dtype=tensor.dtype,
+                    op=change.op,
+                    codec=codecs.get(name, ""),
+                    nbytes=nbytes,
+                    tuned_nbytes=tensor.nbytes,
+                    exact=plan.exact[name],
+                    error=error.summary() if lossy else None,
+                )
+            )
+        folder = self._place.path if self._place.directory else self._place.path.parent
+        return DiffReport(
+            base=str(self._sources[0].path),
+            tuned=str(self._sources[1].path),
+            destination=str(self._place.path),
+            format=self._place.format.name,
+            strategy=self._strategy,
+            tensors=tensors,
+            removed=info.removed,
+            tuned_nbytes=self._tuned.nbytes,
+            size=sum((Path(folder) / name).stat().st_size for name in files),
+            seconds=0.0,
+            base_id=info.base.content,
+            result_id=info.result.content,
+            parent_hash=info.base.hashes.get(PARENT),
+        )
+
+
+def _opaque(tensor: Tensor) -> bool:
+    """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
+    return tensor.codec == "dense" and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _check_inputs(*checkpoints: Checkpoint) -> None:
+    """Refuse what has no values of its own: deltas, and tensors that nothing here decodes."""
+    for checkpoint in checkpoints:
+        if KEY in checkpoint.metadata:
+            raise UsageError(
+                "expected weights, found a delta; patch its base first and compare with the result",
+                rule="delta.of-delta",
+                where=checkpoint.location,
+            )
+        for name, tensor in checkpoint.items():
+            if tensor.codec in CODECS:
+                CODECS[tensor.codec].check(tensor)
+            if not _opaque(tensor) and (tensor.codec not in CODECS or tensor.dtype not in DTYPES):
+                raise UnsupportedError(
+                    f"no decoder for codec {tensor.codec!r} and dtype {tensor.dtype!r}",
+                    rule="codec.unknown",
+                    where=f"{checkpoint.location}: {name}",
+                )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
+    if _opaque(one) or _opaque(other):
+        return tensor_digest(one) == tensor_digest(other)
+    matrix = matrix_of(one, other.codec)
+    step = max(1, _COMPARED // max(matrix[1], 1))
+    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
+        if not np.array_equal(np.frombuffer(file_bytes(left), np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
+            return False
+    return True

@@ -1,0 +1,122 @@
+"""Content ids: the same tensors are the same whatever file, container, shard or lossless codec they lie in.
+
+``blake3:hex`` of one line per tensor, names in code-point order (``spec/deltas.md``, "Identity")::
+
+    name NUL dtype NUL shape NUL digest LF
+
+with the shape's sizes joined by commas and the digest the BLAKE3 of the values, dense, row-major, little-endian.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.core.checksums import Blake3, Hasher
+from ingot.core.parallel import default_workers, ordered
+from ingot.core.progress import Progress, ProgressCallback
+from ingot.model.bytesource import Buffer
+from ingot.model.part import CHUNK
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.slabs import matrix_of, slabs
+
+_SLAB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorId:
+    """One tensor's line in a content id; ``digest`` is the hex of its values' BLAKE3."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+def content_id(
+    tensors: Mapping[str, Tensor], *, workers: int | None = None, progress: ProgressCallback | None = None
+) -> str:
+    """Return the content id of a checkpoint, or of any tensors by name: ``blake3:`` and 64 hexadecimal digits.
+
+    Two checkpoints have the same id if they have the same names, shapes, element types and values, bit for bit:
+    re-sharded, in another container, or encoded without loss. Reads every value once, in slabs, tensors in parallel.
+
+    Raises ``UnsupportedError`` where a tensor cannot be decoded, and whatever decoding raises.
+    """
+    return content_of(tensor_ids(tensors.values(), workers=workers, progress=progress))
+
+
+def tensor_ids(
+    tensors: Iterable[Tensor], *, workers: int | None = None, progress: ProgressCallback | None = None
+) -> dict[str, TensorId]:
+    """Return the lines of ``tensors`` by name; errors as ``content_id``."""
+    chosen: Sequence[Tensor] = list(tensors)
+    state = Progress(sum(tensor.nbytes for tensor in chosen), progress)
+    workers = default_workers() if workers is None else workers
+    found = {}
+    for tensor, digest in ordered(lambda item: (item, tensor_digest(item)), chosen, workers):
+        found[tensor.name] = TensorId(tensor.dtype, tensor.shape, digest)
+        state.advance(tensor.nbytes, tensor.name)
+    return found
+
+
+def content_of(ids: Mapping[str, TensorId]) -> str:
+    """Return the content id of tensors whose own digests are known."""
+    running = Blake3()
+    for name in sorted(ids):
+        item = ids[name]
+        line = f"{name}\0{item.dtype}\0{','.join(map(str, item.shape))}\0{item.digest}\n"
+        running.update(line.encode("utf-8", "surrogatepass"))
+    return running.text()
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Return the hex of the BLAKE3 of a tensor's values, dense, row-major, little-endian; sub-byte types are packed."""
+    running = Blake3()
+    if tensor.codec == "dense" and set(tensor.parts) == {"data"}:
+        part = tensor.parts["data"]
+        reader, buffer = part.reader(), bytearray(min(CHUNK, part.nbytes))
+        for start in range(0, part.nbytes, CHUNK):
+            piece = memoryview(buffer)[: min(CHUNK, part.nbytes - start)]
+            reader.readinto(piece)
+            running.update(piece)
+        reader.finish()
+    else:
+        matrix = matrix_of(tensor)
+        for rows in slabs(tensor, matrix, max(1, _SLAB // max(matrix[1], 1))):
+            running.update(file_bytes(rows))
+    return hex_of(running)
+
+
+def hex_of(running: Hasher) -> str:
+    """Return a digest's hex alone."""
+    return running.text().partition(":")[2]
+
+
+def file_bytes(rows: Array) -> Buffer:
+    """View a C-order array as the bytes it has in a file: little-endian."""
+    if not rows.size:
+        return b""
+    if sys.byteorder == "big" and rows.dtype.itemsize > 1:
+        rows = rows.view(f"u{rows.dtype.itemsize}").byteswap() if rows.dtype.kind != "c" else rows.byteswap()
+    return rows.reshape(-1).view(np.uint8).data
+
+
+class Lane:
+    """One thread that hashes what passes, in the order in which it was given; a context manager."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"ingot-{name}")
+
+    def feed(self, running: Hasher, data: Buffer) -> Future[None]:
+        """Hash ``data`` when its turn comes; it may not change until the returned future is done."""
+        return self._pool.submit(running.update, data)
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
