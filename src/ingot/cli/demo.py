@@ -55,7 +55,8 @@ def _print(report: Any) -> None:
     print(
         "Errors are RMS error over RMS value, per tensor. Bits per weight count the whole file: embeddings, head and\n"
         "norms stay bf16, a fifth of so small a model; int2 and int2-hybrid keep the first and the last of its four\n"
-        "layers at 4 bits. A group's scale takes 2 bytes in .zt and 16 in .squizd."
+        "layers at 4 bits. A group's scale takes 2 bytes in .zt and 16 in .squizd. Rows without error hold the same\n"
+        "bits as the original and share its perplexity."
     )
     folder = report.folder
     print(f"\nThe files are in {folder}. Try next:\n")
