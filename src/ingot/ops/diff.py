@@ -16,7 +16,6 @@ from msgspec import structs
 from ingot.codecs.delta import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import Staging
-from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
@@ -28,6 +27,7 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert import refuse_same
+from ingot.ops.delta_chain import base_routes, is_opaque
 from ingot.ops.delta_jobs import PairJob, WholeJob
 from ingot.ops.delta_report import DiffReport, TensorDiff
 from ingot.ops.delta_strategy import SMALL, Way, choices
@@ -223,7 +223,7 @@ class _Diff:
     def _step(self, tensor: Tensor) -> tuple[str, Step]:
         base = self._base.get(tensor.name)
         way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
-        if _opaque(tensor):
+        if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)
             return "replace", self._checked(Step(tensor, moved_spec(tensor), MOVED, "moved", exact=True))
         if base is None or not (self._wdelta or _alike(base, tensor)):
@@ -353,11 +353,6 @@ class _Diff:
         )
 
 
-def _opaque(tensor: Tensor) -> bool:
-    """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
-    return tensor.codec == "dense" and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
-
-
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
@@ -371,20 +366,12 @@ def _check_inputs(*checkpoints: Checkpoint) -> None:
                 rule="delta.of-delta",
                 where=checkpoint.location,
             )
-        for name, tensor in checkpoint.items():
-            if tensor.codec in CODECS:
-                CODECS[tensor.codec].check(tensor)
-            if not _opaque(tensor) and (tensor.codec not in CODECS or tensor.dtype not in DTYPES):
-                raise UnsupportedError(
-                    f"no decoder for codec {tensor.codec!r} and dtype {tensor.dtype!r}",
-                    rule="codec.unknown",
-                    where=f"{checkpoint.location}: {name}",
-                )
+        base_routes(checkpoint)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
-    if _opaque(one) or _opaque(other):
+    if is_opaque(one) or is_opaque(other):
         return tensor_digest(one) == tensor_digest(other)
     matrix = matrix_of(one, other.codec)
     step = max(1, _COMPARED // max(matrix[1], 1))
