@@ -1,4 +1,4 @@
-"""EAGLE-3 draft heads: what a published one must hold, and opening one (``spec/attachments.md``).
+"""EAGLE-3 draft heads: what a published one must hold (``spec/attachments.md``).
 
 The tensors and their shapes are those of ``SafeAILab/EAGLE`` (``model/cnets.py``) and, with ``layers.0.`` in place of
 ``midlayer.``, of vLLM's ``llama_eagle3.py`` and the speculators checkpoints.
@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import NoReturn
 
 import numpy as np
 
 from ingot.core.dtypes import DTYPES
-from ingot.errors import FormatError, IngotError
-from ingot.model.checkpoint import Checkpoint
+from ingot.errors import FormatError
 from ingot.model.tensor import Tensor
-from ingot.ops.open import open as open_checkpoint
 
 TO_TARGET, IN_DRAFT = "d2t", "t2d"
 """Names of the mapping between vocabularies: an offset per draft token, and a mask over the target's tokens."""
@@ -52,27 +49,6 @@ class DraftShape:
     draft_vocab: int
     mapped: bool
     embedded: bool
-
-
-def load_draft(path: str | PathLike[str], *, io: str = "pread", verify: bool = True) -> Checkpoint:
-    """Open a published draft head, a file or folder that Ingot reads, and check it; the caller closes it.
-
-    Raises
-    ------
-    FormatError
-        The rules of ``check_draft``.
-    UsageError, UnsupportedError, IntegrityError
-        As ``ingot.open``.
-    """
-    checkpoint = open_checkpoint(path, io=io, verify=verify)
-    try:
-        check_draft(checkpoint)
-    except BaseException as error:
-        checkpoint.close()
-        if isinstance(error, IngotError) and str(path) not in (error.where or ""):
-            raise error.at(str(path)) from None
-        raise
-    return checkpoint
 
 
 def check_draft(tensors: Mapping[str, Tensor]) -> DraftShape:

@@ -16,8 +16,6 @@ from ingot.formats.squizd.blocks import (
     INT4,
     INTEGER_BITS,
     MOST,
-    NPCL,
-    TCA,
     Block,
     astc,
     integers,
@@ -27,7 +25,6 @@ from ingot.formats.squizd.blocks import (
 from ingot.model.spec import PartSpec, TensorSpec
 
 SPARSE = "sparse_blocks"
-SCALED = ("packed_weight", "blocks")  # roles whose block has entries in the scale tables
 SCALE_ROLES = ("scales", "zeros")
 SCALE_DTYPES = ("f32", "f16", "bf16")
 
@@ -159,7 +156,6 @@ def _tca(spec: TensorSpec, params: Mapping[str, Any], shape: Sequence[int]) -> B
 
 
 _MAKERS = {"dense": _dense, "quantized_group": _integers, "astc": _astc, "tca_tbe": _tca}
-MAGIC_OF = {"dense": NPCL, "astc": ASTC, "tca_tbe": TCA}
 
 
 def _check_lengths(spec: TensorSpec, block: Block) -> None:
