@@ -219,4 +219,5 @@ def stored_prunings(source: Mapping[str, Tensor]) -> Iterator[tuple[str, Pruning
 
     for name, tensor in source.items():
         if tensor.codec == "sparse_blocks" and tensor.decoder is not None:
-            yield name, Pruning(int(tensor.params["axis"]), stored_mask(tensor), stored=True)
+            mask = stored_mask(tensor)  # checks the parameters
+            yield name, Pruning(int(tensor.params["axis"]), mask, stored=True)

@@ -13,7 +13,7 @@ import ingot
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks
 from ingot.core.progress import ProgressEvent
-from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.errors import CodecError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.tensor import Tensor
 from ingot.ops.convert import prepare
 from ingot.ops.ffn import Ffn, Skipped, find_ffns
@@ -310,3 +310,15 @@ def test_damage_is_seen_while_scoring(model: Path, tmp_path: Path) -> None:
     with pytest.raises(IntegrityError) as caught:
         prepare(tmp_path / "in.zt", tmp_path / "out.zt", None, None, {"prune": 0.5})
     assert caught.value.rule == "part.digest-mismatch"
+
+
+@pytest.mark.parametrize("key", ["axis", "channels", "kept"])
+def test_a_pruned_tensor_without_a_parameter_is_refused(tmp_path: Path, key: str) -> None:
+    tensor = encode_tensor(CODECS["sparse_blocks"], np.ones((128, 8), np.float32), {"mask": b"\1"}, dtype="f32")
+    ingot.save(tmp_path / "in.zt", {"w": tensor})
+    data = (tmp_path / "in.zt").read_bytes()
+    assert data.count(key.encode()) == 1
+    (tmp_path / "in.zt").write_bytes(data.replace(key.encode(), b"_" * len(key)))
+    with pytest.raises(CodecError) as caught:
+        ingot.convert(tmp_path / "in.zt", tmp_path / "out.zt")
+    assert caught.value.rule == "sparse_blocks.params"
