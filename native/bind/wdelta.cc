@@ -1,0 +1,135 @@
+#include <nanobind/stl/tuple.h>
+
+#include <tuple>
+
+#include "bind/arrays.h"
+#include "core/dispatch.h"
+
+namespace {
+
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Positions = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutPositions = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::int64_t kFirst = -1;
+
+// Whether positions ascend and lie below `limit`: every kernel that follows positions depends on it.
+bool sound(const Positions& positions, std::int64_t limit) {
+  return INGOT_KERNEL(first_unordered)(positions.data(), positions.size(), kFirst, limit) == positions.size();
+}
+
+int width_of(const OutArray& out, const InArray& like) {
+  const int width = static_cast<int>(out.itemsize());
+  require((width == 2 || width == 4) && like.itemsize() == out.itemsize(), "expected elements of 2 or 4 bytes");
+  require(out.size() == 0 || reinterpret_cast<std::uintptr_t>(out.data()) % width == 0, "expected an aligned output");
+  require(like.size() == 0 || reinterpret_cast<std::uintptr_t>(like.data()) % width == 0, "expected aligned elements");
+  return width;
+}
+
+ingot::Placed placed(const Positions& positions, const InArray& values, std::size_t n) {
+  require(positions.size() == values.size(), "expected a value for every position");
+  require(sound(positions, static_cast<std::int64_t>(n)), "expected ascending positions inside the output");
+  return {positions.data(), values.data(), positions.size()};
+}
+
+std::tuple<std::uint32_t, std::size_t, std::size_t> bound(const Floats& values, std::size_t k) {
+  require(k >= 1 && k <= values.size(), "expected to keep between one value and all");
+  nb::gil_scoped_release release;
+  const ingot::TopBound found = INGOT_KERNEL(top_bound)(values.data(), values.size(), k);
+  return {found.bits, found.above, found.bad};
+}
+
+void gather(const Floats& values, std::uint32_t bits, std::size_t above, const OutPositions& positions,
+            const OutFloats& kept) {
+  require(kept.size() == positions.size() && positions.size() >= above, "expected as many positions as values");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(top_gather)
+  (values.data(), values.size(), {bits, above, values.size()}, positions.size(), positions.data(), kept.data());
+}
+
+std::tuple<float, float> range_between(const Floats& values, const Positions& skipped) {
+  require(sound(skipped, static_cast<std::int64_t>(values.size())), "expected ascending positions inside the values");
+  nb::gil_scoped_release release;
+  const ingot::FloatRange range =
+      INGOT_KERNEL(range_between)(values.data(), values.size(), skipped.data(), skipped.size());
+  return {range.low, range.high};
+}
+
+void int4_encode(const Floats& values, const Positions& skipped, float low, float divisor, float factor,
+                 const OutBytes& packed) {
+  require(sound(skipped, static_cast<std::int64_t>(values.size())), "expected ascending positions inside the values");
+  require(packed.size() == (values.size() - skipped.size() + 1) / 2, "expected a byte for two codes");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(int4_encode)
+  (values.data(), values.size(), skipped.data(), skipped.size(), {low, divisor, factor}, packed.data());
+}
+
+void int4_decode(const InBytes& packed, std::size_t first, const InArray& table, const Positions& positions,
+                 const InArray& values, bool gaps, const OutArray& out) {
+  require(table.size() == 16, "expected sixteen values");
+  const int width = width_of(out, table);
+  require(width_of(out, values) == width, "expected values of the output's width");
+  const ingot::Placed outliers = placed(positions, values, out.size());
+  const std::size_t codes = out.size() - (gaps ? positions.size() : 0);
+  require(first < 2 && (first + codes + 1) / 2 <= packed.size(), "expected a code for every other element");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(int4_decode)(packed.data(), first, table.data(), outliers, gaps, out.size(), out.data(), width);
+}
+
+std::size_t sign_encode(const Floats& values, const OutFloats& sums, const OutBytes& bits) {
+  const std::size_t rows = sums.size(), cols = rows ? values.size() / rows : 0;
+  require(rows * cols == values.size(), "expected rows of one length");
+  require(bits.size() == (values.size() + 7) / 8, "expected a bit for every value");
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(sign_encode)(values.data(), rows, cols, sums.data(), bits.data());
+}
+
+void sign_decode(const InBytes& bits, std::size_t first, const InArray& scales, const OutArray& out) {
+  const int width = width_of(out, scales);
+  const std::size_t rows = scales.size(), cols = rows ? out.size() / rows : 0;
+  require(rows * cols == out.size(), "expected rows of one length");
+  require(first < 8 && (first + out.size() + 7) / 8 <= bits.size(), "expected a bit for every element");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(sign_decode)(bits.data(), first, scales.data(), rows, cols, out.data(), width);
+}
+
+void place_values(const Positions& positions, const InArray& values, const OutArray& out) {
+  const int width = width_of(out, values);
+  const ingot::Placed what = placed(positions, values, out.size());
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(place_values)(what, out.data(), width);
+}
+
+std::size_t first_unordered(const Positions& positions, std::int64_t last, std::int64_t limit) {
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(first_unordered)(positions.data(), positions.size(), last, limit);
+}
+
+}  // namespace
+
+void bind_wdelta(nb::module_& m) {
+  m.def("top_bound", &bound, nb::arg("values"), nb::arg("k"),
+        "Return (magnitude bits of the k-th largest value, values strictly above, index of the first NaN or infinity "
+        "or the number of values).");
+  m.def("top_gather", &gather, nb::arg("values"), nb::arg("bits"), nb::arg("above"), nb::arg("positions"),
+        nb::arg("kept"), "Gather the values above a bound, and of those that equal it the first.");
+  m.def("range_between", &range_between, nb::arg("values"), nb::arg("skipped"),
+        "Return the least and the largest value but for those at `skipped`; (inf, -inf) where none is left.");
+  m.def("int4_encode", &int4_encode, nb::arg("values"), nb::arg("skipped"), nb::arg("low"), nb::arg("divisor"),
+        nb::arg("factor"), nb::arg("packed"),
+        "Pack codes (value - low) / divisor * factor of all values but those at `skipped`, the first in the high bits.");
+  m.def("int4_decode", &int4_decode, nb::arg("packed"), nb::arg("first"), nb::arg("table"), nb::arg("positions"),
+        nb::arg("values"), nb::arg("gaps"), nb::arg("out"),
+        "Look codes up in a table of 16; `values` go to `positions`, which have no codes where `gaps`.");
+  m.def("sign_encode", &sign_encode, nb::arg("values"), nb::arg("sums"), nb::arg("bits"),
+        "Sum the magnitudes of each row as NumPy does and pack one bit per value; returns the index of the first NaN or "
+        "infinity or the number of values.");
+  m.def("sign_decode", &sign_decode, nb::arg("bits"), nb::arg("first"), nb::arg("scales"), nb::arg("out"),
+        "Give every element its row's scale, negated where its bit is 0.");
+  m.def("place_values", &place_values, nb::arg("positions"), nb::arg("values"), nb::arg("out"),
+        "Put values at ascending positions.");
+  m.def("first_unordered", &first_unordered, nb::arg("positions"), nb::arg("last"), nb::arg("limit"),
+        "Return the index of the first position that is not above the one before (`last` for the first) or not below "
+        "`limit`; the number of positions if there is none.");
+}

@@ -1,0 +1,139 @@
+// Decoding of float32 differences into elements of two or four bytes, whose bits were prepared by the caller: sixteen
+// values of a 4-bit code, a scale per row, values at positions.
+#include <cstring>
+
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+// Two codes to two elements.
+template <class T>
+struct Pairs {
+  struct Pair {
+    T first, second;
+  };
+  Pair of[256];
+  T one[16];
+
+  explicit Pairs(const T* table) {
+    for (int code = 0; code < 16; ++code) one[code] = table[code];
+    for (int byte = 0; byte < 256; ++byte) of[byte] = {table[byte >> 4], table[byte & 15]};
+  }
+
+  // Decodes `n` codes that begin with code `first` of the stream.
+  void expand(const std::uint8_t* packed, std::size_t first, std::size_t n, T* out) const {
+    packed += first / 2;
+    if (first % 2 && n) {
+      *out++ = one[*packed++ & 15];
+      --n;
+    }
+    for (std::size_t i = 0; i < n / 2; ++i) std::memcpy(out + 2 * i, &of[packed[i]], sizeof(Pair));
+    if (n % 2) out[n - 1] = one[packed[n / 2] >> 4];
+  }
+};
+
+template <class T>
+void place(const Placed& what, T* out) {
+  const T* values = static_cast<const T*>(what.values);
+  for (std::size_t i = 0; i < what.count; ++i) out[what.positions[i]] = values[i];
+}
+
+template <class T>
+void int4(const std::uint8_t* packed, std::size_t first, const T* table, const Placed& outliers, bool gaps,
+          std::size_t n, T* out) {
+  const Pairs<T> pairs(table);
+  if (!gaps) {
+    pairs.expand(packed, first, n, out);
+    return place(outliers, out);
+  }
+  const T* values = static_cast<const T*>(outliers.values);
+  std::size_t at = 0;
+  for (std::size_t j = 0; j < outliers.count; ++j) {
+    const std::size_t end = static_cast<std::size_t>(outliers.positions[j]);
+    pairs.expand(packed, first, end - at, out + at);
+    first += end - at;
+    out[end] = values[j];
+    at = end + 1;
+  }
+  pairs.expand(packed, first, n - at, out + at);
+}
+
+// masks[byte][j] is the sign bit where bit 7 - j of the byte is 0.
+template <class T>
+struct SignMasks {
+  T of[256][8];
+  constexpr SignMasks() : of() {
+    for (int byte = 0; byte < 256; ++byte)
+      for (int j = 0; j < 8; ++j)
+        of[byte][j] = (byte >> (7 - j)) & 1 ? T{0} : static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+  }
+};
+template <class T>
+constexpr SignMasks<T> kMasks;
+
+template <class T>
+void sign_row(const std::uint8_t* bits, std::size_t first, T scale, std::size_t n, T* out) {
+  bits += first / 8;
+  const unsigned shift = first % 8;
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8, ++bits) {
+    const unsigned byte = shift ? (bits[0] << shift | bits[1] >> (8 - shift)) & 255u : bits[0];
+    const T* masks = kMasks<T>.of[byte];
+    for (int j = 0; j < 8; ++j) out[i + j] = static_cast<T>(scale ^ masks[j]);
+  }
+  for (std::size_t j = 0; i + j < n; ++j) {
+    const std::size_t at = shift + j;
+    const T sign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+    out[i + j] = static_cast<T>(scale ^ ((bits[at / 8] >> (7 - at % 8)) & 1 ? T{0} : sign));
+  }
+}
+
+template <class T>
+void signs(const std::uint8_t* bits, std::size_t first, const T* scales, std::size_t rows, std::size_t cols, T* out) {
+  for (std::size_t row = 0; row < rows; ++row)
+    sign_row(bits, first + row * cols, scales[row], cols, out + row * cols);
+}
+
+}  // namespace
+
+void int4_decode(const std::uint8_t* packed, std::size_t first, const void* table, const Placed& outliers, bool gaps,
+                 std::size_t n, void* out, int width) {
+  if (width == 2)
+    int4(packed, first, static_cast<const std::uint16_t*>(table), outliers, gaps, n, static_cast<std::uint16_t*>(out));
+  else
+    int4(packed, first, static_cast<const std::uint32_t*>(table), outliers, gaps, n, static_cast<std::uint32_t*>(out));
+}
+
+void sign_decode(const std::uint8_t* bits, std::size_t first, const void* scales, std::size_t rows, std::size_t cols,
+                 void* out, int width) {
+  if (width == 2)
+    signs(bits, first, static_cast<const std::uint16_t*>(scales), rows, cols, static_cast<std::uint16_t*>(out));
+  else
+    signs(bits, first, static_cast<const std::uint32_t*>(scales), rows, cols, static_cast<std::uint32_t*>(out));
+}
+
+void place_values(const Placed& what, void* out, int width) {
+  if (width == 2)
+    place(what, static_cast<std::uint16_t*>(out));
+  else
+    place(what, static_cast<std::uint32_t*>(out));
+}
+
+std::size_t first_unordered(const std::int64_t* positions, std::size_t n, std::int64_t last, std::int64_t limit) {
+  constexpr std::size_t kBlock = 256;
+  for (std::size_t start = 0; start < n; start += kBlock) {
+    const std::size_t end = n - start < kBlock ? n : start + kBlock;
+    bool wrong = positions[start] <= last || positions[end - 1] >= limit;
+    for (std::size_t i = start + 1; i < end; ++i) wrong |= positions[i] <= positions[i - 1];
+    if (wrong)
+      for (std::size_t i = start; i < end; ++i) {
+        if (positions[i] <= last || positions[i] >= limit) return i;
+        last = positions[i];
+      }
+    last = positions[end - 1];
+  }
+  return n;
+}
+
+}  // namespace ingot::INGOT_ISA

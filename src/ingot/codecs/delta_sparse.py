@@ -1,0 +1,107 @@
+"""``delta_sparse``: the largest differences at flat positions (``.wdelta`` strategy ``sparse``; ``spec/wdelta.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+from ingot.codecs.base import decode_by_rows
+from ingot.codecs.delta_flat import (
+    PIECE,
+    Placed,
+    WholeEncoder,
+    check_parts,
+    place,
+    require_count,
+    require_options,
+    require_source,
+    share_option,
+)
+from ingot.errors import CodecError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+PARTS = {"indices": ("i64",), "values": ("f32",)}
+
+
+def kept(size: int, sparsity: float) -> int:
+    """Return how many of ``size`` differences are kept: at least one, if there is one."""
+    return min(size, max(1, int(size * (1.0 - sparsity))))
+
+
+@dataclass(kw_only=True, eq=False)
+class SparseEncoder(WholeEncoder):
+    """Keeps the ``count`` differences of the largest magnitude."""
+
+    codec: str = "delta_sparse"
+    count: int
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        _, positions, values = self.largest(rows, self.count)
+        return {"indices": positions, "values": values}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        flat = out.reshape(-1)
+        flat[...] = 0
+        place(parts["indices"], parts["values"], flat)
+
+
+class SparseReader:
+    """Sequential decoding; holds the stored values of a piece."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._name = tensor.name
+        self._stored = Placed(tensor, "indices", "values")
+        self._next = 0
+
+    def read_into(self, out: Array) -> None:
+        flat = out.reshape(-1)
+        for start in range(0, flat.size, PIECE):
+            piece = flat[start : start + PIECE]
+            piece[...] = 0
+            for positions, values in self._stored.until(self._next + piece.size):
+                place(positions - self._next, values, piece, self._name)
+            self._next += piece.size
+
+    def finish(self) -> None:
+        self._stored.finish()
+
+
+class DeltaSparse:
+    """Positions and float32 values of the largest differences; what is not stored is 0."""
+
+    id: ClassVar[str] = "delta_sparse"
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``delta_sparse.dtype``, ``.parts``, ``.part-dtype``, ``.size``."""
+        counts = check_parts(tensor, PARTS)
+        require_count(tensor, "values", counts["values"], counts["indices"])
+        if counts["indices"] > tensor.size:
+            raise CodecError(
+                "delta_sparse.size",
+                f"expected at most {tensor.size} positions, found {counts['indices']}",
+                where=f"{tensor.name}.indices",
+            )
+
+    def decode(self, tensor: Tensor, dtype: str) -> Array:
+        """Return the differences in f32, f16 or bf16. Positions are checked: rules ``.index`` and ``.order``."""
+        return decode_by_rows(self, tensor, dtype)
+
+    def reader(self, tensor: Tensor) -> SparseReader:
+        self.check(tensor)
+        return SparseReader(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> SparseEncoder:
+        """Prepare to encode. Option ``sparsity``, the share of differences that is dropped (0.9)."""
+        require_options(self.id, options, ("sparsity",))
+        require_source(self.id, dtype)
+        sparsity = share_option(self.id, options, "sparsity", 0.9, below=0)
+        size = prod(shape)
+        count = kept(size, sparsity)
+        parts = (PartSpec("indices", "i64", 8 * count), PartSpec("values", "f32", 4 * count))
+        return SparseEncoder(size=size, parts=parts, params={"sparsity": sparsity}, count=count)
