@@ -13,3 +13,4 @@ void bind_floats(nb::module_& m);
 void bind_isa(nb::module_& m);
 void bind_records(nb::module_& m);
 void bind_tca_tbe(nb::module_& m);
+void bind_wdelta(nb::module_& m);

@@ -11,4 +11,5 @@ NB_MODULE(_native, m) {
   bind_floats(m);
   bind_records(m);
   bind_tca_tbe(m);
+  bind_wdelta(m);
 }

@@ -10,6 +10,7 @@
 #include "core/records.h"
 #include "core/stats.h"
 #include "core/tca_tbe.h"
+#include "core/wdelta.h"
 
 #define INGOT_DECLARE_KERNELS(isa)                                                                                    \
   namespace ingot::isa {                                                                                              \
@@ -33,6 +34,19 @@
                           const TcaParts& parts);                                                                    \
   std::size_t tca_tbe_decode(const TcaConst& parts, const TcaSizes& sizes, int start, std::uint16_t* out,            \
                              std::size_t rows, std::size_t cols);                                                    \
+  std::size_t first_unordered(const std::int64_t* positions, std::size_t n, std::int64_t last, std::int64_t limit);     \
+  void int4_decode(const std::uint8_t* packed, std::size_t first, const void* table, const Placed& outliers,          \
+                   bool gaps, std::size_t n, void* out, int width);                                                   \
+  void int4_encode(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count,                    \
+                   const Int4Grid& grid, std::uint8_t* packed);                                                       \
+  void place_values(const Placed& what, void* out, int width);                                                        \
+  FloatRange range_between(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count);           \
+  void sign_decode(const std::uint8_t* bits, std::size_t first, const void* scales, std::size_t rows,                 \
+                   std::size_t cols, void* out, int width);                                                           \
+  std::size_t sign_encode(const float* in, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits);      \
+  TopBound top_bound(const float* in, std::size_t n, std::size_t k);                                                  \
+  void top_gather(const float* in, std::size_t n, const TopBound& bound, std::size_t k, std::int64_t* positions,      \
+                  float* values);                                                                                     \
   void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts);                                \
   }
 
