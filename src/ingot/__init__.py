@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from ingot.errors import IngotError as IngotError
     from ingot.model.checkpoint import Checkpoint as Checkpoint
     from ingot.model.tensor import Tensor as Tensor
+    from ingot.ops.apply_delta import apply_delta as apply_delta
+    from ingot.ops.apply_delta import revert as revert
     from ingot.ops.compare import compare as compare
     from ingot.ops.convert import convert as convert
+    from ingot.ops.diff import diff as diff
     from ingot.ops.open import open as open
+    from ingot.ops.patch import patch as patch
     from ingot.ops.save import save as save
     from ingot.ops.verify import verify as verify
 
@@ -27,15 +31,34 @@ _NAMES = {
     "Checkpoint": "ingot.model.checkpoint",
     "IngotError": "ingot.errors",
     "Tensor": "ingot.model.tensor",
+    "apply_delta": "ingot.ops.apply_delta",
     "compare": "ingot.ops.compare",
     "convert": "ingot.ops.convert",
+    "diff": "ingot.ops.diff",
     "open": "ingot.ops.open",
+    "patch": "ingot.ops.patch",
+    "revert": "ingot.ops.apply_delta",
     "save": "ingot.ops.save",
     "verify": "ingot.ops.verify",
 }
 _MODULES = ("numpy", "torch")
 
-__all__ = ["Checkpoint", "IngotError", "Tensor", "compare", "convert", "numpy", "open", "save", "torch", "verify"]
+__all__ = [
+    "Checkpoint",
+    "IngotError",
+    "Tensor",
+    "apply_delta",
+    "compare",
+    "convert",
+    "diff",
+    "numpy",
+    "open",
+    "patch",
+    "revert",
+    "save",
+    "torch",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

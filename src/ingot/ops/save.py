@@ -79,7 +79,7 @@ def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tenso
         if not isinstance(name, str):
             raise UsageError(f"expected text as a tensor's name, found {name!r}", rule="save.name")
         try:
-            item = _as_tensor(name, value)
+            item = as_tensor(name, value)
         except IngotError as error:
             raise error if error.where == name else error.at(name) from None
         spec = moved_spec(item)
@@ -120,7 +120,7 @@ def _copy(item: Tensor, writer: FormatWriter) -> None:
             reader.finish()
 
 
-def _as_tensor(name: str, value: Any) -> Tensor:
+def as_tensor(name: str, value: Any) -> Tensor:
     """View whatever the user gave as a tensor with parts in memory."""
     if isinstance(value, Tensor):
         return Tensor(name, value.shape, value.dtype, value.codec, value.parts, value.params, value.decoder)
