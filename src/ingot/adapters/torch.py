@@ -87,5 +87,7 @@ def _writable(array: Array) -> Array:
     # An array that owns its memory and was locked by its maker has no buffer beneath: it stays untouched.
     if not isinstance(root, memoryview) or root.readonly or not root.contiguous:
         return array.copy()
-    offset = array.ctypes.data - np.frombuffer(root, np.uint8).ctypes.data
-    return np.ndarray(array.shape, array.dtype, buffer=root, offset=offset, strides=array.strides)
+    # Through an array: given a memoryview, NumPy would keep what lies beneath it, and a mapping could close under us.
+    memory = np.frombuffer(root, np.uint8)
+    offset = array.ctypes.data - memory.ctypes.data
+    return np.ndarray(array.shape, array.dtype, buffer=memory, offset=offset, strides=array.strides)

@@ -89,6 +89,17 @@ def test_a_mapped_file_is_shared_and_never_changes(tmp_path):
     assert (tmp_path / "a").read_bytes() == data
 
 
+def test_a_tensor_keeps_the_mapping_that_it_shares_alive(tmp_path):
+    np.arange(1 << 16, dtype=np.float32).tofile(tmp_path / "x")
+    source = LocalStore(tmp_path, io="mmap").open("x")
+    array = np.frombuffer(source.view(0, source.size), np.float32)
+    array.flags.writeable = False
+    tensor = from_numpy(array)
+    del array
+    source.close()
+    assert tensor.clone()[-1] == (1 << 16) - 1
+
+
 def test_other_byte_orders_are_converted():
     array = np.arange(5, dtype=">i4")
     assert from_numpy(array).tolist() == [0, 1, 2, 3, 4]
