@@ -137,8 +137,9 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
     with prepare(src, dst, recipe, format, options) as prepared:
         plan = prepared.plan
         carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
+        notes = [*carried, *prepared.pruning.notes, *prepared.gathered.notes]
         if json:
-            print_json(_plan_data(plan))
+            print_json({**_plan_data(plan), "notes": notes})
             return
         rows = [
             (
@@ -159,8 +160,8 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
             f"{len(plan.steps)} tensors, recipe {plan.recipe}, format {plan.format.name}: {exactly} {plan.size} bytes "
             f"({size_text(plan.size)}), {8 * plan.size / elements:.3f} bits per weight; nothing was written"
         )
-        for note in (*carried, *prepared.gathered.notes):
-            print(f"note: {note}")
+        for note in notes:
+            print(f"note: {printable(note)}")
 
 
 def _encodings(spec: Any) -> list[str]:

@@ -76,7 +76,10 @@ def gather(own: Attachments, format: Format, draft: AnyPath | None = None, corem
     """
     asked = {kind for kind, path in (("draft", draft), ("coreml", coreml)) if path is not None}
     for kind in sorted(asked - set(format.attachments)):
-        raise UnsupportedError(f"{format.name} cannot carry a {KINDS[kind]}", rule="convert.attachment")
+        raise UnsupportedError(
+            f"{format.name} cannot carry a {KINDS[kind]}; leave --{kind} out, or write a .squizd, for instance",
+            rule="convert.attachment",
+        )
     found = Gathered()
     stay = [kind for kind in own.kinds() if kind not in format.attachments]
     found.notes = tuple(f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay)

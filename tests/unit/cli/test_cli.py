@@ -84,6 +84,15 @@ def test_dry_run_names_rules_and_writes_nothing(run: Run, source: Path, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source.safetensors"]
 
 
+def test_dry_run_tells_what_will_not_be_pruned(run: Run, tmp_path: Path) -> None:
+    matrix = np.ones((128, 64), np.float32)
+    fused, *pair = (f"model.layers.0.mlp.{name}.weight" for name in ("gate_up_proj", "fc1", "fc2"))
+    ingot.save(tmp_path / "in.safetensors", {fused: matrix, pair[0]: matrix, pair[1]: matrix.T})
+    arguments = ("convert", "in.safetensors", "out.zt", "--prune", "0.5", "--dry-run")
+    assert fused in run(*arguments).stdout.partition("nothing was written")[2]
+    assert any(fused in note for note in json.loads(run(*arguments, "--json").stdout)["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "rule"),
     [
