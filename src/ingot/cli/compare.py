@@ -6,9 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.output import Json, number, print_json, progress_bar, reader_may_leave, table
+from ingot.cli.output import Json, number, print_json, progress_bar, reader_may_leave, size_text, table
 
-EPILOG = "Examples:\n\n  ingot compare model.safetensors model-int4.zt\n\n  ingot compare a.zt b.zt --top 0 --json"
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot compare model.safetensors model-int4.zt\n\n"
+    "  ingot compare a.zt b.zt --top 0 --json\n\n"
+    "  ingot compare ./base ./tuned --delta tuned.zt"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -19,14 +24,19 @@ def register(app: typer.Typer) -> None:
 def command(
     a: Annotated[str, typer.Argument(help="Reference checkpoint.")],
     b: Annotated[str, typer.Argument(help="Checkpoint to compare with it.")],
+    delta: Annotated[
+        str | None, typer.Option(help="A delta from A: show its size per tensor, and how far A + delta is from B.")
+    ] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows to print, worst first; 0 for all.")] = 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; exit code only.")] = False,
     json: Json = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor: equal, or maximum and RMS error, SNR, cosine; worst first.
 
-    Exit code 0 if all values are equal, 1 if not.
+    With --delta, A is its base and B the fine-tune. Exit code 0 if all values are equal, 1 if not.
     """
+    if delta is not None:
+        _cost(a, b, delta, top, quiet, json)
     from ingot.ops.compare import compare
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
@@ -39,6 +49,30 @@ def command(
         elif not quiet:
             _print(report, top)
     raise typer.Exit(0 if report.same else 1)
+
+
+def _cost(base: str, tuned: str, delta: str, top: int, quiet: bool, json: bool) -> None:
+    """Show what a delta costs, largest error first."""
+    from ingot.cli.diff import print_tensors
+    from ingot.ops.delta_cost import delta_cost
+
+    with progress_bar("comparing", quiet=quiet or json) as progress:
+        found = delta_cost(base, delta, tuned, progress=progress)
+    same = all(item.exact for item in found)
+    with reader_may_leave():
+        if json:
+            print_json({"base": base, "tuned": tuned, "delta": delta, "same": same, "tensors": found})
+        elif not quiet:
+            ranked = sorted(found, key=lambda item: item.error["snr_db"] if item.error else 1e9)
+            print_tensors(ranked[: top or None])
+            if top and len(found) > top:
+                print(f"... and {len(found) - top} more (--top 0 shows all)")
+            stored, whole = sum(item.nbytes for item in found), sum(item.tuned_nbytes for item in found)
+            print(
+                f"{size_text(stored)} stored, {100 * stored / max(whole, 1):.1f} % of the fine-tune; "
+                + ("equal bit for bit" if same else f"{sum(not item.exact for item in found)} tensors are not equal")
+            )
+    raise typer.Exit(0 if same else 1)
 
 
 def _data(item: Any) -> dict[str, Any]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.output import Json, codec_text, print_json, shape_text, size_text, table
+from ingot.cli.output import Json, codec_text, print_json, progress_bar, shape_text, size_text, table
 from ingot.errors import UsageError, printable
+from ingot.model.delta import KEY, delta_of
 
 EPILOG = (
     "Examples:\n\n"
     "  ingot inspect model.zt\n\n"
     "  ingot inspect ./Llama-3-8B --by role\n\n"
+    "  ingot inspect model.zt --content-id\n\n"
     "  ingot inspect model.zt --tensor lm_head.weight --json\n\n"
     "  ingot inspect model.squizd --no-tensors     (features, and the stack chosen per platform)"
 )
@@ -32,6 +35,9 @@ def command(
         Literal["layer", "codec", "dtype", "role"], typer.Option(help="Totals by layer, codec, dtype or role.")
     ] = "layer",
     list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List every tensor.")] = True,
+    content_id: Annotated[
+        bool, typer.Option("--content-id", help="Hash all weights: the same id for the same tensors in any container.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
@@ -40,6 +46,9 @@ def command(
     """
     from ingot.ops.inspect import inspect
 
+    if content_id:
+        _content_id(path, json)
+        return
     found = inspect(path)
     if tensor is not None:
         _one(found, tensor, json)
@@ -51,13 +60,44 @@ def command(
     _overview(found, by, list_tensors)
 
 
+def _content_id(path: str, json: bool) -> None:
+    from ingot.ops.identity import content_id
+    from ingot.ops.open import open as open_checkpoint
+
+    with open_checkpoint(path, io="pread") as checkpoint, progress_bar("hashing", quiet=json) as progress:
+        found = content_id(checkpoint, progress=progress)
+    if json:
+        print_json({"path": path, "content_id": found})
+    else:
+        print(found)
+
+
+def _delta(found: Any) -> bool:
+    """Print what a delta says of itself; False if it is an ordinary checkpoint."""
+    info = delta_of(found.metadata, found.path)
+    if info is None:
+        return False
+    counts = Counter(change.op for change in info.tensors.values())
+    ops = ", ".join(f"{count} {op}" for op, count in counts.items()) or "no tensors"
+    removed = f"; removes {len(info.removed)}" if info.removed else ""
+    print(f"  a delta, strategy {printable(info.strategy)[:80]}: {ops}{removed}")
+    for label, identity in (("base", info.base), ("result", info.result)):
+        hashes = [f"{name}:{value}" for name, value in identity.hashes.items()]
+        text = ", ".join([*([identity.content] if identity.content else []), *hashes]) or "not stated"
+        print(f"  {label}: {printable(text)[:200]}")
+    return True
+
+
 def _overview(found: Any, by: str, list_tensors: bool) -> None:
     print(f"{found.path}: {found.format}, {len(found.tensors)} tensors, {found.elements:,} elements")
     bits = 8 * found.file_size / max(found.elements, 1)
     print(
         f"  {size_text(found.file_size)} in {len(found.files)} file(s), {bits:.3f} bits per element, read by {found.io}"
     )
+    hidden = KEY if _delta(found) else None
     for key, value in found.metadata.items():
+        if key == hidden:
+            continue
         print(f"  {printable(str(key))}: {printable(str(value))[:160]}")
     if found.companions:
         print(f"  companions: {', '.join(map(printable, found.companions))}")

@@ -92,9 +92,9 @@ class Route:
         dtypes = [self.origin.dtype, *(layer.dtype for layer in self.layers)]
         return [layer.codec.applier(layer.tensor, dtype) for layer, dtype in zip(self.layers, dtypes, strict=False)]
 
-    def slabs(self) -> Iterator[Array]:
-        """Yield the values in fresh arrays, in bounded memory, digests checked at the end."""
-        rows, cols = self.matrix()
+    def slabs(self, matrix: tuple[int, int] | None = None) -> Iterator[Array]:
+        """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix()``."""
+        rows, cols = matrix or self.matrix()
         step = max(1, _SLAB // max(cols, 1))
         reader, appliers = CODECS[self.origin.codec].reader(self.origin), self.appliers()
         for start in range(0, rows, step):

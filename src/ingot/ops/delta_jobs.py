@@ -133,7 +133,8 @@ class PairJob:
         try:
             parts = self._encoder.encode(old, new, start)
         except IngotError as error:
-            raise error.at(self.tuned.name) from None
+            name = self.tuned.name
+            raise error if error.where and name in error.where else error.at(name) from None
         stats, settle = None, None
         if self._rebuilds:
             rebuilt = np.empty(new.shape, new.dtype)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from ingot.core.checksums import Blake3, Sha256
 from ingot.core.parallel import ordered
-from ingot.errors import IntegrityError, UsageError
+from ingot.errors import CodecError, IntegrityError, UsageError
 from ingot.ops.delta_chain import Link, Route
 from ingot.ops.identity import Lane, TensorId, content_of, file_bytes, hex_of, tensor_digest
 from ingot.ops.patch_job import PatchJob
@@ -104,6 +104,20 @@ class Proof:
             found = watch.hex if isinstance(watch, ParentWatch) else self._parent(stage)
             if found != expected:
                 raise self._wrong(stage, expected, found)
+
+    def blame(self, error: CodecError) -> None:
+        """Look whether a delta could not be applied because the base is another one.
+
+        Raises ``IntegrityError`` ``delta.base`` if so.
+        """
+        if 0 in self._contents:
+            found, expected = content_of(self._ids(0, {}, 0)), self._contents[0]
+        elif 0 in self._parents:
+            found, expected = self._parent(0), self._parents[0]
+        else:
+            return
+        if found != expected:
+            raise self._wrong(0, expected, found) from error
 
     def _expect_base(self, stage: int) -> None:
         link = self._links[stage]

@@ -30,7 +30,7 @@ from ingot.ops.convert import refuse_same
 from ingot.ops.delta_chain import base_routes, is_opaque
 from ingot.ops.delta_jobs import PairJob, WholeJob
 from ingot.ops.delta_report import DiffReport, TensorDiff
-from ingot.ops.delta_strategy import SMALL, Way, choices
+from ingot.ops.delta_strategy import SMALL, choices
 from ingot.ops.destination import Destination, destination
 from ingot.ops.drive import drive, slab_budget
 from ingot.ops.identity import Lane, TensorId, content_of, file_bytes, tensor_digest, tensor_ids
@@ -150,6 +150,7 @@ class _Diff:
         self._sources, self._place, self._strategy, self._options = sources, place, strategy, options
         self._base, self._tuned = (checkpoint_of(source) for source in sources)
         self._wdelta = place.format.name == PARENT
+        self._asked = choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)  # what options are for
         self._workers = options.get("threads") or default_workers()
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.get("progress"))
         self._same: dict[str, str] = {}
@@ -229,17 +230,12 @@ class _Diff:
         if base is None or not (self._wdelta or _alike(base, tensor)):
             return "replace", self._whole(tensor)
         codec = delta_codec(way.codec)
-        extra = self._options.get("options", {}) if way == self._asked() else {}
+        extra = self._options.get("options", {}) if way == self._asked else {}
         encoder = codec.encoder(tensor.shape, tensor.dtype, {**way.options, **extra})
         default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
         spec = encoded_spec(tensor.name, default, encoder, way.encoding)
         job = PairJob(base, tensor, codec, encoder, spec.parts)
         return "apply", self._checked(Step(tensor, spec, ENCODED, way.codec, exact=encoder.lossless, job=job))
-
-    def _asked(self) -> Way:
-        """Return the way that the strategy has for a large matrix: the one that options are for."""
-        container = self._place.format.name
-        return choices(self._strategy, "", (SMALL, SMALL), "f32", container)
 
     def _whole(self, tensor: Tensor) -> Step:
         codec = "float_entropy" if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else "dense"

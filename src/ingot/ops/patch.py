@@ -18,7 +18,7 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY
 from ingot.ops.companions import copy_companions
@@ -209,8 +209,10 @@ class _Patch:
                     drive(pipeline, writer, self._workers, _finished, self._progress.advance)
                 proof.check(plan.jobs, self._workers)
             return writer.finish()
-        except BaseException:
+        except BaseException as error:
             writer.abort()
+            if isinstance(error, CodecError):
+                proof.blame(error)
             raise
 
 

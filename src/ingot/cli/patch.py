@@ -1,0 +1,86 @@
+"""``ingot patch``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ingot.cli.output import Json, print_json, progress_bar, size_text
+from ingot.errors import printable
+
+if TYPE_CHECKING:
+    from ingot.ops.patch import PatchOptions
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot patch ./Llama-3-8B coder.zt -o ./Llama-3-8B-coder\n\n"
+    "  ingot patch base.safetensors step1.zt step2.zt step3.zt -o step3.safetensors --verify\n\n"
+    "  ingot patch ./base tuned.wdelta -o tuned.safetensors --dtype bf16"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("patch", epilog=EPILOG)(command)
+
+
+def command(
+    base: Annotated[str, typer.Argument(help="The weights that the first delta was made from: file or folder.")],
+    deltas: Annotated[list[str], typer.Argument(help="One delta, or several in the order in which they were made.")],
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="File name with a format's suffix, or a folder (as the base's).")
+    ],
+    verify_base: Annotated[bool, typer.Option(help="Prove that the base is the right one.")] = True,
+    verify: Annotated[bool, typer.Option("--verify", help="Prove the result against what the delta promises.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Element type of the result; default: the fine-tune's.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", "-f", help="Target format; default: by the suffix, or the base's."),
+    ] = None,
+    max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
+    digest: Annotated[
+        Literal["crc32c", "sha256", "none"], typer.Option(help="Digest written per part, where the format has digests.")
+    ] = "crc32c",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all processors.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+    json: Json = False,
+) -> None:
+    """Turn BASE into the fine-tune that DELTA stands for; several deltas are applied in order.
+
+    A wrong base, or deltas in a wrong order, are refused: nothing appears under OUT.
+    """
+    from ingot.ops.patch import patch
+
+    options: PatchOptions = {
+        "verify_base": verify_base,
+        "verify": verify,
+        "dtype": dtype,
+        "format": format,
+        "max_ram": max_ram,
+        "digest": None if digest == "none" else digest,
+        "threads": threads,
+        "overwrite": overwrite,
+    }
+    with progress_bar("patching", quiet=quiet or json) as progress:
+        options["progress"] = progress
+        report = patch(base, list(deltas), out, **options)
+    if json:
+        print_json(dataclasses.asdict(report))
+    elif not quiet:
+        _print(report)
+
+
+def _print(report: Any) -> None:
+    print(f"{report.base} + {' + '.join(report.deltas)} -> {report.destination} ({report.format})")
+    ops = ", ".join(f"{count} {op}" for op, count in report.ops.items()) or "none"
+    print(f"  tensors  {report.tensors}: {ops}")
+    print(f"  size     {size_text(report.size)}")
+    print(f"  time     {report.seconds:.2f} s")
+    if report.companions:
+        print(f"  with     {', '.join(printable(name) for name in report.companions)}")
+    print(f"  base     {'proven to be the right one' if report.verified_base else 'not checked'}")
+    if report.verified:
+        print(f"  result   {report.result_id}, as the delta promises")
