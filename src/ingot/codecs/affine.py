@@ -101,7 +101,8 @@ class AffineCodec:
         ``bits`` 1 to 8 (4); ``group`` columns per group, ``"row"`` or ``"tensor"`` (128; ``"row"`` at 8 bits);
         ``symmetric`` (true); ``signed`` (as ``symmetric``): two's complement codes; ``scales`` f16, bf16 or f32 (f16;
         f32 where a scale serves a whole row or tensor);
-        ``bit_order`` lsb or msb (lsb); ``quantizer`` absmax, minmax or mse (absmax; minmax where not symmetric).
+        ``bit_order`` lsb or msb (lsb); ``quantizer`` absmax, minmax, mse, or, for one bit, sign or
+        sign-rms (absmax; minmax where not symmetric).
         """
         return prepare(shape, dtype, options)
 

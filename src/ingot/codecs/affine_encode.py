@@ -12,6 +12,7 @@ import numpy as np
 from ingot.codecs.affine_fit import TensorFit
 from ingot.codecs.affine_params import SCALE_DTYPES, AffineParams
 from ingot.codecs.affine_rows import decode_rows, layout
+from ingot.codecs.affine_sign import SIGNS, sign_codes, sign_scales
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
@@ -20,7 +21,7 @@ from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
-QUANTIZERS = ("absmax", "minmax", "mse")
+QUANTIZERS = ("absmax", "minmax", "mse", *SIGNS)
 OPTIONS = ("bits", "group", "symmetric", "signed", "scales", "bit_order", "quantizer")
 
 _NON_FINITE, _SCALE_OVERFLOW = 1, 2
@@ -32,7 +33,7 @@ class AffineEncoder:
 
     settings: AffineParams
     scale_dtype: str
-    search: bool
+    quantizer: str
     cols: int
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
@@ -64,10 +65,12 @@ class AffineEncoder:
         """
         if rows.ndim != 2 or rows.shape[1] != self.cols:
             raise ValueError(f"expected rows of {self.cols} columns, found {rows.shape}")
+        if self.quantizer in SIGNS:
+            return self._signs(rows, start)
         packed = np.empty((len(rows), self.settings.row_bytes(self.cols)), np.uint8)
         scales, zeros = self._scales(len(rows))
         if rows.size:
-            method = "given" if self.fit else "mse" if self.search else "range"
+            method = "given" if self.fit else "mse" if self.quantizer == "mse" else "range"
             self._quantize(rows, packed, scales, zeros, method, start)
         if self.fit and start:
             scales = scales[:0]
@@ -87,6 +90,22 @@ class AffineEncoder:
         scales = np.ones(shape, numpy_dtype(self.scale_dtype))
         return scales, np.full_like(scales, self.settings.no_zero) if self.settings.zeros else None
 
+    def _signs(self, rows: Array, start: int) -> dict[str, Array]:
+        scales, zeros = self._scales(len(rows))
+        assert zeros is not None
+        zeros[...] = 0.5
+        if rows.size:
+            bad = native.kernels.affine_range(as_bits(rows), float_name(rows))[2]
+            if bad < rows.size:
+                raise self._non_finite(rows, bad, start)
+            group = self.settings.group_columns(self.cols)
+            scales[...] = sign_scales(rows, group, self.quantizer, self.scale_dtype).reshape(scales.shape)
+            over = np.flatnonzero(~np.isfinite(scales.astype(np.float32)))
+            if over.size:
+                row, column = divmod(int(over[0]), scales.size // len(rows))
+                raise self._overflow(start + row, column * group)
+        return {"packed_weight": sign_codes(rows, self.settings.msb), "scales": scales, "zeros": zeros}
+
     def _quantize(
         self, rows: Array, packed: Array, scales: Array, zeros: Array | None, method: str, start: int
     ) -> None:
@@ -104,11 +123,14 @@ class AffineEncoder:
             raise self._non_finite(rows, index, start)
         if kind == _SCALE_OVERFLOW:
             row, column = divmod(index, self.cols)
-            raise CodecError(
-                "affine.scale-overflow",
-                f"expected a scale that {self.scale_dtype} can hold, found a larger one for the group at row "
-                f"{start + row}, column {column}; use scales=bf16 or scales=f32",
-            )
+            raise self._overflow(start + row, column)
+
+    def _overflow(self, row: int, column: int) -> CodecError:
+        return CodecError(
+            "affine.scale-overflow",
+            f"expected a scale that {self.scale_dtype} can hold, found a larger one for the group at row {row}, "
+            f"column {column}; use scales=bf16 or scales=f32",
+        )
 
     def _non_finite(self, rows: Array, index: int, start: int) -> CodecError:
         row, column = divmod(index, self.cols)
@@ -142,10 +164,14 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
     settings = AffineParams(bits, granularity, group_size, f"rows_{order}", signed, not symmetric, source)
     rows, cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
     search = quantizer == "mse"
+    if quantizer in SIGNS and (bits != 1 or signed or granularity == "tensor"):
+        raise _wrong(
+            f"1 bit, unsigned, and a scale per group or row, for quantizer {quantizer}", (bits, signed, granularity)
+        )
     return AffineEncoder(
         settings=settings,
         scale_dtype=scale_dtype,
-        search=search,
+        quantizer=quantizer,
         cols=cols,
         params=settings.attributes(),
         parts=part_specs(settings, scale_dtype, rows, cols),
@@ -193,12 +219,12 @@ def _quantizer(options: Mapping[str, Any]) -> tuple[bool, str]:
     """Return whether codes are symmetric, and the quantizer; each has its default from the other."""
     if "quantizer" in options:
         quantizer = _choice(options, "quantizer", QUANTIZERS, "absmax")
-        symmetric = options.get("symmetric", quantizer != "minmax")
+        symmetric = options.get("symmetric", quantizer not in ("minmax", *SIGNS))
     else:
         symmetric = options.get("symmetric", True)
         quantizer = "absmax" if symmetric else "minmax"
     if not isinstance(symmetric, bool):
         raise _wrong("symmetric true or false", symmetric)
-    if quantizer in ("absmax", "minmax") and symmetric != (quantizer == "absmax"):
-        raise _wrong("quantizer absmax where symmetric, minmax where not, or mse", quantizer)
+    if quantizer != "mse" and symmetric != (quantizer == "absmax"):
+        raise _wrong("quantizer absmax where symmetric, minmax or signs where not, or mse", quantizer)
     return symmetric, quantizer

@@ -35,6 +35,7 @@ STRATEGIES: Mapping[str, Way] = {
     "int4": _low_bit(4, 64),
     "int3": _low_bit(3, 64),
     "int2": Way("quantized_group", {"bits": 2, "group": 64, "quantizer": "mse", "symmetric": False}),
+    "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "f16", "quantizer": "sign-rms"}, "zstd"),
 }
 """Strategies for a delta in any container, by what they do with matrices. ``auto`` measures instead."""
 

@@ -1,0 +1,39 @@
+"""One-bit codes of the affine family: the sign of each value times a magnitude per group (``spec/affine.md``, "Signs").
+
+Codes 0 and 1 with zero point 1/2 and scale 2m decode to -m and +m.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.core.dtypes import numpy_dtype
+from ingot.model.tensor import Array
+
+SIGNS = ("sign", "sign-rms")
+"""Quantizers: the magnitude of least squared error, mean |w| (BitDelta, arXiv 2402.10193, section 3.1), or that keeps
+the group's norm, the root mean square of w."""
+
+_LARGEST = {"f16": 65504.0, "bf16": float.fromhex("0x1.fep127"), "f32": float.fromhex("0x1.fffffep127")}
+
+
+def sign_codes(rows: Array, msb: bool) -> Array:
+    """Return a bit per value, 1 where it is not negative, each row in whole bytes."""
+    return np.packbits(rows >= 0, axis=1, bitorder="big" if msb else "little")
+
+
+def sign_scales(rows: Array, group: int, quantizer: str, scale_dtype: str) -> Array:
+    """Return twice the magnitude of each group, [rows, groups]; sums in double precision, group by group.
+
+    A magnitude past the range of ``scale_dtype`` becomes infinite.
+    """
+    starts = np.arange(0, rows.shape[1], group)
+    counts = np.diff(np.append(starts, rows.shape[1]))
+    wide = rows.astype(np.float64)
+    if quantizer == "sign":
+        magnitude = np.add.reduceat(np.abs(wide), starts, axis=1) / counts
+    else:
+        magnitude = np.sqrt(np.add.reduceat(np.square(wide), starts, axis=1) / counts)
+    scales = 2 * magnitude
+    scales[scales > _LARGEST[scale_dtype]] = np.inf
+    return scales.astype(np.float32).astype(numpy_dtype(scale_dtype))
