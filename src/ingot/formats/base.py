@@ -31,6 +31,7 @@ class Catalog:
     each
     file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the checkpoint.
     ``notes`` are oddities that are allowed but worth telling (``verify`` prints them): pairs of rule and message.
+    ``check_whole`` compares a digest that covers the whole file, where there is one; it reads everything.
     ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds.
     """
 
@@ -41,6 +42,7 @@ class Catalog:
     notes: Sequence[tuple[str, str]] = ()
     attachments: Attachments = NOTHING
     details: Callable[[], Sequence[Detail]] = tuple
+    check_whole: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

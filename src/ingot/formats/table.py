@@ -11,5 +11,6 @@ FORMATS: Instances[Format] = Instances(
         ("zt", "ingot.formats.zt.format:ZtFormat"),
         ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat"),
         ("squizd", "ingot.formats.squizd.format:SquizdFormat"),
+        ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
     ),
 )

@@ -76,11 +76,15 @@ def verify(
         findings = [Finding("note", rule, str(path), message) for rule, message in source.catalog.notes]
         findings += _contents(source, progress)
         findings += _attachments(source)
+        findings += _whole(source)
     finally:
         source.close()
     if strict:
         findings = [Finding("error", item.rule, item.where, item.message) for item in findings]
-    if not source.format.digests:
+    if source.catalog.check_whole is not None:
+        message = "one digest covers the file: a tensor that is read alone is not checked against it"
+        findings.append(Finding("note", "format.whole-digest", str(path), message))
+    elif not source.format.digests:
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", str(path), message))
     return sorted(findings, key=lambda item: item.level != "error")
@@ -111,6 +115,15 @@ def _attachments(source: Source) -> Iterator[Finding]:
             check_package(attached.coreml)
         except IngotError as error:
             yield _finding(error, "Core ML package")
+
+
+def _whole(source: Source) -> Iterator[Finding]:
+    """Compare the digest over the whole file, where the format has one."""
+    if source.catalog.check_whole is not None:
+        try:
+            source.catalog.check_whole()
+        except IngotError as error:
+            yield _finding(error, str(source.path))
 
 
 def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:

@@ -133,20 +133,7 @@ class _FileSource:
         before ``out`` is full; ``UsageError`` ``store.closed`` after ``close``.
         """
         self._require(offset, out.nbytes)
-        rest = flat(out)
-        while rest.nbytes:
-            try:
-                count = os.preadv(self._descriptor, [rest[:_MAX_CALL]], offset)
-            except OSError as error:
-                raise read_error(error, self.name) from error
-            if count == 0:
-                raise IntegrityError(
-                    "store.short-read",
-                    f"expected {rest.nbytes} more bytes at {offset}, found the end of the file",
-                    where=self.name,
-                )
-            offset += count
-            rest = rest[count:]
+        _read_all(self._descriptor, offset, out, self.name)
 
     def close(self) -> None:
         """Close the file; views handed out before stay valid. A second call does nothing."""
@@ -257,6 +244,10 @@ class LocalSink:
         except OSError as error:
             raise write_error(error, self.name) from error
 
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` with bytes that were written; ``store.short-read`` past the end."""
+        _read_all(self._descriptor, offset, out, self.name)
+
     def truncate(self, size: int) -> None:
         """Cut or extend the file to ``size`` bytes."""
         try:
@@ -289,6 +280,23 @@ def checked_name(name: str, where: str) -> str:
             "store.escape", f"expected the name of a file in this folder, found {name[:200]!r}", where=where
         )
     return name
+
+
+def _read_all(descriptor: int, offset: int, out: memoryview, where: str) -> None:
+    rest = flat(out)
+    while rest.nbytes:
+        try:
+            count = os.preadv(descriptor, [rest[:_MAX_CALL]], offset)
+        except OSError as error:
+            raise read_error(error, where) from error
+        if count == 0:
+            raise IntegrityError(
+                "store.short-read",
+                f"expected {rest.nbytes} more bytes at {offset}, found the end of the file",
+                where=where,
+            )
+        offset += count
+        rest = rest[count:]
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

@@ -54,6 +54,10 @@ class MemorySink:
             self._data.extend(bytes(offset - len(self._data)))
         self._data[offset : offset + piece.nbytes] = piece
 
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` with bytes that were written; ``store.short-read`` past the end."""
+        MemorySource(bytes(self._data[offset : offset + out.nbytes])).readinto(0, out)
+
     def truncate(self, size: int) -> None:
         """Cut or extend with zero bytes."""
         del self._data[size:]

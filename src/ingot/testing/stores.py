@@ -186,6 +186,9 @@ class _FullSink:
             raise ResourceError("the disk is full: simulated", rule="store.disk-full")
         self._sink.write_at(offset, data)
 
+    def readinto(self, offset: int, out: memoryview) -> None:
+        self._sink.readinto(offset, out)
+
     def truncate(self, size: int) -> None:
         self._sink.truncate(size)
 

@@ -7,9 +7,7 @@ buffer's start; ``__metadata__`` maps strings to strings. The buffer is covered 
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Annotated, Any
@@ -18,6 +16,7 @@ import msgspec
 
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError
 
 MAX_HEADER = 100_000_000
@@ -187,31 +186,6 @@ def _check_layout(entries: Mapping[str, Entry], buffer_length: int, where: str) 
             f"expected {position} bytes of data, found {buffer_length}: {reason}",
             where=where,
         )
-
-
-def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict[str, Any]:
-    """Parse a JSON object, refusing repeated keys at any depth, NaN, Infinity, -0, and anything but an object."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise FormatError(duplicate_rule, f"expected each key once, found {twice[:200]!r} again", where=where)
-        return result
-
-    def refuse(constant: str) -> Any:
-        raise FormatError(rule, f"expected a number, found {constant}", where=where)
-
-    def whole(text: str) -> int:
-        return int(text) if text != "-0" else refuse(text)
-
-    try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(rule, f"not JSON: {error}", where=where) from error
-    if not isinstance(found, dict):
-        raise FormatError(rule, f"expected a JSON object, found {type(found).__name__}", where=where)
-    return found
 
 
 def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:

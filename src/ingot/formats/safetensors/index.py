@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
-from ingot.formats.safetensors.header import strict_json
 from ingot.formats.safetensors.reader import File, LazyTensors, open_file
 from ingot.model.bytesource import Store
 from ingot.model.spec import TensorSpec

@@ -1,0 +1,34 @@
+"""JSON as headers use it: one object, each key once, no NaN, no Infinity, no -0 as an integer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from ingot.errors import FormatError
+
+
+def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict[str, Any]:
+    """Parse a JSON object, refusing repeated keys at any depth, NaN, Infinity, -0, and anything but an object."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise FormatError(duplicate_rule, f"expected each key once, found {twice[:200]!r} again", where=where)
+        return result
+
+    def refuse(constant: str) -> Any:
+        raise FormatError(rule, f"expected a number, found {constant}", where=where)
+
+    def whole(text: str) -> int:
+        return int(text) if text != "-0" else refuse(text)
+
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(rule, f"not JSON: {error}", where=where) from error
+    if not isinstance(found, dict):
+        raise FormatError(rule, f"expected a JSON object, found {type(found).__name__}", where=where)
+    return found

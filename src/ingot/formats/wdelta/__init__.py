@@ -1,0 +1,1 @@
+"""The ``.wdelta`` format, versions 1 and 2 (spec/wdelta.md)."""

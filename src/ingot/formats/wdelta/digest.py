@@ -1,0 +1,100 @@
+"""The SHA-256 over everything at the end of a ``.wdelta``: checked in one pass, computed while a file grows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ingot.errors import FormatError, IntegrityError
+from ingot.formats.wdelta.layout import DIGEST, PREFIX
+from ingot.model.bytesource import ByteSource, Sink
+
+_CHUNK = 1 << 20
+# Fewer new bytes than this are not worth a thread's wake-up.
+_LEAST = 4 << 20
+
+
+def check_digest(source: ByteSource, progress: Callable[[int], None] | None = None) -> None:
+    """Read the whole file and compare its SHA-256 with the last 32 bytes.
+
+    Parameters
+    ----------
+    source : ByteSource
+    progress : callable, optional
+        Called with the number of bytes after every piece.
+
+    Raises
+    ------
+    IntegrityError
+        ``wdelta.digest-mismatch``: a byte changed, or the file was cut off.
+    """
+    end = source.size - DIGEST
+    if end < PREFIX:
+        raise FormatError(
+            "wdelta.truncated", f"expected at least {PREFIX + DIGEST} bytes, found {source.size}", where=source.name
+        )
+    running = hashlib.sha256()
+    buffer = memoryview(bytearray(0 if source.mapped else min(_CHUNK, end)))
+    for start in range(0, end, _CHUNK):
+        size = min(_CHUNK, end - start)
+        if source.mapped:
+            piece = source.view(start, size)
+        else:
+            piece = buffer[:size]
+            source.readinto(start, piece)
+        running.update(piece)
+        if progress is not None:
+            progress(size)
+    expected = bytes(source.view(end, DIGEST))
+    if running.digest() != expected:
+        raise IntegrityError(
+            "wdelta.digest-mismatch",
+            f"expected SHA-256 {expected.hex()}, found {running.hexdigest()}: the file is damaged or was cut off",
+            where=source.name,
+        )
+
+
+class TrailingDigest:
+    """Hashes a file that is being written, on a thread of its own, by reading back what is complete.
+
+    Parts of a tensor may come in turns, so bytes are not written in the order of the file; reading them back from the
+    page cache costs less than the hash, needs no memory for what waits, and lets a resumed run hash what was there.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._hash = hashlib.sha256()
+        self._given = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ingot-sha256")
+        self._last: Future[None] | None = None
+
+    def advance(self, position: int) -> None:
+        """Everything before ``position`` is written and will not change."""
+        if position - self._given >= _LEAST:
+            self._submit(position)
+
+    def finish(self, position: int) -> bytes:
+        """Return the digest of the first ``position`` bytes."""
+        self._submit(position)
+        assert self._last is not None
+        self._last.result()
+        self.close()
+        return self._hash.digest()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, position: int) -> None:
+        if self._last is not None and self._last.done():
+            self._last.result()
+        self._last = self._pool.submit(self._read, self._given, position)
+        self._given = position
+
+    def _read(self, start: int, stop: int) -> None:
+        buffer = memoryview(bytearray(min(_CHUNK, stop - start)))
+        for position in range(start, stop, _CHUNK):
+            piece = buffer[: min(_CHUNK, stop - position)]
+            self._sink.readinto(position, piece)
+            self._hash.update(piece)

@@ -1,0 +1,72 @@
+"""``.wdelta`` as a ``Format``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.wdelta.carry import refusal
+from ingot.formats.wdelta.layout import MAGIC
+from ingot.formats.wdelta.reader import read_catalog
+from ingot.formats.wdelta.writer import WdeltaWriter, file_size
+from ingot.model.bytesource import Store, Target
+from ingot.model.spec import TensorSpec
+
+# deltatensors' callback for transformers leaves ``model.wdelta`` beside a whole checkpoint, which is the folder's.
+_WEIGHTS = (".safetensors", ".zt", ".squizd", ".safetensors.index.json")
+
+
+class WdeltaFormat:
+    """Versions 1 and 2 of deltatensors' format: differences to a base, sparse, of one bit, or of four."""
+
+    name = "wdelta"
+    suffixes: tuple[str, ...] = (".wdelta",)
+    summary = "differences to a base: sparse, 1 bit, 4 bit (deltatensors)"
+    digests = False
+    shards = False
+    attachments: tuple[str, ...] = ()
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
+        return head.startswith(MAGIC) or name.lower().endswith(self.suffixes)
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """``model.wdelta``, or the only ``.wdelta`` file; none in a folder with whole weights."""
+        if any(name.lower().endswith(_WEIGHTS) for name in names):
+            return None
+        found = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
+        if "model.wdelta" in found:
+            return "model.wdelta"
+        return found[0] if len(found) == 1 else None
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Everything but differences of the three codecs, uncompressed."""
+        return refusal(spec)
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """By name: the peer reads the parent of a chain in that order, and version 2 hashes the base in it."""
+        return sorted(range(len(specs)), key=lambda index: specs[index].name)
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate and locate; the digest at the end covers everything and is checked by whoever reads everything."""
+        source = store.open(name)
+        try:
+            return read_catalog(source, name)
+        except BaseException:
+            source.close()
+            raise
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return values
+
+    def file_name(self, stem: str) -> str:
+        return f"{stem}.wdelta"
+
+    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+        return file_size(specs, metadata)
+
+    def writer(
+        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> WdeltaWriter:
+        return WdeltaWriter(target, name, specs, metadata)

@@ -1,0 +1,287 @@
+"""The JSON header of a ``.wdelta``: bytes to checked entries, and back (spec/wdelta.md, "Header")."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Annotated, Any
+
+import msgspec
+
+from ingot.core.checked import element_count
+from ingot.core.dtypes import DTYPES, dtype
+from ingot.core.strictjson import strict_json
+from ingot.errors import FormatError, IngotError, UnsupportedError
+from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
+from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.spec import TensorSpec
+
+HASH = "wdelta"
+"""The name of the parent hash among the hashes of a delta's base."""
+
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+_HEX = re.compile(r"[0-9a-f]{64}\Z")
+_NEEDS_COUNT = ("quantized", "int4")
+
+
+class Ref(msgspec.Struct, forbid_unknown_fields=True):
+    """``{"_ref": field}``: the array is in the payload."""
+
+    ref: str = msgspec.field(name="_ref")
+
+
+class Entry(msgspec.Struct):
+    """What the header says of one tensor; fields of all strategies."""
+
+    strategy: str
+    shape: tuple[_Natural, ...]
+    dtype: str
+    base_dtype: str | None = None
+    sparsity: int | float | None = None
+    outlier_fraction: int | float | None = None
+    n_elements: _Natural | None = None
+    n_cols: _Natural | None = None
+    n_outliers: _Natural | None = None
+    int4_layout: int | None = None
+    indices: Ref | None = None
+    values: Ref | None = None
+    scales: Ref | None = None
+    packed_signs: Ref | None = None
+    outlier_idx: Ref | None = None
+    outlier_vals: Ref | None = None
+    scale: Ref | None = None
+    zero_point: Ref | None = None
+    packed: Ref | None = None
+
+    @property
+    def codec(self) -> str:
+        """Codec id of the strategy."""
+        return STRATEGIES[self.strategy].codec
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def layout(self) -> int:
+        """How ``packed`` is laid out: 1 without the outliers, 2 with them."""
+        return self.int4_layout or 1
+
+    @property
+    def change(self) -> Change:
+        """What becomes of the tensor. Without a ``base_dtype`` the result is float32, as of deltatensors 0.2.0."""
+        return Change("apply", dtype(self.base_dtype).name if self.base_dtype else "f32")
+
+    def params(self) -> dict[str, Any]:
+        """Return the codec's parameters."""
+        if self.strategy == "sparse":
+            return {} if self.sparsity is None else {"sparsity": self.sparsity}
+        if self.strategy == "quantized":
+            return {}
+        fraction = {} if self.outlier_fraction is None else {"outlier_fraction": self.outlier_fraction}
+        return {**fraction, "layout": self.layout}
+
+    def counts(self) -> dict[str, int | None]:
+        """Return how many elements each array of the payload has; None where only the payload tells."""
+        if self.strategy == "sparse":
+            return {"indices": None, "values": None}
+        if self.strategy == "quantized":
+            return {"scales": scale_rows(self.shape), "packed_signs": -(-self.size // 8)}
+        apart = self.n_outliers or 0
+        codes = self.size - (apart if self.layout == 1 else 0)
+        return {"outlier_idx": apart, "outlier_vals": apart, "scale": 1, "zero_point": 1, "packed": -(-codes // 2)}
+
+
+class Extension(msgspec.Struct, omit_defaults=True):
+    """What Ingot adds to the header under ``ingot``; deltatensors passes over it.
+
+    ``strategy`` as the delta was asked for, where it is none of the format's; identities of base and result beside the
+    parent hash; the metadata of the checkpoint.
+    """
+
+    strategy: str | None = None
+    base: Identity | None = None
+    result: Identity | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Header(msgspec.Struct):
+    """A header, checked."""
+
+    parent_hash: str
+    strategy: str
+    tensors: dict[str, Entry]
+    ingot: Extension | None = None
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the checkpoint's metadata, with the delta's description."""
+        extra = self.ingot or Extension()
+        base = extra.base or Identity()
+        info = DeltaInfo(
+            1,
+            extra.strategy or self.strategy,
+            Identity(base.content, {**base.hashes, HASH: self.parent_hash}),
+            extra.result or Identity(),
+            {name: entry.change for name, entry in self.tensors.items()},
+        )
+        return {**extra.metadata, KEY: info.to_metadata()}
+
+
+_DECODER = msgspec.json.Decoder(Header)
+
+
+def scale_rows(shape: Sequence[int]) -> int:
+    """Return how many scales a tensor of strategy ``quantized`` has: one per row, its first dimension."""
+    return shape[0] if len(shape) > 1 else 1
+
+
+def is_hash(text: str) -> bool:
+    """Whether this is a SHA-256 as the header has it: 64 lower-case hexadecimal digits."""
+    return _HEX.match(text) is not None
+
+
+def parse(data: bytes, version: int, where: str) -> Header:
+    """Check a header: types first, in memory bounded by its length, then keys and values.
+
+    Raises ``FormatError`` with the rules of spec/wdelta.md, ``UnsupportedError`` ``wdelta.dtype``.
+    """
+    try:
+        header = _DECODER.decode(data)
+    except UnicodeDecodeError as error:
+        raise FormatError("wdelta.utf8", f"the header is not UTF-8: {error.reason}", where=where) from error
+    except msgspec.ValidationError as error:
+        raise FormatError(
+            "wdelta.fields", f"a field of the header is missing or wrong: {error}", where=where
+        ) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FormatError("wdelta.json", f"the header is not JSON: {error}", where=where) from error
+    strict_json(data, "wdelta.json", "wdelta.duplicate-key", where)
+    if not is_hash(header.parent_hash):
+        raise FormatError(
+            "wdelta.parent-hash", f"expected 64 hexadecimal digits, found {header.parent_hash[:80]!r}", where=where
+        )
+    if header.ingot is not None and KEY in header.ingot.metadata:
+        raise FormatError("wdelta.fields", f"expected no {KEY!r} among the metadata of 'ingot'", where=where)
+    _require_strategy(header.strategy, where)
+    for name, entry in header.tensors.items():
+        _check(entry, version, f"{where}: {name}")
+    return header
+
+
+def _require_strategy(strategy: str, where: str) -> None:
+    if strategy not in STRATEGIES:
+        raise FormatError("wdelta.strategy", f"expected {', '.join(STRATEGIES)}, found {strategy[:80]!r}", where=where)
+
+
+def _check(entry: Entry, version: int, where: str) -> None:
+    _require_strategy(entry.strategy, where)
+    size = element_count(entry.shape, "wdelta.shape", where)
+    if entry.dtype != "float32":
+        raise UnsupportedError(
+            f"expected differences in float32, found {entry.dtype[:80]!r}", rule="wdelta.dtype", where=where
+        )
+    if entry.base_dtype is not None:
+        _require_base_dtype(entry.base_dtype, where)
+    for field in STRATEGIES[entry.strategy].fields:
+        reference = getattr(entry, field)
+        if reference is None or reference.ref != field:
+            found = "nothing" if reference is None else repr(reference.ref[:80])
+            raise FormatError("wdelta.ref", f"expected a reference to {field!r}, found {found}", where=where)
+    if entry.strategy in _NEEDS_COUNT and entry.n_elements != size:
+        raise FormatError(
+            "wdelta.n-elements",
+            f"expected n_elements {size} for shape {list(entry.shape)}, found {entry.n_elements}",
+            where=where,
+        )
+    if entry.strategy == "quantized" and entry.n_cols != _cols(entry.shape):
+        raise FormatError(
+            "wdelta.n-cols",
+            f"expected n_cols {_cols(entry.shape)} for shape {list(entry.shape)}, found {entry.n_cols}",
+            where=where,
+        )
+    if entry.strategy == "int4":
+        _check_int4(entry, size, version, where)
+
+
+def _check_int4(entry: Entry, size: int, version: int, where: str) -> None:
+    if entry.n_outliers is None or entry.n_outliers > size:
+        raise FormatError(
+            "wdelta.n-outliers", f"expected n_outliers from 0 to {size}, found {entry.n_outliers}", where=where
+        )
+    if entry.int4_layout not in ((None,) if version == 1 else (None, 1, 2)):
+        raise FormatError(
+            "wdelta.int4-layout", f"version {version} has no int4_layout {entry.int4_layout}", where=where
+        )
+
+
+def _require_base_dtype(spelling: str, where: str) -> None:
+    try:
+        dtype(spelling)
+    except IngotError as error:
+        raise FormatError(
+            "wdelta.base-dtype", f"expected an element type such as bfloat16, found {spelling[:80]!r}", where=where
+        ) from error
+
+
+def _cols(shape: Sequence[int]) -> int:
+    return prod(shape[1:]) if len(shape) > 1 else prod(shape)
+
+
+def version_of(specs: Sequence[TensorSpec]) -> int:
+    """Return the version of the file: 2 where 4-bit codes are laid out as only that version has them, else 1."""
+    return VERSIONS[any(spec.codec == "delta_int4" and spec.params.get("layout") == 2 for spec in specs)]
+
+
+def describe(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: DeltaInfo, version: int) -> bytes:
+    """Return the header of a file; keys in the order in which deltatensors 0.2.0 writes them.
+
+    Raises ``UnsupportedError`` ``wdelta.metadata`` for metadata that JSON cannot hold.
+    """
+    strategies = [BY_CODEC[spec.codec].name for spec in specs]
+    first = strategies[0] if strategies else "sparse"
+    stated = info.strategy if info.strategy in STRATEGIES else first
+    hashes = {key: value for key, value in info.base.hashes.items() if key != HASH}
+    extra = Extension(
+        None if info.strategy == stated else info.strategy,
+        _or_none(Identity(info.base.content, hashes)),
+        _or_none(info.result),
+        {key: value for key, value in metadata.items() if key != KEY},
+    )
+    header: dict[str, Any] = {
+        "parent_hash": info.base.hashes.get(HASH, "0" * 64),
+        "strategy": stated,
+        "tensors": {spec.name: _entry(spec, info.tensors.get(spec.name), version) for spec in specs},
+    }
+    try:
+        added = msgspec.to_builtins(extra)
+        if added:
+            header["ingot"] = added
+        return json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise UnsupportedError(f"metadata that JSON cannot hold: {error}", rule="wdelta.metadata") from error
+
+
+def _or_none(identity: Identity) -> Identity | None:
+    return None if identity == Identity() else identity
+
+
+def _entry(spec: TensorSpec, change: Change | None, version: int) -> dict[str, Any]:
+    strategy = BY_CODEC[spec.codec]
+    entry: dict[str, Any] = {"strategy": strategy.name, "shape": list(spec.shape), "dtype": "float32"}
+    result = change.dtype if change is not None else "f32"
+    if version == 2 or result != "f32":
+        entry["base_dtype"] = DTYPES[result].numpy
+    if strategy.name == "sparse" and "sparsity" in spec.params:
+        entry["sparsity"] = spec.params["sparsity"]
+    if strategy.name == "quantized":
+        entry |= {"n_elements": spec.size, "n_cols": _cols(spec.shape)}
+    if strategy.name == "int4":
+        if "outlier_fraction" in spec.params:
+            entry["outlier_fraction"] = spec.params["outlier_fraction"]
+        entry |= {"n_elements": spec.size, "n_outliers": (spec.part("outlier_vals").length or 0) // 2}
+        if spec.params["layout"] == 2:
+            entry["int4_layout"] = 2
+    return entry | {field: {"_ref": field} for field in strategy.fields}

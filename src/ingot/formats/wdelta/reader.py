@@ -1,0 +1,79 @@
+"""Reading ``.wdelta``: header and heads of records checked completely, arrays located, none read."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.base import Catalog
+from ingot.formats.wdelta.digest import check_digest
+from ingot.formats.wdelta.header import Entry, Header, parse
+from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRATEGIES, VERSIONS, unpack_prefix
+from ingot.formats.wdelta.walk import Place, walk
+from ingot.model.bytesource import ByteSource
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+
+
+def read_catalog(source: ByteSource, name: str) -> Catalog:
+    """Validate the file but for its digest, which takes reading all of it: ``Catalog.check_whole`` does.
+
+    Tensors come in the order of their records, which is the order in which a writer of version 1 hashed the base.
+
+    Raises ``FormatError`` and ``UnsupportedError`` with the rules of spec/wdelta.md.
+    """
+    version, raw = _read_header(source, name)
+    header = parse(raw, version, name)
+    places = walk(source, PREFIX + len(raw), source.size - DIGEST, header.tensors, name)
+    tensors = {tensor: _tensor(source, tensor, header.tensors[tensor], found, name) for tensor, found in places.items()}
+    return Catalog(
+        tensors,
+        metadata=header.metadata(),
+        headers={name: raw},
+        sources=(source,),
+        notes=_notes(header),
+        check_whole=partial(check_digest, source),
+    )
+
+
+def _read_header(source: ByteSource, name: str) -> tuple[int, bytes]:
+    head = bytearray(min(PREFIX, source.size))
+    source.readinto(0, memoryview(head))
+    if bytes(head[: len(MAGIC)]) != MAGIC[: len(head)]:
+        raise FormatError("wdelta.magic", f"expected {MAGIC!r}, found {bytes(head[:7])!r}", where=name)
+    if source.size < PREFIX + DIGEST:
+        raise FormatError(
+            "wdelta.truncated", f"expected at least {PREFIX + DIGEST} bytes, found {source.size}", where=name
+        )
+    _, version, length = unpack_prefix(bytes(head))
+    if version not in VERSIONS:
+        raise UnsupportedError(f"expected version 1 or 2, found {version}", rule="wdelta.version", where=name)
+    if length > source.size - PREFIX - DIGEST:
+        raise FormatError(
+            "wdelta.header-length",
+            f"expected a header of at most {source.size - PREFIX - DIGEST} bytes, found {length}: cut off, or damaged",
+            where=name,
+        )
+    if length > MAX_HEADER:
+        raise FormatError(
+            "wdelta.header-too-large", f"expected a header of at most {MAX_HEADER} bytes, found {length}", where=name
+        )
+    raw = bytearray(length)
+    source.readinto(PREFIX, memoryview(raw))
+    return version, bytes(raw)
+
+
+def _tensor(source: ByteSource, name: str, entry: Entry, places: dict[str, Place], file: str) -> Tensor:
+    parts = {}
+    for field in STRATEGIES[entry.strategy].fields:
+        place = places[field]
+        parts[field] = Part(place.dtype, place.length, source, place.offset, where=f"{file}: {name}: {field}")
+    return Tensor(name, entry.shape, "f32", entry.codec, parts, entry.params())
+
+
+def _notes(header: Header) -> list[tuple[str, str]]:
+    other = [name for name, entry in header.tensors.items() if entry.strategy != header.strategy]
+    if not other:
+        return []
+    message = f"the header says {header.strategy}, {len(other)} tensors have another strategy, {other[0][:200]!r} first"
+    return [("wdelta.mixed-strategies", message)]

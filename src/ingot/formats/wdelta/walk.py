@@ -1,0 +1,157 @@
+"""One walk over the heads of all records: where each array lies. No array is read (spec/wdelta.md, "Payload")."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ingot.errors import FormatError
+from ingot.formats.wdelta.header import Entry
+from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head
+from ingot.model.bytesource import ByteSource
+
+# Bytes of a head beside the tensor's name: three lengths, field, element type, rank, one size, the data's length.
+_FIXED = 4 + 4 + LONGEST_FIELD + 4 + LONGEST_DTYPE + 4 + 8 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one array lies."""
+
+    dtype: str
+    count: int
+    offset: int
+    length: int
+
+
+Places = dict[str, dict[str, Place]]
+"""All arrays by tensor and field; tensors in the order of their first records."""
+
+
+class _Head:
+    """Takes the fields of one head from the bytes at hand; whatever does not fit is refused by rule."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        self._data, self._where = data, where
+        self.position = 0
+
+    def number(self, code: str) -> int:
+        """Return the next little-endian number."""
+        size = struct.calcsize(code)
+        value: int = struct.unpack(f"<{code}", self._bytes(size))[0]
+        return value
+
+    def text(self, longest: int, rule: str, what: str) -> str:
+        """Return the next string, whose length comes first."""
+        length = self.number("I")
+        if length > longest:
+            raise FormatError(
+                rule, f"expected {what} of at most {longest} bytes, found a length of {length}", where=self._where
+            )
+        try:
+            return self._bytes(length).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError("wdelta.utf8", f"{what} is not UTF-8: {error.reason}", where=self._where) from error
+
+    def _bytes(self, size: int) -> bytes:
+        piece = self._data[self.position : self.position + size]
+        if len(piece) != size:
+            raise FormatError(
+                "wdelta.record-out-of-bounds",
+                "expected the head of a record, found the end of the payload: the file was cut off",
+                where=self._where,
+            )
+        self.position += size
+        return piece
+
+
+def walk(source: ByteSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Places:
+    """Locate every array of the payload between ``start`` and ``end``.
+
+    Raises
+    ------
+    FormatError
+        ``wdelta.record-out-of-bounds``, ``wdelta.record-foreign``, ``wdelta.record-duplicate``,
+        ``wdelta.record-missing``, ``wdelta.record-dtype``, ``wdelta.record-shape``, ``wdelta.record-length``,
+        ``wdelta.utf8``.
+    """
+    longest = max((len(name.encode("utf-8", "surrogatepass")) for name in entries), default=0)
+    places: Places = {}
+    position = start
+    while position < end:
+        head, size = _read_head(source, position, end, longest, f"{where} at byte {position}")
+        position += size
+        spot = f"{where}: {head.tensor[:200]}: {head.field}"
+        entry = entries.get(head.tensor)
+        if entry is None or head.field not in STRATEGIES[entry.strategy].fields:
+            raise FormatError(
+                "wdelta.record-foreign", "expected an array that the header refers to, found another", where=spot
+            )
+        known = places.setdefault(head.tensor, {})
+        if head.field in known:
+            raise FormatError("wdelta.record-duplicate", "expected each array once, found it again", where=spot)
+        if head.length > end - position:
+            raise FormatError(
+                "wdelta.record-out-of-bounds",
+                f"expected at most {end - position} bytes, found {head.length}: the file was cut off",
+                where=spot,
+            )
+        _check_head(head, entry, spot)
+        known[head.field] = Place(ITEM[head.dtype][0], head.elements, position, head.length)
+        position += head.length
+    for name, entry in entries.items():
+        _check_complete(places.get(name, {}), entry, f"{where}: {name[:200]}")
+    return places
+
+
+def _read_head(source: ByteSource, position: int, end: int, longest: int, where: str) -> tuple[Head, int]:
+    data = bytearray(min(longest + _FIXED, end - position))
+    source.readinto(position, memoryview(data))
+    taken = _Head(bytes(data), where)
+    tensor = taken.text(longest, "wdelta.record-foreign", "a tensor's name")
+    name = taken.text(LONGEST_FIELD, "wdelta.record-foreign", "a field's name")
+    dtype = taken.text(LONGEST_DTYPE, "wdelta.record-dtype", "an element type")
+    rank = taken.number("I")
+    if rank != 1:
+        raise FormatError(
+            "wdelta.record-shape", f"expected one dimension, found {rank}", where=f"{where}: {tensor[:200]}: {name}"
+        )
+    count, length = taken.number("Q"), taken.number("Q")
+    return Head(tensor, name, dtype, count, length), taken.position
+
+
+def _check_head(head: Head, entry: Entry, where: str) -> None:
+    wanted = STRATEGIES[entry.strategy].fields[head.field]
+    if head.field == "outlier_idx" and entry.layout == 1:
+        wanted = wanted[:1]
+    if head.dtype not in wanted:
+        raise FormatError(
+            "wdelta.record-dtype", f"expected {' or '.join(wanted)}, found {head.dtype[:80]!r}", where=where
+        )
+    if head.length != head.elements * ITEM[head.dtype][1]:
+        raise FormatError(
+            "wdelta.record-length",
+            f"expected {head.elements * ITEM[head.dtype][1]} bytes for {head.elements} elements, found {head.length}",
+            where=where,
+        )
+    count = entry.counts()[head.field]
+    if count is None:
+        if head.elements > entry.size:
+            raise FormatError(
+                "wdelta.record-shape", f"expected at most {entry.size} elements, found {head.elements}", where=where
+            )
+    elif head.elements != count:
+        raise FormatError("wdelta.record-shape", f"expected {count} elements, found {head.elements}", where=where)
+
+
+def _check_complete(places: Mapping[str, Place], entry: Entry, where: str) -> None:
+    for name in STRATEGIES[entry.strategy].fields:
+        if name not in places:
+            raise FormatError("wdelta.record-missing", f"expected an array {name!r}, found none", where=where)
+    if entry.strategy == "sparse" and places["indices"].count != places["values"].count:
+        raise FormatError(
+            "wdelta.record-shape",
+            f"expected a value for each of {places['indices'].count} indices, found {places['values'].count}",
+            where=where,
+        )

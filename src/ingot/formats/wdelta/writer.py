@@ -1,0 +1,241 @@
+"""Writing ``.wdelta``: every length is known from the specs, so header and records have their places from the start.
+
+The digest covers the header, which states the parent hash. Where that is known from the start, the digest follows the
+file while it grows, on a thread; where it comes late (``amend``), the file is hashed in one pass at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.core import checksums
+from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.wdelta.carry import change_refusal, refusal
+from ingot.formats.wdelta.digest import TrailingDigest
+from ingot.formats.wdelta.header import HASH, describe, version_of
+from ingot.formats.wdelta.layout import BY_CODEC, DIGEST, ITEM, MAX_HEADER, PREFIX, SPELLING, pack_head, pack_prefix
+from ingot.model.bytesource import Buffer, Target
+from ingot.model.delta import DeltaInfo, delta_of
+from ingot.model.spec import PartSpec, TensorSpec
+
+UNKNOWN = "0" * 64
+"""Stands for a parent hash that is not known yet."""
+
+
+@dataclass(slots=True)
+class _Blob:
+    """One array: its head's bytes, where its data begins, and what was written of it."""
+
+    head: bytes
+    offset: int
+    length: int
+    written: int = 0
+
+
+def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> int:
+    """Return the exact size of the file; errors as ``WdeltaWriter``."""
+    header = header_of(specs, metadata)
+    return PREFIX + len(header) + sum(_record_bytes(spec) for spec in specs) + DIGEST
+
+
+def header_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bytes:
+    """Return the header of a file of these tensors.
+
+    Raises
+    ------
+    UnsupportedError
+        ``wdelta.metadata``, ``wdelta.change``, ``wdelta.unsupported``, ``wdelta.header-too-large``.
+    UsageError
+        ``wdelta.writer``: a name twice.
+    """
+    if len({spec.name for spec in specs}) != len(specs):
+        raise UsageError("expected each tensor name once", rule="wdelta.writer")
+    for spec in specs:
+        reason = refusal(spec)
+        if reason is not None:
+            raise UnsupportedError(reason, rule="wdelta.unsupported", where=spec.name)
+    header = describe(specs, metadata, info_of(specs, metadata), version_of(specs))
+    if len(header) > MAX_HEADER:
+        raise UnsupportedError(
+            f"expected a header of at most {MAX_HEADER} bytes, found {len(header)}", rule="wdelta.header-too-large"
+        )
+    return header
+
+
+def info_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> DeltaInfo:
+    """Return the description of the delta; ``UnsupportedError`` where the format has no place for what it says."""
+    info = delta_of(metadata)
+    if info is None:
+        raise UnsupportedError(
+            "expected the description of a delta among the metadata, found ordinary weights", rule="wdelta.metadata"
+        )
+    reason = change_refusal(info, [spec.name for spec in specs])
+    if reason is not None:
+        raise UnsupportedError(f"a .wdelta cannot say this: {reason}; write a .zt", rule="wdelta.change")
+    return info
+
+
+class WdeltaWriter:
+    """A ``FormatWriter`` and ``LateMetadata`` of one ``.wdelta`` file; records in the order of the specs.
+
+    ``metadata`` must hold the description of the delta. The parent hash, and other identities, may be placeholders of
+    the same length until ``amend``. Errors as ``header_of``.
+    """
+
+    def __init__(self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
+        self._name, self._specs = name, list(specs)
+        self._head = b""
+        self._known = False
+        self._set_metadata(metadata)
+        self._places = _layout(specs, PREFIX + len(self._head))
+        self._end = PREFIX + len(self._head) + sum(_record_bytes(spec) for spec in specs)
+        self._sink = target.create(name)
+        self._trail: TrailingDigest | None = None
+        self._start_digest()
+        self._next = 0
+        self._open: TensorSpec | None = None
+        self._crcs: dict[str, checksums.Hasher] = {}
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor of the specs and write the heads of its records."""
+        self._expect(spec.name)
+        self._open = self._specs[self._next]
+        self._crcs = {part.role: checksums.hasher("crc32c") for part in self._open.parts}
+        self._write_heads(self._open)
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Take the next bytes of one array; refuses more than its spec says."""
+        if self._open is None or role not in self._crcs:
+            raise self._misuse(f"expected bytes of a part of an open tensor, found {role!r}")
+        blob = self._places[self._open.name][role]
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        if blob.written + view.nbytes > blob.length:
+            raise self._misuse(f"part {role!r} of {self._open.name!r} is {blob.length} bytes long, found more")
+        self._sink.write_at(blob.offset + blob.written, view)
+        self._crcs[role].update(view.cast("B"))
+        blob.written += view.nbytes
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; the record tells file, offset, length and CRC-32C of every array."""
+        if self._open is None:
+            raise self._misuse("no tensor is open")
+        blobs = self._places[self._open.name]
+        for role, blob in blobs.items():
+            if blob.written != blob.length:
+                raise self._misuse(
+                    f"part {role!r} of {self._open.name!r} is {blob.length} bytes long, found {blob.written} at its end"
+                )
+        record = {
+            "name": self._open.name,
+            "blobs": [[self._name, blob.offset, blob.length, self._crcs[role].text()] for role, blob in blobs.items()],
+        }
+        self._complete(self._open)
+        return record
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take a tensor back as an earlier run wrote it.
+
+        Raises ``IntegrityError`` ``writer.record`` where that run laid the file out differently.
+        """
+        self._expect(record["name"])
+        spec = self._specs[self._next]
+        expected = [[self._name, blob.offset, blob.length] for blob in self._places[spec.name].values()]
+        if [list(blob)[:3] for blob in record["blobs"]] != expected:
+            raise IntegrityError(
+                "writer.record", "the earlier run laid the file out differently: start anew", where=spec.name
+            )
+        self._write_heads(spec)
+        self._complete(spec)
+
+    def amend(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata, which must take as many bytes as before: the arrays have their places already.
+
+        What was hashed up to now is hashed again at the end.
+        """
+        length, before = len(self._head), self._head
+        self._set_metadata(metadata)
+        if len(self._head) != length:
+            found, self._head = len(self._head), before
+            raise self._misuse(f"expected a header of {length} bytes as before, found {found}")
+        if self._trail is not None:
+            self._trail.close()
+            self._trail = None
+
+    def finish(self) -> list[str]:
+        """Write header and digest, cut off whatever an earlier run left behind them, close."""
+        if self._open is not None or self._next != len(self._specs):
+            raise self._misuse(f"expected {len(self._specs)} whole tensors, found {self._next}")
+        if not self._known:
+            raise UsageError("the parent hash was never given", rule="wdelta.parent-hash", where=self._name)
+        if self._trail is None:
+            self._start_digest()
+        assert self._trail is not None
+        self._sink.write_at(self._end, self._trail.finish(self._end))
+        self._sink.truncate(self._end + DIGEST)
+        self._sink.close()
+        return [self._name]
+
+    def abort(self) -> None:
+        """Close the file as it is."""
+        if self._trail is not None:
+            self._trail.close()
+        self._sink.close()
+
+    def _set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        header = header_of(self._specs, metadata)
+        self._known = info_of(self._specs, metadata).base.hashes.get(HASH, UNKNOWN) != UNKNOWN
+        self._head = header
+
+    def _start_digest(self) -> None:
+        """Write prefix and header and begin to hash, if the header is final."""
+        if self._known:
+            prefix = pack_prefix(version_of(self._specs), len(self._head))
+            self._sink.write_at(0, prefix + self._head)
+            self._trail = TrailingDigest(self._sink)
+
+    def _write_heads(self, spec: TensorSpec) -> None:
+        for blob in self._places[spec.name].values():
+            self._sink.write_at(blob.offset - len(blob.head), blob.head)
+
+    def _complete(self, spec: TensorSpec) -> None:
+        last = list(self._places[spec.name].values())[-1]
+        self._open = None
+        self._next += 1
+        if self._trail is not None:
+            self._trail.advance(last.offset + last.length)
+
+    def _expect(self, name: str) -> None:
+        if self._open is not None or self._next >= len(self._specs) or self._specs[self._next].name != name:
+            wanted = self._specs[self._next].name if self._next < len(self._specs) else "no more tensors"
+            raise self._misuse(f"expected {wanted!r} next, found {name!r}")
+
+    def _misuse(self, message: str) -> UsageError:
+        return UsageError(message, rule="wdelta.writer", where=self._name)
+
+
+def _layout(specs: Sequence[TensorSpec], start: int) -> dict[str, dict[str, _Blob]]:
+    places: dict[str, dict[str, _Blob]] = {}
+    for spec in specs:
+        blobs = places.setdefault(spec.name, {})
+        for part in _ordered(spec):
+            head, length = _head_of(spec.name, part), part.length or 0
+            blobs[part.role] = _Blob(head, start + len(head), length)
+            start += len(head) + length
+    return places
+
+
+def _ordered(spec: TensorSpec) -> list[PartSpec]:
+    return [spec.part(field) for field in BY_CODEC[spec.codec].fields]
+
+
+def _head_of(tensor: str, part: PartSpec) -> bytes:
+    spelling = SPELLING[part.dtype]
+    return pack_head(tensor, part.role, spelling, (part.length or 0) // ITEM[spelling][1])
+
+
+def _record_bytes(spec: TensorSpec) -> int:
+    return sum(len(_head_of(spec.name, part)) + (part.length or 0) for part in spec.parts)
