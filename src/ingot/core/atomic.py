@@ -239,7 +239,7 @@ def _claim(folder: Path, dst: Path) -> FileLock:
 
     A process that is just done with the same target may remove folder or lock between any two steps: then once more.
     """
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         lock = FileLock(folder / "lock")
         try:
             folder.mkdir(exist_ok=True)
@@ -247,7 +247,8 @@ def _claim(folder: Path, dst: Path) -> FileLock:
         except Timeout:
             break
         except (FileNotFoundError, FileExistsError):
-            if folder.exists() and not folder.is_dir():
+            last = attempt == _ATTEMPTS - 1  # nobody is in the way: a file system that takes no folders
+            if (last and not folder.exists()) or (folder.exists() and not folder.is_dir()):
                 raise
             continue
         if (folder / "lock").exists():

@@ -364,3 +364,10 @@ def test_many_writers_of_one_target_never_mix(tmp_path):
     assert [process.wait(max(1, deadline - time.monotonic())) for process in processes] == [0, 0, 0]
     assert (dst / "a").read_text() == (dst / "b").read_text()
     assert listed(tmp_path) == ["m"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no folders")
+def test_a_place_that_takes_no_folders_is_not_called_locked() -> None:
+    with pytest.raises(ResourceError) as caught:
+        Staging(Path("/proc/x.zt"))
+    assert caught.value.rule in ("store.write-failed", "store.read-only")
