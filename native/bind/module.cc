@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
   bind_checksum(m);
   bind_cbor(m);
   bind_cbor_encode(m);
+  bind_delta(m);
   bind_entropy(m);
   bind_floats(m);
   bind_records(m);

@@ -18,9 +18,10 @@ constexpr Byte kRaw = 0, kConstant = 1, kHuffman = 2, kAns = 3, kJoint = 4;
 constexpr std::size_t kStreams = 4;  // bit streams of a coded plane
 constexpr int kLimit = 12;           // longest Huffman code in bits
 constexpr int kScaleBits = 13;       // ANS frequencies add up to 2^13
-constexpr std::uint32_t kScale = 1u << kScaleBits;
+constexpr int kHeadBits = 13;        // of a stream's head: the first state; the bits skipped are above
 constexpr std::size_t kSymbols = 1024;    // joint symbols: 8 bits of exponent, 2 of mantissa
-constexpr std::size_t kDistinct = 256;    // symbols that one table may hold
+constexpr std::size_t kDistinct = 256;    // joint symbols that may occur in a chunk
+constexpr std::size_t kMostDistinct = 512;  // symbols that one table may hold
 constexpr std::size_t kSixBlock = 1024;   // elements whose six low bits are packed together
 
 template <class Word>

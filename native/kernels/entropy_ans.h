@@ -1,4 +1,4 @@
-// Tabled asymmetric numeral systems (Duda, arXiv:1311.2540, "tANS") with 2^kScaleBits states, spread as RFC 8878 section 4.1.1
+// Tabled asymmetric numeral systems (Duda, arXiv:1311.2540, "tANS") with 2^kBits states, spread as RFC 8878 section 4.1.1
 // spreads them: four coders take turns, each with a bit stream of its own. Once per instruction set.
 #pragma once
 #include "kernels/entropy.h"
@@ -37,18 +37,19 @@ struct AnsPlan {
   std::size_t table_bytes;
 };
 
-// Scales counts to frequencies that add up to 2^kScaleBits, each at least 1: rounded to nearest, then the difference is taken one
-// by one from, or given to, the most frequent in turn. Needs 1 to kDistinct symbols.
+// Scales counts to frequencies that add up to 2^kBits, each at least 1: rounded to nearest, then the difference is taken one
+// by one from, or given to, the most frequent in turn. Needs 1 to kMostDistinct symbols, of all that count at most 2^20.
+template <int kBits = kScaleBits>
 inline void plan_ans(const std::uint32_t* counts, std::size_t values, AnsPlan& plan) {
   std::uint64_t total = 0;
   for (std::size_t value = 0; value < values; ++value) total += counts[value];
-  std::uint64_t keys[kDistinct];
+  std::uint64_t keys[kMostDistinct];
   std::size_t n = 0;
-  std::int64_t left = kScale;
+  std::int64_t left = std::int64_t{1} << kBits;
   for (std::size_t value = 0; value < values; ++value) {
     plan.freq[value] = 0;
     if (!counts[value]) continue;
-    const std::uint64_t nearest = (std::uint64_t{counts[value]} * kScale + total / 2) / total;
+    const std::uint64_t nearest = ((std::uint64_t{counts[value]} << kBits) + total / 2) / total;
     plan.freq[value] = static_cast<std::uint16_t>(nearest ? nearest : 1);
     left -= plan.freq[value];
     keys[n++] = (kEntropyMaxChunk - counts[value]) << 16 | value;
@@ -98,24 +99,27 @@ inline Byte* write_frequencies(const AnsPlan& plan, Byte* p) {
 }
 
 // One entry per state: bits to read, symbol (8 bits up), and what the bits are added to for the next state (18 bits up).
+template <int kBits = kScaleBits>
 struct AnsTable {
-  std::uint32_t entries[kScale];
+  std::uint32_t entries[1u << kBits];
 };
 
 // Calls place(symbol, state) for every state in ascending order of states.
-template <class Place>
+template <int kBits, class Place>
 inline void spread_symbols(const std::uint16_t* freq, std::size_t first, std::size_t last, Place place) {
-  constexpr std::uint32_t step = (kScale >> 1) + (kScale >> 3) + 3;
-  std::uint16_t symbols[kScale];
+  constexpr std::uint32_t scale = 1u << kBits, step = (scale >> 1) + (scale >> 3) + 3;
+  std::uint16_t symbols[scale];
   std::uint32_t at = 0;
   for (std::size_t symbol = first; symbol <= last; ++symbol)
-    for (std::uint32_t i = 0; i < freq[symbol]; ++i, at = (at + step) & (kScale - 1))
+    for (std::uint32_t i = 0; i < freq[symbol]; ++i, at = (at + step) & (scale - 1))
       symbols[at] = static_cast<std::uint16_t>(symbol);
-  for (std::uint32_t state = 0; state < kScale; ++state) place(symbols[state], state);
+  for (std::uint32_t state = 0; state < scale; ++state) place(symbols[state], state);
 }
 
-// Reads frequencies, which must add up to kScale, and fills the table.
-inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values, AnsTable& table) {
+// Reads frequencies, which must add up to 2^kBits, and fills the table.
+template <int kBits>
+inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table) {
+  constexpr std::uint32_t scale = 1u << kBits;
   if (end - p < 4) return false;
   const std::size_t first = load_le<std::uint16_t>(p), last = load_le<std::uint16_t>(p + 2);
   p += 4;
@@ -134,17 +138,17 @@ inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values
       value += *p++;
       if (value >= last) return false;  // the last symbol occurs
     }
-    if (freq > kScale - total) return false;
+    if (freq > scale - total) return false;
     freqs[value] = static_cast<std::uint16_t>(freq);
     total += freq;
   }
-  if (total != kScale) return false;
+  if (total != scale) return false;
   std::uint16_t next[kSymbols];
   std::memcpy(next, freqs, sizeof next);
-  spread_symbols(freqs, first, last, [&](std::uint32_t symbol, std::uint32_t state) {
+  spread_symbols<kBits>(freqs, first, last, [&](std::uint32_t symbol, std::uint32_t state) {
     const std::uint32_t x = next[symbol]++;
-    const std::uint32_t bits = static_cast<std::uint32_t>(kScaleBits + 1 - std::bit_width(x));
-    table.entries[state] = bits | symbol << 8 | ((x << bits) - kScale) << 18;
+    const std::uint32_t bits = static_cast<std::uint32_t>(kBits + 1 - std::bit_width(x));
+    table.entries[state] = bits | symbol << 8 | ((x << bits) - scale) << 18;
   });
   return true;
 }
@@ -158,9 +162,10 @@ struct AnsStream {
 
 constexpr std::size_t kAnsTurn = 4;  // symbols of each stream per refill: at most 56 bits
 
-// Decodes turns * kAnsTurn symbols of each stream; each turn takes at most 7 bytes of each. The symbols' upper six bits
-// are not theirs.
-[[gnu::noinline]] void decode_states(AnsStream* streams, const AnsTable& table, std::uint16_t* out, std::size_t turns) {
+// Decodes turns * kAnsTurn symbols of each stream; each turn takes at most 7 bytes of each. `find(i, state)` is the entry
+// of the state of symbol i. The symbols' upper six bits are not theirs.
+template <class Find>
+[[gnu::noinline]] void decode_states(AnsStream* streams, Find find, std::uint16_t* out, std::size_t turns) {
   constexpr std::uint64_t mark = std::uint64_t{1} << 63;
   const Byte* p[kStreams];
   std::uint64_t bits[kStreams], state[kStreams];
@@ -169,18 +174,17 @@ constexpr std::size_t kAnsTurn = 4;  // symbols of each stream per refill: at mo
     state[s] = streams[s].state;
     bits[s] = (load_le<std::uint64_t>(p[s]) | mark) >> streams[s].ahead;
   }
-  for (;;) {
+  for (std::size_t at = 0;; at += kAnsTurn * kStreams) {
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kAnsTurn; ++i)
 #pragma GCC unroll 4
       for (std::size_t s = 0; s < kStreams; ++s) {
-        const std::uint32_t entry = table.entries[state[s]];
+        const std::uint32_t entry = find(at + i * kStreams + s, state[s]);
         const std::uint32_t count = entry & 63;
         state[s] = (entry >> 18) + (bits[s] & ~(~std::uint64_t{0} << count));
         bits[s] >>= count;
-        out[i * kStreams + s] = static_cast<std::uint16_t>(entry >> 8);
+        out[at + i * kStreams + s] = static_cast<std::uint16_t>(entry >> 8);
       }
-    out += kAnsTurn * kStreams;
     const bool last = --turns == 0;
 #pragma GCC unroll 4
     for (std::size_t s = 0; s < kStreams; ++s) {
@@ -199,12 +203,13 @@ constexpr std::size_t kAnsTurn = 4;  // symbols of each stream per refill: at mo
   }
 }
 
-// Decodes one symbol near the end of a stream; false where its bits are not all there.
-inline bool decode_state(AnsStream& s, const AnsTable& table, std::uint16_t& out) {
+// Decodes symbol i near the end of its stream; false where its bits are not all there.
+template <class Find>
+inline bool decode_state(AnsStream& s, Find find, std::size_t i, std::uint16_t& out) {
   Byte next[8] = {};
   const std::size_t left = static_cast<std::size_t>(s.end - s.p);
   std::memcpy(next, s.p, left < 8 ? left : 8);
-  const std::uint32_t entry = table.entries[s.state], count = entry & 63;
+  const std::uint32_t entry = find(i, s.state), count = entry & 63;
   const unsigned taken = s.ahead + count;
   if (taken > 8 * left) return false;
   s.state = (entry >> 18) + (load_le<std::uint64_t>(next) >> s.ahead & ~(~std::uint64_t{0} << count));
@@ -223,62 +228,85 @@ inline std::size_t safe_states(const AnsStream* streams, std::size_t count) {
   return turns;
 }
 
-// Reads a table, first states and sizes, and the streams; symbol i is of stream i % kStreams. Calls
-// `put(start, symbols, count)` for every kSixBlock symbols in order; of each symbol the low ten bits count.
-template <class Put>
-inline EntropyStatus read_ans(const Byte*& p, const Byte* end, std::size_t n, std::size_t values, AnsTable& table, Put put) {
-  if (!read_frequencies(p, end, values, table)) return EntropyStatus::table;
-  if (static_cast<std::size_t>(end - p) < 5 * kStreams) return EntropyStatus::stream;
-  AnsStream streams[kStreams];
+// Reads first states and sizes of the streams, which begin behind them; `p` moves past it all.
+template <int kBits>
+inline bool read_heads(const Byte*& p, const Byte* end, AnsStream* streams) {
+  if (static_cast<std::size_t>(end - p) < 5 * kStreams) return false;
   const Byte* at = p + 5 * kStreams;
-  for (AnsStream& s : streams) {
-    const std::size_t start = load_le<std::uint16_t>(p), size = p[2] | std::size_t{p[3]} << 8 | std::size_t{p[4]} << 16;
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    const std::size_t head = load_le<std::uint16_t>(p), size = p[2] | std::size_t{p[3]} << 8 | std::size_t{p[4]} << 16;
     p += 5;
-    s = {at, at + size, start & (kScale - 1), static_cast<unsigned>(start >> 13)};
-    if (start >> kScaleBits != start >> 13 << (13 - kScaleBits)) return EntropyStatus::stream;
-    if (static_cast<std::size_t>(end - at) < size || (s.ahead && !size)) return EntropyStatus::stream;
-    if (s.ahead && (*at & ((1u << s.ahead) - 1))) return EntropyStatus::stream;
+    AnsStream& s = streams[i];
+    s = {at, at + size, head & ((1u << kHeadBits) - 1), static_cast<unsigned>(head >> kHeadBits)};
+    if (s.state >> kBits) return false;
+    if (static_cast<std::size_t>(end - at) < size || (s.ahead && !size)) return false;
+    if (s.ahead && (*at & ((1u << s.ahead) - 1))) return false;
     at += size;
   }
   p = at;
+  return true;
+}
+
+// Decodes the next `count` symbols, of which the first is stream 0's; of each the low ten bits count.
+template <class Find>
+inline bool read_symbols(AnsStream* streams, Find find, std::size_t count, std::uint16_t* out) {
+  std::size_t i = 0;
+  while (const std::size_t turns = safe_states(streams, count - i)) {
+    decode_states(streams, [=](std::size_t k, std::uint64_t state) { return find(i + k, state); }, out + i, turns);
+    i += turns * kAnsTurn * kStreams;
+  }
+  for (; i < count; ++i)
+    if (!decode_state(streams[i % kStreams], find, i, out[i])) return false;
+  return true;
+}
+
+// Whether all streams are used up and their last states are the first ones of the encoder.
+inline bool ended(const AnsStream* streams) {
+  for (std::size_t s = 0; s < kStreams; ++s)
+    if (streams[s].p != streams[s].end || streams[s].ahead || streams[s].state) return false;
+  return true;
+}
+
+// Reads a table, heads and streams; symbol i is of stream i % kStreams. Calls `put(start, symbols, count)` for every
+// kSixBlock symbols in order.
+template <class Put>
+inline EntropyStatus read_ans(const Byte*& p, const Byte* end, std::size_t n, std::size_t values, AnsTable<>& table, Put put) {
+  if (!read_frequencies(p, end, values, table)) return EntropyStatus::table;
+  AnsStream streams[kStreams];
+  if (!read_heads<kScaleBits>(p, end, streams)) return EntropyStatus::stream;
+  const auto find = [&table](std::size_t, std::uint64_t state) { return table.entries[state]; };
   alignas(64) std::uint16_t block[kSixBlock];
   for (std::size_t start = 0; start < n; start += kSixBlock) {
     const std::size_t count = least(kSixBlock, n - start);
-    std::size_t i = 0;
-    while (const std::size_t turns = safe_states(streams, count - i)) {
-      decode_states(streams, table, block + i, turns);
-      i += turns * kAnsTurn * kStreams;
-    }
-    for (; i < count; ++i)
-      if (!decode_state(streams[i % kStreams], table, block[i])) return EntropyStatus::stream;
+    if (!read_symbols(streams, find, count, block)) return EntropyStatus::stream;
     put(start, block, count);
   }
-  for (const AnsStream& s : streams)
-    if (s.p != s.end || s.ahead || s.state) return EntropyStatus::stream;
-  return EntropyStatus::ok;
+  return ended(streams) ? EntropyStatus::ok : EntropyStatus::stream;
 }
 
+template <int kBits = kScaleBits>
 struct AnsEncoder {
   struct Step {
     std::uint32_t bits;  // (state + bits) >> 16 is how many bits a state gives
     std::int32_t find;   // where the states of the symbol lie, less its frequency
   } steps[kSymbols];
-  std::uint16_t states[kScale];
+  std::uint16_t states[1u << kBits];
 };
 
-inline void fill_encoder(const AnsPlan& plan, AnsEncoder& to) {
+template <int kBits>
+inline void fill_encoder(const AnsPlan& plan, AnsEncoder<kBits>& to) {
   std::uint16_t next[kSymbols];
   std::uint32_t start = 0;
   for (std::size_t symbol = plan.first; symbol <= plan.last; ++symbol) {
     const std::uint32_t freq = plan.freq[symbol];
     if (!freq) continue;
-    const std::uint32_t most = static_cast<std::uint32_t>(kScaleBits + 1 - (freq > 1 ? std::bit_width(freq - 1) : 1));
+    const std::uint32_t most = static_cast<std::uint32_t>(kBits + 1 - (freq > 1 ? std::bit_width(freq - 1) : 1));
     to.steps[symbol] = {(most << 16) - (freq << most), static_cast<std::int32_t>(start - freq)};
     next[symbol] = static_cast<std::uint16_t>(start);
     start += freq;
   }
-  spread_symbols(plan.freq, plan.first, plan.last, [&](std::uint32_t symbol, std::uint32_t state) {
-    to.states[next[symbol]++] = static_cast<std::uint16_t>(kScale + state);
+  spread_symbols<kBits>(plan.freq, plan.first, plan.last, [&](std::uint32_t symbol, std::uint32_t state) {
+    to.states[next[symbol]++] = static_cast<std::uint16_t>((1u << kBits) + state);
   });
 }
 
@@ -298,21 +326,21 @@ struct BackWriter {
   }
 };
 
-// Writes table, states, sizes and streams of n symbols `get(i)`; `room` is 2 n + 1024 bytes of scratch. Returns the end,
-// or null where it would pass `end`.
-template <class Get>
-inline Byte* write_ans(const AnsPlan& plan, std::size_t n, Byte* room, Byte* p, const Byte* end, Get get) {
-  AnsEncoder encoder;
-  fill_encoder(plan, encoder);
-  const std::size_t part = ((n + kStreams - 1) / kStreams * kScaleBits + 7) / 8 + 16;  // the most a stream takes, and margins
+// Codes n symbols from the last to the first, then writes heads and streams. `coder(i)` is the encoder of symbol i and
+// `get(i)` the symbol; `room` is 2 n + 1024 bytes of scratch. Returns the end, or null where it would pass `end`.
+template <int kBits, class Coder, class Get>
+inline Byte* write_streams(std::size_t n, Byte* room, Byte* p, const Byte* end, Coder coder, Get get) {
+  constexpr std::uint32_t scale = 1u << kBits;
+  const std::size_t part = ((n + kStreams - 1) / kStreams * kBits + 7) / 8 + 16;  // the most a stream takes, and margins
   BackWriter w[kStreams];
   std::uint32_t state[kStreams];
   for (std::size_t s = 0; s < kStreams; ++s) {
     w[s] = {room + (s + 1) * part, 0, 0};
-    state[s] = kScale;
+    state[s] = scale;
   }
   const auto step = [&](std::size_t s, std::size_t i) {
-    const typename AnsEncoder::Step found = encoder.steps[get(i)];
+    const AnsEncoder<kBits>& encoder = coder(i);
+    const typename AnsEncoder<kBits>::Step found = encoder.steps[get(i)];
     const std::uint32_t count = (state[s] + found.bits) >> 16;
     w[s].bits = w[s].bits << count | (state[s] & ~(~0u << count));
     w[s].held += count;
@@ -329,23 +357,32 @@ inline Byte* write_ans(const AnsPlan& plan, std::size_t n, Byte* room, Byte* p, 
 #pragma GCC unroll 4
     for (std::size_t s = 0; s < kStreams; ++s) w[s].flush();
   }
-  std::size_t sizes[kStreams], total = plan.table_bytes + 5 * kStreams;
+  std::size_t sizes[kStreams], total = 5 * kStreams;
   for (std::size_t s = 0; s < kStreams; ++s) {
     sizes[s] = static_cast<std::size_t>(room + (s + 1) * part - w[s].p) + (w[s].held != 0);
     total += sizes[s];
   }
   if (static_cast<std::size_t>(end - p) < total) return nullptr;
-  p = write_frequencies(plan, p);
   Byte* at = p + 5 * kStreams;
   for (std::size_t s = 0; s < kStreams; ++s, p += 5) {
     const unsigned pad = (8 - w[s].held) & 7;
     if (w[s].held) *--w[s].p = static_cast<Byte>(w[s].bits << pad);
-    store_le<std::uint16_t>(p, static_cast<std::uint16_t>((state[s] - kScale) | pad << 13));
+    store_le<std::uint16_t>(p, static_cast<std::uint16_t>((state[s] - scale) | pad << kHeadBits));
     for (int byte = 0; byte < 3; ++byte) p[2 + byte] = static_cast<Byte>(sizes[s] >> (8 * byte));
     std::memcpy(at, w[s].p, sizes[s]);
     at += sizes[s];
   }
   return at;
+}
+
+// Writes table, heads and streams of n symbols `get(i)`; as write_streams.
+template <class Get>
+inline Byte* write_ans(const AnsPlan& plan, std::size_t n, Byte* room, Byte* p, const Byte* end, Get get) {
+  AnsEncoder<> encoder;
+  fill_encoder(plan, encoder);
+  if (static_cast<std::size_t>(end - p) < plan.table_bytes) return nullptr;
+  p = write_frequencies(plan, p);
+  return write_streams<kScaleBits>(n, room, p, end, [&encoder](std::size_t) -> const AnsEncoder<>& { return encoder; }, get);
 }
 
 }  // namespace

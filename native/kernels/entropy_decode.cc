@@ -12,7 +12,7 @@ struct Planes {
   Byte* room[8];
 };
 
-EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, AnsTable& table, Byte* room,
+EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, AnsTable<>& table, Byte* room,
                          const Byte*& plane) {
   const std::size_t left = static_cast<std::size_t>(end - p);
   plane = room;
@@ -37,7 +37,7 @@ EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t
   }
 }
 
-EntropyStatus read_joint(const Byte*& p, const Byte* end, std::size_t n, AnsTable& table, Byte* top, Byte* next) {
+EntropyStatus read_joint(const Byte*& p, const Byte* end, std::size_t n, AnsTable<>& table, Byte* top, Byte* next) {
   const std::size_t sixes = six_bytes(n);
   if (static_cast<std::size_t>(end - p) < sixes) return EntropyStatus::chunk;
   const Byte* const six = p;
@@ -47,7 +47,7 @@ EntropyStatus read_joint(const Byte*& p, const Byte* end, std::size_t n, AnsTabl
   });
 }
 
-EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t width, std::size_t n, AnsTable& table, Planes& planes,
+EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t width, std::size_t n, AnsTable<>& table, Planes& planes,
                            Byte* out) {
   const Byte* const end = p + size;
   if (size < width) return EntropyStatus::chunk;
@@ -77,7 +77,7 @@ EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const s
                              void* out, std::uint8_t* scratch, std::size_t* bad) {
   Planes planes;
   for (std::size_t k = 0; k < shape.width; ++k) planes.room[k] = scratch + k * shape.chunk;
-  AnsTable table;
+  AnsTable<> table;
   Byte* target = static_cast<Byte*>(out);
   std::size_t index = 0;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk, ++index) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/affine.h"
+#include "core/delta.h"
 #include "core/dtype.h"
 #include "core/entropy.h"
 #include "core/records.h"
@@ -23,6 +24,11 @@
   void affine_errors(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type,                 \
                      const float* scales, const float* zeros, int count, double* totals);                             \
   void cast(const void* in, Dtype from, std::size_t n, void* out, Dtype to);                                          \
+  std::size_t delta_encode(const void* base, const void* tuned, const DeltaShape& shape, std::uint8_t* out,           \
+                           std::uint32_t* sizes, std::uint8_t* scratch);                                              \
+  EntropyStatus delta_apply(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                   \
+                            const DeltaShape& shape, const void* base, void* out, std::uint8_t* scratch,              \
+                            std::size_t* bad);                                                                        \
   std::size_t entropy_encode(const void* in, const EntropyShape& shape, EntropyChoice how, std::uint8_t* out,         \
                              std::uint32_t* sizes, std::uint8_t* scratch);                                            \
   EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                \

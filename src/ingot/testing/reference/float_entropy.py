@@ -178,12 +178,12 @@ def ideal_bytes(counts: Sequence[int]) -> int:
     return -(-bits // (8 << 12))
 
 
-def frequencies(counts: Sequence[int]) -> list[int]:
-    """Scale counts to a sum of ``SCALE``: nearest, at least 1; the rest goes round by falling counts."""
-    total = sum(counts)
-    freq = [max(1, (count * SCALE + total // 2) // total) if count else 0 for count in counts]
+def frequencies(counts: Sequence[int], bits: int = SCALE_BITS) -> list[int]:
+    """Scale counts to a sum of ``2**bits``: nearest, at least 1; the rest goes round by falling counts."""
+    total, scale = sum(counts), 1 << bits
+    freq = [max(1, (count * scale + total // 2) // total) if count else 0 for count in counts]
     order = sorted((-count, value) for value, count in enumerate(counts) if count)
-    left, i = SCALE - sum(freq), 0
+    left, i = scale - sum(freq), 0
     while left:
         value = order[i % len(order)][1]
         i += 1
@@ -212,13 +212,14 @@ def frequency_table(freq: Sequence[int]) -> bytes:
     return out
 
 
-def spread(freq: Sequence[int]) -> list[int]:
-    """Return the symbol of every state."""
-    symbols, at = [0] * SCALE, 0
+def spread(freq: Sequence[int], bits: int = SCALE_BITS) -> list[int]:
+    """Return the symbol of every one of ``2**bits`` states."""
+    scale = 1 << bits
+    symbols, at = [0] * scale, 0
     for symbol, count in enumerate(freq):
         for _ in range(count):
             symbols[at] = symbol
-            at = (at + (SCALE >> 1) + (SCALE >> 3) + 3) % SCALE
+            at = (at + (scale >> 1) + (scale >> 3) + 3) % scale
     return symbols
 
 

@@ -1,0 +1,142 @@
+// What the encoder and the applier of delta_exact share, once per instruction set: differences, their symbols, constants of the
+// layout. spec/delta_exact.md defines it.
+#pragma once
+#include <bit>
+#include <type_traits>
+
+#include "core/delta.h"
+#include "kernels/entropy.h"
+#include "kernels/entropy_planes.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr Byte kSame = 0, kWhole = 1, kSparse = 2, kDense = 3;  // modes of a chunk
+constexpr Byte kPlaneRaw = 0, kPlaneConstant = 1, kPlaneHuffman = 2;
+constexpr std::size_t kBlock = kSixBlock;  // elements of a dense chunk that are handled at a time
+constexpr std::size_t kDeltaScale = std::size_t{1} << kDeltaScaleBits;
+constexpr std::size_t kFarGap = 255;  // a gap of 255 unchanged elements that no change follows
+
+// What turns one word into another and back. `Float`: words are sign and magnitude; rotated left by one, the magnitude is above the
+// sign. The difference of magnitudes in its W - 1 bits, as zigzag, stands above whether the sign changes.
+template <class W>
+struct Float {
+  using Word = W;
+  static constexpr int kLow = 2;  // bits of a difference below its magnitude: sign, and whether the value's sign changes
+  static constexpr int kBits = 8 * sizeof(Word) - 2;  // bits of its magnitude
+
+  static Word turned(Word word) { return rotated_left(word); }
+  static Word difference(Word base, Word tuned) {
+    using Signed = std::make_signed_t<Word>;
+    const Word a = rotated_left(base), b = rotated_left(tuned), one = 1, even = static_cast<Word>(~one);
+    const Word change = static_cast<Word>((b & even) - (a & even));
+    const Word sign = static_cast<Word>(static_cast<Signed>(change) >> (8 * sizeof(Word) - 1));
+    return static_cast<Word>((static_cast<Word>(change << 1) ^ (sign & even)) | ((a ^ b) & one));
+  }
+  static Word applied(Word base, Word difference) {
+    const Word a = rotated_left(base), one = 1, zigzag = static_cast<Word>(difference >> 1);
+    const Word change = static_cast<Word>((zigzag >> 1) ^ (Word{0} - (zigzag & one)));
+    const Word magnitude = static_cast<Word>((a >> 1) + change);
+    return rotated_right(static_cast<Word>(static_cast<Word>(magnitude << 1) | ((a ^ difference) & one)));
+  }
+};
+
+// Words are integers: their difference modulo 2^W, as zigzag.
+template <class W>
+struct Integer {
+  using Word = W;
+  static constexpr int kLow = 1;
+  static constexpr int kBits = 8 * sizeof(Word) - 1;
+
+  static Word turned(Word word) { return word; }
+  static Word difference(Word base, Word tuned) {
+    using Signed = std::make_signed_t<Word>;
+    const Word change = static_cast<Word>(tuned - base);
+    const Word sign = static_cast<Word>(static_cast<Signed>(change) >> (8 * sizeof(Word) - 1));
+    return static_cast<Word>(static_cast<Word>(change << 1) ^ sign);
+  }
+  static Word applied(Word base, Word difference) {
+    const Word one = 1;
+    return static_cast<Word>(base + ((difference >> 1) ^ (Word{0} - (difference & one))));
+  }
+};
+
+// Calls run(Kind{}) with the arithmetic of the elements.
+template <class Run>
+inline auto with_kind(const DeltaElement& element, Run run) {
+  switch (element.width * 2 + element.signed_magnitude) {
+    case 2: return run(Integer<std::uint8_t>{});
+    case 3: return run(Float<std::uint8_t>{});
+    case 4: return run(Integer<std::uint16_t>{});
+    case 5: return run(Float<std::uint16_t>{});
+    case 8: return run(Integer<std::uint32_t>{});
+    case 9: return run(Float<std::uint32_t>{});
+    case 16: return run(Integer<std::uint64_t>{});
+    default: return run(Float<std::uint64_t>{});
+  }
+}
+
+// The magnitude of a difference is a class and the bits that the class leaves open: 0 and 1 are classes 0 and 1; from 2 on the
+// class is twice the number of bits below the highest, plus the first of them, and all bits but these two are open.
+template <class Kind>
+constexpr std::size_t kClasses = 2 * static_cast<std::size_t>(Kind::kBits);
+
+// Classes come with the sign as lowest bit, first all that leave the value's sign as it is.
+template <class Kind>
+constexpr std::size_t kSymbolsOf = kClasses<Kind> * (std::size_t{1} << Kind::kLow);
+static_assert(kSymbolsOf<Float<std::uint64_t>> <= kDeltaSymbols && kDeltaSymbols <= kMostDistinct);
+
+template <class Kind>
+inline std::uint32_t symbol_of(typename Kind::Word difference) {
+  using Wide = std::conditional_t<sizeof(typename Kind::Word) == 8, std::uint64_t, std::uint32_t>;
+  const Wide magnitude = static_cast<Wide>(difference) >> Kind::kLow;
+  std::uint32_t found = static_cast<std::uint32_t>(magnitude);
+  if (magnitude > 1) {
+    const int below = static_cast<int>(std::bit_width(magnitude)) - 1;
+    found = static_cast<std::uint32_t>(2 * below) + static_cast<std::uint32_t>(magnitude >> (below - 1) & 1);
+  }
+  const std::uint32_t sign = static_cast<std::uint32_t>(difference >> (Kind::kLow - 1) & 1);
+  const std::uint32_t turns = Kind::kLow == 2 ? static_cast<std::uint32_t>(difference & 1) : 0;
+  return turns * 2 * static_cast<std::uint32_t>(kClasses<Kind>) + 2 * found + sign;
+}
+
+// Bits that a symbol leaves open.
+template <class Kind>
+inline unsigned open_bits(std::size_t symbol) {
+  const std::size_t found = symbol % (2 * kClasses<Kind>) >> 1;
+  return found < 2 ? 0 : static_cast<unsigned>(found / 2 - 1);
+}
+
+// The difference of a symbol whose open bits are 0.
+template <class Kind>
+inline typename Kind::Word least_difference(std::size_t symbol) {
+  using Word = typename Kind::Word;
+  const std::size_t found = symbol % (2 * kClasses<Kind>) >> 1;
+  const Word magnitude = static_cast<Word>(found < 2 ? found : (Word{2} | Word(found & 1)) << open_bits<Kind>(symbol));
+  const Word low = static_cast<Word>((symbol & 1) << (Kind::kLow - 1) | (symbol >= 2 * kClasses<Kind>));
+  return static_cast<Word>(static_cast<Word>(magnitude << Kind::kLow) | low);
+}
+
+// What chooses the context: eight bits of the base from `shift` on, a float's sign left out.
+template <class Kind>
+inline Byte bin_of(typename Kind::Word base, int shift) {
+  return static_cast<Byte>(Kind::turned(base) >> (shift + Kind::kLow - 1));
+}
+
+// An array in scratch memory, aligned and apart from its neighbours.
+template <class T>
+inline T* take(Byte*& scratch, std::size_t count) {
+  const std::size_t at = reinterpret_cast<std::uintptr_t>(scratch) % kDeltaMargin;
+  Byte* const start = scratch + (kDeltaMargin - at);
+  scratch = start + count * sizeof(T);
+  return reinterpret_cast<T*>(start);
+}
+
+inline std::size_t load_u24(const Byte* p) { return p[0] | std::size_t{p[1]} << 8 | std::size_t{p[2]} << 16; }
+
+inline void store_u24(Byte* p, std::size_t value) {
+  for (int i = 0; i < 3; ++i) p[i] = static_cast<Byte>(value >> (8 * i));
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

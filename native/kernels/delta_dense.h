@@ -1,0 +1,172 @@
+// Encodes chunks of which many elements changed: symbols by ANS with the base's exponent as context, and the bits that they leave
+// open. Once per instruction set.
+#pragma once
+#include "kernels/delta.h"
+#include "kernels/entropy_ans.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+using Coder = AnsEncoder<kDeltaScaleBits>;
+
+// The largest count whose logarithm is kept.
+constexpr std::size_t kLogs = 4096;
+
+struct DenseWork {
+  std::uint64_t* differences;
+  std::uint16_t* symbols;
+  Byte* bins;
+  Byte* room;
+  std::uint32_t* counts;  // kDeltaBins rows of kDeltaSymbols
+  std::uint32_t logs[kLogs];
+
+  DenseWork() {
+    logs[0] = 0;
+    for (std::size_t i = 1; i < kLogs; ++i) logs[i] = log2_fixed(i);
+  }
+  std::uint32_t log2(std::uint64_t value) const { return value < kLogs ? logs[value] : log2_fixed(value); }
+  std::uint32_t* row(std::size_t bin) const { return counts + bin * kDeltaSymbols; }
+};
+
+// A run of bins that share a table.
+struct Group {
+  std::size_t bin;       // the first that occurs
+  std::uint64_t cost;    // of coding it by itself, in 2^-12 bits
+  std::uint64_t joined;  // of coding it together with the next group
+};
+
+struct DensePlan {
+  std::size_t groups;
+  Group group[kDeltaBins];
+  std::size_t symbols;  // of the element type
+  std::uint64_t open;   // bits that symbols leave open
+  std::size_t bytes;    // of the chunk, its mode included: an estimate
+};
+
+// What coding by the sum of two rows of counts takes, in 2^-12 bits: the ideal size, and about what the table takes.
+inline std::uint64_t cost_of(const DenseWork& work, const std::uint32_t* one, const std::uint32_t* two, std::size_t symbols) {
+  std::uint64_t total = 0, distinct = 0, less = 0;
+  for (std::size_t symbol = 0; symbol < symbols; ++symbol) {
+    const std::uint64_t count = std::uint64_t{one[symbol]} + (two ? two[symbol] : 0);
+    if (!count) continue;
+    total += count;
+    ++distinct;
+    less += count * work.log2(count);
+  }
+  return total * work.log2(total) - less + ((distinct + 8) << 15);
+}
+
+// Joins neighbouring groups as long as that saves, or there are too many.
+inline void join_groups(const DenseWork& work, DensePlan& plan) {
+  Group* const group = plan.group;
+  const auto look = [&](std::size_t i) {
+    group[i].joined = cost_of(work, work.row(group[i].bin), work.row(group[i + 1].bin), plan.symbols);
+  };
+  for (std::size_t i = 0; i + 1 < plan.groups; ++i) look(i);
+  while (plan.groups > 1) {
+    std::size_t best = 0;
+    std::int64_t gain = INT64_MIN;
+    for (std::size_t i = 0; i + 1 < plan.groups; ++i) {
+      const std::int64_t saved = static_cast<std::int64_t>(group[i].cost + group[i + 1].cost - group[i].joined);
+      if (saved > gain) {
+        gain = saved;
+        best = i;
+      }
+    }
+    if (gain < 0 && plan.groups <= kDeltaContexts) return;
+    std::uint32_t *const to = work.row(group[best].bin), *const from = work.row(group[best + 1].bin);
+    for (std::size_t symbol = 0; symbol < plan.symbols; ++symbol) to[symbol] += from[symbol];
+    group[best].cost = group[best].joined;
+    --plan.groups;
+    for (std::size_t i = best + 1; i < plan.groups; ++i) group[i] = group[i + 1];
+    if (best) look(best - 1);
+    if (best + 1 < plan.groups) look(best);
+  }
+}
+
+template <class Kind>
+inline void count_symbols(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift,
+                          DenseWork& work, DensePlan& plan) {
+  std::memset(work.counts, 0, sizeof(std::uint32_t) * kDeltaBins * kDeltaSymbols);
+  for (std::size_t i = 0; i < n; ++i) work.bins[i] = bin_of<Kind>(base[i], shift);
+  for (std::size_t i = 0; i < n; ++i) {
+    const typename Kind::Word difference = Kind::difference(base[i], tuned[i]);
+    const std::uint32_t symbol = symbol_of<Kind>(difference);
+    work.differences[i] = difference;
+    work.symbols[i] = static_cast<std::uint16_t>(symbol);
+    ++work.row(work.bins[i])[symbol];
+  }
+  plan.open = 0;
+  plan.symbols = kSymbolsOf<Kind>;
+}
+
+template <class Kind>
+inline void plan_dense(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift,
+                       DenseWork& work, DensePlan& plan) {
+  count_symbols<Kind>(base, tuned, n, shift, work, plan);
+  bool present[kDeltaBins] = {};
+  for (std::size_t i = 0; i < n; ++i) present[work.bins[i]] = true;
+  plan.groups = 0;
+  for (std::size_t bin = 0; bin < kDeltaBins; ++bin) {
+    if (!present[bin]) continue;
+    for (std::size_t symbol = 0; symbol < plan.symbols; ++symbol)
+      plan.open += std::uint64_t{work.row(bin)[symbol]} * open_bits<Kind>(symbol);
+    plan.group[plan.groups++] = {bin, cost_of(work, work.row(bin), nullptr, plan.symbols), 0};
+  }
+  join_groups(work, plan);
+  std::uint64_t cost = 0;
+  for (std::size_t k = 0; k < plan.groups; ++k) cost += plan.group[k].cost;
+  plan.bytes = 2 + plan.groups + 5 * kStreams + ((cost + (8 << 12) - 1) >> 15) + (plan.open + 7) / 8;
+}
+
+// Writes the open bits of all elements; exactly (plan.open + 7) / 8 bytes, and up to eight behind them before `end`.
+template <class Kind>
+inline Byte* write_open(const DenseWork& work, std::size_t n, Byte* p) {
+  Byte lengths[kDeltaSymbols];
+  for (std::size_t symbol = 0; symbol < kSymbolsOf<Kind>; ++symbol) lengths[symbol] = static_cast<Byte>(open_bits<Kind>(symbol));
+  std::uint64_t bits = 0;
+  unsigned held = 0;
+  const auto put = [&](std::uint64_t value, unsigned count) {
+    bits |= (value & ~(~std::uint64_t{0} << count)) << held;
+    held += count;
+    for (; held >= 32; held -= 32, bits >>= 32, p += 4) store_le<std::uint32_t>(p, static_cast<std::uint32_t>(bits));
+  };
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint64_t value = work.differences[i] >> Kind::kLow;
+    const unsigned count = lengths[work.symbols[i]], first = count < 32 ? count : 32;
+    put(value, first);
+    if constexpr (sizeof(typename Kind::Word) == 8) put(value >> first, count - first);
+  }
+  for (; held > 0; held -= held < 8 ? held : 8, bits >>= 8) *p++ = static_cast<Byte>(bits);
+  return p;
+}
+
+// Writes a planned chunk of n elements; null where it would pass `end`.
+template <class Kind>
+inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, Coder* coders, Byte* p, const Byte* end) {
+  Byte contexts[kDeltaBins] = {};
+  if (static_cast<std::size_t>(end - p) < 1 + plan.groups) return nullptr;
+  *p++ = kDense;
+  *p++ = static_cast<Byte>(plan.groups - 1);
+  for (std::size_t k = 1; k < plan.groups; ++k) {
+    *p++ = static_cast<Byte>(plan.group[k].bin);
+    for (std::size_t bin = plan.group[k].bin; bin < kDeltaBins; ++bin) contexts[bin] = static_cast<Byte>(k);
+  }
+  AnsPlan ans;
+  for (std::size_t k = 0; k < plan.groups; ++k) {
+    plan_ans<kDeltaScaleBits>(work.row(plan.group[k].bin), plan.symbols, ans);
+    if (static_cast<std::size_t>(end - p) < ans.table_bytes) return nullptr;
+    p = write_frequencies(ans, p);
+    fill_encoder(ans, coders[k]);
+  }
+  const std::size_t open = (plan.open + 7) / 8;
+  if (static_cast<std::size_t>(end - p) < open) return nullptr;
+  for (std::size_t i = 0; i < n; ++i) work.bins[i] = contexts[work.bins[i]];
+  p = write_streams<kDeltaScaleBits>(
+      n, work.room, p, end - open, [&](std::size_t i) -> const Coder& { return coders[work.bins[i]]; },
+      [&](std::size_t i) { return work.symbols[i]; });
+  return p ? write_open<Kind>(work, n, p) : nullptr;
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

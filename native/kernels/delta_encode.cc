@@ -1,0 +1,85 @@
+// Encodes chunks of delta_exact: looks at what changed, chooses the smallest way to say it, writes. Choices depend on the values
+// alone.
+#include <memory>
+
+#include "kernels/delta_dense.h"
+#include "kernels/delta_sparse.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+struct Work {
+  std::uint32_t* changed;
+  Byte* gaps;
+  Byte* planes;
+  SparsePlan sparse;
+  DensePlan densely;
+  DenseWork dense;
+  Coder coders[kDeltaContexts];
+};
+
+template <class Word>
+inline Byte* write_whole(const Word* tuned, std::size_t n, Byte* p) {
+  *p++ = kWhole;
+  if constexpr (std::endian::native == std::endian::little)
+    std::memcpy(p, tuned, n * sizeof(Word));
+  else
+    for (std::size_t i = 0; i < n; ++i) store_le<Word>(p + i * sizeof(Word), tuned[i]);
+  return p + n * sizeof(Word);
+}
+
+// Encodes one chunk of n elements to at most 1 + n * sizeof(Word) bytes; returns its end. Few changes are coded sparsely, many
+// densely; where both can be, dense must save a sixteenth, as it is ten times slower to apply.
+template <class Kind>
+Byte* encode_chunk(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift, Work& work, Byte* p) {
+  const std::size_t changes = find_changes(base, tuned, n, work.changed);
+  if (changes == 0) {
+    *p = kSame;
+    return p + 1;
+  }
+  const std::size_t whole = 1 + n * sizeof(typename Kind::Word);
+  std::size_t sparse = whole, dense = whole;
+  if (changes <= n / 2) {
+    plan_sparse<Kind>(base, tuned, work.changed, changes, work.gaps, work.planes, work.sparse);
+    sparse = work.sparse.bytes;
+  }
+  if (changes > n / 16) {
+    plan_dense<Kind>(base, tuned, n, shift, work.dense, work.densely);
+    dense = work.densely.bytes;
+  }
+  if (dense + (sparse < whole ? dense / 16 : 0) < sparse)
+    if (Byte* const end = write_dense<Kind>(work.densely, n, work.dense, work.coders, p, p + whole - 1)) return end;
+  return sparse < whole ? write_sparse(work.sparse, p) : write_whole(tuned, n, p);
+}
+
+}  // namespace
+
+std::size_t delta_encode(const void* base, const void* tuned, const DeltaShape& shape, std::uint8_t* out, std::uint32_t* sizes,
+                         std::uint8_t* scratch) {
+  const std::unique_ptr<Work> work(new Work);
+  const std::size_t chunk = shape.chunk, width = shape.element.width;
+  work->changed = take<std::uint32_t>(scratch, chunk);
+  work->gaps = take<Byte>(scratch, delta_gaps(chunk));
+  work->planes = take<Byte>(scratch, width * chunk);
+  work->dense.differences = take<std::uint64_t>(scratch, chunk);
+  work->dense.symbols = take<std::uint16_t>(scratch, chunk);
+  work->dense.bins = take<Byte>(scratch, chunk);
+  work->dense.room = take<Byte>(scratch, 2 * chunk + 1024);
+  work->dense.counts = take<std::uint32_t>(scratch, kDeltaBins * kDeltaSymbols);
+  return with_kind(shape.element, [&](auto kind) {
+    using Kind = decltype(kind);
+    using Word = typename Kind::Word;
+    const Word *from = static_cast<const Word*>(base), *to = static_cast<const Word*>(tuned);
+    Byte* p = out;
+    for (std::size_t start = 0; start < shape.count; start += chunk) {
+      const std::size_t n = least(chunk, shape.count - start);
+      Byte* const end = encode_chunk<Kind>(from + start, to + start, n, shape.element.shift, *work, p);
+      *sizes++ = static_cast<std::uint32_t>(end - p);
+      p = end;
+    }
+    return static_cast<std::size_t>(p - out);
+  });
+}
+
+}  // namespace ingot::INGOT_ISA
