@@ -106,18 +106,18 @@ class Proof:
                 raise self._wrong(stage, expected, found)
 
     def blame(self, error: CodecError) -> None:
-        """Look whether a delta could not be applied because the base is another one.
+        """Look whether a delta could not be applied because its base is another one.
 
         Raises ``IntegrityError`` ``delta.base`` if so.
         """
-        if 0 in self._contents:
-            found, expected = content_of(self._ids(0, {}, 0)), self._contents[0]
-        elif 0 in self._parents:
-            found, expected = self._parent(0), self._parents[0]
-        else:
-            return
-        if found != expected:
-            raise self._wrong(0, expected, found) from error
+        for stage in sorted({*self._contents, *self._parents} - {len(self._links)}):
+            expected = self._contents.get(stage) or self._parents[stage]
+            try:
+                found = content_of(self._ids(stage, {}, 0)) if stage in self._contents else self._parent(stage)
+            except CodecError:  # it comes from an earlier stage then
+                return
+            if found != expected:
+                raise self._wrong(stage, expected, found) from error
 
     def _expect_base(self, stage: int) -> None:
         link = self._links[stage]

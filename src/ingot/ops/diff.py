@@ -231,7 +231,12 @@ class _Diff:
             return "replace", self._whole(tensor)
         codec = delta_codec(way.codec)
         extra = self._options.get("options", {}) if way == self._asked else {}
-        encoder = codec.encoder(tensor.shape, tensor.dtype, {**way.options, **extra})
+        try:
+            encoder = codec.encoder(tensor.shape, tensor.dtype, {**way.options, **extra})
+        except UnsupportedError:  # complex numbers
+            if not codec.exact:
+                raise
+            return "replace", self._whole(tensor)
         default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
         spec = encoded_spec(tensor.name, default, encoder, way.encoding)
         job = PairJob(base, tensor, codec, encoder, spec.parts)
