@@ -152,6 +152,9 @@ def read_columns(reader: RowReader, spans: Sequence[tuple[int, int]], cols: int,
             done += last - first
 
 
+# A mask's bit may stand for any number of zeros; past this no pruning is meant, and a few bytes could claim a matrix
+# that takes days to go through.
+_MOST = 1 << 16
 # Elements that a reader of columns holds beside the caller's rows.
 _SCRATCH = 1 << 18
 
@@ -180,6 +183,12 @@ def _checked(tensor: Tensor) -> _Params:
     if tensor.dtype not in DTYPES:
         raise CodecError(f"{ID}.params", f"expected a known dtype, found {tensor.dtype!r:.80}", where=name)
     _check_mask(tensor, require_part(tensor, "mask"), mask_bytes(channels, block))
+    if tensor.size > _MOST * tensor.nbytes:
+        raise CodecError(
+            f"{ID}.size",
+            f"expected at most {_MOST} elements per stored byte, found {tensor.size} in {tensor.nbytes} bytes",
+            where=name,
+        )
     shape = (kept, tensor.shape[1]) if axis == 0 else (tensor.shape[0], kept)
     parts = {role: part for role, part in tensor.parts.items() if role != "mask"}
     reduced = replace(tensor, shape=shape, codec=inner, params=dict(params), parts=parts, decoder=CODECS[inner])

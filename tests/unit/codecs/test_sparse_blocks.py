@@ -280,3 +280,11 @@ def test_spans_are_the_kept_channels(channels: int, block: int, data: st.DataObj
     start, stop = sorted((data.draw(st.integers(0, channels)), data.draw(st.integers(0, channels))))
     part = [channel for first, last in spans_of(blocks.spans(), start, stop) for channel in range(first, last)]
     assert part == [channel for channel in found if start <= channel < stop]
+
+
+def test_a_few_bytes_cannot_claim_a_matrix_without_end() -> None:
+    tensor = encode_tensor(BlocksCodec(), np.zeros((8, 4), np.float32), {"block": 4, "mask": b"\x00"}, dtype="f32")
+    params = {**tensor.params, "channels": 2**46, "block": 2**46, "kept": 0}
+    with pytest.raises(CodecError) as caught:
+        BlocksCodec().check(replace(tensor, shape=(2**46, 4), params=params))
+    assert caught.value.rule == "sparse_blocks.size"

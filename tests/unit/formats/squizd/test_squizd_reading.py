@@ -327,10 +327,12 @@ def test_sub_block_scales_may_lie_in_any_of_many_tables() -> None:
 
 
 def test_verify_decodes_what_is_stored_and_not_what_was_dropped(tmp_path: Path) -> None:
-    """A mask of a byte can claim 2^31 rows: a quarter of a minute of zeros for a file of half a kilobyte."""
+    """A mask of a byte can claim any number of rows: some are refused, and none are gone through."""
     empty = quantized("t", codes(0, 16, 4), 4, [(0.5, 0.0)])
     path = tmp_path / "f.squizd"
     path.write_bytes(squizd([pruned(empty, 0, 2**31, 2**31, ())]).data)
+    assert [finding.rule for finding in ingot.verify(path)] == ["sparse_blocks.size"]
+    path.write_bytes(squizd([pruned(empty, 0, 2**12, 2**12, ())]).data)
     assert ingot.verify(path, strict=True) == []
     nan = dense("t", "bf16", [2, 2], b"\xc0\x7f\x00\x00" * 2)  # kept as it is: no quantizer made it
     path.write_bytes(squizd([pruned(nan, 0, 6, 2, (1,))]).data)
