@@ -65,7 +65,9 @@ def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
     value = metadata[KEY]
     try:
         # A container that holds text only has the value as its JSON text (``Format.metadata``).
-        info = msgspec.json.decode(value, type=DeltaInfo) if isinstance(value, str) else msgspec.convert(value, DeltaInfo)
+        info = (
+            msgspec.json.decode(value, type=DeltaInfo) if isinstance(value, str) else msgspec.convert(value, DeltaInfo)
+        )
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FormatError("delta.metadata", str(error), where=where) from error
     if info.version != 1:

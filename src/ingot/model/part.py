@@ -41,6 +41,8 @@ class Part:
         ``algorithm:hex`` of the stored bytes.
     where : str
         For messages: file, tensor and role.
+    occupies : int or None
+        Bytes that the part takes in its file, where these are not ``length``: a container may spread it out.
     """
 
     dtype: str
@@ -53,6 +55,7 @@ class Part:
     digest: str | None = None
     where: str = ""
     verify: bool = True
+    occupies: int | None = None
     _verified: bool = field(default=False, repr=False)
 
     @property

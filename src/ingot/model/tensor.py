@@ -71,6 +71,11 @@ class Tensor:
         return sum(part.length for part in self.parts.values())
 
     @property
+    def occupies(self) -> int:
+        """Bytes that all parts take in their files."""
+        return sum(part.length if part.occupies is None else part.occupies for part in self.parts.values())
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)

@@ -32,7 +32,7 @@ class PartInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor; ``nbytes`` are stored bytes, ``layer`` and ``role`` are told from the name."""
+    """One tensor; ``nbytes`` are bytes in the file, ``layer`` and ``role`` are told from the name."""
 
     name: str
     shape: tuple[int, ...]
@@ -129,7 +129,7 @@ def _describe(name: str, tensor: Any) -> TensorInfo:
         tensor.shape,
         tensor.dtype,
         tensor.codec,
-        tensor.nbytes,
+        tensor.occupies,
         layer_of(name),
         role_of(name),
         dict(tensor.params),

@@ -11,7 +11,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.squizd.blocks import Block
 from ingot.formats.squizd.carry import SCALE_DTYPES, SPARSE, Form, form_of
 from ingot.formats.squizd.directory import Entry
-from ingot.formats.squizd.layout import SUB_BLOCK_BIT, tensor_id
+from ingot.formats.squizd.layout import SCALE_ENTRY, SUB_BLOCK_BIT, tensor_id
 from ingot.formats.squizd.scales import EntrySource, Run
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
@@ -111,11 +111,13 @@ class SquizdTensors(Mapping[str, Tensor]):
 
     def _part(self, found: Located, part: PartSpec) -> Part:
         where = f"{self._source.name}: tensor {found.spec.name[:200]!r} part {part.role!r}"
-        source, offset = self._source, found.mask or 0
+        source, offset, occupies = self._source, found.mask or 0, None
         if part.role in ("scales", "zeros"):
             assert found.run is not None
             absent = not any(other.role == "zeros" for other in found.spec.parts)
             source, offset = EntrySource(source, found.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
+            entries = found.form.first + (found.form.second or 0)
+            occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry holds both
         elif part.role != "mask":
             pieces = {piece.role: piece.start or 0 for piece in found.form.block.pieces}
             offset = found.offset + pieces[part.role]
@@ -128,4 +130,5 @@ class SquizdTensors(Mapping[str, Tensor]):
             digest=(found.digests or {}).get(part.role),
             where=where,
             verify=self._verify,
+            occupies=occupies,
         )

@@ -16,6 +16,9 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.zt.format import ZtFormat
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.convert import prepare
+from ingot.ops.inspect import inspect
+from ingot.recipes.choice import Choice
+from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import Item, feed
 
@@ -234,3 +237,13 @@ def test_a_scale_that_would_not_come_back_is_refused(tmp_path: Path, dtype: str,
     with pytest.raises(UnsupportedError) as caught:
         ingot.convert(tmp_path / "a.zt", tmp_path / "b.squizd")
     assert caught.value.rule == "squizd.carry"
+
+
+def test_scales_count_with_the_entries_that_hold_them(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).standard_normal((8, 128), np.float32)
+    ingot.save(tmp_path / "m.safetensors", {"model.layers.0.mlp.up_proj.weight": weights})
+    rule = Rule(Choice("quantized_group", {"bits": 4, "group": 64}))
+    ingot.convert(tmp_path / "m.safetensors", tmp_path / "m.squizd", Recipe("q", (rule,)))
+    found = inspect(tmp_path / "m.squizd").tensors[0]
+    assert found.nbytes == 8 * 64 + 16 * (1 + 8 * 2)  # codes; one entry of the first round, one per group
+    assert sum(part.length for part in found.parts) == 8 * 64 + 2 * 8 * 2
