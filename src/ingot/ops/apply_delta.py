@@ -11,17 +11,18 @@ from typing import Any
 from ingot.codecs.delta import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core import checksums
-from ingot.core.checksums import Blake3, Sha256
+from ingot.core.checksums import Blake3
 from ingot.core.parallel import default_workers, ordered
 from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta_chain import Layer, Link, Route, link_of, next_stage
 from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
-from ingot.ops.open import open as open_checkpoint
+from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.save import as_tensor
 from ingot.ops.state import address, element_type, like, shared_array
 from ingot.ops.undo import TensorUndo
+from ingot.ops.wdelta_parent import matching_order
 
 SLAB = 1 << 18
 _SAMPLE = 1 << 16
@@ -81,7 +82,8 @@ def apply_delta(
         The memory of its tensors is written to: C order, on the CPU. New, reshaped and retyped tensors are put in as
         new objects, removed ones leave the mapping.
     delta : path or Checkpoint
-        An opened one must stay open until the delta is reverted or ``Applied.close`` was called.
+        An opened one must stay open until the delta is reverted or ``Applied.close`` was called; a digest of its whole
+        file, as a ``.wdelta`` has, is checked only where a path is given.
     verify_base : bool
         Prove by its hash that the state dict holds the delta's base.
     undo : bool
@@ -107,7 +109,7 @@ def apply_delta(
     """
     workers = default_workers() if workers is None else workers
     owned = not isinstance(delta, Checkpoint)
-    opened = delta if isinstance(delta, Checkpoint) else open_checkpoint(delta)
+    opened = delta if isinstance(delta, Checkpoint) else _opened(delta)
     try:
         link = link_of(opened)
         job = _Apply(state_dict, link, workers)
@@ -120,6 +122,16 @@ def apply_delta(
             opened.close()
         raise
     return applied
+
+
+def _opened(path: str | PathLike[str]) -> Checkpoint:
+    source = open_source(path)
+    try:
+        source.require_whole()
+    except BaseException:
+        source.close()
+        raise
+    return checkpoint_of(source)
 
 
 def revert(state_dict: State, applied: Applied) -> None:
@@ -192,10 +204,12 @@ class _Apply:
         expected = self._link.info.base
         if expected.content is not None:
             names = [*(name for name in self._link.info.tensors if name in self._arrays), *self._link.info.removed]
-            base = {name: self._arrays[name] for name in names}
-            found, wanted = _content(base, self._workers), expected.content
+            wanted, found = expected.content, _content({name: self._arrays[name] for name in names}, self._workers)
         elif PARENT in expected.hashes:
-            found, wanted = _parent(self._arrays, sorted(self._link.info.tensors)), expected.hashes[PARENT]
+            base = {name: as_tensor(name, array) for name, array in self._arrays.items()}
+            wanted, found = expected.hashes[PARENT], "another one, in every order"
+            if matching_order(base, list(self._link.checkpoint), wanted) is not None:
+                found = wanted
         else:
             raise UsageError(
                 "the delta does not say what its base is; pass verify_base=False to trust yours",
@@ -317,11 +331,3 @@ def _content(arrays: Mapping[str, Array], workers: int) -> str:
         return name, TensorId(element_type(array), array.shape, hex_of(running))
 
     return content_of(dict(ordered(one, arrays, workers)))
-
-
-def _parent(arrays: Mapping[str, Array], names: list[str]) -> str:
-    running = Sha256()
-    for name in names:
-        running.update(name.encode("utf-8", "surrogatepass"))
-        running.update(file_bytes(arrays[name]))
-    return hex_of(running)

@@ -253,6 +253,7 @@ class _Job:
             try:
                 resumed, files = self._write(staging, cuts, budget, resume, progress)
                 companions = copy_companions(self._checkpoint.companions, staging.files) if place.directory else []
+                self._source.require_whole()
                 self._source.require_unchanged()
                 self._gathered.require_unchanged()
                 staging.publish([*files, *companions])

@@ -16,6 +16,7 @@ from ingot.ops.delta_chain import Link, Route
 from ingot.ops.identity import Lane, TensorId, content_of, file_bytes, hex_of, tensor_digest
 from ingot.ops.patch_job import PatchJob
 from ingot.ops.watch import ContentWatch, ParentWatch, Watch
+from ingot.ops.wdelta_parent import matching_order, parent_orders
 
 PARENT = "wdelta"
 
@@ -62,9 +63,17 @@ class Proof:
             self._contents[len(links)] = promised
 
     @property
-    def by_name(self) -> bool:
-        """Whether tensors are best made in the order of their names, as a parent hash wants them."""
-        return bool(self._parents)
+    def order(self) -> Sequence[str] | None:
+        """The order in which tensors are best made, as a parent hash wants them; None where none does."""
+        return self._order(min(self._parents)) if self._parents else None
+
+    def _order(self, stage: int) -> Sequence[str]:
+        """Return the order in which a stage's parent hash is most likely to be over its tensors."""
+        names = list(self._links[stage].checkpoint)
+        if stage:
+            return sorted(names)
+        orders = parent_orders({name: route.origin for name, route in self._stages[0].items()}, names)
+        return orders.get("shards", orders["sorted"])
 
     @contextmanager
     def watching(self, jobs: Mapping[str, PatchJob], order: Sequence[str]) -> Iterator[None]:
@@ -102,7 +111,7 @@ class Proof:
         for stage, expected in self._parents.items():
             watch = self._watches.get(stage)
             found = watch.hex if isinstance(watch, ParentWatch) else self._parent(stage)
-            if found != expected:
+            if found != expected and not self._in_another_order(stage, expected):
                 raise self._wrong(stage, expected, found)
 
     def blame(self, error: CodecError) -> None:
@@ -116,7 +125,7 @@ class Proof:
                 found = content_of(self._ids(stage, {}, 0)) if stage in self._contents else self._parent(stage)
             except CodecError:  # it comes from an earlier stage then
                 return
-            if found != expected:
+            if found != expected and (stage in self._contents or not self._in_another_order(stage, expected)):
                 raise self._wrong(stage, expected, found) from error
 
     def _expect_base(self, stage: int) -> None:
@@ -145,10 +154,9 @@ class Proof:
 
     def _passes(self, stage: int, jobs: Mapping[str, PatchJob], order: Sequence[str]) -> bool:
         """Whether all tensors of a parent hash pass, sorted by name, so that it can be computed on the way."""
+        wanted = list(self._order(stage))
         covered = [name for name in order if name in self._links[stage].info.tensors]
-        return covered == sorted(self._links[stage].info.tensors) and all(
-            name in jobs and self._on_the_way(stage, name, jobs[name]) for name in covered
-        )
+        return covered == wanted and all(name in jobs and self._on_the_way(stage, name, jobs[name]) for name in covered)
 
     def _ids(self, stage: int, jobs: Mapping[str, PatchJob], workers: int) -> dict[str, TensorId]:
         digests, rest = {}, []
@@ -164,11 +172,18 @@ class Proof:
     def _parent(self, stage: int) -> str:
         """Return the parent hash of a stage by a pass of its own."""
         running = Sha256()
-        for name in sorted(self._links[stage].info.tensors):
+        for name in self._order(stage):
             running.update(name.encode("utf-8", "surrogatepass"))
             for rows in self._stages[stage][name].slabs():
                 running.update(file_bytes(rows))
         return hex_of(running)
+
+    def _in_another_order(self, stage: int, expected: str) -> bool:
+        """Whether the base has this parent hash in one of the other orders that its tool has hashed in."""
+        if stage:
+            return False
+        base = {name: route.origin for name, route in self._stages[0].items()}
+        return matching_order(base, list(self._links[0].checkpoint), expected) is not None
 
     def _wrong(self, stage: int, expected: str, found: str) -> IntegrityError:
         who = "the base" if not stage else f"what delta {stage} gives"

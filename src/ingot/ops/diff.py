@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
 from msgspec import structs
 
 from ingot.codecs.delta import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import Staging
-from ingot.core.parallel import default_workers, ordered
+from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import LateMetadata, WriteOptions
-from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert import refuse_same
-from ingot.ops.delta_chain import base_routes, is_opaque
+from ingot.ops.delta_chain import is_opaque
 from ingot.ops.delta_jobs import PairJob, WholeJob
 from ingot.ops.delta_report import DiffReport, TensorDiff
 from ingot.ops.delta_strategy import SMALL, choices
 from ingot.ops.destination import Destination, destination
+from ingot.ops.diff_inputs import alike, check_inputs, same_tensors
 from ingot.ops.drive import drive, slab_budget
-from ingot.ops.identity import Lane, TensorId, content_of, file_bytes, tensor_digest, tensor_ids
+from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ENCODED, MOVED, Step, encoded_spec, moved_spec
-from ingot.ops.slabs import matrix_of, slabs
 from ingot.ops.watch import ContentWatch, ParentWatch
+from ingot.ops.wdelta_parent import parent_hash, parent_orders
 from ingot.stores.local import LocalTarget
 
 AnyPath = str | PathLike[str]
@@ -47,7 +47,7 @@ VERSION = 1
 PARENT = "wdelta"
 """The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
 CONTAINERS = ("zt", "wdelta")
-_UNKNOWN_HASH = "0" * 64
+_UNKNOWN = "0" * 64
 _COMPARED = 1 << 20
 
 
@@ -153,17 +153,19 @@ class _Diff:
         self._asked = choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)  # what options are for
         self._workers = options.get("threads") or default_workers()
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.get("progress"))
+        self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._same: dict[str, str] = {}
         self._moved: dict[str, str] = {}
         self._written: dict[str, tuple[int, ErrorStats]] = {}
 
     def run(self) -> DiffReport:
-        _check_inputs(self._base, self._tuned)
+        check_inputs(self._base, self._tuned)
         removed = [name for name in self._base if name not in self._tuned]
         if self._wdelta:
             self._require_same_keys(removed)
+            self._shards = parent_orders(self._base, list(self._tuned)).get("shards")
         else:
-            self._same = self._find_same()
+            self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
         plan = self._plan()
         place = self._place
         overwrite = self._options.get("overwrite", False)
@@ -187,16 +189,6 @@ class _Diff:
         return UnsupportedError(
             f"a .wdelta needs {expected}, found {found}; write a .zt", rule="delta.keys", where=name
         )
-
-    def _find_same(self) -> dict[str, str]:
-        """Return the digests of the tensors whose values are those of the base, bit for bit."""
-        pairs = [(self._base[name], tensor) for name, tensor in self._tuned.items() if name in self._base]
-        alike = [pair for pair in pairs if _alike(*pair)]
-        same = [pair[1] for pair, equal in ordered(lambda pair: (pair, _equal(*pair)), alike, self._workers) if equal]
-        found = tensor_ids(same, workers=self._workers)
-        for tensor in same:
-            self._progress.advance(tensor.nbytes + self._base[tensor.name].nbytes, tensor.name)
-        return {name: item.digest for name, item in found.items()}
 
     def _plan(self) -> _Planned:
         steps: list[Step] = []
@@ -227,7 +219,7 @@ class _Diff:
         if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)
             return "replace", self._checked(Step(tensor, moved_spec(tensor), MOVED, "moved", exact=True))
-        if base is None or not (self._wdelta or _alike(base, tensor)):
+        if base is None or not (self._wdelta or alike(base, tensor)):
             return "replace", self._whole(tensor)
         codec = delta_codec(way.codec)
         extra = self._options.get("options", {}) if way == self._asked else {}
@@ -258,7 +250,7 @@ class _Diff:
         info = DeltaInfo(
             VERSION,
             self._strategy,
-            Identity(hashes={PARENT: _UNKNOWN_HASH}) if self._wdelta else Identity(),
+            self._unknown_base(),
             tensors=dict(plan.changes),
             removed=removed,
         )
@@ -281,21 +273,36 @@ class _Diff:
         """Write all tensors; return what the pass told of base and result."""
         measured = self._options.get("measure", True)
         budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
-        with Lane("base") as base_lane, Lane("tuned") as tuned_lane:
+        with Lane("base") as base_lane, Lane("tuned") as tuned_lane, ThreadPoolExecutor(1) as pool:
             parent = ParentWatch(base_lane)
+            beside = pool.submit(parent_hash, self._base, self._shards) if self._shards else None
             contents = (ContentWatch(base_lane), ContentWatch(tuned_lane))
             for job in plan.jobs.values():
-                watches = (parent, None) if self._wdelta else contents
-                job.observe(*watches, measured=measured)
+                if self._wdelta:
+                    job.observe(contents[0] if beside else parent, None, measured=measured)
+                else:
+                    job.observe(*contents, measured=measured)
             cuts = [cut(step, budget, self._workers + 3, measured) for step in plan.steps]
             with Pipeline(plan.steps, cuts, workers=self._workers, budget=budget, measured=measured) as pipeline:
                 drive(pipeline, writer, self._workers, self._finished, self._progress.advance)
             if self._wdelta:
-                return structs.replace(info, base=Identity(hashes={PARENT: parent.hex}))
+                return structs.replace(
+                    info, base=self._parent_identity(plan, beside.result() if beside else parent.hex)
+                )
         return structs.replace(info, base=self._base_identity(plan), result=self._result_identity(plan))
 
     def _finished(self, step: Step, record: dict[str, Any], error: ErrorStats) -> None:
         self._written[step.tensor.name] = (sum(blob[2] for blob in record["blobs"]), error)
+
+    def _unknown_base(self) -> Identity:
+        """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
+        if not self._wdelta:
+            return Identity()
+        return Identity(f"blake3:{_UNKNOWN}" if self._shards else None, {PARENT: _UNKNOWN})
+
+    def _parent_identity(self, plan: _Planned, parent: str) -> Identity:
+        """Return what a ``.wdelta`` says of its base; of a sharded one its content too, for the hash goes by shards."""
+        return Identity(self._base_identity(plan).content if self._shards else None, {PARENT: parent})
 
     def _base_identity(self, plan: _Planned) -> Identity:
         digests = {name: job.base_id for name, job in plan.jobs.items()} | self._same
@@ -352,31 +359,3 @@ class _Diff:
             result_id=info.result.content,
             parent_hash=info.base.hashes.get(PARENT),
         )
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
-
-
-def _check_inputs(*checkpoints: Checkpoint) -> None:
-    """Refuse what has no values of its own: deltas, and tensors that nothing here decodes."""
-    for checkpoint in checkpoints:
-        if KEY in checkpoint.metadata:
-            raise UsageError(
-                "expected weights, found a delta; patch its base first and compare with the result",
-                rule="delta.of-delta",
-                where=checkpoint.location,
-            )
-        base_routes(checkpoint)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
-    if is_opaque(one) or is_opaque(other):
-        return tensor_digest(one) == tensor_digest(other)
-    matrix = matrix_of(one, other.codec)
-    step = max(1, _COMPARED // max(matrix[1], 1))
-    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
-        if not np.array_equal(np.frombuffer(file_bytes(left), np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
-            return False
-    return True

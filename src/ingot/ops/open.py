@@ -29,6 +29,7 @@ class Source:
     entry: str
     catalog: Catalog
     io: str
+    verify: bool = True
 
     def require_unchanged(self) -> None:
         """Refuse a source that was written to since it was opened: what was read of it may be of two versions.
@@ -45,6 +46,14 @@ class Source:
                     "the file was written to while it was being read; try again when it is complete",
                     where=source.name,
                 )
+
+    def require_whole(self) -> None:
+        """Compare the digest that covers the whole file, where the format has one and digests are to be checked.
+
+        Raises ``IntegrityError`` with the format's rule.
+        """
+        if self.verify and self.catalog.check_whole is not None:
+            self.catalog.check_whole()
 
     @property
     def folder(self) -> Path:
@@ -147,7 +156,7 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
         catalog = format.read(store, entry, verify=verify)
     except IngotError as error:
         raise error if str(location) in (error.where or "") else error.at(str(location)) from None
-    return Source(location, store, format, entry, catalog, _io_of(catalog))
+    return Source(location, store, format, entry, catalog, _io_of(catalog), verify)
 
 
 def _head(store: Store, name: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -141,7 +142,7 @@ class _Patch:
         options, place = self._options, self._place
         found = stages(self._base, self._links)
         proof = Proof(self._links, found, base=options.get("verify_base", True), result=options.get("verify", False))
-        plan = self._plan(found[-1], sort=proof.by_name)
+        plan = self._plan(found[-1], proof.order or ())
         with Staging(place.path, directory=place.directory, overwrite=options.get("overwrite", False)) as staging:
             files = self._write(plan, proof, LocalTarget(staging.files))
             companions = {**self._base.companions, **self._links[-1].checkpoint.companions}
@@ -166,8 +167,9 @@ class _Patch:
             result_id=proof.result_id,
         )
 
-    def _plan(self, routes: dict[str, Route], *, sort: bool) -> _Planned:
-        steps = [self._step(routes[name]) for name in (sorted(routes) if sort else routes)]
+    def _plan(self, routes: dict[str, Route], first: Sequence[str]) -> _Planned:
+        names = dict.fromkeys([*(name for name in first if name in routes), *routes])
+        steps = [self._step(routes[name]) for name in names]
         order = self._place.format.order([step.spec for step in steps])
         steps = [steps[index] for index in order]
         jobs = {step.tensor.name: step.job for step in steps if isinstance(step.job, PatchJob)}
@@ -203,10 +205,13 @@ class _Patch:
         writer = format.writer(target, self._place.name, specs, format.metadata(own), options)
         try:
             budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
-            with proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
+            with ThreadPoolExecutor(1) as beside, proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
+                whole = [beside.submit(source.require_whole) for source in self._sources]
                 cuts = [cut(step, budget, self._workers + 3, measured=False) for step in plan.steps]
                 with Pipeline(plan.steps, cuts, workers=self._workers, budget=budget, measured=False) as pipeline:
                     drive(pipeline, writer, self._workers, _finished, self._progress.advance)
+                for checked in whole:
+                    checked.result()
                 proof.check(plan.jobs, self._workers)
             return writer.finish()
         except BaseException as error:

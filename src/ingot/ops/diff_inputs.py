@@ -1,0 +1,60 @@
+"""What a diff finds out of its inputs before it plans: whether they are weights, and which tensors are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ingot.core.parallel import ordered
+from ingot.core.progress import Progress
+from ingot.errors import UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import KEY
+from ingot.model.tensor import Tensor
+from ingot.ops.delta_chain import base_routes, is_opaque
+from ingot.ops.identity import file_bytes, tensor_digest, tensor_ids
+from ingot.ops.slabs import matrix_of, slabs
+
+_COMPARED = 1 << 20
+
+
+def same_tensors(
+    base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], workers: int, progress: Progress
+) -> dict[str, str]:
+    """Return the digests of the tensors whose values are those of the base, bit for bit."""
+    pairs = [(base[name], tensor) for name, tensor in tuned.items() if name in base and alike(base[name], tensor)]
+    same = [pair[1] for pair, equal in ordered(lambda pair: (pair, _equal(*pair)), pairs, workers) if equal]
+    found = tensor_ids(same, workers=workers)
+    for tensor in same:
+        progress.advance(tensor.nbytes + base[tensor.name].nbytes, tensor.name)
+    return {name: item.digest for name, item in found.items()}
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one shape and element type."""
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def check_inputs(*checkpoints: Checkpoint) -> None:
+    """Refuse what has no values of its own: deltas, and tensors that nothing here decodes."""
+    for checkpoint in checkpoints:
+        if KEY in checkpoint.metadata:
+            raise UsageError(
+                "expected weights, found a delta; patch its base first and compare with the result",
+                rule="delta.of-delta",
+                where=checkpoint.location,
+            )
+        base_routes(checkpoint)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
+    if is_opaque(one) or is_opaque(other):
+        return tensor_digest(one) == tensor_digest(other)
+    matrix = matrix_of(one, other.codec)
+    step = max(1, _COMPARED // max(matrix[1], 1))
+    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
+        if not np.array_equal(np.frombuffer(file_bytes(left), np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
+            return False
+    return True
