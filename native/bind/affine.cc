@@ -7,6 +7,7 @@
 
 #include "bind/arrays.h"
 #include "core/dispatch.h"
+#include "kernels/affine_add.h"
 
 namespace {
 
@@ -63,6 +64,23 @@ void dequantize(const InBytes& packed, const InArray& scales, const std::optiona
   const AffineLayout at = layout.with(out.shape(0));
   nb::gil_scoped_release release;
   INGOT_KERNEL(affine_dequantize)(at, packed.data(), scales.data(), zeros ? zeros->data() : nullptr, scale_type, out.data(), type);
+}
+
+void add(const InBytes& packed, const InArray& scales, const std::optional<InArray>& zeros, const InArray& base,
+         const OutArray& out, const Layout& layout, std::string_view scale_dtype, std::string_view dtype) {
+  const Dtype scale_type = float_type(scale_dtype), type = float_type(dtype);
+  require(type != Dtype::f64, "expected a target f32, f16 or bf16");
+  require(out.ndim() == 2 && out.shape(1) == layout.cols, "expected an output of rows x cols");
+  require(base.ndim() == 2 && base.shape(0) == out.shape(0) && base.shape(1) == out.shape(1), "expected a base of rows x cols");
+  require_elements(base, type, "expected an aligned base of the named type");
+  require_elements(out, type, "expected an aligned output of the named type");
+  const auto* from = static_cast<const std::uint8_t*>(base.data());
+  const auto* to = static_cast<const std::uint8_t*>(out.data());
+  require(from == to || from + base.nbytes() <= to || to + out.nbytes() <= from, "expected a base that is the output or apart from it");
+  check(layout, out.shape(0), packed, scales, zeros, scale_type);
+  const AffineLayout at = layout.with(out.shape(0));
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(affine_add)(at, packed.data(), scales.data(), zeros ? zeros->data() : nullptr, scale_type, base.data(), out.data(), type);
 }
 
 AffineChoice choice(std::string_view method, int bits, bool is_signed, bool symmetric, Dtype scale_type) {
@@ -129,6 +147,9 @@ void bind_affine(nb::module_& m) {
            nb::arg("group"), nb::arg("bits"), nb::arg("signed"), nb::arg("msb"), nb::arg("per_tensor"), nb::arg("row_bytes"));
   m.def("affine_dequantize", &dequantize, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("out"),
         nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("dtype"), "Decode whole rows: w = s * (q - z), rounded once.");
+  m.def("affine_add", &add, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("base"), nb::arg("out"),
+        nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("dtype"),
+        "Decode whole rows and add them to base: product and sum rounded to f32, then once to the type. out may be base.");
   m.def("affine_quantize", &quantize, nb::arg("values"), nb::arg("dtype"), nb::arg("packed"), nb::arg("scales"),
         nb::arg("zeros").none(), nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("method"),
         "Quantize whole rows. Returns (0, 0), (1, index of a value that is not finite) or (2, index of the first value of a "

@@ -26,6 +26,16 @@ class AffineLayout:
 def affine_dequantize(
     packed: Array, scales: Array, zeros: Array | None, out: Array, layout: AffineLayout, scale_dtype: str, dtype: str
 ) -> None: ...
+def affine_add(
+    packed: Array,
+    scales: Array,
+    zeros: Array | None,
+    base: Array,
+    out: Array,
+    layout: AffineLayout,
+    scale_dtype: str,
+    dtype: str,
+) -> None: ...
 def affine_quantize(
     values: Array,
     dtype: str,
@@ -75,9 +85,7 @@ def bf16_exponents(values: Array, counts: Array) -> None: ...
 def pair_stats(
     reference: Array, dtype: str, other: Array, other_dtype: str
 ) -> tuple[int, float, float, float, float, float, int, int]: ...
-def delta_encode(
-    base: Array, tuned: Array, chunk: int, floats: bool, shift: int, out: Array, sizes: Array
-) -> int: ...
+def delta_encode(base: Array, tuned: Array, chunk: int, floats: bool, shift: int, out: Array, sizes: Array) -> int: ...
 def delta_apply(
     planes: Array, sizes: Array, chunk: int, last: int, floats: bool, shift: int, base: Array, out: Array
 ) -> tuple[int, int]: ...

@@ -12,7 +12,7 @@ from ingot.codecs.affine_encode import AffineEncoder, prepare
 from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, params_of
 from ingot.codecs.affine_parts import PackedReader, ScalesReader
 from ingot.codecs.affine_relay import AffineRelay, relays
-from ingot.codecs.affine_rows import STEP, decode_rows
+from ingot.codecs.affine_rows import STEP, add_rows, decode_rows
 from ingot.codecs.base import empty
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS
@@ -33,17 +33,30 @@ class AffineReader:
         self._step = max(1, STEP * (1 if workers == 1 else 8) // max(self._cols, 1))
 
     def read_into(self, out: Array) -> None:
+        for target, packed, scales, zeros in self._runs(out):
+            decode_rows(self._params, packed, scales, zeros, out[target], self._workers)
+
+    def add_into(self, base: Array, out: Array) -> None:
+        """Write ``base`` plus the next rows into ``out``; see ``codecs.delta.AddingReader``."""
+        if base.dtype != out.dtype or base.shape != out.shape or not (base.flags.c_contiguous and base.flags.aligned):
+            raise ValueError(f"expected an aligned base like the output in C order, found {base.dtype} {base.shape}")
+        for target, packed, scales, zeros in self._runs(out):
+            add_rows(self._params, packed, scales, zeros, base[target], out[target])
+
+    def _runs(self, out: Array) -> Iterator[tuple[slice, Array, Array, Array | None]]:
+        """Yield runs of the next ``len(out)`` rows with their packed codes, scales and zero points."""
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
             raise ValueError(f"expected at most {self._rows - self._row} rows of {self._cols}, found {out.shape}")
         self._row += len(out)
         if not out.size:  # there may be any number of empty rows; scales that they have are read by finish
             return
         for start in range(0, len(out), self._step):
-            target = out[start : start + self._step]
-            packed = self._packed.next(len(target))
-            scales = self._scales.next(len(target), self._cols)
-            zeros = self._zeros.next(len(target), self._cols) if self._zeros else None
-            decode_rows(self._params, packed, scales, zeros, target, self._workers)
+            target = slice(start, min(start + self._step, len(out)))
+            count = target.stop - start
+            packed = self._packed.next(count)
+            scales = self._scales.next(count, self._cols)
+            zeros = self._zeros.next(count, self._cols) if self._zeros else None
+            yield target, packed, scales, zeros
 
     def finish(self) -> None:
         self._packed.finish()

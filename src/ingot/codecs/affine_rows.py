@@ -63,6 +63,19 @@ class _Rows:
             float_name(out),
         )
 
+    def add(self, base: Array, out: Array) -> None:
+        """Decode, add to ``base`` and round into ``out``, both f32, f16 or bf16; ``out`` may be ``base``."""
+        native.kernels.affine_add(
+            self.packed,
+            as_bits(self.scales),
+            None if self.zeros is None else as_bits(self.zeros),
+            as_bits(base),
+            as_bits(out),
+            layout(self.params, out.shape[1]),
+            float_name(self.scales),
+            float_name(out),
+        )
+
     def may_overflow(self, dtype: str) -> bool:
         """Whether the largest scale and zero point leave room for a value past the range of ``dtype``."""
         most = 2.0**self.params.bits
@@ -169,6 +182,34 @@ def decode_rows(
             cast_into(narrow, target)
 
     for_ranges(rows, max(1, STEP // cols), run, 1 if out.size < 4 * STEP else workers)
+
+
+def add_rows(params: AffineParams, packed: Array, scales: Array, zeros: Array | None, base: Array, out: Array) -> None:
+    """Write ``base + s * (q - z)`` into ``out``: the same bits as decoding to f32, adding, and rounding once.
+
+    Parameters as of ``decode_rows``; ``base`` and ``out`` are rows x cols of one type, f32, f16 or bf16, and may be the
+    same array.
+
+    Raises
+    ------
+    CodecError
+        ``affine.overflow``: a finite scale and zero point give a difference past the range of f32.
+    """
+    if not out.size:
+        return
+    rows = _Rows(
+        params, packed.reshape(-1).view(np.uint8), scales.reshape(-1), None if zeros is None else zeros.reshape(-1)
+    )
+    if not rows.may_overflow("f32"):
+        rows.add(base, out)
+        return
+    total = np.empty(out.shape, np.float32)
+    rows.decode(total)
+    rows.refuse_overflow(total)
+    wide = np.empty(out.shape, np.float32)
+    cast_into(base, wide)
+    total += wide
+    cast_into(total, out)
 
 
 def _largest(values: Array) -> float:

@@ -7,12 +7,13 @@ base and rounds once. ``delta_exact`` holds what turns the base's bits into the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from ingot.codecs.base import Codec, RowReader
 from ingot.codecs.table import CODECS
+from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import cast_into
 from ingot.core.registry import Instances
 from ingot.model.spec import PartSpec
@@ -142,13 +143,31 @@ class AdditiveEncoder:
         cast_into(total, out)
 
 
+@runtime_checkable
+class AddingReader(Protocol):
+    """What a ``RowReader`` has beside if it adds while it decodes, in one pass."""
+
+    def add_into(self, base: Array, out: Array) -> None:
+        """Write ``base`` plus the next rows into ``out``, both f32, f16 or bf16 in C order; ``out`` may be ``base``.
+
+        The bits are those of decoding to f32, adding in f32, and rounding once.
+        """
+        ...
+
+
+_FUSED = ("f32", "f16", "bf16")
+
+
 class AdditiveApplier:
-    """Adds what a reader decodes."""
+    """Adds what a reader decodes, in one pass where the reader can."""
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
 
     def apply(self, base: Array, out: Array) -> None:
+        if isinstance(self._reader, AddingReader) and _fusible(base, out):
+            self._reader.add_into(base, out)
+            return
         total = np.empty(base.shape, np.float32)
         self._reader.read_into(total)
         total += widened(base)
@@ -156,6 +175,14 @@ class AdditiveApplier:
 
     def finish(self) -> None:
         self._reader.finish()
+
+
+def _fusible(base: Array, out: Array) -> bool:
+    """Whether both are of one type that kernels add to, in C order, and the same array or apart."""
+    plain = all(array.flags.c_contiguous and array.flags.aligned for array in (base, out))
+    alike = base.dtype == out.dtype and resolve_dtype(base.dtype).name in _FUSED
+    start, other = base.ctypes.data, out.ctypes.data
+    return plain and alike and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
 
 
 def difference(base: Array, tuned: Array) -> Array:

@@ -1,0 +1,174 @@
+// out = round(base + s * (q - z)): product and sum rounded to f32 each, then once to the element type; spec/affine.md,
+// "Adding". One pass: unpack a chunk of codes, then each group in registers. `out` may be `base`.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 intrinsics (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include "kernels/affine_add.h"
+
+#include "kernels/bits.h"
+#include "kernels/floats.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+template <bool kSigned>
+inline float value_of(std::uint8_t code, int half) {
+  const int number = code;
+  return static_cast<float>(kSigned ? (number ^ half) - half : number);
+}
+
+#if defined(__AVX512BW__)
+// Sixteen bf16 sums at a time; returns how many of the `n` were done.
+template <bool kSigned, bool kZero>
+std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, float zero, int half,
+                        const std::uint16_t* base, std::uint16_t* out) {
+  const __m512 scales = _mm512_set1_ps(scale), zeros = _mm512_set1_ps(zero);
+  const __m128i halves = _mm_set1_epi8(static_cast<char>(half));
+  const __m512i below = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x00400000);
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+    if (kSigned) packed = _mm_sub_epi8(_mm_xor_si128(packed, halves), halves);
+    __m512 q = _mm512_cvtepi32_ps(kSigned ? _mm512_cvtepi8_epi32(packed) : _mm512_cvtepu8_epi32(packed));
+    if (kZero) q = _mm512_sub_ps(q, zeros);
+    const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(base + i));
+    const __m512 wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(from), 16));
+    const __m512 sum = _mm512_add_ps(_mm512_mul_ps(scales, q), wide);
+    const __m512i bits = _mm512_castps_si512(sum);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), bits, quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+  return i;
+}
+#elif defined(__AVX2__)
+// Eight bf16 sums at a time; returns how many of the `n` were done.
+template <bool kSigned, bool kZero>
+std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, float zero, int half,
+                        const std::uint16_t* base, std::uint16_t* out) {
+  const __m256 scales = _mm256_set1_ps(scale), zeros = _mm256_set1_ps(zero);
+  const __m128i halves = _mm_set1_epi8(static_cast<char>(half));
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i));
+    if (kSigned) packed = _mm_sub_epi8(_mm_xor_si128(packed, halves), halves);
+    __m256 q = _mm256_cvtepi32_ps(kSigned ? _mm256_cvtepi8_epi32(packed) : _mm256_cvtepu8_epi32(packed));
+    if (kZero) q = _mm256_sub_ps(q, zeros);
+    const __m128i from = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + i));
+    const __m256 wide = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(from), 16));
+    const __m256 sum = _mm256_add_ps(_mm256_mul_ps(scales, q), wide);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), store_eight<Dtype::bf16>(sum));
+  }
+  return i;
+}
+#else
+template <bool kSigned, bool kZero>
+std::size_t add_vectors(const std::uint8_t*, std::size_t, float, float, int, const std::uint16_t*, std::uint16_t*) {
+  return 0;
+}
+#endif
+
+// Sums of `n` values; `base` and `out` are the same array or do not overlap.
+template <Dtype kDtype, bool kSigned, bool kZero>
+void add_run(const std::uint8_t* __restrict codes, std::size_t n, float scale, float zero, int half,
+             const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
+  const auto sum = [=](std::uint8_t code, float from) {
+    const float q = value_of<kSigned>(code, half);
+    return scale * (kZero ? q - zero : q) + from;
+  };
+  std::size_t i = 0;
+  if constexpr (kDtype == Dtype::bf16) i = add_vectors<kSigned, kZero>(codes, n, scale, zero, half, base, out);
+  if constexpr (kDtype != Dtype::f32) {  // widen, add, round: three loops of vectors over a block in cache
+    constexpr std::size_t block = 64;
+    alignas(64) float sums[block];
+    for (; i < n; i += block) {
+      const std::size_t count = n - i < block ? n - i : block;
+      load_block<kDtype>(base + i, count, sums);
+      for (std::size_t k = 0; k < count; ++k) sums[k] = sum(codes[i + k], sums[k]);
+      store_block<kDtype>(sums, count, out + i);
+    }
+  } else {
+#pragma GCC ivdep
+    for (; i < n; ++i) out[i] = sum(codes[i], base[i]);
+  }
+}
+
+struct Scaling {
+  const void* scales;
+  const void* zeros;
+  Dtype type;
+
+  void load(const void* from, std::size_t first, std::size_t count, float* out) const {
+    switch (type) {
+      case Dtype::f16:
+        return load_block<Dtype::f16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+      case Dtype::bf16:
+        return load_block<Dtype::bf16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+      default:
+        return load_block<Dtype::f32>(static_cast<const float*>(from) + first, count, out);
+    }
+  }
+};
+
+template <Dtype kDtype, bool kSigned, bool kZero>
+void add_rows(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling, const TypeOf<kDtype>* base,
+              TypeOf<kDtype>* out) {
+  const Unpack unpack = at.msb ? unpacker<true>(at.bits) : unpacker<false>(at.bits);
+  const std::size_t group = at.group < at.cols ? at.group : at.cols;
+  const std::size_t stride = at.per_tensor ? 0 : (at.cols + at.group - 1) / at.group;
+  const int half = 1 << (at.bits - 1);
+  Codes unpacked;
+  alignas(64) float scales[kChunk + 1], zeros[kChunk + 1];
+  for (std::size_t row = 0; row < at.rows; ++row) {
+    const std::uint8_t* in = packed + row * at.row_bytes;
+    const std::size_t element = row * at.cols;
+    for (std::size_t start = 0; start < at.cols; start += kChunk) {
+      const std::size_t end = at.cols - start < kChunk ? at.cols : start + kChunk;
+      const std::uint8_t* codes = in + start;
+      if (at.bits != 8) {
+        unpack(in + start / 8 * at.bits, end - start, unpacked);
+        codes = unpacked.bytes();
+      }
+      const std::size_t first = start / group, count = (end - 1) / group + 1 - first;
+      scaling.load(scaling.scales, row * stride + first, count, scales);
+      if (kZero) scaling.load(scaling.zeros, row * stride + first, count, zeros);
+      for (std::size_t i = 0, from = start; i < count; ++i) {
+        const std::size_t group_end = (first + i + 1) * group, until = group_end < end ? group_end : end;
+        add_run<kDtype, kSigned, kZero>(codes + (from - start), until - from, scales[i], kZero ? zeros[i] : 0, half,
+                                        base + element + from, out + element + from);
+        from = until;
+      }
+    }
+  }
+}
+
+template <Dtype kDtype>
+void dispatch(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling, const void* base, void* out) {
+  const auto* from = static_cast<const TypeOf<kDtype>*>(base);
+  auto* to = static_cast<TypeOf<kDtype>*>(out);
+  if (at.is_signed)
+    (scaling.zeros ? add_rows<kDtype, true, true> : add_rows<kDtype, true, false>)(at, packed, scaling, from, to);
+  else
+    (scaling.zeros ? add_rows<kDtype, false, true> : add_rows<kDtype, false, false>)(at, packed, scaling, from, to);
+}
+
+}  // namespace
+
+void affine_add(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+                Dtype scale_type, const void* base, void* out, Dtype type) {
+  const Scaling scaling{scales, zeros, scale_type};
+  switch (type) {
+    case Dtype::f32:
+      return dispatch<Dtype::f32>(at, packed, scaling, base, out);
+    case Dtype::f16:
+      return dispatch<Dtype::f16>(at, packed, scaling, base, out);
+    case Dtype::bf16:
+      return dispatch<Dtype::bf16>(at, packed, scaling, base, out);
+    case Dtype::f64:
+      return;
+  }
+}
+
+}  // namespace ingot::INGOT_ISA
