@@ -4,6 +4,8 @@ A format's test file subclasses ``FormatSuite`` and names its format; ``options`
 
     class TestMine(FormatSuite):
         format = MyFormat()
+
+A format of other tensors than dense ones says how to make one (``item``), and what metadata it needs (``described``).
 """
 
 from __future__ import annotations
@@ -76,6 +78,14 @@ class FormatSuite:
     format: ClassVar[Format]
     options: ClassVar[WriteOptions] = WriteOptions()
 
+    def item(self, name: str, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Item:
+        """A tensor of random values as the format carries it."""
+        return dense(name, shape, dtype, seed)
+
+    def described(self, items: Sequence[Item], metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The metadata to write with these items: as given, with what the format asks for."""
+        return dict(metadata or {})
+
     @property
     def file(self) -> str:
         """Name of the file that the suite writes."""
@@ -85,7 +95,8 @@ class FormatSuite:
         """Write items in the format's order; return the target and the names of the finished files."""
         target = MemoryTarget()
         items = self.ordered(items)
-        writer = self.format.writer(target, self.file, [item.spec for item in items], metadata or {}, self.options)
+        specs = [item.spec for item in items]
+        writer = self.format.writer(target, self.file, specs, self.described(items, metadata), self.options)
         for item in items:
             feed(writer, item)
         names = writer.finish()
@@ -106,11 +117,11 @@ class FormatSuite:
     def check(self, items: Sequence[Item], metadata: Mapping[str, Any] | None = None) -> Catalog:
         """Write, read back, and compare everything."""
         target, _ = self.write(items, metadata)
-        specs = [item.spec for item in items]
-        assert self.format.size(specs, metadata or {}, self.options) == sum(map(len, target.files.values()))
+        specs, metadata = [item.spec for item in items], self.described(items, metadata)
+        assert self.format.size(specs, metadata, self.options) == sum(map(len, target.files.values()))
         catalog = self.read(target)
         assert sorted(catalog.tensors) == sorted(spec.name for spec in specs)
-        assert dict(catalog.metadata) == dict(metadata or {})
+        assert dict(catalog.metadata) == metadata
         for item in items:
             tensor = catalog.tensors[item.spec.name]
             assert tensor is catalog.tensors[item.spec.name]
@@ -129,27 +140,27 @@ class FormatSuite:
     def sample(self) -> list[Item]:
         """A few tensors of several types, none empty but one."""
         shapes = {"a.weight": ((3, 4), "f32"), "b": ((5,), "bf16"), "empty": ((0, 3), "f16"), "c": ((7,), "u8")}
-        return [dense(name, shape, dtype, seed) for seed, (name, (shape, dtype)) in enumerate(shapes.items())]
+        return [self.item(name, shape, dtype, seed) for seed, (name, (shape, dtype)) in enumerate(shapes.items())]
 
     def test_every_storage_dtype_is_carried(self) -> None:
-        refused = [name for name in STORAGE_DTYPES if self.format.refuses(dense("x", (2, 4), name).spec)]
+        refused = [name for name in STORAGE_DTYPES if self.format.refuses(self.item("x", (2, 4), name).spec)]
         assert refused == []
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_round_trip_of_a_dtype(self, dtype: str) -> None:
-        items = self.carried([dense("x", (4, 6), dtype), dense("y", (8,), dtype, 1)])
+        items = self.carried([self.item("x", (4, 6), dtype), self.item("y", (8,), dtype, 1)])
         if items:
             self.check(items)
 
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1, 1, 1, 1, 1, 1), (1000,)])
     def test_round_trip_of_a_shape(self, shape: tuple[int, ...]) -> None:
-        self.check([dense("x", shape, "f32")])
+        self.check([self.item("x", shape, "f32")])
 
     def test_round_trip_of_nothing(self) -> None:
         self.check([])
 
     def test_round_trip_of_awkward_names(self) -> None:
-        items = self.carried([dense(name, (2,), "i16", seed) for seed, name in enumerate(AWKWARD_NAMES)])
+        items = self.carried([self.item(name, (2,), "i16", seed) for seed, name in enumerate(AWKWARD_NAMES)])
         assert len(items) > len(AWKWARD_NAMES) // 2
         self.check(items)
 
@@ -157,7 +168,7 @@ class FormatSuite:
         self.check(self.sample(), METADATA)
 
     def test_round_trip_of_many_tensors(self) -> None:
-        self.check([dense(f"layers.{index}.w", (2, 2), "f16", index) for index in range(1500)])
+        self.check([self.item(f"layers.{index}.w", (2, 2), "f16", index) for index in range(1500)])
 
     def test_nothing_given_is_changed(self) -> None:
         items, metadata = self.sample(), dict(METADATA)
@@ -170,7 +181,9 @@ class FormatSuite:
         items = self.ordered(self.sample())
         target, _ = self.write(items)
         other = MemoryTarget()
-        writer = self.format.writer(other, self.file, [item.spec for item in items], {}, self.options)
+        writer = self.format.writer(
+            other, self.file, [item.spec for item in items], self.described(items), self.options
+        )
         for item in items:
             feed(writer, item, step=1)
         writer.finish()
@@ -178,7 +191,9 @@ class FormatSuite:
 
     def test_records_tell_where_the_bytes_are(self) -> None:
         items, target = self.ordered(self.sample()), MemoryTarget()
-        writer = self.format.writer(target, self.file, [item.spec for item in items], {}, self.options)
+        writer = self.format.writer(
+            target, self.file, [item.spec for item in items], self.described(items), self.options
+        )
         records = [feed(writer, item) for item in items]
         writer.finish()
         for item, record in zip(items, records, strict=True):
@@ -193,14 +208,15 @@ class FormatSuite:
         items = self.ordered(self.sample())
         specs = [item.spec for item in items]
         whole, _ = self.write(items, METADATA)
-        target = MemoryTarget()
-        first = self.format.writer(target, self.file, specs, METADATA, self.options)
+        target, metadata = MemoryTarget(), self.described(items, METADATA)
+        first = self.format.writer(target, self.file, specs, metadata, self.options)
         records = [feed(first, item) for item in items[:done]]
         if done < len(items):  # killed in the middle of a tensor
             first.begin(specs[done])
-            first.write("data", items[done].parts["data"][:1])
+            role, data = next(iter(items[done].parts.items()))
+            first.write(role, data[:1])
         first.abort()
-        second = self.format.writer(target, self.file, specs, METADATA, self.options)
+        second = self.format.writer(target, self.file, specs, metadata, self.options)
         for record in records:
             second.restore(record)
         for item in items[done:]:
@@ -210,28 +226,35 @@ class FormatSuite:
 
     def test_tensors_out_of_order_are_refused(self) -> None:
         items = self.ordered(self.sample())
-        writer = self.format.writer(MemoryTarget(), self.file, [item.spec for item in items], {}, self.options)
+        writer = self.format.writer(
+            MemoryTarget(), self.file, [item.spec for item in items], self.described(items), self.options
+        )
         with pytest.raises(IngotError):
             writer.begin(items[1].spec)
         writer.abort()
 
     def test_missing_bytes_and_tensors_are_refused(self) -> None:
         items = self.ordered(self.sample())
-        writer = self.format.writer(MemoryTarget(), self.file, [item.spec for item in items], {}, self.options)
+        writer = self.format.writer(
+            MemoryTarget(), self.file, [item.spec for item in items], self.described(items), self.options
+        )
         with pytest.raises(IngotError):
             writer.finish()
         writer.begin(items[0].spec)
-        writer.write("data", items[0].parts["data"][:-1])
+        role, data = next(iter(items[0].parts.items()))
+        writer.write(role, data[:-1])
         with pytest.raises(IngotError):
             writer.end()
         writer.abort()
 
     def test_more_bytes_than_stated_are_refused(self) -> None:
         items = self.ordered(self.sample())
-        writer = self.format.writer(MemoryTarget(), self.file, [item.spec for item in items], {}, self.options)
+        writer = self.format.writer(
+            MemoryTarget(), self.file, [item.spec for item in items], self.described(items), self.options
+        )
         writer.begin(items[0].spec)
         with pytest.raises(IngotError):  # at once, or when the tensor is closed
-            _write_and_end(writer, items[0].parts["data"] + b"x")
+            _write_and_end(writer, items[0])
         writer.abort()
 
     def test_an_unknown_codec_is_carried_or_refused_with_a_reason(self) -> None:
@@ -268,6 +291,8 @@ class FormatSuite:
         assert self.format.entry(["config.json", "README.md"]) is None
 
 
-def _write_and_end(writer: FormatWriter, data: bytes) -> None:
-    writer.write("data", data)
+def _write_and_end(writer: FormatWriter, item: Item) -> None:
+    """Write every part, the first with a byte too many."""
+    for index, (role, data) in enumerate(item.parts.items()):
+        writer.write(role, data + b"x" * (index == 0))
     writer.end()

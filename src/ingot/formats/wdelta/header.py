@@ -124,9 +124,10 @@ class Header(msgspec.Struct):
             1,
             extra.strategy or self.strategy,
             Identity(base.content, {**base.hashes, HASH: self.parent_hash}),
-            extra.result or Identity(),
-            {name: entry.change for name, entry in self.tensors.items()},
+            tensors={name: entry.change for name, entry in self.tensors.items()},
         )
+        if extra.result is not None:
+            info = msgspec.structs.replace(info, result=extra.result)
         return {**extra.metadata, KEY: info.to_metadata()}
 
 
