@@ -249,15 +249,15 @@ def describe(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: Del
         None if info.strategy == stated else info.strategy,
         _or_none(Identity(info.base.content, hashes)),
         _or_none(info.result),
-        {key: value for key, value in metadata.items() if key != KEY},
     )
+    own = {key: value for key, value in metadata.items() if key != KEY}
     header: dict[str, Any] = {
         "parent_hash": info.base.hashes.get(HASH, "0" * 64),
         "strategy": stated,
         "tensors": {spec.name: _entry(spec, info.tensors.get(spec.name), version) for spec in specs},
     }
     try:
-        added = msgspec.to_builtins(extra)
+        added = {**msgspec.to_builtins(extra), **({"metadata": own} if own else {})}
         if added:
             header["ingot"] = added
         return json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
