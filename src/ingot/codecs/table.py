@@ -16,6 +16,7 @@ CODECS: Instances[Codec] = Instances(
         ("sparse_coo", "ingot.codecs.sparse_coo:CooCodec"),
         ("astc", "ingot.codecs.astc:AstcCodec"),
         ("sparse_blocks", "ingot.codecs.sparse_blocks:BlocksCodec"),
+        ("low_rank", "ingot.codecs.low_rank:LowRankCodec"),
         ("delta_exact", "ingot.codecs.delta_exact:ExactCodec"),
         ("delta_sparse", "ingot.codecs.delta_sparse:DeltaSparse"),
         ("delta_sign", "ingot.codecs.delta_sign:DeltaSign"),
