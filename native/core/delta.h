@@ -39,7 +39,7 @@ constexpr std::size_t delta_apply_scratch(std::size_t width, std::size_t chunk) 
 
 // Room for encoding: differences, positions, gaps and planes, symbols, bins, what ANS writes, counts by bin and symbol.
 constexpr std::size_t delta_encode_scratch(std::size_t width, std::size_t chunk) {
-  return (8 + 4 + width + 2 + 1 + 2) * chunk + delta_gaps(chunk) + 1024 + 4 * kDeltaBins * kDeltaSymbols + 8 * kDeltaMargin;
+  return (2 * width + 4 + 2 + 1 + 2) * chunk + delta_gaps(chunk) + 1024 + 4 * kDeltaBins * kDeltaSymbols + 8 * kDeltaMargin;
 }
 
 }  // namespace ingot

@@ -86,15 +86,24 @@ template <class Kind>
 constexpr std::size_t kSymbolsOf = kClasses<Kind> * (std::size_t{1} << Kind::kLow);
 static_assert(kSymbolsOf<Float<std::uint64_t>> <= kDeltaSymbols && kDeltaSymbols <= kMostDistinct);
 
+// The class of a magnitude. Up to 32 bits, exponent and first bit of a float are it, which compilers turn into vector code.
+template <class Wide>
+inline std::uint32_t class_of(Wide magnitude) {
+  if constexpr (sizeof(Wide) == 8) {
+    if (magnitude < 2) return static_cast<std::uint32_t>(magnitude);
+    const int below = static_cast<int>(std::bit_width(magnitude)) - 1;
+    return static_cast<std::uint32_t>(2 * below) + static_cast<std::uint32_t>(magnitude >> (below - 1) & 1);
+  } else {
+    const Wide cut = magnitude >> 24 ? magnitude & ~Wide{255} : magnitude;  // a float holds 24 bits: nothing may round up
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(cut)));
+    return magnitude < 2 ? magnitude : (bits >> 22) - 254;
+  }
+}
+
 template <class Kind>
 inline std::uint32_t symbol_of(typename Kind::Word difference) {
   using Wide = std::conditional_t<sizeof(typename Kind::Word) == 8, std::uint64_t, std::uint32_t>;
-  const Wide magnitude = static_cast<Wide>(difference) >> Kind::kLow;
-  std::uint32_t found = static_cast<std::uint32_t>(magnitude);
-  if (magnitude > 1) {
-    const int below = static_cast<int>(std::bit_width(magnitude)) - 1;
-    found = static_cast<std::uint32_t>(2 * below) + static_cast<std::uint32_t>(magnitude >> (below - 1) & 1);
-  }
+  const std::uint32_t found = class_of<Wide>(static_cast<Wide>(difference) >> Kind::kLow);
   const std::uint32_t sign = static_cast<std::uint32_t>(difference >> (Kind::kLow - 1) & 1);
   const std::uint32_t turns = Kind::kLow == 2 ? static_cast<std::uint32_t>(difference & 1) : 0;
   return turns * 2 * static_cast<std::uint32_t>(kClasses<Kind>) + 2 * found + sign;

@@ -99,9 +99,13 @@ struct OpenBits {
   std::size_t size;
   std::size_t at;
 
-  // The next `count` bits, at most 57.
+  // Whether the next `bits` bits are there, and eight bytes behind each of them.
+  bool has(std::size_t bits) const { return (at + bits) / 8 + 8 <= size; }
+
+  // The next `count` bits, at most 57. `kThere`: it was asked for.
+  template <bool kThere>
   std::uint64_t next(unsigned count) {
-    const std::size_t byte = least(at >> 3, size < 8 ? 0 : size - 8);
+    const std::size_t byte = kThere ? at >> 3 : least(at >> 3, size < 8 ? 0 : size - 8);
     const std::uint64_t word = load_le<std::uint64_t>(p + byte) >> ((at - 8 * byte) & 63);
     at += count;
     return word & ~(~std::uint64_t{0} << count);
@@ -145,21 +149,30 @@ bool read_contexts(Chunk& chunk, std::size_t symbols, Table* tables, std::uint16
   return true;
 }
 
-template <class Kind>
-inline void apply_block(const std::uint16_t* symbols, const Meanings<Kind>& meanings, OpenBits& bits, std::size_t n,
-                        const typename Kind::Word* base, typename Kind::Word* out) {
+template <class Kind, bool kThere>
+inline void read_differences(const std::uint16_t* symbols, const Meanings<Kind>& meanings, OpenBits& bits, std::size_t n,
+                             typename Kind::Word* differences) {
   using Word = typename Kind::Word;
   OpenBits open = bits;  // a copy: stores to words may not be taken for stores to it
-  Word differences[kBlock];
   for (std::size_t i = 0; i < n; ++i) {
     const std::size_t symbol = symbols[i] & (kDeltaSymbols - 1);
     const unsigned count = meanings.open[symbol];
     const unsigned first = sizeof(Word) == 8 && count > 32 ? 32 : count;
-    std::uint64_t rest = open.next(first);
-    if constexpr (sizeof(Word) == 8) rest |= open.next(count - first) << first;
+    std::uint64_t rest = open.template next<kThere>(first);
+    if constexpr (sizeof(Word) == 8) rest |= open.template next<kThere>(count - first) << first;
     differences[i] = static_cast<Word>(meanings.least[symbol] | static_cast<Word>(rest << Kind::kLow));
   }
   bits = open;
+}
+
+template <class Kind>
+inline void apply_block(const std::uint16_t* symbols, const Meanings<Kind>& meanings, OpenBits& open, std::size_t n,
+                        const typename Kind::Word* base, typename Kind::Word* out) {
+  typename Kind::Word differences[kBlock];
+  if (open.has(n * Kind::kBits))
+    read_differences<Kind, true>(symbols, meanings, open, n, differences);
+  else
+    read_differences<Kind, false>(symbols, meanings, open, n, differences);
   for (std::size_t i = 0; i < n; ++i) out[i] = Kind::applied(base[i], differences[i]);
 }
 

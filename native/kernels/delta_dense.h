@@ -13,7 +13,7 @@ using Coder = AnsEncoder<kDeltaScaleBits>;
 constexpr std::size_t kLogs = 4096;
 
 struct DenseWork {
-  std::uint64_t* differences;
+  void* differences;  // words
   std::uint16_t* symbols;
   Byte* bins;
   Byte* room;
@@ -89,12 +89,15 @@ inline void count_symbols(const typename Kind::Word* base, const typename Kind::
                           DenseWork& work, DensePlan& plan) {
   std::memset(work.counts, 0, sizeof(std::uint32_t) * kDeltaBins * kDeltaSymbols);
   for (std::size_t i = 0; i < n; ++i) work.bins[i] = bin_of<Kind>(base[i], shift);
-  for (std::size_t i = 0; i < n; ++i) {
-    const typename Kind::Word difference = Kind::difference(base[i], tuned[i]);
-    const std::uint32_t symbol = symbol_of<Kind>(difference);
-    work.differences[i] = difference;
-    work.symbols[i] = static_cast<std::uint16_t>(symbol);
-    ++work.row(work.bins[i])[symbol];
+  typename Kind::Word* const __restrict differences = static_cast<typename Kind::Word*>(work.differences);
+  std::uint16_t* const __restrict symbols = work.symbols;
+  for (std::size_t start = 0; start < n; start += kBlock) {
+    const std::size_t stop = least(start + kBlock, n);
+    for (std::size_t i = start; i < stop; ++i) {
+      differences[i] = Kind::difference(base[i], tuned[i]);
+      symbols[i] = static_cast<std::uint16_t>(symbol_of<Kind>(differences[i]));
+    }
+    for (std::size_t i = start; i < stop; ++i) ++work.row(work.bins[i])[symbols[i]];
   }
   plan.open = 0;
   plan.symbols = kSymbolsOf<Kind>;
@@ -119,26 +122,33 @@ inline void plan_dense(const typename Kind::Word* base, const typename Kind::Wor
   plan.bytes = 2 + plan.groups + 5 * kStreams + ((cost + (8 << 12) - 1) >> 15) + (plan.open + 7) / 8;
 }
 
-// Writes the open bits of all elements; exactly (plan.open + 7) / 8 bytes, and up to eight behind them before `end`.
+// Writes the open bits of all elements; exactly `size` bytes.
 template <class Kind>
-inline Byte* write_open(const DenseWork& work, std::size_t n, Byte* p) {
+inline Byte* write_open(const DenseWork& work, std::size_t n, Byte* p, std::size_t size) {
   Byte lengths[kDeltaSymbols];
   for (std::size_t symbol = 0; symbol < kSymbolsOf<Kind>; ++symbol) lengths[symbol] = static_cast<Byte>(open_bits<Kind>(symbol));
+  const typename Kind::Word* const differences = static_cast<const typename Kind::Word*>(work.differences);
+  const Byte* const end = p + size;
   std::uint64_t bits = 0;
   unsigned held = 0;
-  const auto put = [&](std::uint64_t value, unsigned count) {
+  const auto put = [&](std::uint64_t value, unsigned count) {  // at most 32 bits: of those before, at most 7 are held
     bits |= (value & ~(~std::uint64_t{0} << count)) << held;
     held += count;
-    for (; held >= 32; held -= 32, bits >>= 32, p += 4) store_le<std::uint32_t>(p, static_cast<std::uint32_t>(bits));
+    if (end - p >= 8)
+      store_le<std::uint64_t>(p, bits);
+    else
+      for (unsigned i = 0; 8 * i < held; ++i) p[i] = static_cast<Byte>(bits >> (8 * i));
+    p += held >> 3;
+    bits >>= held & ~7u;
+    held &= 7;
   };
   for (std::size_t i = 0; i < n; ++i) {
-    const std::uint64_t value = work.differences[i] >> Kind::kLow;
+    const std::uint64_t value = differences[i] >> Kind::kLow;
     const unsigned count = lengths[work.symbols[i]], first = count < 32 ? count : 32;
     put(value, first);
     if constexpr (sizeof(typename Kind::Word) == 8) put(value >> first, count - first);
   }
-  for (; held > 0; held -= held < 8 ? held : 8, bits >>= 8) *p++ = static_cast<Byte>(bits);
-  return p;
+  return p + (held != 0);
 }
 
 // Writes a planned chunk of n elements; null where it would pass `end`.
@@ -165,7 +175,7 @@ inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, 
   p = write_streams<kDeltaScaleBits>(
       n, work.room, p, end - open, [&](std::size_t i) -> const Coder& { return coders[work.bins[i]]; },
       [&](std::size_t i) { return work.symbols[i]; });
-  return p ? write_open<Kind>(work, n, p) : nullptr;
+  return p ? write_open<Kind>(work, n, p, open) : nullptr;
 }
 
 }  // namespace

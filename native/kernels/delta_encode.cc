@@ -62,7 +62,7 @@ std::size_t delta_encode(const void* base, const void* tuned, const DeltaShape& 
   work->changed = take<std::uint32_t>(scratch, chunk);
   work->gaps = take<Byte>(scratch, delta_gaps(chunk));
   work->planes = take<Byte>(scratch, width * chunk);
-  work->dense.differences = take<std::uint64_t>(scratch, chunk);
+  work->dense.differences = take<Byte>(scratch, width * chunk);
   work->dense.symbols = take<std::uint16_t>(scratch, chunk);
   work->dense.bins = take<Byte>(scratch, chunk);
   work->dense.room = take<Byte>(scratch, 2 * chunk + 1024);

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -206,13 +208,16 @@ class Group:
     bin: int
     counts: list[int]
 
-    @property
+    @cached_property
     def cost(self) -> int:
         """About what coding takes, in 2**-12 bits."""
         total = sum(self.counts)
         present = [count for count in self.counts if count]
-        less = sum(count * log2_fixed(count) for count in present)
-        return total * log2_fixed(total) - less + (len(present) + 8 << 15)
+        less = sum(count * log2(count) for count in present)
+        return total * log2(total) - less + (len(present) + 8 << 15)
+
+
+log2 = lru_cache(None)(log2_fixed)
 
 
 def joined(one: Group, other: Group) -> Group:
@@ -225,14 +230,15 @@ def grouped(bins: list[int], symbols: list[int], count: int) -> list[Group]:
     for one in sorted(set(bins)):
         found = [symbol for where, symbol in zip(bins, symbols, strict=True) if where == one]
         groups.append(Group(one, [int(times) for times in np.bincount(found, minlength=count)]))
-    while len(groups) > 1:
-        saved = [
-            groups[i].cost + groups[i + 1].cost - joined(groups[i], groups[i + 1]).cost for i in range(len(groups) - 1)
-        ]
+    pairs = [joined(one, other) for one, other in pairwise(groups)]
+    while pairs:
+        saved = [groups[i].cost + groups[i + 1].cost - pair.cost for i, pair in enumerate(pairs)]
         best = saved.index(max(saved))
         if saved[best] < 0 and len(groups) <= CONTEXTS:
             break
-        groups[best : best + 2] = [joined(groups[best], groups[best + 1])]
+        groups[best : best + 2] = [pairs[best]]
+        near = slice(max(best - 1, 0), best + 2)
+        pairs[near] = [joined(one, other) for one, other in pairwise(groups[near])]
     return groups
 
 
