@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inspect import getdoc
 from typing import Any
 
+from ingot.codecs.delta import DELTAS
 from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
@@ -37,7 +38,7 @@ def carries(format: Any, codec: str) -> bool:
     """Whether a format takes tensors of a codec with its default options, asked with a small matrix."""
     for dtype in ("f32", "bf16"):
         try:
-            encoder = CODECS[codec].encoder((64, 64), dtype, {})
+            encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, {})
         except UnsupportedError:
             continue
         stored = str(encoder.params.get("dtype", dtype))
