@@ -39,6 +39,7 @@ bench: $(VENV)/.bench
 fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz/fuzz_zt.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_squizd.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_wdelta.py -max_total_time=$(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
