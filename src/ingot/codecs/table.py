@@ -17,6 +17,7 @@ CODECS: Instances[Codec] = Instances(
         ("astc", "ingot.codecs.astc:AstcCodec"),
         ("sparse_blocks", "ingot.codecs.sparse_blocks:BlocksCodec"),
         ("low_rank", "ingot.codecs.low_rank:LowRankCodec"),
+        ("with_outliers", "ingot.codecs.with_outliers:OutlierCodec"),
         ("delta_exact", "ingot.codecs.delta_exact:ExactCodec"),
         ("delta_sparse", "ingot.codecs.delta_sparse:DeltaSparse"),
         ("delta_sign", "ingot.codecs.delta_sign:DeltaSign"),
