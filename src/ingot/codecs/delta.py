@@ -187,9 +187,8 @@ def _fusible(base: Array, out: Array) -> bool:
 
 def difference(base: Array, tuned: Array) -> Array:
     """Return ``tuned - base`` in float32."""
-    result = widened(tuned).astype(np.float32, copy=True)
-    result -= widened(base)
-    return result
+    wide = widened(tuned)
+    return np.subtract(wide, widened(base), out=None if wide is tuned else wide)
 
 
 def widened(rows: Array) -> Array:

@@ -48,6 +48,7 @@ PARENT = "wdelta"
 """The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
 CONTAINERS = ("zt", "wdelta")
 _UNKNOWN = "0" * 64
+_LEAST = 256 << 20
 _COMPARED = 1 << 20
 
 
@@ -283,6 +284,8 @@ class _Diff:
                 else:
                     job.observe(*contents, measured=measured)
             cuts = [cut(step, budget, self._workers + 3, measured) for step in plan.steps]
+            if self._options.get("max_ram") is None:  # tensors that go in one piece: no more of them than a large one
+                budget = min(budget, max(_LEAST, *(shape.cost for shape in cuts), 0))
             with Pipeline(plan.steps, cuts, workers=self._workers, budget=budget, measured=measured) as pipeline:
                 drive(pipeline, writer, self._workers, self._finished, self._progress.advance)
             if self._wdelta:

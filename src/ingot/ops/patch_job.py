@@ -76,8 +76,12 @@ class PatchJob:
             reader.read_into(rows)
             if stop == shape.rows:
                 reader.finish()
-            work = partial(run, rows, number, self._taps, last=stop == shape.rows)
-            yield work, int(stop * share) - int(start * share)
+            # Here, in the order of tensors: a parent hash goes on from one to the next.
+            waits = [feed.take(rows) for point, feed in self._taps if point == route.born]
+            yield (
+                partial(run, rows, number, self._taps, waits, last=stop == shape.rows),
+                int(stop * share) - int(start * share),
+            )
             start, number = max(stop, 1), number + 1
 
     def _open_feeds(self) -> None:
@@ -102,12 +106,12 @@ class _Run:
         self._appliers = route.appliers()
         self._turns = Turns()
 
-    def __call__(self, rows: Array, number: int, taps: Sequence[tuple[int, Feed]], *, last: bool) -> Encoded:
+    def __call__(
+        self, rows: Array, number: int, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]], *, last: bool
+    ) -> Encoded:
         values = [rows]
-        waits: list[Future[None]] = []
 
         def layers() -> None:
-            waits.extend(feed.take(rows) for point, feed in taps if point == self._route.born)
             for applier, layer in zip(self._appliers, self._route.layers, strict=True):
                 values[0] = applied(applier, values[0], layer.dtype)
                 waits.extend(feed.take(values[0]) for point, feed in taps if point == layer.stage)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deltatensors
 import ml_dtypes
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ import ingot
 from ingot.core.progress import ProgressEvent
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.ops import work
+from ingot.ops.delta_proof import Proof
 from ingot.ops.identity import content_id
 
 BF16 = ml_dtypes.bfloat16
@@ -501,3 +503,84 @@ class TestSurroundings:
         assert report.ops == {"replace": 1, "same": 1}
         ingot.patch(base, tmp_path / "delta.zt", tmp_path / "out.safetensors", verify=True)
         assert same(tmp_path / "out.safetensors", tuned)
+
+
+class TestWdelta:
+    @pytest.fixture
+    def pair(self, model, tuned, tmp_path) -> tuple[Path, Path]:
+        ingot.convert(tuned, tmp_path / "tuned-shards", format="safetensors", max_shard="150KB")
+        return model / "model.safetensors", tmp_path / "tuned-shards"
+
+    @pytest.mark.parametrize("strategy", ["sparse", "quantized", "int4"])
+    def test_round_trip(self, pair, tmp_path, strategy, monkeypatch):
+        report = ingot.diff(*pair, tmp_path / "x.wdelta", strategy)
+        assert report.parent_hash == info_of(tmp_path / "x.wdelta").base.hashes["wdelta"]
+        assert set(report.ops) == {"apply"}
+        monkeypatch.setattr(Proof, "_parent", None)  # the hash comes on the way, in the first order
+        monkeypatch.setattr(Proof, "_in_another_order", None)
+        monkeypatch.setattr("ingot.ops.delta_jobs.SLAB_ELEMENTS", 700)
+        ingot.patch(pair[0], tmp_path / "x.wdelta", tmp_path / "out.safetensors", threads=3)
+        found = {item.name: item.stats for item in ingot.compare(pair[1], tmp_path / "out.safetensors").tensors}
+        for item in report.tensors:
+            assert item.error is None or item.error == pytest.approx(found[item.name].summary())
+
+    @pytest.mark.parametrize("sharded", [False, True])
+    def test_the_peer_takes_it(self, pair, model, tmp_path, sharded):
+        base = tmp_path / "base"
+        ingot.convert(model, base, format="safetensors", max_shard="100KB" if sharded else None)
+        ingot.diff(base, pair[1], tmp_path / "x.wdelta", "int4")
+        ingot.patch(base, tmp_path / "x.wdelta", tmp_path / "out.safetensors")
+        rebuilt = deltatensors.load_delta_from_paths(tmp_path / "x.wdelta", base)
+        with ingot.open(tmp_path / "out.safetensors") as out:
+            for name, tensor in out.items():
+                assert np.array_equal(rebuilt[name].astype(BF16).view(np.uint16), tensor.numpy().view(np.uint16))
+
+    def test_a_sharded_base_is_known_again_in_one_piece(self, pair, model, tmp_path):
+        ingot.convert(model, tmp_path / "base", format="safetensors", max_shard="100KB")
+        ingot.diff(tmp_path / "base", pair[1], tmp_path / "x.wdelta", "int4")
+        ingot.patch(model, tmp_path / "x.wdelta", tmp_path / "a.safetensors")
+        ingot.patch(tmp_path / "base", tmp_path / "x.wdelta", tmp_path / "b.safetensors")
+        assert same(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+
+    def test_wrong_bases_and_damage(self, pair, weights, tmp_path):
+        ingot.diff(*pair, tmp_path / "x.wdelta", "quantized")
+        wrong = {**weights, "lm_head.weight": weights["lm_head.weight"] * BF16(2)}
+        ingot.save(tmp_path / "wrong.safetensors", wrong)
+        out = tmp_path / "out.safetensors"
+        with pytest.raises(ingot.IngotError) as caught:
+            ingot.patch(tmp_path / "wrong.safetensors", tmp_path / "x.wdelta", out)
+        assert caught.value.rule == "delta.base"
+        data = bytearray((tmp_path / "x.wdelta").read_bytes())
+        data[-40] ^= 1
+        (tmp_path / "x.wdelta").write_bytes(data)
+        with pytest.raises(ingot.IngotError) as caught:
+            ingot.patch(pair[0], tmp_path / "x.wdelta", out)
+        assert caught.value.rule == "wdelta.digest-mismatch"
+        assert not out.exists()
+
+    def test_what_the_format_cannot_say(self, pair, weights, tmp_path):
+        for changed in (
+            {**weights, "new": np.ones(3, np.float32)},
+            {name: value for name, value in weights.items() if name != "lm_head.weight"},
+            {**weights, "lm_head.weight": weights["lm_head.weight"][:3]},
+        ):
+            ingot.save(tmp_path / "other.safetensors", changed)
+            with pytest.raises(ingot.IngotError) as caught:
+                ingot.diff(pair[0], tmp_path / "other.safetensors", tmp_path / "x.wdelta", "int4")
+            assert caught.value.rule == "delta.keys"
+        with pytest.raises(ingot.IngotError) as caught:
+            ingot.diff(*pair, tmp_path / "x.wdelta", "exact")
+        assert caught.value.rule == "delta.strategy"
+
+    def test_a_chain_of_both_kinds(self, pair, tmp_path):
+        ingot.diff(*pair, tmp_path / "one.wdelta", "int4")
+        ingot.patch(pair[0], tmp_path / "one.wdelta", tmp_path / "m1.safetensors")
+        ingot.diff(tmp_path / "m1.safetensors", pair[1], tmp_path / "two.zt")
+        ingot.patch(pair[0], [tmp_path / "one.wdelta", tmp_path / "two.zt"], tmp_path / "out.zt", verify=True)
+        assert same(tmp_path / "out.zt", pair[1])
+        ingot.diff(pair[1], tmp_path / "m1.safetensors", tmp_path / "three.wdelta", "sparse")
+        links = [tmp_path / name for name in ("one.wdelta", "two.zt", "three.wdelta")]
+        ingot.patch(pair[0], links, tmp_path / "end.safetensors")
+        with pytest.raises(ingot.IngotError) as caught:
+            ingot.patch(pair[0], [links[0], links[2]], tmp_path / "bad.safetensors")
+        assert caught.value.rule == "delta.base"
