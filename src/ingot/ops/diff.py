@@ -29,7 +29,7 @@ from ingot.ops.convert import refuse_same
 from ingot.ops.delta_chain import is_opaque
 from ingot.ops.delta_jobs import PairJob, WholeJob
 from ingot.ops.delta_report import DiffReport, TensorDiff
-from ingot.ops.delta_strategy import SMALL, choices
+from ingot.ops.delta_strategy import SMALL, Way, choices
 from ingot.ops.destination import Destination, destination
 from ingot.ops.diff_inputs import alike, check_inputs, same_tensors
 from ingot.ops.drive import drive, slab_budget
@@ -56,6 +56,7 @@ class DiffOptions(TypedDict, total=False):
     """Further options of ``diff``.
 
     options : codec options for the strategy's matrices (``bits``, ``group``, ``sparsity``, ...), over its own.
+    ways : how single tensors are stored, by name (``ops.delta_strategy.Way``), whatever the strategy says of them.
     max_ram : hard ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
     progress : called with a ``ProgressEvent`` by stored bytes of base and fine-tune.
     digest : written per part where the container has digests: ``crc32c`` (default), ``sha256`` or None.
@@ -67,6 +68,7 @@ class DiffOptions(TypedDict, total=False):
     """
 
     options: Mapping[str, Any]
+    ways: Mapping[str, Way]
     max_ram: int | str | None
     progress: ProgressCallback | None
     digest: str | None
@@ -216,7 +218,9 @@ class _Diff:
 
     def _step(self, tensor: Tensor) -> tuple[str, Step]:
         base = self._base.get(tensor.name)
-        way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
+        way = self._options.get("ways", {}).get(tensor.name)
+        if way is None:
+            way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
         if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)
             return "replace", self._checked(Step(tensor, moved_spec(tensor), MOVED, "moved", exact=True))

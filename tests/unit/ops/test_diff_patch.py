@@ -18,6 +18,7 @@ from ingot.core.progress import ProgressEvent
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.ops import work
 from ingot.ops.delta_proof import Proof
+from ingot.ops.delta_strategy import Way
 from ingot.ops.identity import content_id
 
 BF16 = ml_dtypes.bfloat16
@@ -188,6 +189,15 @@ class TestLossy:
         fine = ingot.diff(model, tuned, tmp_path / "a.zt", "int4", options={"group": 16})
         coarse = ingot.diff(model, tuned, tmp_path / "b.zt", "int4", options={"group": 96})
         assert fine.size > coarse.size
+
+    def test_single_tensors_may_go_another_way(self, model, tuned, tmp_path):
+        name = "model.layers.0.mlp.up_proj.weight"
+        ways = {name: Way("quantized_group", {"bits": 8, "group": "row"})}
+        report = ingot.diff(model, tuned, tmp_path / "delta.zt", ways=ways)
+        found = {item.name: item.codec for item in report.tensors if item.op == "apply"}
+        assert found.pop(name) == "quantized_group"
+        assert set(found.values()) == {"delta_exact"}
+        ingot.patch(model, tmp_path / "delta.zt", tmp_path / "out.zt", verify=True)
 
     @pytest.mark.parametrize("who", ["base", "tuned"])
     def test_a_nan_is_refused_and_nothing_is_left(self, weights, tmp_path, strays, who):
