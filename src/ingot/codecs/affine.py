@@ -115,7 +115,7 @@ class AffineCodec:
         ``symmetric`` (true); ``signed`` (as ``symmetric``): two's complement codes; ``scales`` f16, bf16 or f32 (f16;
         f32 where a scale serves a whole row or tensor);
         ``bit_order`` lsb or msb (lsb); ``quantizer`` absmax, minmax, mse, or, for one bit, sign or
-        sign-rms (absmax; minmax where not symmetric).
+        sign-rms (absmax; minmax where not symmetric); ``unbiased`` scales (false).
         """
         return prepare(shape, dtype, options)
 

@@ -12,7 +12,7 @@ import numpy as np
 from ingot.codecs.affine_fit import TensorFit
 from ingot.codecs.affine_params import SCALE_DTYPES, AffineParams
 from ingot.codecs.affine_rows import decode_rows, layout
-from ingot.codecs.affine_sign import SIGNS, sign_codes, sign_scales
+from ingot.codecs.affine_sign import SIGNS, sign_codes, sign_scales, unbiased_scales
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
@@ -22,7 +22,7 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
 QUANTIZERS = ("absmax", "minmax", "mse", *SIGNS)
-OPTIONS = ("bits", "group", "symmetric", "signed", "scales", "bit_order", "quantizer")
+OPTIONS = ("bits", "group", "symmetric", "signed", "scales", "bit_order", "quantizer", "unbiased")
 
 _NON_FINITE, _SCALE_OVERFLOW = 1, 2
 
@@ -38,6 +38,7 @@ class AffineEncoder:
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
     fit: TensorFit | None = None
+    unbiased: bool = False
     codec: str = "quantized_group"
     step: int = 1
     whole: bool = False
@@ -72,6 +73,11 @@ class AffineEncoder:
         if rows.size:
             method = "given" if self.fit else "mse" if self.quantizer == "mse" else "range"
             self._quantize(rows, packed, scales, zeros, method, start)
+            if self.unbiased:
+                decoded = np.empty(rows.shape, np.float32)
+                decode_rows(self.settings, packed, scales, zeros, decoded)
+                group = self.settings.group_columns(self.cols)
+                scales = unbiased_scales(rows, decoded, group, scales)
         if self.fit and start:
             scales = scales[:0]
             zeros = None if zeros is None else zeros[:0]
@@ -168,10 +174,14 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
         raise _wrong(
             f"1 bit, unsigned, and a scale per group or row, for quantizer {quantizer}", (bits, signed, granularity)
         )
+    unbiased = options.get("unbiased", False)
+    if not isinstance(unbiased, bool) or (unbiased and (granularity == "tensor" or quantizer in SIGNS)):
+        raise _wrong("unbiased true or false, and false for one scale per tensor and for signs", unbiased)
     return AffineEncoder(
         settings=settings,
         scale_dtype=scale_dtype,
         quantizer=quantizer,
+        unbiased=unbiased,
         cols=cols,
         params=settings.attributes(),
         parts=part_specs(settings, scale_dtype, rows, cols),

@@ -1,4 +1,6 @@
-"""One-bit codes of the affine family: the sign of each value times a magnitude per group (``spec/affine.md``, "Signs").
+"""What differences ask of the affine family: one-bit codes, and scales that do not fall short.
+
+``spec/affine.md``, "Signs" and "Unbiased scales".
 
 Codes 0 and 1 with zero point 1/2 and scale 2m decode to -m and +m.
 """
@@ -37,3 +39,19 @@ def sign_scales(rows: Array, group: int, quantizer: str, scale_dtype: str) -> Ar
     scales = 2 * magnitude
     scales[scales > _LARGEST[scale_dtype]] = np.inf
     return scales.astype(np.float32).astype(numpy_dtype(scale_dtype))
+
+
+def unbiased_scales(rows: Array, decoded: Array, group: int, scales: Array) -> Array:
+    """Return the scales by which each group's projection on what it stands for is its own: ``<w, decoded> = <w, w>``.
+
+    A factor is at most 2, and not applied where the scale's type cannot hold the product. Sums in double precision,
+    group by group.
+    """
+    starts = np.arange(0, rows.shape[1], group)
+    wide = rows.astype(np.float64)
+    own = np.add.reduceat(np.square(wide), starts, axis=1)
+    found = np.add.reduceat(wide * decoded, starts, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factor = np.where(found > 0, np.minimum(own / found, 2), 1)
+        better = (scales.astype(np.float64) * factor.reshape(scales.shape)).astype(np.float32).astype(scales.dtype)
+    return np.where(np.isfinite(better.astype(np.float32)), better, scales)

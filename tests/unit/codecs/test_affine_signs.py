@@ -23,6 +23,8 @@ class TestSigns(CodecSuite):
         *(Case((5, 77), "f32", {"bits": 1, "quantizer": "sign-rms", "group": group}) for group in ("row", 1, 10, 500)),
         *(Case(shape, "f32", {"bits": 1, "quantizer": "sign", "group": "row"}) for shape in ((), (0, 3), (3, 0), (4,))),
         Case((2, 3, 40), "bf16", {"bits": 1, "quantizer": "sign-rms", "bit_order": "msb", "scales": "bf16"}),
+        Case((5, 77), "f32", {"bits": 2, "quantizer": "mse", "symmetric": False, "unbiased": True, "group": 10}),
+        Case((5, 77), "bf16", {"bits": 3, "unbiased": True, "group": "row"}),
     )
     min_snr_db = 0.5
 
@@ -86,3 +88,33 @@ def test_what_a_magnitude_cannot_be_made_of_is_refused(value: float, rule: str) 
         signs(array, quantizer="sign-rms", group=20, scales="f16")
     assert caught.value.rule == rule
     assert "row 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_unbiased_scales_keep_the_projection_of_every_group(width: int, symmetric: bool) -> None:
+    array = values(9, 100)
+    options = {"bits": width, "quantizer": "mse", "symmetric": symmetric, "group": 50, "scales": "f32"}
+    plain, whole = (encode_tensor(CODEC, array, {**options, "unbiased": way}, dtype="f32") for way in (False, True))
+    assert bytes(plain.parts["packed_weight"].view()) == bytes(whole.parts["packed_weight"].view())
+    decoded, short = whole.numpy("f64"), plain.numpy("f64")
+    for start in (0, 50):
+        group = array[:, start : start + 50].astype(np.float64)
+        own = np.square(group).sum(axis=1)
+        assert np.allclose((group * decoded[:, start : start + 50]).sum(axis=1), own, rtol=1e-5)
+        assert ((group * short[:, start : start + 50]).sum(axis=1)).sum() < own.sum()
+
+
+def test_unbiased_scales_of_a_group_of_zeros_and_of_the_largest_values_stay() -> None:
+    array = np.array([[0, 0, 0, 0], [65000, -65000, 1, 2]], np.float32)
+    options = {"bits": 8, "quantizer": "mse", "group": 4, "scales": "f16"}
+    plain, whole = (encode_tensor(CODEC, array, {**options, "unbiased": way}, dtype="f32") for way in (False, True))
+    assert np.allclose(plain.numpy(), whole.numpy(), rtol=1e-2)
+    assert np.isfinite(whole.numpy()).all()
+
+
+def test_unbiased_is_for_groups_and_rows_of_integers() -> None:
+    for options in ({"bits": 4, "group": "tensor"}, {"quantizer": "sign"}, {"bits": 4, "unbiased": 1}):
+        with pytest.raises(UsageError) as caught:
+            CODEC.encoder((4, 4), "f32", {"bits": 1, "unbiased": True, **options})
+        assert caught.value.rule == "affine.option"
