@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from typing import Any
 
@@ -96,12 +97,14 @@ def sources(name: str, count: int) -> dict[str, Pair]:
 
 
 @cache  # it takes its time, and is the same for every instruction set
-def of_reference(name: str, count: int, label: str) -> tuple[tuple[list[int], bytes], bytes]:
-    """What the reference writes, and what it makes of that."""
+def of_reference(name: str, count: int, label: str) -> tuple[list[int], str]:
+    """What the reference writes, in short, once it has read that again."""
     floats, shift = ELEMENTS[name]
     base, tuned = sources(name, count)[label]
     sizes, planes = reference.encode(base, tuned, 2048, floats=floats, shift=shift)
-    return (sizes, planes), reference.apply(sizes, planes, 2048, base, floats=floats, shift=shift).tobytes()
+    again = reference.apply(sizes, planes, 2048, base, floats=floats, shift=shift)
+    assert again.tobytes() == tuned.tobytes(), label
+    return sizes, hashlib.sha256(planes).hexdigest()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 255, 1023, 1025, 3001])
@@ -109,12 +112,10 @@ def of_reference(name: str, count: int, label: str) -> tuple[tuple[list[int], by
 def test_bytes_are_those_of_the_reference(name: str, count: int) -> None:
     for label, (base, tuned) in sources(name, count).items():
         sizes, planes = encode(name, base, tuned, 2048)
-        wanted, again = of_reference(name, count, label)
-        assert (sizes.tolist(), planes.tobytes()) == wanted, label
+        assert (sizes.tolist(), hashlib.sha256(planes.tobytes()).hexdigest()) == of_reference(name, count, label), label
         out, answer = apply(name, planes, sizes, 2048, base)
         assert answer == (0, len(sizes))
         assert out.tobytes() == tuned.tobytes(), label
-        assert again == tuned.tobytes(), label
 
 
 def modes_of(sizes: Array, planes: Array) -> set[str]:
