@@ -33,19 +33,11 @@ ingot::Placed placed(const Positions& positions, const InArray& values, std::siz
   return {positions.data(), values.data(), positions.size()};
 }
 
-std::tuple<std::uint32_t, std::size_t, std::size_t> bound(const Floats& values, std::size_t k) {
-  require(k >= 1 && k <= values.size(), "expected to keep between one value and all");
+std::size_t keep_largest(const Floats& values, const OutPositions& positions, const OutFloats& kept) {
+  require(kept.size() == positions.size(), "expected as many positions as values");
+  require(kept.size() >= 1 && kept.size() <= values.size(), "expected to keep between one value and all");
   nb::gil_scoped_release release;
-  const ingot::TopBound found = INGOT_KERNEL(top_bound)(values.data(), values.size(), k);
-  return {found.bits, found.above, found.bad};
-}
-
-void gather(const Floats& values, std::uint32_t bits, std::size_t above, const OutPositions& positions,
-            const OutFloats& kept) {
-  require(kept.size() == positions.size() && positions.size() >= above, "expected as many positions as values");
-  nb::gil_scoped_release release;
-  INGOT_KERNEL(top_gather)
-  (values.data(), values.size(), {bits, above, values.size()}, positions.size(), positions.data(), kept.data());
+  return INGOT_KERNEL(top_select)(values.data(), values.size(), kept.size(), positions.data(), kept.data());
 }
 
 std::tuple<float, float> range_between(const Floats& values, const Positions& skipped) {
@@ -109,11 +101,9 @@ std::size_t first_unordered(const Positions& positions, std::int64_t last, std::
 }  // namespace
 
 void bind_wdelta(nb::module_& m) {
-  m.def("top_bound", &bound, nb::arg("values"), nb::arg("k"),
-        "Return (magnitude bits of the k-th largest value, values strictly above, index of the first NaN or infinity "
-        "or the number of values).");
-  m.def("top_gather", &gather, nb::arg("values"), nb::arg("bits"), nb::arg("above"), nb::arg("positions"),
-        nb::arg("kept"), "Gather the values above a bound, and of those that equal it the first.");
+  m.def("top_select", &keep_largest, nb::arg("values"), nb::arg("positions"), nb::arg("kept"),
+        "Keep the values of the largest magnitudes, as many as there is room for, of equal ones the first; returns the "
+        "index of the first NaN or infinity or the number of values.");
   m.def("range_between", &range_between, nb::arg("values"), nb::arg("skipped"),
         "Return the least and the largest value but for those at `skipped`; (inf, -inf) where none is left.");
   m.def("int4_encode", &int4_encode, nb::arg("values"), nb::arg("skipped"), nb::arg("low"), nb::arg("divisor"),

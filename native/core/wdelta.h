@@ -5,14 +5,6 @@
 
 namespace ingot {
 
-// Where the k largest magnitudes begin: bits of the smallest of them, how many are strictly larger, and the index of
-// the first value that is NaN or infinite (n if there is none; then nothing else is valid).
-struct TopBound {
-  std::uint32_t bits;
-  std::size_t above;
-  std::size_t bad;
-};
-
 struct FloatRange {
   float low, high;
 };

@@ -50,9 +50,7 @@
   void sign_decode(const std::uint8_t* bits, std::size_t first, const void* scales, std::size_t rows,                 \
                    std::size_t cols, void* out, int width);                                                           \
   std::size_t sign_encode(const float* in, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits);      \
-  TopBound top_bound(const float* in, std::size_t n, std::size_t k);                                                  \
-  void top_gather(const float* in, std::size_t n, const TopBound& bound, std::size_t k, std::int64_t* positions,      \
-                  float* values);                                                                                     \
+  std::size_t top_select(const float* in, std::size_t n, std::size_t k, std::int64_t* positions, float* values);      \
   void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts);                                \
   }
 

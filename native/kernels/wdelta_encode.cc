@@ -1,6 +1,9 @@
 // Encoding of float32 differences: the largest by magnitude, 4-bit codes of the rest, signs with row sums.
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
@@ -10,7 +13,10 @@ namespace {
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 constexpr std::size_t kBins = std::size_t{1} << 16;
-constexpr std::size_t kCodes = 4096;  // codes that wait to be packed
+constexpr std::size_t kSample = std::size_t{1} << 15;  // values that tell about where the largest begin
+constexpr std::size_t kSmall = 4 * kSample;            // values of which no sample is worth while
+constexpr std::size_t kCodes = 4096;                   // values that wait to be packed
+constexpr std::size_t kLanes = 16;
 
 std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & kMagnitude; }
 
@@ -78,7 +84,117 @@ void pack_signs(const float* in, std::size_t n, std::uint8_t* out) {
   }
 }
 
-// Collects codes and packs two per byte, the first in the high bits.
+// Magnitude of the k-th largest value, and how many are strictly larger.
+struct TopBound {
+  std::uint32_t bits;
+  std::size_t above;
+};
+
+// Magnitudes between which that of the k-th largest value lies in all likelihood, by a sample.
+struct Bracket {
+  std::uint32_t low, high;
+};
+
+Bracket bracket_of(const float* in, std::size_t n, std::size_t k) {
+  if (n < kSmall) return {0, kMagnitude};
+  std::vector<std::uint32_t> sample(kSample);
+  // A step that is odd and no simple fraction of n visits all columns of a matrix.
+  const std::size_t step = n / kSample | 1;
+  for (std::size_t i = 0, at = 0; i < kSample; ++i, at = at + step < n ? at + step : at + step - n)
+    sample[i] = magnitude(in[at]);
+  const double rank = static_cast<double>(k) / static_cast<double>(n) * kSample;
+  const double slack = 5 * __builtin_sqrt(rank) + 5;
+  const auto at = [&](double index) {
+    const std::size_t place = static_cast<std::size_t>(index < 0 ? 0 : index);
+    if (place >= kSample) return std::uint32_t{0};
+    const auto middle = sample.begin() + static_cast<std::ptrdiff_t>(place);
+    std::nth_element(sample.begin(), middle, sample.end(), std::greater<>());
+    return *middle;
+  };
+  const std::uint32_t low = at(rank + slack);
+  return {low, rank < slack ? kMagnitude : at(rank - slack)};
+}
+
+// Positions and values of all magnitudes of at least `least`; returns how many, or more than `room` where they are more.
+std::size_t collect(const float* in, std::size_t n, std::uint32_t least, std::int64_t* positions, float* values,
+                    std::size_t room) {
+  std::size_t found = 0, i = 0;
+#if defined(__AVX2__)
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(kMagnitude));
+  const __m256i below = _mm256_set1_epi32(static_cast<int>(least) - 1);
+  const auto above = [&](std::size_t at) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + at));
+    const __m256i large = _mm256_cmpgt_epi32(_mm256_and_si256(bits, mask), below);
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(large)));
+  };
+  for (; i + 32 <= n; i += 32) {
+    std::uint32_t hits = above(i) | above(i + 8) << 8 | above(i + 16) << 16 | above(i + 24) << 24;
+    if (found + 32 > room) break;
+    for (; hits; hits &= hits - 1) {
+      const std::size_t at = i + static_cast<std::size_t>(std::countr_zero(hits));
+      positions[found] = static_cast<std::int64_t>(at);
+      values[found++] = in[at];
+    }
+  }
+#endif
+  for (; i < n; ++i) {
+    if (magnitude(in[i]) < least) continue;
+    if (found == room) return room + 1;
+    positions[found] = static_cast<std::int64_t>(i);
+    values[found++] = in[i];
+  }
+  return found;
+}
+
+// Finds the bound among collected values, which hold at least the k largest.
+TopBound bound_among(const float* values, std::size_t n, std::size_t k, std::uint32_t high) {
+  std::vector<std::uint32_t> doubtful;
+  std::size_t above = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t m = magnitude(values[i]);
+    if (m > high)
+      ++above;
+    else
+      doubtful.push_back(m);
+  }
+  if (above >= k) return bound_among(values, n, k, kMagnitude);
+  const auto middle = doubtful.begin() + static_cast<std::ptrdiff_t>(k - above - 1);
+  std::nth_element(doubtful.begin(), middle, doubtful.end(), std::greater<>());
+  const std::uint32_t bits = *middle;
+  for (auto m = doubtful.begin(); m != middle; ++m) above += *m > bits;
+  return {bits, above};
+}
+
+// The bound by counting, whatever the values are.
+TopBound bound_by_bins(const float* in, std::size_t n, std::size_t k) {
+  const auto bins = std::make_unique<std::uint64_t[]>(2 * kBins);
+  std::uint64_t *high = bins.get(), *low = high + kBins;
+  for (std::size_t i = 0; i < n; ++i) ++high[magnitude(in[i]) >> 16];
+  std::size_t above = 0;
+  const std::uint32_t bin = static_cast<std::uint32_t>(bin_of(high, k, above));
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t m = magnitude(in[i]);
+    if (m >> 16 == bin) ++low[m & 0xffffu];
+  }
+  const std::uint32_t rest = static_cast<std::uint32_t>(bin_of(low, k, above));
+  return {bin << 16 | rest, above};
+}
+
+// Keeps the values that reach the bound, of those that equal it the first. Without `positions` they count from 0.
+void keep(const std::int64_t* positions, const float* values, const TopBound& bound, std::size_t k,
+          std::int64_t* kept_positions, float* kept_values) {
+  std::size_t ties = k - bound.above;
+  for (std::size_t i = 0, found = 0; found < k; ++i) {
+    const std::uint32_t m = magnitude(values[i]);
+    const std::size_t tie = m == bound.bits && ties != 0;
+    ties -= tie;
+    kept_positions[found] = positions ? positions[i] : static_cast<std::int64_t>(i);
+    kept_values[found] = values[i];
+    found += (m > bound.bits) | tie;
+  }
+}
+
+// Collects values and packs their codes two per byte, the first in the high bits.
 class NibblePacker {
  public:
   NibblePacker(const Int4Grid& grid, std::uint8_t* out) : grid_(grid), out_(out) {}
@@ -86,7 +202,7 @@ class NibblePacker {
   void add(const float* in, std::size_t n) {
     while (n) {
       const std::size_t room = kCodes - filled_, count = n < room ? n : room;
-      encode(in, count, codes_ + filled_);
+      std::memcpy(values_ + filled_, in, count * sizeof *in);
       filled_ += count;
       in += count;
       n -= count;
@@ -95,22 +211,19 @@ class NibblePacker {
   }
 
   void finish() {
-    if (filled_ % 2) codes_[filled_++] = 0;
+    if (filled_ % 2) values_[filled_++] = grid_.low;  // code 0
     flush();
   }
 
  private:
-  void encode(const float* __restrict in, std::size_t n, std::uint8_t* __restrict codes) const {
-    for (std::size_t i = 0; i < n; ++i) {
-      float x = (in[i] - grid_.low) / grid_.divisor * grid_.factor;
+  void flush() {
+    for (std::size_t i = 0; i < filled_; ++i) {
+      float x = (values_[i] - grid_.low) / grid_.divisor * grid_.factor;
       x = x > 0 ? x : 0;
       x = x < 15 ? x : 15;
       // Where a unit of f32 is 1, adding rounds to nearest even and leaves the integer in the low bits.
-      codes[i] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(x + 0x1.8p23f) & 15u);
+      codes_[i] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(x + 0x1.8p23f) & 15u);
     }
-  }
-
-  void flush() {
     for (std::size_t i = 0; i < filled_ / 2; ++i)
       out_[i] = static_cast<std::uint8_t>(codes_[2 * i] << 4 | codes_[2 * i + 1]);
     out_ += filled_ / 2;
@@ -120,56 +233,78 @@ class NibblePacker {
   const Int4Grid grid_;
   std::uint8_t* out_;
   std::size_t filled_ = 0;
-  std::uint8_t codes_[kCodes];
+  alignas(64) float values_[kCodes];
+  alignas(64) std::uint8_t codes_[kCodes];
+};
+
+// Least and largest value, in lanes of their own so that no comparison waits for the one before.
+class Extremes {
+ public:
+  Extremes() {
+    for (std::size_t j = 0; j < kLanes; ++j) {
+      low_[j] = std::bit_cast<float>(kInfinity);
+      high_[j] = -low_[j];
+    }
+  }
+
+  void add(const float* in, std::size_t n) {
+    std::size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+      for (std::size_t j = 0; j < kLanes; ++j) take(in[i + j], j);
+    for (std::size_t j = 0; i + j < n; ++j) take(in[i + j], j);
+  }
+
+  FloatRange range() const {
+    FloatRange all{low_[0], high_[0]};
+    for (std::size_t j = 1; j < kLanes; ++j) {
+      all.low = low_[j] < all.low ? low_[j] : all.low;
+      all.high = high_[j] > all.high ? high_[j] : all.high;
+    }
+    return all;
+  }
+
+ private:
+  void take(float x, std::size_t lane) {
+    low_[lane] = x < low_[lane] ? x : low_[lane];
+    high_[lane] = x > high_[lane] ? x : high_[lane];
+  }
+
+  alignas(64) float low_[kLanes];
+  alignas(64) float high_[kLanes];
 };
 
 }  // namespace
 
-TopBound top_bound(const float* in, std::size_t n, std::size_t k) {
-  const auto bins = std::make_unique<std::uint64_t[]>(2 * kBins);
-  std::uint64_t *high = bins.get(), *low = high + kBins;
-  for (std::size_t i = 0; i < n; ++i) ++high[magnitude(in[i]) >> 16];
-  for (std::size_t bin = kInfinity >> 16; bin < kBins; ++bin)
-    if (high[bin])
-      for (std::size_t i = 0; i < n; ++i)
-        if (magnitude(in[i]) >= kInfinity) return {0, 0, i};
-  std::size_t above = 0;
-  const std::uint32_t bin = static_cast<std::uint32_t>(bin_of(high, k, above));
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::uint32_t m = magnitude(in[i]);
-    if (m >> 16 == bin) ++low[m & 0xffffu];
+std::size_t top_select(const float* in, std::size_t n, std::size_t k, std::int64_t* positions, float* values) {
+  const Bracket bracket = bracket_of(in, n, k);
+  const std::size_t room = n < kSmall ? n : bracket.low ? k + k / 2 + kSample : 0;
+  const auto at = std::make_unique_for_overwrite<std::int64_t[]>(room);
+  const auto found = std::make_unique_for_overwrite<float[]>(room);
+  const std::size_t count = room ? collect(in, n, bracket.low, at.get(), found.get(), room) : 0;
+  if (count >= k && count <= room) {
+    const std::uint32_t high = n < kSmall ? kMagnitude : bracket.high;
+    keep(at.get(), found.get(), bound_among(found.get(), count, k, high), k, positions, values);
+  } else {  // many equal values, or a sample that misled
+    keep(nullptr, in, bound_by_bins(in, n, k), k, positions, values);
   }
-  const std::uint32_t rest = static_cast<std::uint32_t>(bin_of(low, k, above));
-  return {bin << 16 | rest, above, n};
-}
-
-void top_gather(const float* in, std::size_t n, const TopBound& bound, std::size_t k, std::int64_t* positions,
-                float* values) {
-  std::size_t ties = k - bound.above;
-  for (std::size_t i = 0, found = 0; i < n && found < k; ++i) {
-    const std::uint32_t m = magnitude(in[i]);
-    const std::size_t tie = m == bound.bits && ties != 0;
-    ties -= tie;
-    positions[found] = static_cast<std::int64_t>(i);
-    values[found] = in[i];
-    found += (m > bound.bits) | tie;
-  }
+  // What is not finite has the largest magnitudes, so that some of it is among what was kept.
+  for (std::size_t i = 0; i < k; ++i)
+    if (!is_finite(values[i]))
+      for (std::size_t j = 0; j < n; ++j)
+        if (!is_finite(in[j])) return j;
+  return n;
 }
 
 FloatRange range_between(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count) {
-  FloatRange range{std::bit_cast<float>(kInfinity), -std::bit_cast<float>(kInfinity)};
+  Extremes extremes;
   std::size_t at = 0;
-  for (std::size_t j = 0; j <= count; ++j) {
-    const std::size_t end = j < count ? static_cast<std::size_t>(skipped[j]) : n;
-    float low = range.low, high = range.high;
-    for (std::size_t i = at; i < end; ++i) {
-      low = in[i] < low ? in[i] : low;
-      high = in[i] > high ? in[i] : high;
-    }
-    range = {low, high};
+  for (std::size_t j = 0; j < count; ++j) {
+    const std::size_t end = static_cast<std::size_t>(skipped[j]);
+    extremes.add(in + at, end - at);
     at = end + 1;
   }
-  return range;
+  extremes.add(in + at, n - at);
+  return extremes.range();
 }
 
 void int4_encode(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count, const Int4Grid& grid,

@@ -90,17 +90,23 @@ def test_what_is_decoded_is_what_the_arithmetic_says(
     assert bits(read_rows(CODECS[codec], tensor, "f32", tuple(cuts))) == bits(decoded)
 
 
-@given(differences(), st.floats(0, 0.999))
-def test_the_bound_of_the_largest(values: Values, sparsity: float) -> None:
-    flat = values.reshape(-1)
-    if not flat.size:
-        return
-    count = max(1, int(flat.size * (1 - sparsity)))
-    found, above, bad = native.kernels.top_bound(flat, count)
-    magnitudes = np.sort(np.abs(flat))[::-1]
-    assert np.uint32(found).view(np.float32) == magnitudes[count - 1]
-    assert above == int((magnitudes > magnitudes[count - 1]).sum())
-    assert bad == flat.size
+@given(st.integers(1, 300_000), st.integers(0, 2**32), st.sampled_from(["normal", "few", "mostly-zero", "rising", "one"]))
+def test_the_largest_are_selected(size: int, seed: int, kind: str) -> None:
+    """Also where the kernel's sample misleads it, and where magnitudes are equal."""
+    rng = np.random.default_rng(seed)
+    flat = {
+        "normal": lambda: rng.normal(0, 1, size),
+        "few": lambda: rng.integers(-3, 4, size) / 8,
+        "mostly-zero": lambda: rng.normal(0, 1, size) * (rng.random(size) < 0.001),
+        "rising": lambda: np.arange(size) * rng.choice([-1, 1], size),
+        "one": lambda: np.full(size, -0.5),
+    }[kind]().astype(np.float32)
+    count = int(rng.integers(1, size + 1)) if rng.random() < 0.5 else 1 + size // 50
+    positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
+    assert native.kernels.top_select(flat, positions, kept) == size
+    expected = np.sort(np.argsort(-np.abs(flat), kind="stable")[:count])
+    assert np.array_equal(positions, expected)
+    assert np.array_equal(kept, flat[expected])
 
 
 @given(st.lists(st.tuples(st.text(max_size=8), differences(), OPTIONS), max_size=4, unique_by=lambda item: item[0]))

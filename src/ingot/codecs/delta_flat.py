@@ -53,10 +53,9 @@ class WholeEncoder:
             raise CodecError(f"{self.codec}.whole", f"expected all {self.size} values, found {values.size}")
         positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
         if count:
-            bits, above, bad = native.kernels.top_bound(values, count)
+            bad = native.kernels.top_select(values, positions, kept)
             if bad < values.size:
                 raise non_finite(self.codec, float(values[bad]), bad)
-            native.kernels.top_gather(values, bits, above, positions, kept)
         return values, positions, kept
 
 
