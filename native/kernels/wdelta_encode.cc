@@ -16,7 +16,6 @@ constexpr std::size_t kBins = std::size_t{1} << 16;
 constexpr std::size_t kSample = std::size_t{1} << 15;  // values that tell about where the largest begin
 constexpr std::size_t kSmall = 4 * kSample;            // values of which no sample is worth while
 constexpr std::size_t kCodes = 4096;                   // values that wait to be packed
-constexpr std::size_t kLanes = 16;
 
 std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & kMagnitude; }
 
@@ -237,41 +236,14 @@ class NibblePacker {
   alignas(64) std::uint8_t codes_[kCodes];
 };
 
-// Least and largest value, in lanes of their own so that no comparison waits for the one before.
-class Extremes {
- public:
-  Extremes() {
-    for (std::size_t j = 0; j < kLanes; ++j) {
-      low_[j] = std::bit_cast<float>(kInfinity);
-      high_[j] = -low_[j];
-    }
-  }
+// Sixteen at a time, so that no comparison waits for the one before.
+using Lanes = float __attribute__((vector_size(64)));
+constexpr std::size_t kLanes = 16;
 
-  void add(const float* in, std::size_t n) {
-    std::size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-      for (std::size_t j = 0; j < kLanes; ++j) take(in[i + j], j);
-    for (std::size_t j = 0; i + j < n; ++j) take(in[i + j], j);
-  }
-
-  FloatRange range() const {
-    FloatRange all{low_[0], high_[0]};
-    for (std::size_t j = 1; j < kLanes; ++j) {
-      all.low = low_[j] < all.low ? low_[j] : all.low;
-      all.high = high_[j] > all.high ? high_[j] : all.high;
-    }
-    return all;
-  }
-
- private:
-  void take(float x, std::size_t lane) {
-    low_[lane] = x < low_[lane] ? x : low_[lane];
-    high_[lane] = x > high_[lane] ? x : high_[lane];
-  }
-
-  alignas(64) float low_[kLanes];
-  alignas(64) float high_[kLanes];
-};
+void widen(FloatRange& range, float x) {
+  range.low = x < range.low ? x : range.low;
+  range.high = x > range.high ? x : range.high;
+}
 
 }  // namespace
 
@@ -296,15 +268,29 @@ std::size_t top_select(const float* in, std::size_t n, std::size_t k, std::int64
 }
 
 FloatRange range_between(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count) {
-  Extremes extremes;
+  const float infinity = std::bit_cast<float>(kInfinity);
+  FloatRange range{infinity, -infinity};
+  Lanes lows = Lanes{} + infinity, highs = Lanes{} - infinity, x;
   std::size_t at = 0;
-  for (std::size_t j = 0; j < count; ++j) {
-    const std::size_t end = static_cast<std::size_t>(skipped[j]);
-    extremes.add(in + at, end - at);
+  for (std::size_t j = 0; j <= count; ++j) {
+    const std::size_t end = j < count ? static_cast<std::size_t>(skipped[j]) : n;
+    if (end - at < kLanes) {
+      for (; at < end; ++at) widen(range, in[at]);
+    } else {
+      for (; at < end; at += kLanes) {
+        if (end - at < kLanes) at = end - kLanes;  // once more over what was seen changes nothing
+        std::memcpy(&x, in + at, sizeof x);
+        lows = x < lows ? x : lows;
+        highs = x > highs ? x : highs;
+      }
+    }
     at = end + 1;
   }
-  extremes.add(in + at, n - at);
-  return extremes.range();
+  for (std::size_t j = 0; j < kLanes; ++j) {
+    range.low = lows[j] < range.low ? lows[j] : range.low;
+    range.high = highs[j] > range.high ? highs[j] : range.high;
+  }
+  return range;
 }
 
 void int4_encode(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count, const Int4Grid& grid,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ingot.codecs.base import decode_by_rows
 from ingot.codecs.delta_flat import (
     PIECE,
@@ -44,7 +46,7 @@ class SparseEncoder(WholeEncoder):
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         flat = out.reshape(-1)
-        flat[...] = 0
+        flat.view(np.uint8).fill(0)
         place(parts["indices"], parts["values"], flat)
 
 
@@ -60,7 +62,7 @@ class SparseReader:
         flat = out.reshape(-1)
         for start in range(0, flat.size, PIECE):
             piece = flat[start : start + PIECE]
-            piece[...] = 0
+            piece.view(np.uint8).fill(0)
             for positions, values in self._stored.until(self._next + piece.size):
                 place(positions - self._next, values, piece, self._name)
             self._next += piece.size

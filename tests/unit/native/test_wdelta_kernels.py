@@ -1,0 +1,187 @@
+"""Kernels of .wdelta against NumPy, bit for bit, with every instruction set; arguments that do not fit are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.core import native
+
+K = native.kernels
+Array = np.ndarray[Any, np.dtype[Any]]
+SIZES = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 1000, 4095, 4097, 70_001]
+
+
+def normal(size: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(0, 0.01, size).astype(np.float32)
+
+
+def some(size: int, share: float, seed: int = 1) -> Array:
+    return np.flatnonzero(np.random.default_rng(seed).random(size) < share).astype(np.int64)
+
+
+def codes_of(packed: Array, first: int, count: int) -> Array:
+    return np.stack([packed >> 4, packed & 15], axis=1).reshape(-1)[first : first + count]
+
+
+@pytest.mark.parametrize("size", [*SIZES, 400_000])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+def test_select(size: int, share: float) -> None:
+    values = normal(size)
+    values[::3] = np.round(values[::3], 2)  # equal magnitudes of both signs
+    count = max(1, int(size * share))
+    positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
+    assert K.top_select(values, positions, kept) == size
+    expected = np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
+    assert np.array_equal(positions, expected)
+    assert np.array_equal(kept.view(np.uint32), values[expected].view(np.uint32))
+
+
+@pytest.mark.parametrize("size", [1, 40, 400_000])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_select_finds_what_is_not_finite(size: int, value: float) -> None:
+    values = normal(size)
+    values[size // 2 :: 7] = value
+    positions, kept = np.empty(1, np.int64), np.empty(1, np.float32)
+    assert K.top_select(values, positions, kept) == size // 2
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+def test_range(size: int, share: float) -> None:
+    values, skipped = normal(size), some(size, share)
+    rest = np.delete(values, skipped)
+    expected = (float(rest.min()), float(rest.max())) if rest.size else (np.inf, -np.inf)
+    assert K.range_between(values, skipped) == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+def test_int4_encode(size: int, share: float) -> None:
+    values, skipped = normal(size), some(size, share)
+    low, divisor, factor = np.float32(-0.02), np.float32(0.041), np.float32(15)
+    rest = np.delete(values, skipped)
+    expected = np.clip(np.round((rest - low) / divisor * factor), 0, 15).astype(np.uint8)
+    packed = np.full((rest.size + 1) // 2, 0xEE, np.uint8)
+    K.int4_encode(values, skipped, float(low), float(divisor), float(factor), packed)
+    assert np.array_equal(codes_of(packed, 0, rest.size), expected)
+    if rest.size % 2:
+        assert packed[-1] & 15 == 0
+
+
+def test_int4_encode_rounds_ties_to_even() -> None:
+    values = np.array([0.5, 1.5, 2.5, 14.5, 15.5, -0.5, -1e30, 1e30], np.float32)
+    packed = np.empty(4, np.uint8)
+    K.int4_encode(values, np.empty(0, np.int64), 0.0, 1.0, 1.0, packed)
+    assert codes_of(packed, 0, 8).tolist() == [0, 2, 2, 14, 15, 0, 0, 15]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("size", [0, *SIZES])
+def test_int4_decode(size: int, gaps: bool, first: int, dtype: Any) -> None:
+    rng = np.random.default_rng(size)
+    table, positions = rng.integers(1, 60_000, 16).astype(dtype), some(size, 0.2)
+    values = rng.integers(1, 60_000, positions.size).astype(dtype)
+    count = size - (positions.size if gaps else 0)
+    packed = rng.integers(0, 256, (first + count + 1) // 2).astype(np.uint8)
+    expected = np.empty(size, dtype)
+    looked_up = table[codes_of(packed, first, count)]
+    if gaps:
+        expected[np.setdiff1d(np.arange(size), positions)] = looked_up
+    else:
+        expected[:] = looked_up
+    expected[positions] = values
+    out = np.full(size, 7, dtype)
+    K.int4_decode(packed, first, table, positions, values, gaps, out)
+    assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1000), (5, 7), (7, 8), (3, 129), (300, 1), (2, 4096), (1, 70_001)])
+def test_sign_encode(shape: tuple[int, int]) -> None:
+    values = normal(shape[0] * shape[1])
+    values[::5], values[1::5] = 0.0, -0.0
+    sums, bits = np.empty(shape[0], np.float32), np.empty((values.size + 7) // 8, np.uint8)
+    assert K.sign_encode(values, sums, bits) == values.size
+    assert np.array_equal(bits, np.packbits(values >= 0))
+    assert np.array_equal(sums, np.add.reduce(np.abs(values.reshape(shape)), axis=1))
+
+
+def test_sign_encode_finds_what_is_not_finite() -> None:
+    values = normal(100)
+    values[[37, 80]] = np.nan, np.inf
+    assert K.sign_encode(values, np.empty(4, np.float32), np.empty(13, np.uint8)) == 37
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+@pytest.mark.parametrize("first", range(8))
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1000), (5, 7), (7, 8), (3, 129), (300, 1), (2, 64)])
+def test_sign_decode(shape: tuple[int, int], first: int, dtype: Any) -> None:
+    rng = np.random.default_rng(first)
+    bits = rng.integers(0, 256, (first + shape[0] * shape[1] + 7) // 8).astype(np.uint8)
+    word = np.uint16 if dtype is np.uint16 else np.uint32
+    scales = rng.integers(1, 2**15, shape[0]).astype(word)
+    positive = np.unpackbits(bits)[first : first + shape[0] * shape[1]].reshape(shape).astype(bool)
+    expected = np.where(positive, scales[:, None], scales[:, None] ^ word(1 << (8 * word().itemsize - 1)))
+    out = np.empty(shape[0] * shape[1], dtype)
+    K.sign_decode(bits, first, scales.view(dtype), out)
+    assert np.array_equal(out.view(word), expected.astype(word).reshape(-1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 1000])
+def test_first_unordered(size: int) -> None:
+    positions = np.arange(size, dtype=np.int64) * 3
+    assert K.first_unordered(positions, -1, 3 * size) == size
+    for at in {0, size // 2, size - 1} & set(range(size)):
+        for wrong in (-1, 3 * at - 3, 3 * size, 2**63 - 1, -(2**63)):
+            changed = positions.copy()
+            changed[at] = wrong
+            expected = next(
+                index for index in range(size) if not (changed[index - 1] if index else -1) < changed[index] < 3 * size
+            )
+            assert K.first_unordered(changed, -1, 3 * size) == expected
+    if size:
+        assert K.first_unordered(positions, 0, 3 * size) == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments"),
+    [
+        ("top_select", (normal(3), np.empty(4, np.int64), np.empty(4, np.float32))),
+        ("top_select", (normal(3), np.empty(0, np.int64), np.empty(0, np.float32))),
+        ("top_select", (normal(3), np.empty(2, np.int64), np.empty(1, np.float32))),
+        ("range_between", (normal(3), np.array([3]))),
+        ("range_between", (normal(3), np.array([1, 1]))),
+        ("int4_encode", (normal(3), np.array([-1]), 0.0, 1.0, 1.0, np.empty(1, np.uint8))),
+        ("int4_encode", (normal(3), np.array([1]), 0.0, 1.0, 1.0, np.empty(2, np.uint8))),
+        ("place_values", (np.array([2]), normal(1), np.empty(2, np.float32))),
+        ("place_values", (np.array([1]), normal(2), np.empty(2, np.float32))),
+        ("place_values", (np.array([1]), np.zeros(1, np.uint16), np.empty(2, np.float32))),
+        ("place_values", (np.array([1]), np.zeros(1), np.empty(2))),
+        ("sign_encode", (normal(5), np.empty(2, np.float32), np.empty(1, np.uint8))),
+        ("sign_encode", (normal(9), np.empty(3, np.float32), np.empty(1, np.uint8))),
+        ("sign_decode", (np.empty(1, np.uint8), 1, normal(1), np.empty(8, np.float32))),
+        ("sign_decode", (np.empty(2, np.uint8), 8, normal(1), np.empty(8, np.float32))),
+        ("sign_decode", (np.empty(2, np.uint8), 0, normal(3), np.empty(8, np.float32))),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(kernel: str, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        getattr(K, kernel)(*arguments)
+
+
+def test_codes_that_do_not_suffice_are_refused() -> None:
+    table, nothing, none = normal(16), np.empty(0, np.int64), np.empty(0, np.float32)
+    out = np.empty(4, np.float32)
+    for packed, first, positions, values, size in (
+        (1, 0, nothing, none, 16),
+        (2, 1, nothing, none, 16),
+        (2, 2, nothing, none, 16),
+        (2, 0, np.array([4]), normal(1), 16),
+        (2, 0, nothing, none, 15),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            K.int4_decode(np.empty(packed, np.uint8), first, table[:size], positions, values, False, out)
