@@ -17,6 +17,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError
+from ingot.model.delta import delta_of
 from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 from ingot.ops.attachments import check_package
@@ -74,6 +75,7 @@ def verify(
         return [_finding(error, str(path))]
     try:
         findings = [Finding("note", rule, str(path), message) for rule, message in source.catalog.notes]
+        findings += _description(source)
         findings += _contents(source, progress)
         findings += _attachments(source)
         findings += _whole(source)
@@ -98,6 +100,22 @@ def _contents(source: Source, progress: ProgressCallback | None) -> Iterator[Fin
     for tensor, findings in ordered(_tensor, checkpoint.values(), workers, 2 * workers):
         state.advance(tensor.nbytes, tensor.name)
         yield from (item for item in findings if item.rule != silent)
+
+
+def _description(source: Source) -> Iterator[Finding]:
+    """Compare what a delta says of itself with the tensors that are there."""
+    catalog, where = source.catalog, str(source.path)
+    try:
+        info = delta_of(catalog.metadata, where)
+    except FormatError as error:
+        yield _finding(error, where)
+        return
+    if info is None:
+        return
+    stored = {name for name, change in info.tensors.items() if change.op != "same"}
+    for name in sorted(stored ^ set(catalog.tensors)):
+        message = "the delta lists this tensor and does not hold it, or the other way round"
+        yield Finding("error", "delta.tensor", f"{where}: {name}", message)
 
 
 def _attachments(source: Source) -> Iterator[Finding]:

@@ -306,6 +306,8 @@ class TestRefusals:
         ]
         for rule, tensors in cases:
             bad = redescribed(delta, tmp_path / "bad.zt", tensors=tensors)
+            if rule in ("delta.tensor", "delta.op"):
+                assert rule in {item.rule for item in ingot.verify(bad) if item.level == "error"}
             self.refused(rule, lambda bad=bad: ingot.patch(model, bad, tmp_path / "out.zt"))
         bad = redescribed(delta, tmp_path / "bad.zt", version=2)
         self.refused("delta.version", lambda: ingot.patch(model, bad, tmp_path / "out.zt"))
