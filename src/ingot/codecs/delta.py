@@ -139,8 +139,7 @@ class AdditiveEncoder:
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
         total = np.empty(base.shape, np.float32)
         self._inner.decode(parts, total)
-        total += widened(base)
-        cast_into(total, out)
+        added(total, base, out)
 
 
 @runtime_checkable
@@ -170,8 +169,7 @@ class AdditiveApplier:
             return
         total = np.empty(base.shape, np.float32)
         self._reader.read_into(total)
-        total += widened(base)
-        cast_into(total, out)
+        added(total, base, out)
 
     def finish(self) -> None:
         self._reader.finish()
@@ -186,9 +184,17 @@ def _fusible(base: Array, out: Array) -> bool:
 
 
 def difference(base: Array, tuned: Array) -> Array:
-    """Return ``tuned - base`` in float32."""
+    """Return ``tuned - base`` in float32; what overflows is infinite, and infinities cancel to NaN."""
     wide = widened(tuned)
-    return np.subtract(wide, widened(base), out=None if wide is tuned else wide)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.subtract(wide, widened(base), out=None if wide is tuned else wide)
+
+
+def added(total: Array, base: Array, out: Array) -> None:
+    """Round ``total + base``, computed in float32 in place of ``total``, to ``out``."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total += widened(base)
+    cast_into(total, out)
 
 
 def widened(rows: Array) -> Array:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from os import PathLike
 from typing import Any
 
 from ingot.codecs.delta import delta_codec
 from ingot.codecs.table import CODECS
-from ingot.core import checksums
 from ingot.core.checksums import Blake3
 from ingot.core.parallel import default_workers, ordered
 from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
@@ -18,14 +16,13 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta_chain import Layer, Link, Route, link_of, next_stage
 from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.save import as_tensor
 from ingot.ops.state import address, element_type, like, shared_array
 from ingot.ops.undo import TensorUndo
 from ingot.ops.wdelta_parent import matching_order
 
 SLAB = 1 << 18
-_SAMPLE = 1 << 16
 _MISSING = object()
 PARENT = "wdelta"
 
@@ -47,7 +44,7 @@ class Applied:
     state: State = field(repr=False)
     undo: dict[str, TensorUndo] | None = field(default=None, repr=False)
     replaced: dict[str, Any] = field(default_factory=dict, repr=False)
-    samples: dict[str, str] = field(default_factory=dict, repr=False)
+    source: Source | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -108,30 +105,35 @@ def apply_delta(
         delta are checked before anything is changed.
     """
     workers = default_workers() if workers is None else workers
-    owned = not isinstance(delta, Checkpoint)
-    opened = delta if isinstance(delta, Checkpoint) else _opened(delta)
+    source = None
+    if isinstance(delta, Checkpoint):
+        opened = delta
+    else:
+        source = _opened(delta)
+        opened = checkpoint_of(source)
     try:
         link = link_of(opened)
         job = _Apply(state_dict, link, workers)
         if verify_base:
             job.require_base()
-        applied = Applied(opened, owned, link.info.base.content, link.info.result.content, len(job.routes), state_dict)
+        base, result = link.info.base.content, link.info.result.content
+        applied = Applied(opened, source is not None, base, result, len(job.routes), state_dict, source=source)
         job.run(applied, undo=undo)
     except BaseException:
-        if owned:
+        if source is not None:
             opened.close()
         raise
     return applied
 
 
-def _opened(path: str | PathLike[str]) -> Checkpoint:
+def _opened(path: str | PathLike[str]) -> Source:
     source = open_source(path)
     try:
         source.require_whole()
     except BaseException:
         source.close()
         raise
-    return checkpoint_of(source)
+    return source
 
 
 def revert(state_dict: State, applied: Applied) -> None:
@@ -142,22 +144,27 @@ def revert(state_dict: State, applied: Applied) -> None:
     UsageError
         ``delta.reverted``: it was reverted or closed already, or applied without ``undo``. ``delta.not-applied``: the
         tensors are not as the delta left them; a later one was not reverted, say. Nothing was changed.
+    IntegrityError
+        ``store.changed``: the delta's file was written to meanwhile. Nothing was changed.
     """
     if applied.undo is None:
         raise UsageError(
             "expected a delta that can be taken back; this one was reverted, closed, or applied with undo=False",
             rule="delta.reverted",
         )
-    arrays = {name: _changed(state_dict, name, sample) for name, sample in applied.samples.items()}
-    for _ in ordered(lambda name: applied.undo[name].revert(arrays[name]) if applied.undo else None, applied.undo):
+    undo = applied.undo
+    if applied.source is not None:
+        applied.source.require_unchanged()
+    arrays = dict(ordered(lambda name: (name, _changed(state_dict, name, undo[name])), undo))
+    for _ in ordered(lambda name: undo[name].revert(arrays[name]), undo):
         pass
     _put_back(state_dict, applied.replaced)
     applied.close()
 
 
-def _changed(state: State, name: str, sample: str) -> Array:
+def _changed(state: State, name: str, undo: TensorUndo) -> Array:
     array = shared_array(name, state[name]) if name in state else None
-    if array is None or _sample(array) != sample:
+    if array is None or not undo.holds(array):
         raise UsageError(
             "this tensor is not as the delta left it; revert what was applied later first",
             rule="delta.not-applied",
@@ -174,11 +181,6 @@ def _put_back(state: State, replaced: Mapping[str, Any]) -> None:
             state[name] = value
 
 
-def _sample(array: Array) -> str:
-    """Return a digest of the first bytes: enough to tell two fine-tunes, whatever the size."""
-    return f"{array.shape}:{checksums.digest('crc32c', bytes(memoryview(file_bytes(array))[:_SAMPLE]))}"
-
-
 class _Apply:
     """One application: everything is looked at before anything is changed."""
 
@@ -187,7 +189,8 @@ class _Apply:
         self._arrays = {name: shared_array(name, value) for name, value in state.items()}
         before = self._before()
         self.routes = next_stage(before, link, 1)
-        self._tied = _tied(self._arrays, self.routes)
+        same = [name for name, change in link.info.tensors.items() if change.op == "same"]
+        self._tied = _tied(self._arrays, self.routes, same)
 
     def _before(self) -> dict[str, Route]:
         """Return the state dict as stage 0. A name that only repeats another's tensor counts where the delta has it."""
@@ -226,28 +229,39 @@ class _Apply:
     def run(self, applied: Applied, *, undo: bool) -> None:
         """Change everything, or nothing."""
         changed = [route for name, route in self.routes.items() if route.layers and name not in self._tied]
-        new = {name: route.origin.numpy() for name, route in self.routes.items() if route.born}
+        new = {name: self._owned(route) for name, route in self.routes.items() if route.born}
         if not undo:
             for route in changed:
                 _check_parts(route.layers[0].tensor)
-        undos = {route.name: _undo_of(route) for route in changed}
+        undos = {route.name: _undo_of(route, self._arrays[route.name]) for route in changed}
+        replaced: dict[str, Any] = {}
         try:
             for _ in ordered(lambda route: self._change(route, undos[route.name], undo), changed, self._workers):
                 pass
+            for name in (*self._link.info.removed, *new):
+                if name in new or name in self._state:
+                    replaced[name] = self._state.get(name, _MISSING)
+            self._exchange(new)
         except BaseException:
+            _put_back(self._state, replaced)
             for name, item in undos.items():
                 if undo:
                     item.revert(self._arrays[name])
             raise
-        for name in self._link.info.removed:
-            if name in self._state:
-                applied.replaced[name] = self._state.pop(name)
-        for name, array in new.items():
-            applied.replaced[name] = self._state.get(name, _MISSING)
-            self._state[name] = like(self._state, array if array.flags.writeable else array.copy())
+        applied.replaced = replaced
         if undo:
             applied.undo = undos
-            applied.samples = {route.name: _sample(self._arrays[route.name]) for route in changed}
+
+    def _owned(self, route: Route) -> Any:
+        """Return a new tensor as what the state dict holds."""
+        array = route.origin.numpy()
+        return like(self._state, array if array.flags.writeable else array.copy())
+
+    def _exchange(self, new: Mapping[str, Any]) -> None:
+        for name in self._link.info.removed:
+            self._state.pop(name, None)
+        for name, value in new.items():
+            self._state[name] = value
 
     def _change(self, route: Route, undo: TensorUndo, keep: bool) -> None:
         layer = route.layers[0]
@@ -278,9 +292,9 @@ def _add(matrix: Array, tensor: Tensor, undo: TensorUndo) -> None:
     reader.finish()
 
 
-def _undo_of(route: Route) -> TensorUndo:
+def _undo_of(route: Route, array: Array) -> TensorUndo:
     rows, cols = route.matrix()
-    return TensorUndo(route.layers[0].tensor, (rows, cols), max(1, SLAB // max(cols, 1)))
+    return TensorUndo(route.layers[0].tensor, (rows, cols), max(1, SLAB // max(cols, 1)), array.dtype)
 
 
 def _check_parts(tensor: Tensor) -> None:
@@ -290,8 +304,11 @@ def _check_parts(tensor: Tensor) -> None:
         part.reader().finish()
 
 
-def _tied(arrays: Mapping[str, Array], routes: Mapping[str, Route]) -> set[str]:
-    """Return the names whose memory is that of another name with the same difference: it is to be added once."""
+def _tied(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: Iterable[str]) -> set[str]:
+    """Return the names whose memory is that of another name with the same difference: it is to be added once.
+
+    ``same`` are those that the delta states to stay as they are: they share no memory with what is changed.
+    """
     first: dict[tuple[int, int], str] = {}
     tied = set()
     for name, route in routes.items():
@@ -304,10 +321,14 @@ def _tied(arrays: Mapping[str, Array], routes: Mapping[str, Route]) -> set[str]:
             tied.add(name)
         else:
             raise _shared(name, first[place])
-    ends = sorted(first)
-    for (_, end), (start, stop) in pairwise(ends):
-        if start < end:
-            raise _shared(first[start, stop], "another tensor")
+    places = [(*place, name, True) for place, name in first.items()]
+    places += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
+    ends = {True: (0, ""), False: (0, "")}  # of what is changed, of what stays: furthest so far, and whose it is
+    for start, stop, name, changes in sorted(places):
+        for other in (True, False) if changes else (True,):
+            if start < ends[other][0]:
+                raise _shared(name, ends[other][1])
+        ends[changes] = max(ends[changes], (stop, name))
     return tied
 
 

@@ -187,7 +187,8 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> dict[str
             raise error.at(f"{link.location}: tensor {name[:200]!r}") from None
     rest = [name for name in before if name not in info.tensors]
     if info.base.content is None:  # other identities cover the delta's tensors only
-        return after | {name: before[name] for name in rest if name not in info.removed}
+        removed = set(info.removed)
+        return after | {name: before[name] for name in rest if name not in removed}
     wrong = set(rest) ^ set(info.removed)
     if wrong:
         raise _wrong_base("the same names", f"{min(wrong)[:200]!r} in only one of them").at(link.location)

@@ -118,6 +118,7 @@ class TensorUndo:
     step: int
     dtype: np.dtype[Any]
     logs: list[Log] = field(default_factory=list)
+    sums: list[str] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -163,8 +164,9 @@ class TensorUndo:
         self.sums.clear()
 
     def _log(self, start: Array, rows: Array, result: Array) -> None:
-        self.logs.append(difference_between(start, rows))
-        self.sums.append(_digest(result))
+        log, known = difference_between(start, rows), _digest(result)
+        self.logs.append(log)
+        self.sums.append(known)
         rows[...] = result
 
 
