@@ -102,11 +102,16 @@ struct OpenBits {
   // Whether the next `bits` bits are there, and eight bytes behind each of them.
   bool has(std::size_t bits) const { return (at + bits) / 8 + 8 <= size; }
 
-  // The next `count` bits, at most 57. `kThere`: it was asked for.
+  // The next 57 bits or more. `kThere`: they were asked for.
+  template <bool kThere>
+  std::uint64_t ahead() const {
+    const std::size_t byte = kThere ? at >> 3 : least(at >> 3, size < 8 ? 0 : size - 8);
+    return load_le<std::uint64_t>(p + byte) >> ((at - 8 * byte) & 63);
+  }
+
   template <bool kThere>
   std::uint64_t next(unsigned count) {
-    const std::size_t byte = kThere ? at >> 3 : least(at >> 3, size < 8 ? 0 : size - 8);
-    const std::uint64_t word = load_le<std::uint64_t>(p + byte) >> ((at - 8 * byte) & 63);
+    const std::uint64_t word = ahead<kThere>();
     at += count;
     return word & ~(~std::uint64_t{0} << count);
   }
@@ -153,8 +158,23 @@ template <class Kind, bool kThere>
 inline void read_differences(const std::uint16_t* symbols, const Meanings<Kind>& meanings, OpenBits& bits, std::size_t n,
                              typename Kind::Word* differences) {
   using Word = typename Kind::Word;
+  constexpr std::size_t at_once = 57 / Kind::kBits;  // elements whose open bits one look ahead has
   OpenBits open = bits;  // a copy: stores to words may not be taken for stores to it
-  for (std::size_t i = 0; i < n; ++i) {
+  std::size_t i = 0;
+  if constexpr (kThere && at_once > 1)
+    for (; i + at_once <= n; i += at_once) {
+      std::uint64_t word = open.ahead<true>();
+#pragma GCC unroll 16
+      for (std::size_t k = i; k < i + at_once; ++k) {
+        const std::size_t symbol = symbols[k] & (kDeltaSymbols - 1);
+        const unsigned count = meanings.open[symbol];
+        const Word rest = static_cast<Word>(word & ~(~std::uint64_t{0} << count));
+        differences[k] = static_cast<Word>(meanings.least[symbol] | static_cast<Word>(rest << Kind::kLow));
+        word >>= count;
+        open.at += count;
+      }
+    }
+  for (; i < n; ++i) {
     const std::size_t symbol = symbols[i] & (kDeltaSymbols - 1);
     const unsigned count = meanings.open[symbol];
     const unsigned first = sizeof(Word) == 8 && count > 32 ? 32 : count;

@@ -19,10 +19,13 @@ struct DenseWork {
   Byte* room;
   std::uint32_t* counts;  // kDeltaBins rows of kDeltaSymbols
   std::uint32_t logs[kLogs];
+  bool has_logs = false;
 
-  DenseWork() {
+  void need_logs() {
+    if (has_logs) return;
     logs[0] = 0;
     for (std::size_t i = 1; i < kLogs; ++i) logs[i] = log2_fixed(i);
+    has_logs = true;
   }
   std::uint32_t log2(std::uint64_t value) const { return value < kLogs ? logs[value] : log2_fixed(value); }
   std::uint32_t* row(std::size_t bin) const { return counts + bin * kDeltaSymbols; }
@@ -107,11 +110,12 @@ template <class Kind>
 inline void plan_dense(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift,
                        DenseWork& work, DensePlan& plan) {
   count_symbols<Kind>(base, tuned, n, shift, work, plan);
-  bool present[kDeltaBins] = {};
-  for (std::size_t i = 0; i < n; ++i) present[work.bins[i]] = true;
+  work.need_logs();
   plan.groups = 0;
   for (std::size_t bin = 0; bin < kDeltaBins; ++bin) {
-    if (!present[bin]) continue;
+    std::uint32_t any = 0;
+    for (std::size_t symbol = 0; symbol < plan.symbols; ++symbol) any |= work.row(bin)[symbol];
+    if (!any) continue;
     for (std::size_t symbol = 0; symbol < plan.symbols; ++symbol)
       plan.open += std::uint64_t{work.row(bin)[symbol]} * open_bits<Kind>(symbol);
     plan.group[plan.groups++] = {bin, cost_of(work, work.row(bin), nullptr, plan.symbols), 0};

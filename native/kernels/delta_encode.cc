@@ -33,7 +33,7 @@ inline Byte* write_whole(const Word* tuned, std::size_t n, Byte* p) {
 // densely; where both can be, dense must save a sixteenth, as it is ten times slower to apply.
 template <class Kind>
 Byte* encode_chunk(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift, Work& work, Byte* p) {
-  const std::size_t changes = find_changes(base, tuned, n, work.changed);
+  const std::size_t changes = find_changes(base, tuned, n, n / 2, work.changed);
   if (changes == 0) {
     *p = kSame;
     return p + 1;

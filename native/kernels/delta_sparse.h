@@ -21,12 +21,13 @@ struct SparsePlan {
   SparsePlane plane[9];
 };
 
-// Writes where words differ; returns how often. Runs of equal words are skipped 64 bytes at a time.
+// Writes where words differ; returns how often, or some number above `most` where it is more. Runs of equal words are skipped
+// 64 bytes at a time.
 template <class Word>
-inline std::size_t find_changes(const Word* base, const Word* tuned, std::size_t n, std::uint32_t* at) {
+inline std::size_t find_changes(const Word* base, const Word* tuned, std::size_t n, std::size_t most, std::uint32_t* at) {
   constexpr std::size_t run = 64 / sizeof(Word);
   std::size_t found = 0;
-  for (std::size_t start = 0; start < n; start += run) {
+  for (std::size_t start = 0; start < n && found <= most; start += run) {
     const std::size_t stop = least(start + run, n);
     if (stop - start == run && std::memcmp(base + start, tuned + start, 64) == 0) continue;
     for (std::size_t i = start; i < stop; ++i) {
