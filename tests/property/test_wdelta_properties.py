@@ -90,7 +90,9 @@ def test_what_is_decoded_is_what_the_arithmetic_says(
     assert bits(read_rows(CODECS[codec], tensor, "f32", tuple(cuts))) == bits(decoded)
 
 
-@given(st.integers(1, 300_000), st.integers(0, 2**32), st.sampled_from(["normal", "few", "mostly-zero", "rising", "one"]))
+@given(
+    st.integers(1, 300_000), st.integers(0, 2**32), st.sampled_from(["normal", "few", "mostly-zero", "rising", "one"])
+)
 def test_the_largest_are_selected(size: int, seed: int, kind: str) -> None:
     """Also where the kernel's sample misleads it, and where magnitudes are equal."""
     rng = np.random.default_rng(seed)
