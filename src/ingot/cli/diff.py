@@ -31,10 +31,16 @@ def command(
     finetuned: Annotated[str, typer.Argument(help="The fine-tune, in any container and layout.")],
     out: Annotated[str, typer.Option("--out", "-o", help="The delta: a name ending in .zt or .wdelta.")],
     strategy: Annotated[
-        str, typer.Option(help="How differences are stored: exact, or smaller and not exact (int8, int4, ...).")
+        str, typer.Option(help="How differences are stored: exact, or smaller and not exact (int8, int4, ..., auto).")
     ] = "exact",
     option: Annotated[
         list[str] | None, typer.Option("--option", help="Codec option for the strategy's matrices: NAME=VALUE.")
+    ] = None,
+    target_size: Annotated[
+        str | None, typer.Option(help="For --strategy auto: the delta's size, such as 200MiB, or a share such as 0.1.")
+    ] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="For --strategy auto: largest error of a difference, as a share of its norm.")
     ] = None,
     max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
     digest: Annotated[
@@ -55,6 +61,8 @@ def command(
 
     options: DiffOptions = {
         "options": _options(option or []),
+        "target_size": target_size,
+        "max_error": max_error,
         "max_ram": max_ram,
         "digest": None if digest == "none" else digest,
         "threads": threads,

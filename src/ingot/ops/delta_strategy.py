@@ -25,17 +25,18 @@ class Way:
 EXACT = Way("delta_exact")
 
 
-def _low_bit(bits: int, group: int | str) -> Way:
-    return Way("quantized_group", {"bits": bits, "group": group, "quantizer": "mse"})
+def _grid(bits: int, group: int | str, **more: Any) -> Way:
+    return Way("quantized_group", {"bits": bits, "group": group, **more})
 
 
 STRATEGIES: Mapping[str, Way] = {
     "exact": EXACT,
-    "int8": _low_bit(8, "row"),
-    "int4": _low_bit(4, 64),
-    "int3": _low_bit(3, 64),
-    "int2": Way("quantized_group", {"bits": 2, "group": 64, "quantizer": "mse", "symmetric": False}),
+    "int8": _grid(8, "row"),
+    "int4": _grid(4, 32),
+    "int3": _grid(3, 64, quantizer="mse", unbiased=True),
+    "int2": _grid(2, 64, quantizer="mse", symmetric=False, unbiased=True),
     "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "f16", "quantizer": "sign-rms"}, "zstd"),
+    "low-rank": Way("low_rank", {"rank": 32}),
 }
 """Strategies for a delta in any container, by what they do with matrices. ``auto`` measures instead."""
 
@@ -61,6 +62,9 @@ def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, contai
     way = known[strategy]
     if container == "wdelta":
         return way
-    if dtype not in ("f32", "f16", "bf16") or len(shape) < 2 or prod(shape) <= SMALL:
-        return EXACT
-    return way
+    return way if is_matrix(shape, dtype) else EXACT
+
+
+def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a tensor is worth an approximate difference: floats, two dimensions at least, not ``SMALL``."""
+    return dtype in ("f32", "f16", "bf16") and len(shape) >= 2 and prod(shape) > SMALL

@@ -26,10 +26,11 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert import refuse_same
+from ingot.ops.delta_auto import choose, target_bytes
 from ingot.ops.delta_chain import is_opaque
 from ingot.ops.delta_jobs import PairJob, WholeJob
 from ingot.ops.delta_report import DiffReport, TensorDiff
-from ingot.ops.delta_strategy import SMALL, Way, choices
+from ingot.ops.delta_strategy import AUTO, EXACT, SMALL, Way, choices
 from ingot.ops.destination import Destination, destination
 from ingot.ops.diff_inputs import alike, check_inputs, same_tensors
 from ingot.ops.drive import drive, slab_budget
@@ -57,6 +58,9 @@ class DiffOptions(TypedDict, total=False):
 
     options : codec options for the strategy's matrices (``bits``, ``group``, ``sparsity``, ...), over its own.
     ways : how single tensors are stored, by name (``ops.delta_strategy.Way``), whatever the strategy says of them.
+    target_size : for strategy ``auto``: bytes of the delta, text such as ``"200MiB"``, or a share of the fine-tune
+        (up to 1).
+    max_error : for strategy ``auto``: the largest error of a tensor's difference, as a share of its norm.
     max_ram : hard ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
     progress : called with a ``ProgressEvent`` by stored bytes of base and fine-tune.
     digest : written per part where the container has digests: ``crc32c`` (default), ``sha256`` or None.
@@ -69,6 +73,8 @@ class DiffOptions(TypedDict, total=False):
 
     options: Mapping[str, Any]
     ways: Mapping[str, Way]
+    target_size: float | str | None
+    max_error: float | None
     max_ram: int | str | None
     progress: ProgressCallback | None
     digest: str | None
@@ -153,7 +159,12 @@ class _Diff:
         self._sources, self._place, self._strategy, self._options = sources, place, strategy, options
         self._base, self._tuned = (checkpoint_of(source) for source in sources)
         self._wdelta = place.format.name == PARENT
-        self._asked = choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)  # what options are for
+        self._auto = strategy == AUTO and not self._wdelta
+        if not self._auto and (options.get("target_size"), options.get("max_error")) != (None, None):
+            raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
+        # What options are for: the strategy's matrices.
+        self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)
+        self._ways: Mapping[str, Way] = {}
         self._workers = options.get("threads") or default_workers()
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.get("progress"))
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
@@ -169,6 +180,7 @@ class _Diff:
             self._shards = parent_orders(self._base, list(self._tuned)).get("shards")
         else:
             self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
+        self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.get("ways", {})}
         plan = self._plan()
         place = self._place
         overwrite = self._options.get("overwrite", False)
@@ -179,6 +191,17 @@ class _Diff:
                 source.require_unchanged()
             staging.publish([*files, *companions])
         return self._report(plan, info, files)
+
+    def _measured_ways(self) -> dict[str, Way]:
+        """Choose how each tensor's difference is stored, for strategy ``auto``."""
+        changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
+        pairs = [(self._base[item.name], item) for item in changed if item.name in self._base]
+        pairs = [pair for pair in pairs if alike(*pair) and not is_opaque(pair[1])]
+        paired = {tuned.name for _, tuned in pairs}
+        whole = sum(item.nbytes for item in changed if item.name not in paired)
+        size = self._options.get("target_size")
+        budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
+        return choose(pairs, target_size=budget, max_error=self._options.get("max_error"))
 
     def _require_same_keys(self, removed: list[str]) -> None:
         for name in (*removed, *(name for name in self._tuned if name not in self._base)):
@@ -218,7 +241,7 @@ class _Diff:
 
     def _step(self, tensor: Tensor) -> tuple[str, Step]:
         base = self._base.get(tensor.name)
-        way = self._options.get("ways", {}).get(tensor.name)
+        way = self._ways.get(tensor.name, EXACT if self._auto else None)
         if way is None:
             way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
         if is_opaque(tensor):
