@@ -52,6 +52,9 @@ CANDIDATES: tuple[Way, ...] = (
     _grid(8, 128),
     EXACT,
 )
+LOW_RANK_ERROR = 0.1
+"""A product of thin matrices must leave at most this share of the squared norm: what it lacks is missing whole, and costs
+more perplexity than as much noise of a quantizer (``spec/deltas-quality.md``)."""
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -171,7 +174,7 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
     delta = difference(*(tensor.numpy().reshape(rows, cols) for tensor in (base, tuned)))
     residual = _spectrum(delta, most)
     for rank in RANKS:
-        if rank <= most:
+        if rank <= most and residual[rank] <= LOW_RANK_ERROR:
             yield Trial(Way("low_rank", {"rank": rank}), 2.0 * rank * (rows + cols), float(residual[rank]))
 
 
@@ -191,7 +194,7 @@ def _promising(residual: Array, shape: tuple[int, int], trials: Sequence[Trial])
             return False
         size = 2.0 * rank * sum(shape)
         best = min((trial.error for trial in trials if trial.size <= size), default=1.0)
-        if residual[rank] < best:
+        if residual[rank] < min(best, LOW_RANK_ERROR):
             return True
     return False
 
