@@ -2,6 +2,7 @@
 
     python bench/delta.py --base BASE --tuned FINETUNE --json delta.json
 
+Section ``fused``: quantized differences added in place in one pass, one thread, beside memcpy of the weights.
 Section ``exact``: ``delta_exact`` beside XOR, bytes sorted into planes, and zstd. Rates are of the fine-tune's bytes.
 Pairs are two checkpoints, given by ``--base`` and ``--tuned``, and made ones: Gaussian weights of which a share moved
 by up to three units in the last place, or to which noise is added. Of checkpoints, all tensors of the type that the
@@ -24,9 +25,14 @@ import numpy as np
 import zstandard
 
 import ingot
+from ingot.codecs.delta import delta_codec
 from ingot.codecs.delta_exact_chunks import pack, unpack
+from ingot.codecs.table import CODECS
 from ingot.core import isa
 from ingot.core.dtypes import numpy_dtype
+from ingot.model.part import memory_part
+from ingot.model.tensor import Tensor
+from ingot.ops.delta_strategy import STRATEGIES
 
 Row = dict[str, Any]
 Pair = tuple[np.ndarray, np.ndarray]
@@ -135,6 +141,33 @@ def zstd(source: Source, level: int) -> Row:
     return entry(source, f"XOR, planes, zstd -{level}", sum(map(len, frames)), rates, None)
 
 
+def fused(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Quantized differences decoded, added and rounded in one pass, in place, beside a copy of the weights."""
+    rows = max(1, arguments.megabytes << 7)  # of 4096 bf16 values
+    rng = np.random.default_rng(0)
+    base = (rng.standard_normal((rows, 4096), np.float32) * np.float32(0.02)).astype(numpy_dtype("bf16"))
+    change = rng.standard_normal(base.shape, np.float32) * np.float32(0.002)
+    source, out = Source(f"fused into bf16, {base.nbytes >> 20} MiB", [(base, base)]), base.copy()
+    copy = base.nbytes / seconds(arguments.repeat, lambda: np.copyto(out, base)) / 1e9
+    yield entry(source, "memcpy", base.nbytes, (copy, copy), None) | {"section": "fused"}
+    for strategy in ("int8", "int4", "int3", "int2", "int1"):
+        options, codec = STRATEGIES[strategy].options, CODECS["quantized_group"]
+        encoder = codec.encoder(base.shape, "f32", options)
+        parts = encoder.encode(change)
+        encode = base.nbytes / seconds(1, lambda encoder=encoder: encoder.encode(change)) / 1e9
+        stored = {part.role: memory_part(parts[part.role], part.dtype) for part in encoder.parts}
+        tensor = Tensor("t", base.shape, "f32", codec.id, stored, dict(encoder.params), codec)
+
+        def apply(tensor: Tensor = tensor) -> None:
+            applier = delta_codec(tensor.codec).applier(tensor, "bf16")
+            applier.apply(out, out)
+            applier.finish()
+
+        rate = base.nbytes / seconds(arguments.repeat, apply) / 1e9
+        target = (1, None, copy / 2) if strategy == "int4" else None
+        yield entry(source, strategy, tensor.nbytes, (encode, rate), target) | {"section": "fused"}
+
+
 def entry(source: Source, name: str, size: int, rates: Sequence[float], target: Sequence[float | None] | None) -> Row:
     ratio = size / source.nbytes
     met = None
@@ -164,7 +197,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {"exact": exact}
+SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {"exact": exact, "fused": fused}
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ CANDIDATES: tuple[Way, ...] = (
     EXACT,
 )
 LOW_RANK_ERROR = 0.1
-"""A product of thin matrices must leave at most this share of the squared norm: what it lacks is missing whole, and costs
-more perplexity than as much noise of a quantizer (``spec/deltas-quality.md``)."""
+"""A product of thin matrices must leave at most this share of the squared norm: what it lacks is missing whole, which
+costs more perplexity than as much noise of a quantizer (``spec/deltas-quality.md``)."""
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 

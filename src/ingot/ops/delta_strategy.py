@@ -32,7 +32,7 @@ def _grid(bits: int, group: int | str, **more: Any) -> Way:
 STRATEGIES: Mapping[str, Way] = {
     "exact": EXACT,
     "int8": _grid(8, "row"),
-    "int4": _grid(4, 32),
+    "int4": _grid(4, 64),
     "int3": _grid(3, 64, quantizer="mse", unbiased=True),
     "int2": _grid(2, 64, quantizer="mse", symmetric=False, unbiased=True),
     "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "f16", "quantizer": "sign-rms"}, "zstd"),
