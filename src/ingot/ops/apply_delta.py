@@ -13,6 +13,7 @@ from ingot.core.checksums import Blake3
 from ingot.core.parallel import default_workers, ordered
 from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta_chain import Layer, Link, Route, link_of, next_stage
 from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
@@ -301,7 +302,10 @@ def _check_parts(tensor: Tensor) -> None:
     """Read every part of a delta's tensor once, digests checked."""
     delta_codec(tensor.codec).check(tensor)
     for part in tensor.parts.values():
-        part.reader().finish()
+        reader, buffer = part.reader(), memoryview(bytearray(min(CHUNK, part.nbytes)))
+        for start in range(0, part.nbytes, CHUNK):
+            reader.readinto(buffer[: part.nbytes - start])
+        reader.finish()
 
 
 def _tied(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: Iterable[str]) -> set[str]:

@@ -111,3 +111,24 @@ def test_values_that_overflow_warn_of_nothing(tmp_path: Path, strategy: str) -> 
         with pytest.raises(ingot.IngotError):
             ingot.diff(tmp_path / "base.zt", tmp_path / "tuned.zt", tmp_path / "delta.zt", strategy)
     assert not (tmp_path / "delta.zt").exists()
+
+
+@pytest.mark.parametrize("strategy", ["exact", "int8", "int4", "int3", "int2", "int1", "low-rank"])
+def test_every_strategy_gives_the_same_with_and_without_undo_and_on_disk(tmp_path: Path, strategy: str) -> None:
+    rng = np.random.default_rng(1)
+    base = {"a": rng.standard_normal((300, 4000)).astype(BF16), "n": rng.standard_normal(50).astype(np.float16)}
+    noise = {name: rng.standard_normal(value.shape) * 0.01 for name, value in base.items()}
+    tuned = {name: (value.astype(np.float32) + noise[name]).astype(value.dtype) for name, value in base.items()}
+    path = delta(tmp_path, base, tuned, strategy)
+    ingot.patch(tmp_path / "base.zt", path, tmp_path / "out.zt", verify=True)
+    with ingot.open(tmp_path / "out.zt") as checkpoint:
+        wanted = {name: checkpoint[name].numpy().tobytes() for name in checkpoint}
+    for undo in (True, False):
+        state = {name: value.copy() for name, value in base.items()}
+        applied = ingot.apply_delta(state, path, undo=undo)
+        assert {name: value.tobytes() for name, value in state.items()} == wanted
+        if undo:
+            applied.revert()
+            assert all(state[name].tobytes() == base[name].tobytes() for name in base)
+        else:
+            applied.close()
