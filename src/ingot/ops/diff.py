@@ -182,6 +182,8 @@ class _Diff:
             self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
         self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.get("ways", {})}
         plan = self._plan()
+        if any(step.spec.params.get("layout") == 2 for step in plan.steps):
+            self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
         place = self._place
         overwrite = self._options.get("overwrite", False)
         with Staging(place.path, directory=place.directory, overwrite=overwrite) as staging:

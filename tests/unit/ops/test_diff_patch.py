@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -596,3 +598,27 @@ class TestWdelta:
         with pytest.raises(ingot.IngotError) as caught:
             ingot.patch(pair[0], [links[0], links[2]], tmp_path / "bad.safetensors")
         assert caught.value.rule == "delta.base"
+
+
+def test_version_2_hashes_sorted_names_whatever_the_shards(tmp_path: Path) -> None:
+    """Version 1 goes by the base's shards, as deltatensors 0.2.0 does; version 2 does not (spec/wdelta.md)."""
+    rng = np.random.default_rng(3)
+    base = {name: rng.standard_normal((8, 8), np.float32) for name in ("z", "b", "a", "y")}
+    tuned = {name: values + np.float32(0.01) for name, values in base.items()}
+    folder = tmp_path / "base"
+    folder.mkdir()
+    for number, names in enumerate((("z", "a"), ("y", "b")), start=1):
+        ingot.save(folder / f"model-{number:05}-of-00002.safetensors", {name: base[name] for name in names})
+    places = {"z": 1, "a": 1, "y": 2, "b": 2}
+    index = {name: f"model-{number:05}-of-00002.safetensors" for name, number in places.items()}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    ingot.save(tmp_path / "tuned.safetensors", tuned)
+    ordered = {}
+    for layout, names in ((1, ("a", "z", "b", "y")), (2, ("a", "b", "y", "z"))):
+        out = tmp_path / f"d{layout}.wdelta"
+        ingot.diff(folder, tmp_path / "tuned.safetensors", out, "int4", options={"layout": layout})
+        expected = hashlib.sha256(b"".join(name.encode() + base[name].tobytes() for name in names)).hexdigest()
+        with ingot.open(out) as delta:
+            ordered[layout] = delta.metadata["delta"]["base"]["hashes"]["wdelta"] == expected
+        ingot.patch(folder, out, tmp_path / f"p{layout}.safetensors")
+    assert ordered == {1: True, 2: True}
