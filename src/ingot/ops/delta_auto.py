@@ -52,6 +52,8 @@ CANDIDATES: tuple[Way, ...] = (
     _grid(8, 128),
     EXACT,
 )
+SHORTFALL = 8.0
+"""Noise of a quantizer averages out over a product, what is missing does not (``spec/deltas-quality.md``)."""
 LOW_RANK_ERROR = 0.1
 """A product of thin matrices must leave at most this share of the squared norm: what it lacks is missing whole, which
 costs more perplexity than as much noise of a quantizer (``spec/deltas-quality.md``)."""
@@ -60,11 +62,16 @@ RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a candidate costs: bytes of the whole tensor, and squared error over that of storing nothing (0 to 1)."""
+    """What a candidate costs: bytes of the whole tensor, and squared error over that of storing nothing.
+
+    ``harm`` is the error with what falls short of the difference counted ``SHORTFALL`` times: of the part along the
+    difference it is what is missing, the rest is noise.
+    """
 
     way: Way
     size: float
     error: float
+    harm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ def choose(pairs: Sequence[Pair], *, target_size: int | None = None, max_error: 
 
 def measure(base: Tensor, tuned: Tensor) -> Measured:
     """Try every candidate that fits; what a codec refuses is left out. ``delta_exact`` alone for what is no matrix."""
-    exact = Trial(EXACT, float(tuned.nbytes), 0.0)
+    exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
     if not is_matrix(tuned.shape, tuned.dtype):
         return Measured(tuned.name, 1.0, (exact,))
     one, other = sample_of(base), sample_of(tuned)
@@ -126,7 +133,7 @@ def _exact(one: Array, other: Array, tuned: Tensor) -> Trial:
     for _ in range(encoder.scans):
         encoder.scan(one, other)
     stored = sum(part.nbytes for part in encoder.encode(one, other).values())
-    return Trial(EXACT, stored * tuned.size / max(one.size, 1), 0.0)
+    return Trial(EXACT, stored * tuned.size / max(one.size, 1), 0.0, 0.0)
 
 
 def _trial(way: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
@@ -139,8 +146,17 @@ def _trial(way: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None
         return None
     decoded = np.empty(delta.shape, np.float32)
     encoder.decode(parts, decoded)
-    error = float(np.square((decoded - delta).astype(np.float64)).sum())
-    return Trial(way, _size(way, encoder, parts, tuned, delta.size), error / energy if energy else 0.0)
+    wide = delta.astype(np.float64)
+    error, along = 0.0, 1.0
+    if energy:
+        error = float(np.square(decoded - wide).sum()) / energy
+        along = float((decoded * wide).sum()) / energy
+    return Trial(way, _size(way, encoder, parts, tuned, delta.size), error, _harm(error, along))
+
+
+def _harm(error: float, along: float) -> float:
+    missing = (1 - along) ** 2
+    return error + (SHORTFALL - 1) * missing
 
 
 def _size(way: Way, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
@@ -175,7 +191,8 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
     residual = _spectrum(delta, most)
     for rank in RANKS:
         if rank <= most and residual[rank] <= LOW_RANK_ERROR:
-            yield Trial(Way("low_rank", {"rank": rank}), 2.0 * rank * (rows + cols), float(residual[rank]))
+            error = float(residual[rank])
+            yield Trial(Way("low_rank", {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
 
 
 def _spectrum(delta: Array, most: int) -> Array:
@@ -205,10 +222,10 @@ def _within(item: Measured, max_error: float) -> Trial:
 
 
 def _hull(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the lower convex hull from the smallest on: each step costs bytes and takes away less error per byte."""
+    """Return the lower convex hull from the smallest on: each step costs bytes and takes away less harm per byte."""
     hull: list[Trial] = []
-    for trial in sorted(trials, key=lambda trial: (trial.size, trial.error)):
-        if hull and trial.error >= hull[-1].error:
+    for trial in sorted(trials, key=lambda trial: (trial.size, trial.harm)):
+        if hull and trial.harm >= hull[-1].harm:
             continue
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], trial):
             hull.pop()
@@ -219,7 +236,7 @@ def _hull(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _slope(one: Trial, other: Trial) -> float:
-    return (one.error - other.error) / max(other.size - one.size, 1e-9)
+    return (one.harm - other.harm) / max(other.size - one.size, 1e-9)
 
 
 def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Way]:

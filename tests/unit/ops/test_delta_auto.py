@@ -68,9 +68,9 @@ def test_more_bytes_never_make_it_worse_and_are_not_exceeded() -> None:
             name: next(trial for trial in measured[name].trials if trial.way == way) for name, way in ways.items()
         }
         assert sum(trial.size for trial in trials.values()) + 3 * OVERHEAD <= share * whole
-        error = sum(measured[name].weight * trial.error for name, trial in trials.items())
-        assert error <= last
-        last = error
+        harm = sum(measured[name].weight * trial.harm for name, trial in trials.items())
+        assert harm <= last
+        last = harm
 
 
 def test_what_cannot_be_is_refused() -> None:
