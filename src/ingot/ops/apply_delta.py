@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -245,9 +246,9 @@ class _Apply:
             self._exchange(new)
         except BaseException:
             _put_back(self._state, replaced)
-            for name, item in undos.items():
-                if undo:
-                    item.revert(self._arrays[name])
+            with ExitStack() as stack:  # one that cannot be put back keeps no other from it
+                for name, item in undos.items() if undo else ():
+                    stack.callback(item.revert, self._arrays[name])
             raise
         applied.replaced = replaced
         if undo:

@@ -150,6 +150,8 @@ class TensorUndo:
 
     def revert(self, values: Array) -> None:
         """Put the base's values back into ``values``, an array of the tensor's shape, as far as slabs were changed."""
+        if not self.logs:  # of a tensor that was refused, not even a reader may be there
+            return
         matrix = values.reshape(self.matrix)
         reader = None if delta_codec(self.delta.codec).exact else CODECS[self.delta.codec].reader(self.delta)
         for number, log in enumerate(self.logs):

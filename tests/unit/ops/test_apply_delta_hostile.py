@@ -132,3 +132,21 @@ def test_every_strategy_gives_the_same_with_and_without_undo_and_on_disk(tmp_pat
             assert all(state[name].tobytes() == base[name].tobytes() for name in base)
         else:
             applied.close()
+
+
+def test_a_tensor_that_cannot_be_read_keeps_no_other_from_its_values(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    base = {name: rng.standard_normal((200, 300)).astype(BF16) for name in "abc"}
+    tuned = {name: (value.astype(np.float32) * 1.01).astype(BF16) for name, value in base.items()}
+    path = delta(tmp_path, base, tuned, "int1")
+    data = path.read_bytes()
+    assert data.count(b"zstd") > 2
+    for place in [i for i in range(len(data)) if data.startswith(b"zstd", i)]:
+        (tmp_path / "bad.zt").write_bytes(data[:place] + b"z3td" + data[place + 4 :])
+        for workers in (0, 1, 2):
+            state = {name: value.copy() for name, value in base.items()}
+            with pytest.raises(ingot.IngotError):
+                ingot.apply_delta(state, tmp_path / "bad.zt", workers=workers)
+            assert {name: value.tobytes() for name, value in state.items()} == {
+                name: value.tobytes() for name, value in base.items()
+            }
