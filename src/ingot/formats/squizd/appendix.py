@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.formats.squizd.carry import SPARSE, form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.layout import COREML_HEADER, COREML_MAGIC, DRAFT_HEADER, DRAFT_MAGIC, DraftMeta
-from ingot.formats.squizd.place import Placement, order, place, simulate
+from ingot.formats.squizd.place import Placement, lay_out, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.part import Part, StoredReader
@@ -72,7 +72,7 @@ def write_draft(
     placement = draft_placement(draft)
     layers = draft_layers(list(draft))
     sink.write_at(start, DRAFT_MAGIC + struct.pack("<I", layers))
-    _, end = simulate(placement, start + DRAFT_HEADER)
+    _, end = lay_out(placement, start + DRAFT_HEADER)
     section = Section(sink, placement, start + DRAFT_HEADER, end.tail, digest)
     for placed in placement.tensors:
         writer = section.begin(placed)

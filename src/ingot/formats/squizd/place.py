@@ -200,7 +200,7 @@ class Cursor:
         self.closed += 1
 
 
-def simulate(placement: Placement, start: int) -> tuple[list[int], Cursor]:
+def lay_out(placement: Placement, start: int) -> tuple[list[int], Cursor]:
     """Return where each tensor's block begins, and the cursor behind the last layer.
 
     Lengths that only the bytes tell count as the most that they can be.

@@ -10,7 +10,7 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import draft_placement
 from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align
-from ingot.formats.squizd.place import Placement, layers_of, place, simulate
+from ingot.formats.squizd.place import Placement, lay_out, layers_of, place
 from ingot.formats.squizd.section import entry_of, with_mask
 from ingot.model.attachments import Attachments
 from ingot.model.spec import TensorSpec
@@ -45,7 +45,7 @@ def stand_in(
 
     Digests are those of nothing: their texts are as long as any.
     """
-    offsets, cursor = simulate(placement, start)
+    offsets, cursor = lay_out(placement, start)
     text = None if digest is None else checksums.digest(digest, b"")
     entries = {}
     behind: dict[int, int] = {}

@@ -24,7 +24,7 @@ from ingot.formats.squizd.layout import (
     align,
     sparsity_crc,
 )
-from ingot.formats.squizd.place import Placed, flags_of, layers_of, order, place, simulate
+from ingot.formats.squizd.place import Placed, flags_of, lay_out, layers_of, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.spec import TensorSpec
@@ -50,7 +50,7 @@ class SquizdWriter:
         self._metadata = dict(metadata)
         self._placement = place(specs, layers, count)
         self._start = HEADER + INDEX_ENTRY * count
-        _, end = simulate(self._placement, self._start)  # without unknown lengths, which no quantized tensor has
+        _, end = lay_out(self._placement, self._start)  # without unknown lengths, which no quantized tensor has
         self._sink = target.create(name)
         self._section = Section(self._sink, self._placement, self._start, end.tail, options.digest)
         self._next = 0
