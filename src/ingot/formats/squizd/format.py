@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.single import SingleFile
 from ingot.formats.squizd.carry import refusal
 from ingot.formats.squizd.layout import MAGIC
 from ingot.formats.squizd.place import order
 from ingot.formats.squizd.reader import read_catalog
 from ingot.formats.squizd.sizes import file_size
 from ingot.formats.squizd.writer import SquizdWriter
-from ingot.model.bytesource import Store, Target
+from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
 
 
-class SquizdFormat:
+class SquizdFormat(SingleFile):
     """SQUIZD version 1: dense, INT4, INT2, ASTC or TCA-TBE blocks, pruned or not, a draft head, a Core ML package."""
 
     name = "squizd"
@@ -30,13 +31,6 @@ class SquizdFormat:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
         return head[:4] == MAGIC or name.lower().endswith(self.suffixes)
 
-    def entry(self, names: Sequence[str]) -> str | None:
-        """``model.squizd``, or the only ``.squizd`` file."""
-        found = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
-        if "model.squizd" in found:
-            return "model.squizd"
-        return found[0] if len(found) == 1 else None
-
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec)
 
@@ -44,19 +38,8 @@ class SquizdFormat:
         """By layer; see ``place.order``."""
         return order(specs)
 
-    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        source = store.open(name)
-        try:
-            return read_catalog(source, name, verify=verify)
-        except BaseException:
-            source.close()
-            raise
-
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        return values
-
-    def file_name(self, stem: str) -> str:
-        return f"{stem}.squizd"
+    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
+        return read_catalog(source, name, verify=verify)
 
     def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
         return file_size(specs, metadata, options)

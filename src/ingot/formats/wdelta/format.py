@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.single import SingleFile
 from ingot.formats.wdelta.carry import refusal
 from ingot.formats.wdelta.layout import MAGIC
 from ingot.formats.wdelta.reader import read_catalog
 from ingot.formats.wdelta.writer import WdeltaWriter, file_size
-from ingot.model.bytesource import Store, Target
+from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
 
 # deltatensors' callback for transformers leaves ``model.wdelta`` beside a whole checkpoint, which is the folder's.
 _WEIGHTS = (".safetensors", ".zt", ".squizd", ".safetensors.index.json")
 
 
-class WdeltaFormat:
+class WdeltaFormat(SingleFile):
     """Versions 1 and 2 of deltatensors' format: differences to a base, sparse, of one bit, or of four."""
 
     name = "wdelta"
@@ -32,13 +33,8 @@ class WdeltaFormat:
         return head.startswith(MAGIC) or name.lower().endswith(self.suffixes)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """``model.wdelta``, or the only ``.wdelta`` file; none in a folder with whole weights."""
-        if any(name.lower().endswith(_WEIGHTS) for name in names):
-            return None
-        found = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
-        if "model.wdelta" in found:
-            return "model.wdelta"
-        return found[0] if len(found) == 1 else None
+        """As of any single file; none in a folder with whole weights."""
+        return None if any(name.lower().endswith(_WEIGHTS) for name in names) else super().entry(names)
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Everything but differences of the three codecs, uncompressed."""
@@ -48,20 +44,9 @@ class WdeltaFormat:
         """By name: the peer reads the parent of a chain in that order, and version 2 hashes the base in it."""
         return sorted(range(len(specs)), key=lambda index: specs[index].name)
 
-    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; the digest at the end covers everything and is checked by whoever reads everything."""
-        source = store.open(name)
-        try:
-            return read_catalog(source, name)
-        except BaseException:
-            source.close()
-            raise
-
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        return values
-
-    def file_name(self, stem: str) -> str:
-        return f"{stem}.wdelta"
+    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
+        """The digest at the end covers everything and is checked by whoever reads everything."""
+        return read_catalog(source, name)
 
     def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
         return file_size(specs, metadata)

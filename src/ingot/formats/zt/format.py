@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.single import SingleFile
 from ingot.formats.zt.layout import MAGIC, MAGIC_V0, MAGIC_V2
 from ingot.formats.zt.reader import read_catalog
 from ingot.formats.zt.specs import file_size, refusal
 from ingot.formats.zt.writer import ZtWriter
-from ingot.model.bytesource import Store, Target
+from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
 
 
-class ZtFormat:
+class ZtFormat(SingleFile):
     """zTensor 1.2: carries every codec, storage dtype and encoding that Ingot has. Stateless.
 
     Container version 2 has another magic number; its reader would sit beside ``reader.py`` and be chosen in ``read``.
@@ -31,13 +32,6 @@ class ZtFormat:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
         return head[:8] in (MAGIC, MAGIC_V0, MAGIC_V2) or name.lower().endswith(self.suffixes)
 
-    def entry(self, names: Sequence[str]) -> str | None:
-        """``model.zt``, or the only ``.zt`` file."""
-        found = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
-        if "model.zt" in found:
-            return "model.zt"
-        return found[0] if len(found) == 1 else None
-
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec)
 
@@ -45,19 +39,8 @@ class ZtFormat:
         """Any order will do."""
         return range(len(specs))
 
-    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        source = store.open(name)
-        try:
-            return read_catalog(source, name, verify=verify)
-        except BaseException:
-            source.close()
-            raise
-
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        return values
-
-    def file_name(self, stem: str) -> str:
-        return f"{stem}.zt"
+    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
+        return read_catalog(source, name, verify=verify)
 
     def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
         return file_size(specs, metadata, options.digest)

@@ -1,0 +1,45 @@
+"""What formats of one file have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.formats.base import Catalog
+from ingot.model.bytesource import ByteSource, Store
+
+
+class SingleFile(ABC):
+    """A format whose artifact is one file with its suffix; a subclass says how a catalog is read from it."""
+
+    suffixes: tuple[str, ...]
+
+    @abstractmethod
+    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
+        """Validate an open file, which then belongs to the catalog."""
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """``model`` with the suffix, or the only file that has it."""
+        found = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
+        usual = self.file_name("model")
+        if usual in found:
+            return usual
+        return found[0] if len(found) == 1 else None
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate and locate; what cannot be read is closed."""
+        source = store.open(name)
+        try:
+            return self.catalog(source, name, verify=verify)
+        except BaseException:
+            source.close()
+            raise
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Any metadata can be carried as it is."""
+        return values
+
+    def file_name(self, stem: str) -> str:
+        """The stem with the suffix."""
+        return stem + self.suffixes[0]
