@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 import ingot
-from ingot.cli import catalog, compare, convert, demo, diff, doctor, extract, inspect, patch, verify
+from ingot.cli import cache, catalog, compare, convert, demo, diff, doctor, extract, inspect, patch, verify
 from ingot.cli.output import reader_may_leave
 from ingot.errors import IngotError, printable
 
@@ -46,7 +46,7 @@ INTERRUPTED = 130
 
 _DEBUG = {"on": False}
 
-for module in (demo, convert, inspect, verify, compare, diff, patch, extract, catalog, doctor):
+for module in (demo, convert, inspect, verify, compare, diff, patch, extract, cache, catalog, doctor):
     module.register(app)
 
 

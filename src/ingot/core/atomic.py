@@ -89,14 +89,14 @@ class Staging:
         try:
             self._keep_only(names)
             for name in names:
-                _flush(self.files / name)
+                flush(self.files / name)
             if self._directory:
                 for folder in {(self.files / name).parent for name in names} | {self.files}:
-                    _flush(folder)
+                    flush(folder)
                 self._publish_folder()
             else:
                 (self.files / names[0]).replace(self.dst)
-            _flush(self.dst.parent)
+            flush(self.dst.parent)
         except OSError as error:
             raise write_error(error, str(self.dst)) from error
         self.discard()
@@ -190,7 +190,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        _flush(dst.parent)
+        flush(dst.parent)
     except OSError as error:
         raise write_error(error, str(dst)) from error
 
@@ -261,7 +261,8 @@ def _claim(folder: Path, dst: Path) -> FileLock:
     )
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file's bytes, or a folder's entries, on disk before going on (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

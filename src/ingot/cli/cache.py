@@ -1,0 +1,91 @@
+"""``ingot cache``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ingot.cli.output import Json, print_json, progress_bar, size_text, table
+from ingot.errors import printable
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot cache status ./model-squish\n\n"
+    "  ingot cache build ./model-squish --tier bf16\n\n"
+    "  ingot cache build ./model-squish --tier 4bit --max-ram 2GiB\n\n"
+    "  ingot cache drop ./model-squish --tier finalized"
+)
+Folder = Annotated[str, typer.Argument(help="Squish directory: manifest.json and tensors/.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(help="The prepared forms (tiers) of a Squish directory.", no_args_is_help=True, epilog=EPILOG)
+    group.command("status")(status)
+    group.command("build")(build)
+    group.command("drop")(drop)
+    app.add_typer(group, name="cache")
+
+
+def status(path: Folder, json: Json = False) -> None:
+    """Show which tiers are there, which of them can be trusted, and what would be loaded."""
+    from ingot.errors import UsageError
+    from ingot.ops.tiers.choose import choose
+    from ingot.ops.tiers.status import status as status_of
+
+    found = status_of(path)
+    chosen: dict[str, dict[str, object] | None] = {}
+    for title, runtime, packed in (("torch", "torch", False), ("torch, packed", "torch", True), ("mlx", "mlx", False)):
+        try:
+            chosen[title] = choose(path, runtime, keep_packed=packed).report()
+        except UsageError:
+            chosen[title] = None
+    if json:
+        print_json({"path": path, "tiers": found, "loads": chosen})
+        return
+    rows = [[one.tier, str(one.number), one.state, size_text(one.nbytes), one.why] for one in found]
+    table(("tier", "number", "state", "size", "why"), rows, left=5)
+    for title, choice in chosen.items():
+        print(printable(f"{title} loads {choice['tier']}: {choice['why']}" if choice else f"{title} loads none"))
+
+
+def build(
+    path: Folder,
+    tier: Annotated[str, typer.Option(help="bf16, finalized, 4bit or 3bit.")] = "bf16",
+    max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build it anew though it is complete.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+    json: Json = False,
+) -> None:
+    """Build a tier from the tensors; its sentinel is written last.
+
+    A tier that is complete and whose tensors did not change is left as it is.
+    """
+    from ingot.ops.tiers.build import build as build_tier
+
+    with progress_bar(f"building {tier}", quiet=quiet or json) as progress:
+        report = build_tier(path, tier, max_ram=max_ram, force=force, progress=progress)
+    if json:
+        print_json(report)
+    elif not quiet:
+        what = f"built in {report.seconds:.1f} s" if report.built else "complete already"
+        print(printable(f"{report.path}: tier {report.tier}, {size_text(report.nbytes)}, {what}"))
+
+
+def drop(
+    path: Folder,
+    tier: Annotated[str | None, typer.Option(help="bf16, finalized, 4bit or 3bit; default: all of them.")] = None,
+    json: Json = False,
+) -> None:
+    """Remove built tiers; the tensors they were built from stay."""
+    from ingot.ops.tiers.build import drop as drop_tiers
+
+    gone = drop_tiers(path, tier)
+    if json:
+        print_json({"path": path, "dropped": gone})
+        return
+    for one in gone:
+        print(printable(f"{one.path}: tier {one.tier} removed, {size_text(one.nbytes)}"))
+    if not gone:
+        print("no built tier was there")

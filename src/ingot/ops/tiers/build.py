@@ -1,0 +1,203 @@
+"""Make a tier from the tensors, or remove it: one process at a time; it counts once its sentinel lies."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ingot.core.atomic import flush
+from ingot.core.oserrors import write_error
+from ingot.core.progress import ProgressCallback
+from ingot.errors import IntegrityError, ResourceError, UsageError
+from ingot.ops.convert import convert
+from ingot.ops.tiers import sentinel, snapshot
+from ingot.ops.tiers.sentinel import Sentinel
+from ingot.ops.tiers.status import TierStatus, is_squish_directory, mark_of, source_files, status_of, tier_files
+from ingot.ops.tiers.table import BUILT, TIERS, Tier, tier_of
+
+LOCK = ".ingot-tiers.lock"
+_PATIENCE = 3600.0  # seconds to wait for another process that builds; a lock whose holder died is free at once
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """A tier that is there now: ``built`` is False where it was complete before. Bytes of its files, wall seconds."""
+
+    tier: str
+    path: str
+    built: bool
+    nbytes: int
+    seconds: float
+
+
+def build(
+    path: str | PathLike[str],
+    tier: str,
+    *,
+    max_ram: int | str | None = None,
+    force: bool = False,
+    progress: ProgressCallback | None = None,
+) -> BuildReport:
+    """Build a tier from the tensors of a Squish directory, tensor by tensor, and mark it complete.
+
+    Weights are written beside their final place, flushed and renamed; the sentinel, with what the tier was made from,
+    follows as the last step. A run that is killed leaves no sentinel. A second process waits for the first.
+
+    Parameters
+    ----------
+    path : path
+        The directory.
+    tier : str
+        One of ``BUILT``.
+    max_ram : int or str, optional
+        Ceiling of anonymous memory, as for ``convert``.
+    force : bool
+        Build it anew though it is complete.
+    progress : callable, optional
+
+    Raises
+    ------
+    UsageError
+        ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``: there is no such step; ``tier.no-source``.
+    IntegrityError
+        ``tier.source-changed``: the tensors were written to meanwhile.
+    ResourceError
+        ``tier.locked``, and those of ``convert``: disk full, read-only, ...
+    """
+    started, folder, wanted = time.perf_counter(), Path(path), tier_of(tier)
+    _require_buildable(folder, wanted)
+    with building(folder):
+        found = status_of(folder, wanted)
+        needed = force or not found.usable
+        if needed:
+            _build(folder, wanted, max_ram, progress)
+            found = status_of(folder, wanted)
+    return BuildReport(tier, found.path, needed, found.nbytes, time.perf_counter() - started)
+
+
+def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]:
+    """Remove a built tier, or all of them; return what each was before.
+
+    The sentinel goes first, so that a drop that is killed leaves nothing that looks complete. Tiers are not removed
+    where the tensors they were built from are gone.
+
+    Raises
+    ------
+    UsageError
+        ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``, ``tier.last``.
+    """
+    folder = Path(path)
+    tiers = [TIERS[name] for name in BUILT] if tier is None else [tier_of(tier)]
+    _require_buildable(folder, *tiers, rule="tier.last")
+    with building(folder):
+        before = [status_of(folder, one) for one in tiers]
+        try:
+            for one in tiers:
+                unmark(folder, one)
+                _remove(one.location(folder))
+        except OSError as error:
+            raise write_error(error, str(folder)) from error
+    return [one for one in before if one.state != "missing"]
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[None]:
+    """Hold the directory's lock; wait for another process that holds it.
+
+    Raises ``ResourceError`` ``tier.locked`` after an hour, ``store.read-only`` where nothing can be written.
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=_PATIENCE)
+    except Timeout as error:
+        raise ResourceError(
+            "another process has been building a tier for an hour; wait for it, or load with cache=False",
+            rule="tier.locked",
+            where=str(folder),
+        ) from error
+    except OSError as error:
+        raise write_error(error, str(folder / LOCK)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def unmark(folder: Path, tier: Tier) -> None:
+    """Remove a tier's sentinels, for good before anything else happens to its weights."""
+    while (mark := mark_of(tier, folder)) is not None:
+        mark.unlink()
+        flush(mark.parent)
+
+
+def _build(folder: Path, tier: Tier, max_ram: int | str | None, progress: ProgressCallback | None) -> None:
+    before = _times(folder)
+    mark = tier.mark(folder)
+    assert mark is not None
+    assert tier.recipe is not None
+    try:
+        unmark(folder, tier)
+    except OSError as error:
+        raise write_error(error, str(mark)) from error
+    convert(
+        folder,
+        tier.location(folder),
+        tier.recipe,
+        tier.format,
+        max_ram,
+        progress=progress,
+        allow_requantize=True,  # a tier never replaces what it is made from
+        overwrite=True,
+        measure=False,
+    )
+    source = snapshot.take(folder, source_files(folder))
+    if before != _times(folder):
+        raise IntegrityError(
+            "tier.source-changed",
+            "the tensors were written to while a tier was built from them; try again when they are complete",
+            where=str(folder),
+        )
+    sentinel.write(mark, Sentinel(tier.name, source, snapshot.take(folder, tier_files(folder, tier))))
+
+
+def _times(folder: Path) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for name in source_files(folder):
+        one = (folder / name).stat()
+        found[name] = (one.st_size, one.st_mtime_ns, one.st_ctime_ns)
+    return found
+
+
+def _require_buildable(folder: Path, *tiers: Tier, rule: str = "tier.no-source") -> None:
+    if not is_squish_directory(folder):
+        raise UsageError(
+            "expected a Squish directory: a folder with manifest.json and tensors/",
+            rule="tier.no-directory",
+            where=str(folder),
+        )
+    for tier in tiers:
+        if tier.sentinel is None:
+            raise UsageError(
+                f"expected a tier that is built: {', '.join(BUILT)}; {tier.name} is what they are made from",
+                rule="tier.not-built",
+            )
+    if not source_files(folder):
+        raise UsageError(
+            "the tensors that tiers are made from are gone: nothing can be built, and what is here is the last copy",
+            rule=rule,
+            where=str(folder),
+        )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
