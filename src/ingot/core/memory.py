@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import resource
+import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
 
 from ingot.core.cgroup import limit_files
-from ingot.errors import UsageError
+from ingot.errors import ResourceError, UsageError
 
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgtp]?)(i?)(b?)\s*\Z", re.IGNORECASE)
 _POWERS = "kmgtp"
@@ -80,12 +81,47 @@ def peak_rss() -> int:
 def available_ram() -> int:
     """Return how many bytes can be taken without swapping: the machine's ``MemAvailable``, and no more than what the
     control groups (v1 or v2) above this process leave, page cache that can be dropped counted as free.
+
+    On macOS what vm_stat(1) counts as free, inactive, speculative or purgeable; all of the memory where neither tells.
     """
     machine = _kib(_MEMINFO, "MemAvailable")
+    if machine is None and sys.platform == "darwin":
+        machine = _vm_stat()
     if machine is None:
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     rooms = [room for room in map(_room, limit_files("memory")) if room is not None]
     return max(0, min([machine, *rooms]))
+
+
+def require_ram(nbytes: int, purpose: str, advice: str) -> None:
+    """Refuse what would not fit into memory, before it is begun.
+
+    Raises
+    ------
+    ResourceError
+        ``ram.guard``: ``nbytes`` are more than ``available_ram``; ``advice`` says what to do about it.
+    """
+    available = available_ram()
+    if nbytes > available:
+        raise ResourceError(
+            f"{purpose} takes {format_size(nbytes)} of memory, and {format_size(available)} are available: {advice}",
+            rule="ram.guard",
+        )
+
+
+def vm_stat_available(report: str) -> int | None:
+    """Return the bytes that a report of macOS's vm_stat(1) counts as available; None for anything else."""
+    page = re.search(r"page size of ([0-9]{1,9}) bytes", report)
+    rows = re.findall(r"^Pages (free|inactive|speculative|purgeable): +([0-9]{1,15})\.$", report, re.MULTILINE)
+    return int(page[1]) * sum(int(count) for _, count in rows) if page and rows else None
+
+
+def _vm_stat() -> int | None:
+    try:
+        done = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return vm_stat_available(done.stdout)
 
 
 def _room(folder: Path) -> int | None:

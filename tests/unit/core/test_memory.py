@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ingot.core import memory
 from ingot.core.memory import anonymous_rss, available_ram, format_size, parse_size, peak_rss
-from ingot.errors import UsageError
+from ingot.errors import ResourceError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -121,3 +121,40 @@ def test_a_group_without_a_limit_does_not(monkeypatch, tmp_path, files):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(memory, "limit_files", lambda controller: [tmp_path])
     assert available_ram() > 10 << 20
+
+
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               10000.
+Pages active:                            200000.
+Pages inactive:                          190000.
+Pages speculative:                         5000.
+Pages throttled:                              0.
+Pages wired down:                         90000.
+Pages purgeable:                            500.
+"Translation faults":                  12345678.
+"""
+
+
+def test_what_macos_counts_as_available():
+    assert memory.vm_stat_available(VM_STAT) == (10000 + 190000 + 5000 + 500) * 16384
+
+
+@pytest.mark.parametrize("text", ["", "Pages free: 10.", "page size of 16384 bytes", VM_STAT.replace("Pages", "Bytes")])
+def test_another_report_says_nothing_about_macos(text):
+    assert memory.vm_stat_available(text) is None
+
+
+def test_macos_is_asked_where_proc_is_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(memory, "limit_files", lambda _: [])
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(memory, "_vm_stat", lambda: 1 << 30)
+    assert memory.available_ram() == 1 << 30
+
+
+def test_what_does_not_fit_is_refused_before_it_is_begun(monkeypatch):
+    monkeypatch.setattr(memory, "available_ram", lambda: 1 << 30)
+    memory.require_ram(1 << 30, "this", "do that")
+    with pytest.raises(ResourceError) as caught:
+        memory.require_ram((1 << 30) + 1, "this", "do that")
+    assert caught.value.rule == "ram.guard"
