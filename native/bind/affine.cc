@@ -23,9 +23,12 @@ struct Layout {
   int bits;
   bool is_signed, msb, per_tensor;
   std::size_t row_bytes;
+  bool offset;
 
-  Layout(std::size_t cols, std::size_t group, int bits, bool is_signed, bool msb, bool per_tensor, std::size_t row_bytes)
-      : cols(cols), group(group), bits(bits), is_signed(is_signed), msb(msb), per_tensor(per_tensor), row_bytes(row_bytes) {
+  Layout(std::size_t cols, std::size_t group, int bits, bool is_signed, bool msb, bool per_tensor, std::size_t row_bytes,
+         bool offset)
+      : cols(cols), group(group), bits(bits), is_signed(is_signed), msb(msb), per_tensor(per_tensor), row_bytes(row_bytes),
+        offset(offset) {
     require(bits >= 1 && bits <= 8, "expected 1 to 8 bits");
     require(cols <= kMost && row_bytes <= kMost && group >= 1, "expected sizes in range and at least one column per group");
     require(row_bytes >= (cols * static_cast<std::size_t>(bits) + 7) / 8, "expected rows long enough for their codes");
@@ -33,7 +36,7 @@ struct Layout {
   }
 
   AffineLayout with(std::size_t rows) const {
-    return {rows, cols, group, row_bytes, bits, is_signed, msb, per_tensor};
+    return {rows, cols, group, row_bytes, bits, is_signed, msb, per_tensor, offset};
   }
 };
 
@@ -143,10 +146,11 @@ void errors(const InArray& values, std::string_view dtype, int bits, bool is_sig
 void bind_affine(nb::module_& m) {
   m.attr("AFFINE_CANDIDATES") = ingot::kCandidates;
   nb::class_<Layout>(m, "AffineLayout", "How the codes of a matrix lie in memory; raises ValueError where that cannot be.")
-      .def(nb::init<std::size_t, std::size_t, int, bool, bool, bool, std::size_t>(), nb::kw_only(), nb::arg("cols"),
-           nb::arg("group"), nb::arg("bits"), nb::arg("signed"), nb::arg("msb"), nb::arg("per_tensor"), nb::arg("row_bytes"));
+      .def(nb::init<std::size_t, std::size_t, int, bool, bool, bool, std::size_t, bool>(), nb::kw_only(), nb::arg("cols"),
+           nb::arg("group"), nb::arg("bits"), nb::arg("signed"), nb::arg("msb"), nb::arg("per_tensor"), nb::arg("row_bytes"),
+           nb::arg("offset") = false);
   m.def("affine_dequantize", &dequantize, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("out"),
-        nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("dtype"), "Decode whole rows: w = s * (q - z), rounded once.");
+        nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("dtype"), "Decode whole rows: w = s * (q - z), or s * q + z, rounded once.");
   m.def("affine_add", &add, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("base"), nb::arg("out"),
         nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("dtype"),
         "Decode whole rows and add them to base: product and sum rounded to f32, then once to the type. out may be base.");

@@ -19,6 +19,7 @@ struct AffineLayout {
   bool is_signed;         // codes are two's complement
   bool msb;               // first code in the high bits of the first byte
   bool per_tensor;        // one scale (and zero) for all rows
+  bool offset = false;    // zeros are offsets: w = s * q + z
 };
 
 }  // namespace ingot

@@ -1,11 +1,12 @@
-// out = round(base + s * (q - z)): product and sum rounded to f32 each, then once to the element type; spec/affine.md,
-// "Adding". One pass: unpack a chunk of codes, then each group in registers. `out` may be `base`.
+// out = round(base + w) with w = s * (q - z) or s * q + z: each step rounded to f32, then once to the element type;
+// spec/affine.md, "Adding". One pass: unpack a chunk of codes, then each group in registers. `out` may be `base`.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 intrinsics (GCC bug 105593)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include "kernels/affine_add.h"
 
+#include "kernels/affine_value.h"
 #include "kernels/bits.h"
 #include "kernels/floats.h"
 
@@ -20,7 +21,7 @@ inline float value_of(std::uint8_t code, int half) {
 
 #if defined(__AVX512BW__)
 // Sixteen bf16 sums at a time; returns how many of the `n` were done.
-template <bool kSigned, bool kZero>
+template <bool kSigned, Zero kZero>
 std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, float zero, int half,
                         const std::uint16_t* base, std::uint16_t* out) {
   const __m512 scales = _mm512_set1_ps(scale), zeros = _mm512_set1_ps(zero);
@@ -31,10 +32,12 @@ std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, f
     __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
     if (kSigned) packed = _mm_sub_epi8(_mm_xor_si128(packed, halves), halves);
     __m512 q = _mm512_cvtepi32_ps(kSigned ? _mm512_cvtepi8_epi32(packed) : _mm512_cvtepu8_epi32(packed));
-    if (kZero) q = _mm512_sub_ps(q, zeros);
+    if (kZero == Zero::point) q = _mm512_sub_ps(q, zeros);
     const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(base + i));
     const __m512 wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(from), 16));
-    const __m512 sum = _mm512_add_ps(_mm512_mul_ps(scales, q), wide);
+    q = _mm512_mul_ps(scales, q);
+    if (kZero == Zero::offset) q = _mm512_add_ps(q, zeros);
+    const __m512 sum = _mm512_add_ps(q, wide);
     const __m512i bits = _mm512_castps_si512(sum);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
@@ -45,7 +48,7 @@ std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, f
 }
 #elif defined(__AVX2__)
 // Eight bf16 sums at a time; returns how many of the `n` were done.
-template <bool kSigned, bool kZero>
+template <bool kSigned, Zero kZero>
 std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, float zero, int half,
                         const std::uint16_t* base, std::uint16_t* out) {
   const __m256 scales = _mm256_set1_ps(scale), zeros = _mm256_set1_ps(zero);
@@ -55,28 +58,30 @@ std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, f
     __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i));
     if (kSigned) packed = _mm_sub_epi8(_mm_xor_si128(packed, halves), halves);
     __m256 q = _mm256_cvtepi32_ps(kSigned ? _mm256_cvtepi8_epi32(packed) : _mm256_cvtepu8_epi32(packed));
-    if (kZero) q = _mm256_sub_ps(q, zeros);
+    if (kZero == Zero::point) q = _mm256_sub_ps(q, zeros);
     const __m128i from = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + i));
     const __m256 wide = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(from), 16));
-    const __m256 sum = _mm256_add_ps(_mm256_mul_ps(scales, q), wide);
+    q = _mm256_mul_ps(scales, q);
+    if (kZero == Zero::offset) q = _mm256_add_ps(q, zeros);
+    const __m256 sum = _mm256_add_ps(q, wide);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), store_eight<Dtype::bf16>(sum));
   }
   return i;
 }
 #else
-template <bool kSigned, bool kZero>
+template <bool kSigned, Zero kZero>
 std::size_t add_vectors(const std::uint8_t*, std::size_t, float, float, int, const std::uint16_t*, std::uint16_t*) {
   return 0;
 }
 #endif
 
 // Sums of `n` values; `base` and `out` are the same array or do not overlap.
-template <Dtype kDtype, bool kSigned, bool kZero>
+template <Dtype kDtype, bool kSigned, Zero kZero>
 void add_run(const std::uint8_t* __restrict codes, std::size_t n, float scale, float zero, int half,
              const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
   const auto sum = [=](std::uint8_t code, float from) {
     const float q = value_of<kSigned>(code, half);
-    return scale * (kZero ? q - zero : q) + from;
+    return scaled<kZero>(q, scale, zero) + from;
   };
   std::size_t i = 0;
   if constexpr (kDtype == Dtype::bf16) i = add_vectors<kSigned, kZero>(codes, n, scale, zero, half, base, out);
@@ -112,7 +117,7 @@ struct Scaling {
   }
 };
 
-template <Dtype kDtype, bool kSigned, bool kZero>
+template <Dtype kDtype, bool kSigned, Zero kZero>
 void add_rows(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling, const TypeOf<kDtype>* base,
               TypeOf<kDtype>* out) {
   const Unpack unpack = at.msb ? unpacker<true>(at.bits) : unpacker<false>(at.bits);
@@ -133,25 +138,36 @@ void add_rows(const AffineLayout& at, const std::uint8_t* packed, const Scaling&
       }
       const std::size_t first = start / group, count = (end - 1) / group + 1 - first;
       scaling.load(scaling.scales, row * stride + first, count, scales);
-      if (kZero) scaling.load(scaling.zeros, row * stride + first, count, zeros);
+      if (kZero != Zero::none) scaling.load(scaling.zeros, row * stride + first, count, zeros);
       for (std::size_t i = 0, from = start; i < count; ++i) {
         const std::size_t group_end = (first + i + 1) * group, until = group_end < end ? group_end : end;
-        add_run<kDtype, kSigned, kZero>(codes + (from - start), until - from, scales[i], kZero ? zeros[i] : 0, half,
-                                        base + element + from, out + element + from);
+        add_run<kDtype, kSigned, kZero>(codes + (from - start), until - from, scales[i],
+                                        kZero != Zero::none ? zeros[i] : 0, half, base + element + from,
+                                        out + element + from);
         from = until;
       }
     }
   }
 }
 
+template <Dtype kDtype, Zero kZero>
+void signed_or_not(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling,
+                   const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
+  (at.is_signed ? add_rows<kDtype, true, kZero> : add_rows<kDtype, false, kZero>)(at, packed, scaling, base, out);
+}
+
 template <Dtype kDtype>
 void dispatch(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling, const void* base, void* out) {
   const auto* from = static_cast<const TypeOf<kDtype>*>(base);
   auto* to = static_cast<TypeOf<kDtype>*>(out);
-  if (at.is_signed)
-    (scaling.zeros ? add_rows<kDtype, true, true> : add_rows<kDtype, true, false>)(at, packed, scaling, from, to);
-  else
-    (scaling.zeros ? add_rows<kDtype, false, true> : add_rows<kDtype, false, false>)(at, packed, scaling, from, to);
+  switch (zero_of(at, scaling.zeros)) {
+    case Zero::none:
+      return signed_or_not<kDtype, Zero::none>(at, packed, scaling, from, to);
+    case Zero::point:
+      return signed_or_not<kDtype, Zero::point>(at, packed, scaling, from, to);
+    case Zero::offset:
+      return signed_or_not<kDtype, Zero::offset>(at, packed, scaling, from, to);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// w = s * (q - z) in f32, then one rounding to the target: spec/affine.md, "Decoding".
+// w = s * (q - z) or s * q + z in f32, then one rounding to the target: spec/affine.md, "Decoding".
+#include "kernels/affine_value.h"
 #include "kernels/bits.h"
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
@@ -16,12 +17,12 @@ struct Signed {
   static int value(std::uint8_t code, int half) { return static_cast<std::int8_t>((code ^ half) - half); }
 };
 
-template <Dtype kDtype, class Sign, bool kZero>
+template <Dtype kDtype, class Sign, Zero kZero>
 void convert(const std::uint8_t* __restrict codes, std::size_t n, float scale, float zero, int half,
              TypeOf<kDtype>* __restrict out) {
   const auto value = [=](std::uint8_t code) {
     const float q = static_cast<float>(Sign::value(code, half));
-    return scale * (kZero ? q - zero : q);
+    return scaled<kZero>(q, scale, zero);
   };
   if constexpr (kDtype == Dtype::f32) {
     for (std::size_t i = 0; i < n; ++i) out[i] = value(codes[i]);
@@ -80,7 +81,7 @@ constexpr bool table_pays(Dtype dtype, int bits, std::size_t group, std::size_t 
 }
 
 // Decodes rows chunk by chunk: unpack, widen the scales of the chunk's groups, then each group.
-template <Dtype kDtype, class Sign, bool kZero>
+template <Dtype kDtype, class Sign, Zero kZero>
 class RowDecoder {
  public:
   explicit RowDecoder(const AffineLayout& at)
@@ -105,7 +106,7 @@ class RowDecoder {
       }
       const std::size_t first = start / group_, count = (end - 1) / group_ + 1 - first;
       load_block<kScale>(scales + first, count, scales_);
-      if (kZero) load_block<kScale>(zeros + first, count, zeros_);
+      if (kZero != Zero::none) load_block<kScale>(zeros + first, count, zeros_);
       groups(codes, start, end, first, count, out);
     }
   }
@@ -119,8 +120,8 @@ class RowDecoder {
       if (by_table_)
         look_up(codes + (from - start), until - from, tables_ + i * table_size_, at_.bits, out + from);
       else
-        convert<kDtype, Sign, kZero>(codes + (from - start), until - from, scales_[i], kZero ? zeros_[i] : 0, half_,
-                                     out + from);
+        convert<kDtype, Sign, kZero>(codes + (from - start), until - from, scales_[i],
+                                     kZero != Zero::none ? zeros_[i] : 0, half_, out + from);
       from = until;
     }
   }
@@ -129,19 +130,20 @@ class RowDecoder {
   void fill_tables(std::size_t count) {
     for (std::size_t i = 0; i < count; ++i)
       for (std::size_t c = 0; c < table_size_; c += 8)
-        fill_eight(values_ + c, scales_[i], kZero ? zeros_[i] : 0, tables_ + i * table_size_ + c);
+        fill_eight(values_ + c, scales_[i], kZero != Zero::none ? zeros_[i] : 0, tables_ + i * table_size_ + c);
   }
 
   static void fill_eight(const float* values, float scale, float zero, TypeOf<kDtype>* out) {
 #if defined(__AVX2__)
     if constexpr (kDtype != Dtype::f32) {
       __m256 eight = _mm256_load_ps(values);
-      if (kZero) eight = _mm256_sub_ps(eight, _mm256_set1_ps(zero));
+      if (kZero == Zero::point) eight = _mm256_sub_ps(eight, _mm256_set1_ps(zero));
       eight = _mm256_mul_ps(_mm256_set1_ps(scale), eight);
+      if (kZero == Zero::offset) eight = _mm256_add_ps(eight, _mm256_set1_ps(zero));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out), store_eight<kDtype>(eight));
     }
 #else
-    for (int c = 0; c < 8; ++c) out[c] = Element<kDtype>::store(scale * (kZero ? values[c] - zero : values[c]));
+    for (int c = 0; c < 8; ++c) out[c] = Element<kDtype>::store(scaled<kZero>(values[c], scale, zero));
 #endif
   }
 
@@ -158,17 +160,18 @@ class RowDecoder {
   alignas(64) TypeOf<kDtype> tables_[kChunk + 16];  // at most kChunk / (2 * size) + 2 tables of at most 256 entries
 };
 
-template <Dtype kDtype, class Sign, bool kZero, Dtype kScale>
+template <Dtype kDtype, class Sign, Zero kZero, Dtype kScale>
 void all_rows(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros, void* out) {
   RowDecoder<kDtype, Sign, kZero> decoder(at);
   const std::size_t stride = at.per_tensor ? 0 : (at.cols + at.group - 1) / at.group;
   for (std::size_t row = 0; row < at.rows; ++row)
     decoder.template row<kScale>(packed + row * at.row_bytes, static_cast<const TypeOf<kScale>*>(scales) + row * stride,
-                                 kZero ? static_cast<const TypeOf<kScale>*>(zeros) + row * stride : nullptr,
+                                 kZero == Zero::none ? nullptr
+                                                     : static_cast<const TypeOf<kScale>*>(zeros) + row * stride,
                                  static_cast<TypeOf<kDtype>*>(out) + row * at.cols);
 }
 
-template <Dtype kDtype, class Sign, bool kZero>
+template <Dtype kDtype, class Sign, Zero kZero>
 void rows_to(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
              Dtype scale_type, void* out) {
   switch (scale_type) {
@@ -183,14 +186,24 @@ void rows_to(const AffineLayout& at, const std::uint8_t* packed, const void* sca
   }
 }
 
+template <Dtype kDtype, Zero kZero>
+void signed_or_not(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+                   Dtype scale_type, void* out) {
+  (at.is_signed ? rows_to<kDtype, Signed, kZero> : rows_to<kDtype, Unsigned, kZero>)(at, packed, scales, zeros,
+                                                                                     scale_type, out);
+}
+
 template <Dtype kDtype>
 void dispatch(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
               Dtype scale_type, void* out) {
-  if (at.is_signed)
-    (zeros ? rows_to<kDtype, Signed, true> : rows_to<kDtype, Signed, false>)(at, packed, scales, zeros, scale_type, out);
-  else
-    (zeros ? rows_to<kDtype, Unsigned, true>
-           : rows_to<kDtype, Unsigned, false>)(at, packed, scales, zeros, scale_type, out);
+  switch (zero_of(at, zeros)) {
+    case Zero::none:
+      return signed_or_not<kDtype, Zero::none>(at, packed, scales, zeros, scale_type, out);
+    case Zero::point:
+      return signed_or_not<kDtype, Zero::point>(at, packed, scales, zeros, scale_type, out);
+    case Zero::offset:
+      return signed_or_not<kDtype, Zero::offset>(at, packed, scales, zeros, scale_type, out);
+  }
 }
 
 }  // namespace

@@ -20,7 +20,16 @@ AFFINE_CANDIDATES: int
 
 class AffineLayout:
     def __init__(
-        self, *, cols: int, group: int, bits: int, signed: bool, msb: bool, per_tensor: bool, row_bytes: int
+        self,
+        *,
+        cols: int,
+        group: int,
+        bits: int,
+        signed: bool,
+        msb: bool,
+        per_tensor: bool,
+        row_bytes: int,
+        offset: bool = False,
     ) -> None: ...
 
 def affine_dequantize(

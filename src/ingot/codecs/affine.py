@@ -1,16 +1,15 @@
-"""``quantized_group``: the affine family, ``w = s * (q - z)`` (zTensor 1.2 section 3; ``spec/affine.md``)."""
+"""``quantized_group``: the affine family, ``w = s * (q - z)`` or ``w = s * q + z``; see ``spec/affine.md``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ingot.codecs.affine_encode import AffineEncoder, prepare
-from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, params_of
-from ingot.codecs.affine_parts import PackedReader, ScalesReader
+from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, natural, params_of
+from ingot.codecs.affine_parts import BlockScales, PackedReader, ScalesReader
 from ingot.codecs.affine_relay import AffineRelay, relays
 from ingot.codecs.affine_rows import STEP, add_rows, decode_rows
 from ingot.codecs.base import empty
@@ -25,11 +24,11 @@ class AffineReader:
 
     def __init__(self, tensor: Tensor, params: AffineParams, workers: int | None = 1) -> None:
         self._params, self._workers = params, workers
-        self._rows, self._cols = tensor.matrix_shape
+        self._rows, self._cols = params.matrix_of(tensor.shape)
         self._row = 0
         self._packed = PackedReader(tensor.parts["packed_weight"], params, self._cols)
-        self._scales = ScalesReader(tensor.parts["scales"], params)
-        self._zeros = ScalesReader(tensor.parts["zeros"], params) if params.zeros else None
+        self._scales = _scales_reader(tensor, "scales", params)
+        self._zeros = _scales_reader(tensor, "zeros", params) if params.zeros else None
         self._step = max(1, STEP * (1 if workers == 1 else 8) // max(self._cols, 1))
 
     def read_into(self, out: Array) -> None:
@@ -65,6 +64,37 @@ class AffineReader:
             self._zeros.finish()
 
 
+class CutReader:
+    """Sequential decoding of a tensor whose codes are packed as another matrix than its own, in runs of its own rows.
+
+    Holds one row of that matrix where a run ends within it.
+    """
+
+    def __init__(self, tensor: Tensor, params: AffineParams) -> None:
+        self._inner = AffineReader(tensor, params)
+        self._cols = params.matrix_of(tensor.shape)[1]
+        self._left: Array = np.empty(0, np.float32)
+
+    def read_into(self, out: Array) -> None:
+        if not out.flags.c_contiguous or (self._left.size and self._left.dtype != out.dtype):
+            raise ValueError(f"expected an output in C order, of one type, found {out.dtype}")
+        flat = out.reshape(-1)
+        taken = min(self._left.size, flat.size)
+        flat[:taken], self._left = self._left[:taken], self._left[taken:]
+        if taken == flat.size:
+            return
+        whole = (flat.size - taken) // self._cols
+        end = taken + whole * self._cols
+        self._inner.read_into(flat[taken:end].reshape(whole, self._cols))
+        if end < flat.size:
+            row = np.empty((1, self._cols), out.dtype)
+            self._inner.read_into(row)
+            flat[end:], self._left = row[0, : flat.size - end], row[0, flat.size - end :]
+
+    def finish(self) -> None:
+        self._inner.finish()
+
+
 class AffineCodec:
     """Integers with scales and zero points: INT8 per row (Vectro), INT4, INT3 and INT2 in groups, and all between."""
 
@@ -89,9 +119,10 @@ class AffineCodec:
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="affine.dtype", where=tensor.name
             )
         out = empty(tensor.shape, dtype, tensor.name)
-        matrix = out.reshape(tensor.matrix_shape)
+        matrix = out.reshape(params.matrix_of(tensor.shape))
         codes = tensor.parts["packed_weight"]
-        if codes.encoding == "raw" and codes.source.mapped and params.in_rows(matrix.shape[1]):
+        in_place = codes.encoding == "raw" and codes.source.mapped and params.in_rows(matrix.shape[1])
+        if in_place and params.block is None:
             arrays = {role: part.array() for role, part in tensor.parts.items()}
             packed = np.frombuffer(codes.view(), np.uint8)
             decode_rows(params, packed, arrays["scales"], arrays.get("zeros"), matrix, workers=None)
@@ -101,8 +132,9 @@ class AffineCodec:
         reader.finish()
         return out
 
-    def reader(self, tensor: Tensor) -> AffineReader:
-        return AffineReader(tensor, _checked(tensor))
+    def reader(self, tensor: Tensor) -> AffineReader | CutReader:
+        params = _checked(tensor)
+        return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
 
     def relays(self, tensor: Tensor) -> Iterator[AffineRelay]:
         """Yield the layouts of the same integers: low bits first, signed or not; that nearest to as stored first."""
@@ -121,17 +153,23 @@ class AffineCodec:
 
 
 def _checked(tensor: Tensor) -> AffineParams:
+    """Return the parameters, in the tensor's own matrix where that says the same."""
     params = params_of(tensor)
     _check_roles(tensor, params)
-    rows, cols = tensor.matrix_shape
-    count = prod(params.scale_shape(rows, cols))
+    count = params.scale_count(tensor.shape)
     parts = tensor.parts
-    _check_part(tensor, "packed_weight", (params.packed_dtype,), params.packed_bytes(rows, cols))
+    packed_bytes = params.packed_bytes(*params.matrix_of(tensor.shape))
+    _check_part(tensor, "packed_weight", (params.packed_dtype,), packed_bytes)
     scale_bytes = count * numpy_dtype(_check_part(tensor, "scales", SCALE_DTYPES, None)).itemsize
     _check_part(tensor, "scales", SCALE_DTYPES, scale_bytes)
     if params.zeros:
         _check_part(tensor, "zeros", (parts["scales"].dtype,), scale_bytes)
-    return params
+    return natural(params, tensor.shape)
+
+
+def _scales_reader(tensor: Tensor, role: str, params: AffineParams) -> ScalesReader | BlockScales:
+    part = tensor.parts[role]
+    return ScalesReader(part, params) if params.block is None else BlockScales(part, params, tensor.shape)
 
 
 def _check_roles(tensor: Tensor, params: AffineParams) -> None:

@@ -67,3 +67,27 @@ class ScalesReader:
         self._reader.readinto(raw.data)
         self._left -= nbytes
         return raw
+
+
+class BlockScales:
+    """Scales or zero points of granularity ``blocks``, spread out row by row; holds the part, which is read at once."""
+
+    def __init__(self, part: Part, params: AffineParams, shape: tuple[int, ...]) -> None:
+        assert params.block is not None
+        self._lead = tuple(zip(shape[:-1], params.block[:-1], strict=True))
+        self._scales = part.array().reshape(prod(size // step for size, step in self._lead), -1)
+        self._row = 0
+
+    def next(self, rows: int, cols: int) -> Array:
+        """Return the scales of the next ``rows`` rows, [rows, cols / block], in native byte order."""
+        left = np.arange(self._row, self._row + rows)
+        self._row += rows
+        block, stride = np.zeros(rows, np.int64), 1
+        for size, step in reversed(self._lead):
+            block += left % size // step * stride
+            left //= size
+            stride *= size // step
+        return self._scales[block]
+
+    def finish(self) -> None:
+        """The digest was checked when the part was read."""

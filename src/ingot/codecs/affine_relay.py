@@ -104,8 +104,8 @@ class AffineRelay:
         return found
 
     def new_zeros(self, count: int) -> Array:
-        """Return the zero points of a tensor that has none."""
-        return np.full(count, self._delta, numpy_dtype(self.scale_dtype))
+        """Return the zero points of a tensor that has none, or one for all codes."""
+        return np.full(count, (self.stored.zero_point or 0) + self._delta, numpy_dtype(self.scale_dtype))
 
 
 class AffineRelayReader:
@@ -160,19 +160,24 @@ def relays(tensor: Tensor, stored: AffineParams) -> Iterator[AffineRelay]:
     """Yield what a tensor with these checked parameters can be re-laid as, the one nearest to as stored first.
 
     Codes keep their sign or change it, in rows or, where these do not fill their bytes, without padding; scales become
-    f32 where that lets more zero points be shifted.
+    f32 where that lets more zero points be shifted. A zero point for all codes becomes a part where the attribute is
+    not taken. Offsets keep the sign: a shifted one is not exact. Blocks, and codes packed as another matrix than the
+    tensor's own, are not re-laid.
     """
-    if tensor.dtype not in FLOATS:
+    if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
         return
     stored_type, cols = tensor.parts["scales"].dtype, tensor.matrix_shape[1]
     in_rows = replace(stored, packing="rows_lsb", dtype=tensor.dtype)
     flat = replace(in_rows, packing="flat_lsb")
     packings = (in_rows,) if flat.in_rows(cols) else (in_rows, flat)
-    for signed in (stored.signed, not stored.signed):
+    if stored.zero_point is not None:
+        yield from (AffineRelay(tensor, stored, packing, stored_type) for packing in packings)
+    in_part = stored.zeros or stored.zero_point is not None
+    for signed in (stored.signed,) if stored.offset else (stored.signed, not stored.signed):
         flips = signed != stored.signed
         for scale_dtype in dict.fromkeys((stored_type, "f32") if flips and stored.zeros else (stored_type,)):
             for packing in packings:
-                target = replace(packing, signed=signed, zeros=stored.zeros or flips)
+                target = replace(packing, signed=signed, zeros=in_part or flips, zero_point=None)
                 yield AffineRelay(tensor, stored, target, scale_dtype)
 
 

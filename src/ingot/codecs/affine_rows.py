@@ -30,6 +30,7 @@ def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
         msb=params.msb,
         per_tensor=params.granularity == "tensor",
         row_bytes=params.row_bytes(cols),
+        offset=params.offset,
     )
 
 
@@ -78,10 +79,9 @@ class _Rows:
 
     def may_overflow(self, dtype: str) -> bool:
         """Whether the largest scale and zero point leave room for a value past the range of ``dtype``."""
-        most = 2.0**self.params.bits
-        if self.zeros is not None:
-            most += _largest(self.zeros)
-        return not _largest(self.scales) * most <= _LARGEST[dtype]
+        most, zero = 2.0**self.params.bits, 0.0 if self.zeros is None else _largest(self.zeros)
+        scale = _largest(self.scales)
+        return not (scale * most + zero if self.params.offset else scale * (most + zero)) <= _LARGEST[dtype]
 
     def refuse_overflow(self, out: Array) -> None:
         """Raise where ``out`` is not finite though scale and zero point are."""
@@ -100,6 +100,14 @@ class _Rows:
                 f"expected values that {float_name(out)} can hold, found one past {_LARGEST[float_name(out)]:g}; "
                 "decode to f32 or bf16",
             )
+
+
+def _rows_of(params: AffineParams, packed: Array, scales: Array, zeros: Array | None) -> _Rows:
+    """View whole rows flat; a constant zero point becomes one for every scale, whose type holds any code."""
+    if zeros is None and params.zero_point is not None:
+        zeros = np.full(scales.size, params.zero_point, scales.dtype)
+    flat = None if zeros is None else zeros.reshape(-1)
+    return _Rows(params, packed.reshape(-1).view(np.uint8), scales.reshape(-1), flat)
 
 
 def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
@@ -148,10 +156,13 @@ def join_rows(rows: Array, row_bits: int) -> Array:
 def decode_rows(
     params: AffineParams, packed: Array, scales: Array, zeros: Array | None, out: Array, workers: int | None = 1
 ) -> None:
-    """Decode whole rows: ``w = s * (q - z)`` in f32, rounded once to ``out.dtype`` (f32, f16, bf16; f64 holds f32).
+    """Decode whole rows: ``w = s * (q - z)``, or ``s * q + z``, in f32, rounded once to ``out.dtype`` (f32, f16, bf16;
+    f64 holds f32).
 
     Parameters
     ----------
+    params : AffineParams
+        Of granularity ``blocks``, scales are spread out, [rows, columns / block]. ``matrix`` is not looked at.
     packed : u8, rows * row_bytes
     scales, zeros : of ``scale_shape(rows, cols)``, any number of dimensions; f32, f16 or bf16
     out : rows x cols, C order
@@ -166,9 +177,7 @@ def decode_rows(
     rows, cols = out.shape
     if not out.size:
         return
-    everything = _Rows(
-        params, packed.reshape(-1).view(np.uint8), scales.reshape(-1), None if zeros is None else zeros.reshape(-1)
-    )
+    everything = _rows_of(params, packed, scales, zeros)
     wide = out.dtype == np.float64
     risky = everything.may_overflow("f32" if wide else float_name(out))
 
@@ -197,9 +206,7 @@ def add_rows(params: AffineParams, packed: Array, scales: Array, zeros: Array | 
     """
     if not out.size:
         return
-    rows = _Rows(
-        params, packed.reshape(-1).view(np.uint8), scales.reshape(-1), None if zeros is None else zeros.reshape(-1)
-    )
+    rows = _rows_of(params, packed, scales, zeros)
     if not rows.may_overflow("f32"):
         rows.add(base, out)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ def expected(params: AffineParams, packed: Array, scales: Array, zeros: Array | 
             return np.broadcast_to(wide, (rows, cols))
         return wide.reshape(rows, -1)[:, group]
 
-    difference = spread(scales) * (q - spread(zeros) if zeros is not None else q)
+    if params.offset and zeros is not None:
+        difference = spread(scales) * q + spread(zeros)
+    else:
+        difference = spread(scales) * (q - spread(zeros) if zeros is not None else q)
     return (difference + base.astype(np.float32)).astype(base.dtype)
 
 
@@ -55,9 +59,10 @@ def expected(params: AffineParams, packed: Array, scales: Array, zeros: Array | 
 @pytest.mark.parametrize("cols", [1, 15, 64, 131, 2100])
 def test_equals_the_reference(dtype: str, width: int, cols: int) -> None:
     for number, (granularity, group) in enumerate((("group", 32), ("group", 7), ("row", None), ("tensor", None))):
-        for signed, with_zeros in ((True, False), (False, True), (True, True)):
+        for signed, kind in product((True, False), ("none", "point", "offset")):
             packing = "rows_msb" if number % 2 else "rows_lsb"
-            params = AffineParams(width, granularity, group, packing, signed, with_zeros, "f32")
+            zero_kind = "offset" if kind == "offset" else "point"
+            params = AffineParams(width, granularity, group, packing, signed, kind != "none", "f32", zero_kind)
             packed, scales, zeros = parts(width + cols, 3, cols, params, FLOATS[number % 3])
             base = np.random.default_rng(cols).normal(0, 0.05, (3, cols)).astype(numpy_dtype(dtype))
             base[0, 0] = [np.inf, -0.0, np.nan, 0.0][number]

@@ -36,7 +36,15 @@ LAYOUTS = (
 
 
 def layout(
-    cols: int, group: int, bits: int, *, signed: bool = True, msb: bool = False, pad: int = 0, tensor: bool = False
+    cols: int,
+    group: int,
+    bits: int,
+    *,
+    signed: bool = True,
+    msb: bool = False,
+    pad: int = 0,
+    tensor: bool = False,
+    offset: bool = False,
 ):
     return kernels.AffineLayout(
         cols=cols,
@@ -46,6 +54,7 @@ def layout(
         msb=msb,
         per_tensor=tensor,
         row_bytes=-(-cols * bits // 8) + pad,
+        offset=offset,
     )
 
 
@@ -105,6 +114,9 @@ def test_dequantize(bits: int, cols: int, group: int) -> None:
             zeros = stored(rng, (rows, groups), scale_dtype, zeros=True)
             for signed, zero in ((True, None), (False, zeros), (False, None), (True, zeros)):
                 check_dequantize(packed, codes, Grid(bits, group, signed, scale_dtype), scales, zero, target, msb)
+            for signed in (False, True):
+                grid = Grid(bits, group, signed, scale_dtype, offset=True)
+                check_dequantize(packed, codes, grid, scales, zeros, target, msb)
 
 
 def check_dequantize(
@@ -116,7 +128,7 @@ def check_dequantize(
         as_bits(scales),
         None if zeros is None else as_bits(zeros),
         as_bits(out),
-        layout(codes.shape[1], grid.group, grid.bits, signed=grid.symmetric, msb=msb),
+        layout(codes.shape[1], grid.group, grid.bits, signed=grid.symmetric, msb=msb, offset=grid.offset),
         grid.scale_dtype,
         target,
     )

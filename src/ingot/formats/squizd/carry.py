@@ -26,6 +26,7 @@ from ingot.model.spec import PartSpec, TensorSpec
 
 SPARSE = "sparse_blocks"
 SCALE_ROLES = ("scales", "zeros")
+_NOT_CARRIED = ("zero_kind", "zero_point", "matrix", "block")
 SCALE_DTYPES = ("f32", "f16", "bf16")
 
 
@@ -118,6 +119,11 @@ def _integers(_: TensorSpec, params: Mapping[str, Any], shape: Sequence[int]) ->
         raise _refuse(f"its integers have 2 or 4 bits and Ingot's parameters, found bits={bits!r:.80}")
     if params.get("signed") is not True:
         raise _refuse("its integers are signed two's complement; quantize with signed = true")
+    stranger = next(
+        (key for key in _NOT_CARRIED if key in params and (key, params[key]) != ("zero_kind", "point")), None
+    )
+    if stranger is not None:
+        raise _refuse(f"its integers decode as s * (q - z), groups along its rows; found the attribute {stranger}")
     if params.get("packing") != "flat_lsb" and (params.get("packing") != "rows_lsb" or cols * bits % 8):
         raise _refuse(
             f"its codes are packed low bits first without padding between rows, these rows of {cols} codes are not; "

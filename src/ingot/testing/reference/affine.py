@@ -25,6 +25,7 @@ class Grid:
     scale_dtype: str
     search: bool = False
     per_tensor: bool = False
+    offset: bool = False
 
 
 def unpack(packed: Array, cols: int, bits: int, *, msb: bool) -> Array:
@@ -62,10 +63,14 @@ def from_flat(packed: Array, shape: tuple[int, int], bits: int) -> Array:
 
 
 def dequantize(codes: Array, grid: Grid, scales: Array, zeros: Array | None, dtype: str) -> Array:
-    """Return s * (q - z) in f32, rounded to ``dtype``; scales and zeros are [rows, groups] or [1]."""
+    """Return s * (q - z), or s * q + z, in f32, rounded to ``dtype``; scales and zeros are [rows, groups] or [1]."""
     q = values_of(codes, grid.bits, signed=grid.symmetric)
     scale = _spread(scales.astype(np.float32), grid, codes.shape)
     with np.errstate(all="ignore"):
+        if zeros is not None and grid.offset:
+            return np.asarray(scale * q + _spread(zeros.astype(np.float32), grid, codes.shape)).astype(
+                numpy_dtype(dtype)
+            )
         if zeros is not None:
             q = q - _spread(zeros.astype(np.float32), grid, codes.shape)
         return np.asarray(scale * q).astype(numpy_dtype(dtype))
