@@ -38,13 +38,29 @@ class ByteSource(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Stamped(Protocol):
+    """A source that can tell one state of its file from another: equal stamps, equal bytes, as far as can be told."""
+
+    @property
+    def stamp(self) -> tuple[int, ...]: ...
+
+
 class Store(Protocol):
     """A folder of named byte sources: a local directory, memory, later HTTP or S3."""
 
     location: str
 
-    def names(self) -> list[str]:
-        """Names of the files directly in the store, sorted."""
+    def names(self, folder: str = "") -> list[str]:
+        """Names of the files directly in the store, or in one of its folders, sorted; none where that is missing."""
+        ...
+
+    def folders(self) -> list[str]:
+        """Names of the folders directly in the store, sorted."""
+        ...
+
+    def outside(self, folder: str = "") -> list[str]:
+        """Names directly in the store, or in one of its folders, that are links to a place outside of the store."""
         ...
 
     def open(self, name: str) -> ByteSource:

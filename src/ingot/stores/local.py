@@ -12,12 +12,13 @@ import os
 import platform
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ingot.core.oserrors import read_error, write_error
-from ingot.errors import FormatError, IntegrityError, ResourceError, UsageError
+from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
@@ -64,13 +65,32 @@ class LocalStore:
         self._asked = io
         self.io = _choose(io, self._folder)
 
-    def names(self) -> list[str]:
-        """Names of the regular files (or links to such) directly in the folder, sorted; hidden files left out."""
+    def names(self, folder: str = "") -> list[str]:
+        """Names of the regular files (or links to such) in the folder, or in ``folder`` in it; hidden ones left out."""
+        return self._listed(folder, _is_regular)
+
+    def folders(self) -> list[str]:
+        """Names of the folders (or links to such) directly in the folder, sorted; hidden ones left out."""
+        return self._listed("", _is_folder)
+
+    def outside(self, folder: str = "") -> list[str]:
+        """Names of symbolic links in the folder, or in ``folder`` in it, that lead out of the store's folder."""
+        root = Path(os.path.realpath(self._folder))
+
+        def leads_out(entry: os.DirEntry[str]) -> bool:
+            return entry.is_symlink() and root not in Path(os.path.realpath(entry.path)).parents
+
+        return self._listed(folder, leads_out)
+
+    def _listed(self, folder: str, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+        path = self._folder / checked_name(folder, self.location) if folder else self._folder
         try:
-            with os.scandir(self._folder) as entries:
-                return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_regular(entry))
+            with os.scandir(path) as entries:
+                return sorted(entry.name for entry in entries if not entry.name.startswith(".") and wanted(entry))
         except OSError as error:
-            raise read_error(error, self.location) from error
+            if folder and isinstance(error, FileNotFoundError | NotADirectoryError):
+                return []
+            raise read_error(error, str(path)) from error
 
     def open(self, name: str) -> ByteSource:
         """Open one regular file, without ever waiting for a fifo or device.
@@ -121,6 +141,11 @@ class _FileSource:
         self.size = size
         self._descriptor = descriptor
         self._opened = _stamp(descriptor)
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """The file's size and time of modification (ns) at opening."""
+        return self._opened
 
     def changed(self) -> bool:
         """Whether the file's size or time of modification is another than at opening."""
@@ -212,8 +237,21 @@ class LocalTarget:
         self._folder = Path(folder)
 
     def create(self, name: str) -> LocalSink:
-        """Open ``name`` for writing, keeping bytes that are there; errors as ``LocalSink`` and ``store.escape``."""
-        return LocalSink(self._folder / checked_name(name, str(self._folder)))
+        """Open ``name`` for writing, keeping bytes that are there; errors as ``LocalSink`` and ``store.escape``.
+
+        A name such as ``tensors/a.npy`` makes the folder where there is none.
+        """
+        path = self._folder / checked_name(name, str(self._folder))
+        try:
+            return LocalSink(path)
+        except IngotError:
+            if path.parent == self._folder or path.parent.exists():
+                raise
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(error, str(path.parent)) from error
+        return LocalSink(path)
 
 
 class LocalSink:
@@ -314,6 +352,13 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
     except OSError:  # a link in a circle
+        return False
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
         return False
 
 

@@ -15,9 +15,20 @@ class MemoryStore:
         self._files = files
         self.location = location
 
-    def names(self) -> list[str]:
-        """Names of the buffers that lie directly in the store, sorted."""
-        return sorted(name for name in self._files if "/" not in name)
+    def names(self, folder: str = "") -> list[str]:
+        """Names of the buffers directly in the store, or in ``folder``, sorted; hidden ones left out in a folder."""
+        if not folder:
+            return sorted(name for name in self._files if "/" not in name)
+        inside = [name.removeprefix(f"{folder}/") for name in self._files if name.startswith(f"{folder}/")]
+        return sorted(name for name in inside if "/" not in name and not name.startswith("."))
+
+    def folders(self) -> list[str]:
+        """First components of names such as ``tensors/a.npy``, sorted."""
+        return sorted({name.split("/")[0] for name in self._files if "/" in name})
+
+    def outside(self, folder: str = "") -> list[str]:
+        """None: there are no links."""
+        return []
 
     def open(self, name: str) -> MemorySource:
         """Return the buffer as a source; ``store.escape`` and ``store.missing`` as for a folder."""

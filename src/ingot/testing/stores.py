@@ -28,6 +28,15 @@ class StoreSuite:
     def test_names_are_sorted(self, tmp_path: Path) -> None:
         assert self.make(tmp_path, {"b": b"1", "a": b"", "c.x": b"2"}).names() == ["a", "b", "c.x"]
 
+    def test_folders_and_their_files_are_listed(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path, {"a": b"1", "sub/b": b"2", "sub/.hidden": b"", "sub/a.x": b"3"})
+        assert (store.folders(), store.names(), store.names("sub")) == (["sub"], ["a"], ["a.x", "b"])
+        assert store.names("missing") == store.names("a") == []
+        assert store.outside() == store.outside("sub") == []
+        source = store.open("sub/b")
+        assert bytes(source.view(0, 1)) == b"2"
+        source.close()
+
     @pytest.mark.parametrize("name", ESCAPES)
     def test_names_that_lead_elsewhere_are_refused(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(FormatError) as caught:
@@ -122,8 +131,14 @@ class FaultyStore:
         self.fail_at = fail_at
         self.fault = fault
 
-    def names(self) -> list[str]:
-        return self._store.names()
+    def names(self, folder: str = "") -> list[str]:
+        return self._store.names(folder)
+
+    def folders(self) -> list[str]:
+        return self._store.folders()
+
+    def outside(self, folder: str = "") -> list[str]:
+        return self._store.outside(folder)
 
     def open(self, name: str) -> ByteSource:
         return _FaultySource(self, self._store.open(name))

@@ -30,6 +30,7 @@ class LocalSuite(StoreSuite):
 
     def make(self, folder, files):
         for name, data in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
         return LocalStore(folder, io=self.io)
 
@@ -74,6 +75,22 @@ class LocalSuite(StoreSuite):
         source = store.open("model")
         assert bytes(source.view(0, 5)) == self.data[:5]
         source.close()
+
+    def test_links_that_lead_out_are_told(self, tmp_path):
+        inside, outside = tmp_path / "store", tmp_path / "elsewhere"
+        for folder in (inside / "sub", outside):
+            folder.mkdir(parents=True)
+        (outside / "a").write_bytes(b"1")
+        (inside / "b").write_bytes(b"2")
+        (inside / "out").symlink_to("../elsewhere/a")
+        (inside / "in").symlink_to("b")
+        (inside / "sub" / "up").symlink_to("../b")
+        (inside / "sub" / "out").symlink_to("../../elsewhere/a")
+        (inside / "folder").symlink_to("../elsewhere")
+        store = LocalStore(inside, io=self.io)
+        assert store.outside() == ["folder", "out"]
+        assert store.outside("sub") == ["out"]
+        assert store.folders() == ["folder", "sub"]
 
     def test_what_is_no_regular_file_is_refused_without_waiting(self, tmp_path):
         os.mkfifo(tmp_path / "fifo")
@@ -238,6 +255,13 @@ def test_hidden_files_are_not_listed(tmp_path):
 
 
 class TestSink:
+    def test_a_name_with_a_folder_makes_the_folder(self, tmp_path):
+        for name in ("sub/a", "sub/b"):
+            sink = LocalTarget(tmp_path).create(name)
+            sink.write_at(0, name.encode())
+            sink.close()
+        assert LocalStore(tmp_path).names("sub") == ["a", "b"]
+
     def test_writes_anywhere_and_keeps_what_is_there(self, tmp_path):
         sink = LocalTarget(tmp_path).create("a")
         sink.write_at(4, b"wxyz")
