@@ -7,9 +7,10 @@ from os import PathLike
 
 from ingot.core.progress import ProgressCallback
 from ingot.errors import ResourceError
+from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers.build import build
 from ingot.ops.tiers.choose import Choice, choose
-from ingot.ops.tiers.table import BF16, TENSORS
+from ingot.ops.tiers.table import BF16, FOUR_BIT, TENSORS, THREE_BIT, Tier
 
 
 def prepare(
@@ -20,7 +21,9 @@ def prepare(
     cache: bool = True,
     progress: ProgressCallback | None = None,
 ) -> Choice:
-    """Choose a tier; on the first load of dense weights, save the bf16 tier and take that.
+    """Choose a tier; on the first load, save the one that later loads are to take, and take that.
+
+    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits, the packed folder with as many.
 
     A disk that is full or cannot be written to is no obstacle: the tensors are then decoded into memory, and a note
     says so.
@@ -44,9 +47,23 @@ def prepare(
     if choice.tier is not TENSORS or keep_packed or not cache:
         return choice
     try:
-        done = build(path, BF16.name, progress=progress)
+        wanted = _first_tier(path, runtime)
+        done = build(path, wanted.name, progress=progress)
     except ResourceError as error:
         return replace(choice, notes=(*choice.notes, f"no faster tier was saved: {error}"))
-    note = f"first load: the bf16 tier was built in {done.seconds:.1f} s" if done.built else "another process built it"
+    note = (
+        f"first load: tier {wanted.name} was built in {done.seconds:.1f} s"
+        if done.built
+        else "another process built it"
+    )
     found = choose(path, runtime, keep_packed=keep_packed)
     return replace(found, notes=(*found.notes, note))
+
+
+def _first_tier(path: str | PathLike[str], runtime: str) -> Tier:
+    """Return the tier that the first load builds."""
+    if runtime != "mlx":
+        return BF16
+    with open_checkpoint(path, verify=False) as checkpoint:
+        bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
+    return FOUR_BIT if bits == {4} else THREE_BIT if bits in ({3}, {3, 4}) else BF16
