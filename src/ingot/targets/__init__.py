@@ -1,0 +1,1 @@
+"""Targets: what a piece of hardware makes of stored weights. Beside codecs; knows them by their ids as text."""

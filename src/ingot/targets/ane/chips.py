@@ -1,0 +1,233 @@
+"""The chips as data: every cell a value with the class of its evidence and its source (``spec/ane-chips.md``).
+
+A cell that nobody has published has no value; to read it is an error with a rule, never a guess. What the sources
+contradict each other in carries the key of an entry of ``contradictions()``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ingot.errors import UnsupportedError, UsageError
+
+EVIDENCE = ("measured", "decompiled", "inferred", "predicted", "contradicted", "assumed", "unknown")
+"""Classes of evidence, from the strongest to none; ``assumed`` is what the user said."""
+OUTCOMES = ("streams", "folds", "refused")
+
+_GENERATIONS = ("h11", "h12", "h13", "h14", "h15", "h16", "h17", "h18", "h18g")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One fact: its value (None: not published), class of evidence, source, and key of the contradiction it is in."""
+
+    value: Any
+    evidence: str
+    source: str
+    contradiction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Where sources disagree: about what, who says what, what Ingot goes by, and which cells override it."""
+
+    key: str
+    about: str
+    sides: tuple[str, ...]
+    taken: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A chip: its name here (``m1``), the compiler's target (``H13``), the product, its cells and known outcomes.
+
+    ``outcomes`` maps labels of forms (``palette4``, ``sparse+palette4``) to ``streams``, ``folds`` or ``refused`` where
+    somebody saw it, or where sources contradict each other; elsewhere the gates decide.
+    """
+
+    name: str
+    target: str
+    product: str
+    cells: Mapping[str, Cell]
+    outcomes: Mapping[str, Cell] = field(default_factory=dict)
+
+    def cell(self, key: str) -> Cell:
+        """Return a cell; ``UsageError`` ``ane.cell`` if there is none of that name."""
+        if key not in self.cells:
+            raise UsageError(
+                f"expected a cell of a chip ({', '.join(sorted(self.cells))}), found {key!r}", rule="ane.cell"
+            )
+        return self.cells[key]
+
+    def value(self, key: str) -> Any:
+        """Return a cell's value.
+
+        Raises
+        ------
+        UnsupportedError
+            ``ane.unknown-cell``: it is not published; ``--assume KEY=VALUE`` gives one.
+        """
+        cell = self.cell(key)
+        if cell.value is None:
+            raise UnsupportedError(
+                f"expected a known {key} of {self.name}, found none: {cell.source}; say what to assume: {key}=VALUE",
+                rule="ane.unknown-cell",
+            )
+        return cell.value
+
+    def known(self, key: str) -> Cell | None:
+        """Return a cell that is there and has a value, else None."""
+        cell = self.cells.get(key)
+        return cell if cell is not None and cell.value is not None else None
+
+    def assuming(self, key: str, value: Any) -> Chip:
+        """Return this chip with one cell, or the outcome of one form, as the user says.
+
+        Raises
+        ------
+        UsageError
+            ``ane.assume``: no such cell or form, or a value of the wrong kind.
+        """
+        cell = Cell(value, "assumed", "said by the user")
+        if value in OUTCOMES and key not in self.cells:
+            _require_label(key)
+            return replace(self, outcomes={**self.outcomes, key: cell})
+        if key not in self.cells and key not in _OPTIONAL:
+            raise UsageError(
+                f"expected KEY=VALUE with a cell ({', '.join(sorted({*self.cells, *_OPTIONAL}))}) or a form "
+                f"({', '.join(LABELS)}) and {', '.join(OUTCOMES)}; found {key}={value}",
+                rule="ane.assume",
+            )
+        _require_kind(key, value)
+        return replace(self, cells={**self.cells, key: cell})
+
+
+_OPTIONAL = ("bandwidth_sparse", "bandwidth_sparse_palette", "palette_rate")
+"""Cells that only chips have on which a form streams at a rate of its own."""
+_WIDTHS = (1, 2, 3, 4, 6, 8)
+LABELS = (
+    "int8",
+    "blockwise8",
+    *(f"palette{bits}" for bits in _WIDTHS),
+    "sparse",
+    *(f"sparse+palette{bits}" for bits in _WIDTHS),
+    "sparse+int8",
+)
+"""Forms whose outcome can be known, or assumed."""
+
+
+def _require_label(key: str) -> None:
+    if key not in LABELS:
+        raise UsageError(f"expected a form ({', '.join(LABELS)}), found {key!r}", rule="ane.assume")
+
+
+def _require_kind(key: str, value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if key.startswith("palette_width"):
+        fits, expected = value in ("legal", "refused", "as 4 bits"), "legal, refused or 'as 4 bits'"
+    elif key.startswith("gate_"):
+        fits, expected = value in (0, 1), "0 or 1"
+    elif key == "floor":
+        fits, expected = number and 0 <= value < 1e9, "milliseconds of at least 0"
+    elif key.startswith("bandwidth") or key == "palette_rate":
+        fits, expected = number and 0 < value < 1e9, "a rate above 0"
+    elif isinstance(value, bool) or key in _SWITCHES:
+        fits, expected = isinstance(value, bool) and key in _SWITCHES, "true or false, of a switch"
+    else:
+        fits, expected = number and value == int(value) and 1 <= value <= 2**40, "a positive integer"
+    if not fits:
+        raise UsageError(f"expected {expected} for {key}, found {value!r}", rule="ane.assume")
+
+
+_SWITCHES = (
+    "asymmetric",
+    "sparse_binary",
+    "multi_palette",
+    "vector_palette",
+    "detect_zeros",
+    "winograd",
+    "double_int8",
+    "copies_per_core",
+)
+
+
+def chip_names() -> tuple[str, ...]:
+    """Return the names of all chips, M-series first."""
+    return tuple(sorted(_chips(), key=lambda name: (name[0] != "m", name)))
+
+
+def load_chip(name: str) -> Chip:
+    """Return a chip by its name, an alias or the compiler's target (any case).
+
+    Raises
+    ------
+    UsageError
+        ``ane.chip``.
+    """
+    key = name.strip().lower()
+    found = _chips().get(_aliases().get(key, key))
+    if found is None:
+        raise UsageError(f"expected a chip ({', '.join(chip_names())}), found {name!r}", rule="ane.chip")
+    return found
+
+
+@cache
+def contradictions() -> Mapping[str, Contradiction]:
+    """Return the known contradictions by their keys."""
+    return {
+        key: Contradiction(key, row["about"], tuple(row["sides"]), row["taken"], tuple(row["keys"]))
+        for key, row in data("contradictions").items()
+    }
+
+
+def data(name: str) -> dict[str, Any]:
+    """Return one of the data files of this folder, parsed."""
+    return tomllib.loads(resources.files(__package__).joinpath("data", f"{name}.toml").read_text("utf-8"))
+
+
+@cache
+def _chips() -> Mapping[str, Chip]:
+    common = _cells(data("common")["cells"])
+    found = {}
+    for generation in _GENERATIONS:
+        root = data(generation)
+        shared = {**common, **_cells(root.get("cells", {}))}
+        outcomes = _cells(root.get("outcomes", {}))
+        for name, row in root["chips"].items():
+            cells = {**shared, **_cells(row.get("cells", {}))}
+            own = {**outcomes, **_cells(row.get("outcomes", {}))}
+            found[name] = Chip(name, row["target"], row["product"], cells, own)
+    return found
+
+
+@cache
+def _aliases() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for generation in _GENERATIONS:
+        for name, row in data(generation)["chips"].items():
+            for alias in (*row.get("aliases", ()), str(row["target"]).lower()):
+                found.setdefault(alias, name)
+    # The Macs' parts are what people have; a bare target means them where both share it.
+    return {**found, "h13": "m1", "h14": "m2", "h15": "m3", "h16": "m4", "h17": "m5"}
+
+
+def _cells(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Cell]:
+    return {key: _cell(key, row) for key, row in rows.items()}
+
+
+def _cell(key: str, row: Mapping[str, Any]) -> Cell:
+    cell = Cell(row.get("value"), row["evidence"], row["source"], row.get("contradiction"))
+    if cell.evidence not in EVIDENCE or (cell.value is None) != (cell.evidence == "unknown"):
+        raise ValueError(f"cell {key}: evidence {cell.evidence}, value {cell.value}")
+    return cell
+
+
+def weakest(cells: Iterable[Cell]) -> Cell:
+    """Return the cell with the weakest evidence, the first of several."""
+    return max(cells, key=lambda cell: EVIDENCE.index(cell.evidence))

@@ -1,0 +1,101 @@
+"""Bytes that move, time, and room on chip: what a weight costs once it is known whether it streams.
+
+Time of a layer that its weights bind: ``floor + moved bytes / bandwidth`` (``spec/ane.md`` has what people
+measured beside). The floor is paid once per dispatch, so that weights of one program share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.targets.ane.chips import Cell, Chip, weakest
+from ingot.targets.ane.form import PALETTE, SPARSE, Form
+from ingot.targets.ane.gates import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Milliseconds: ``share`` for the bytes alone, ``floor`` per dispatch; with the evidence of the figures."""
+
+    share: float
+    floor: float
+    evidence: str
+    source: str
+
+    @property
+    def alone(self) -> float:
+        """Milliseconds of a program with this weight and nothing else."""
+        return self.floor + self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Room on chip: the cap in bytes that applies, what each of the tiles holds, and how many passes that takes.
+
+    ``working_set``: whether what moves fits the on-chip working set as a whole.
+    """
+
+    cap: int
+    tile_bytes: int
+    passes: int
+    working_set: bool
+
+
+def moved_bytes(form: Form, decision: Decision) -> int:
+    """Return the bytes that cross to the engine: stored ones where it streams, else 2 per element; 0 where refused."""
+    if decision.outcome == "refused":
+        return 0
+    if not decision.streams:
+        return form.dense_bytes
+    if decision.stored_bits is not None:
+        indices = form.elements // form.vector
+        wider = -(-indices * decision.stored_bits // 8) - -(-indices * form.bits // 8)
+        return form.streamed_bytes + wider
+    return form.streamed_bytes
+
+
+def rate(form: Form, decision: Decision, chip: Chip) -> Cell | None:
+    """Return the GB/s (10**9 bytes) at which a form moves on a chip; None where nothing is known."""
+    keys = ["bandwidth"]
+    if decision.streams:
+        inner = form.inner.kind if form.inner is not None else None
+        if form.kind == SPARSE:
+            keys = ["bandwidth_sparse_palette" if inner == PALETTE else "bandwidth_sparse", "bandwidth_sparse", *keys]
+    found = (chip.known(key) for key in keys)
+    return next((cell for cell in found if cell is not None), None)
+
+
+def predict(form: Form, decision: Decision, chip: Chip) -> Time | None:
+    """Return the predicted time of a weight-bound layer; None where refused or no bandwidth is known."""
+    bandwidth, floor = rate(form, decision, chip), chip.known("floor")
+    if bandwidth is None or decision.outcome == "refused":
+        return None
+    cells = [bandwidth] if floor is None else [bandwidth, floor]
+    share = moved_bytes(form, decision) / (float(bandwidth.value) * 1e6)
+    decoder = chip.known("palette_rate") if form.kind == PALETTE and decision.streams else None
+    if decoder is not None and form.elements / (float(decoder.value) * 1e6) > share:
+        share, cells = form.elements / (float(decoder.value) * 1e6), [decoder, *cells[1:]]
+    return Time(share, 0.0 if floor is None else float(floor.value), weakest(cells).evidence, cells[0].source)
+
+
+def budget(form: Form, decision: Decision, chip: Chip) -> Budget:
+    """Return room on chip: ``cap = hal[0x210] if streams and hal[0x48f] else hal[0x200]``, passes where it is exceeded.
+
+    The cap is compared with what one of the chip's weight tiles holds (per NE, as the M6 study measured it).
+    """
+    relaxed = decision.streams and bool(chip.value("gate_master"))
+    cap = int(chip.value("streamed_cap" if relaxed else "dense_cap"))
+    moved = moved_bytes(form, decision)
+    tile = -(-moved // int(chip.value("weight_tiles")))
+    return Budget(cap, tile, max(1, -(-tile // cap)), moved <= int(chip.value("working_set")))
+
+
+def tables_fit(form: Form, chip: Chip, activation_bytes: int = 0) -> bool:
+    """Whether the palette's tables and the activation table share the chip's budget.
+
+    Raises
+    ------
+    UnsupportedError
+        ``ane.unknown-cell``: the budget is not published; assume ``palette_lut_budget=BYTES``.
+    """
+    return form.table_bytes + activation_bytes <= int(chip.value("palette_lut_budget"))

@@ -1,0 +1,190 @@
+"""The form in which a weight would reach the engine, told from its codec id and parameters: what gates and sizes need.
+
+Sizes are formulas over the shape (``spec/ane.md``); no weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+DENSE, FP8, INTEGER, BLOCKWISE, PALETTE, SPARSE, FOREIGN = (
+    "dense",
+    "fp8",
+    "int",
+    "blockwise",
+    "palette",
+    "sparse",
+    "foreign",
+)
+_Parts = Mapping[str, str]
+_HALF = 2  # bytes of an fp16, the type of values, scales and most codebooks
+_ENTRY_BYTES = {"half": 2, "int8": 1, "uint8": 1, "e4m3": 1}
+_ENTRIES = {"f16": "half", "bf16": "half", "f32": "half", "i8": "int8", "u8": "uint8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a weight is stored, in the terms of the engine.
+
+    Parameters
+    ----------
+    kind : str
+        ``dense`` (moved as fp16), ``fp8``, ``int`` (one scale per tensor or output channel), ``blockwise`` (finer
+        scales), ``palette``, ``sparse`` (mask and kept values), ``foreign`` (no form of the engine: decoded first).
+    elements : int
+        Of the tensor.
+    bits : int
+        Of one stored value, code or index; of the kept ones where ``sparse``.
+    entry : str
+        Of a palette: ``half``, ``int8``, ``uint8`` or ``e4m3``. Of ``fp8``: ``e4m3`` or ``e5m2``.
+    zero_point : bool
+        Integers have zero points, or offsets, other than none.
+    codebooks, vector : int
+        Of a palette: how many codebooks, and elements per index.
+    scales : int
+        Number of fp16 scales that are stored beside.
+    nonzeros : int or None
+        Of ``sparse``: kept elements.
+    inner : Form or None
+        Of ``sparse``: the form of the kept ones; None where they are plain fp16.
+    codec : str
+        The codec id, for messages.
+    """
+
+    kind: str
+    elements: int
+    bits: int = 16
+    entry: str = "half"
+    zero_point: bool = False
+    codebooks: int = 1
+    vector: int = 1
+    scales: int = 0
+    nonzeros: int | None = None
+    inner: Form | None = None
+    codec: str = ""
+
+    @property
+    def label(self) -> str:
+        """Short name: ``dense``, ``int8``, ``blockwise4``, ``palette4``, ``sparse``, ``sparse+palette4``."""
+        if self.kind == SPARSE:
+            return SPARSE if self.inner is None else f"{SPARSE}+{self.inner.label}"
+        if self.kind in (INTEGER, BLOCKWISE, PALETTE):
+            return f"{self.kind}{self.bits}"
+        return self.entry if self.kind == FP8 else self.kind
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the weight as plain fp16: what moves when it folds."""
+        return _HALF * self.elements
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the codebooks."""
+        inner = self.inner if self.kind == SPARSE and self.inner is not None else self
+        if inner.kind != PALETTE:
+            return 0
+        return inner.codebooks * (1 << inner.bits) * inner.vector * _ENTRY_BYTES[inner.entry]
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes that move when it streams: ``n * bits / 8`` of codes or indices, mask ``n / 8``, tables and scales."""
+        scales = _HALF * self.scales
+        if self.kind == SPARSE:
+            kept = self.elements if self.nonzeros is None else self.nonzeros
+            bits = 16 if self.inner is None else self.inner.bits
+            return -(-self.elements // 8) + -(-kept * bits // 8) + self.table_bytes + scales
+        if self.kind == PALETTE:
+            return -(-self.elements // self.vector * self.bits // 8) + self.table_bytes + scales
+        if self.kind in (INTEGER, BLOCKWISE):
+            zeros = self.scales if self.zero_point else 0
+            return -(-self.elements * self.bits // 8) + scales + zeros
+        return self.elements if self.kind == FP8 else self.dense_bytes
+
+    @property
+    def density(self) -> float:
+        """Share of elements that are kept; 1 unless sparse."""
+        return 1.0 if self.nonzeros is None or not self.elements else self.nonzeros / self.elements
+
+
+def form_of(
+    codec: str, shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: Mapping[str, str] | None = None
+) -> Form:
+    """Return the form of a stored tensor.
+
+    Parameters
+    ----------
+    codec : str
+        An id of ``ingot.codecs``, as text; what is not known here is ``foreign``.
+    shape, dtype, params :
+        Of the tensor; parameters are those that the codec's spec page lists. They are trusted no further than their
+        types: a parameter that is missing or odd makes the form ``foreign``.
+    parts : mapping, optional
+        Storage type of each part by its role; without it codebooks are f16 without scales.
+    """
+    size = prod(shape)
+    make = _MAKERS.get(codec)
+    try:
+        found = make(shape, dtype, params, parts or {}) if make is not None else None
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        found = None  # a file's own words; the codec tells what is wrong when it is asked to decode
+    return Form(FOREIGN, size, codec=codec) if found is None else found
+
+
+def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+    size = prod(shape)
+    if dtype in ("f8_e4m3fn", "f8_e5m2"):
+        return Form(FP8, size, 8, "e4m3" if dtype == "f8_e4m3fn" else "e5m2", codec="dense")
+    return Form(DENSE, size, codec="dense") if dtype in ("f16", "bf16", "f32", "f64") else None
+
+
+def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+    size, bits = prod(shape), _within(params["bits"], 1, 8)
+    scales, fine = _scales(shape, params)
+    zeros = bool(params.get("zeros")) or params.get("zero_point", 0) != 0 or params.get("zero_kind", "point") != "point"
+    return Form(BLOCKWISE if fine else INTEGER, size, bits, zero_point=zeros, scales=scales, codec="quantized_group")
+
+
+def _scales(shape: tuple[int, ...], params: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return the number of scales, and whether they are finer than one per output channel (the first dimension)."""
+    channels = shape[0] if shape else 1
+    granularity = params.get("granularity", "group")
+    if granularity == "tensor":
+        return 1, False
+    if granularity == "blocks":
+        blocks = [-(-size // _within(step, 1, 2**62)) for size, step in zip(shape, params["block"], strict=True)]
+        return prod(blocks), prod(blocks[1:]) != 1
+    rows, cols = params.get("matrix") or (prod(shape[:-1]), shape[-1] if shape else 1)
+    if granularity == "row":
+        return rows, rows not in (1, channels)
+    groups = -(-cols // _within(params["group_size"], 1, 2**62))
+    return rows * groups, rows * groups not in (1, channels) or groups != 1
+
+
+def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+    bits, vector = _within(params["bits"], 1, 8), _within(params.get("vector_size", 1), 1, 64)
+    count = prod(_within(part, 1, 2**62) for part in params.get("groups", (1,)))
+    entry = _ENTRIES[parts.get("codebook", "f16")]
+    scales = count if "codebook_scales" in parts else 0
+    return Form(PALETTE, prod(shape), bits, entry, codebooks=count, vector=vector, scales=scales, codec="palette")
+
+
+def _sparse(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+    size = prod(shape)
+    nonzeros = _within(params["nnz"], 0, size)
+    inner = form_of(params["inner"]["codec"], shape, dtype, params["inner"].get("params", {}), parts)
+    if inner.kind in (FOREIGN, FP8, SPARSE):
+        return None
+    kept = None if inner.kind == DENSE else inner
+    return Form(SPARSE, size, scales=inner.scales, nonzeros=nonzeros, inner=kept, codec="sparse_mask")
+
+
+def _within(value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(value)
+    return value
+
+
+_MAKERS = {"dense": _dense, "quantized_group": _affine, "palette": _palette, "sparse_mask": _sparse}
