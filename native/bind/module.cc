@@ -3,6 +3,7 @@
 NB_MODULE(_native, m) {
   m.doc() = "Ingot's native core: kernels, checksums, strict CBOR. Called by ingot.core and ingot.codecs only.";
   bind_affine(m);
+  bind_affine_matmul(m);
   bind_isa(m);
   bind_checksum(m);
   bind_cbor(m);
@@ -10,6 +11,7 @@ NB_MODULE(_native, m) {
   bind_delta(m);
   bind_entropy(m);
   bind_floats(m);
+  bind_palette(m);
   bind_records(m);
   bind_tca_tbe(m);
   bind_wdelta(m);

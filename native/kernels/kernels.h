@@ -8,6 +8,7 @@
 #include "core/delta.h"
 #include "core/dtype.h"
 #include "core/entropy.h"
+#include "core/palette.h"
 #include "core/records.h"
 #include "core/stats.h"
 #include "core/tca_tbe.h"
@@ -52,6 +53,22 @@
   std::size_t sign_encode(const float* in, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits);      \
   std::size_t top_select(const float* in, std::size_t n, std::size_t k, std::int64_t* positions, float* values);      \
   void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts);                                \
+  void palette_decode(const PaletteLayout& at, const std::uint8_t* packed, const void* tables, std::size_t n,         \
+                      void* out, std::size_t width);                                                                  \
+  void palette_unpack(const std::uint8_t* packed, int bits, std::size_t n, std::uint8_t* out);                        \
+  void palette_pack(const std::uint8_t* codes, int bits, std::size_t n, std::uint8_t* out);                           \
+  std::size_t palette_count(const void* in, Dtype type, std::size_t n, std::size_t cols, const double* importance,    \
+                            int exponent, double* weights, double* sums);                                             \
+  void palette_assign(const void* in, Dtype type, std::size_t n, const double* thresholds, std::size_t k,             \
+                      std::uint8_t* codes);                                                                           \
+  double palette_nearest(const float* points, std::size_t n, int size, const float* centroids, std::size_t k,         \
+                         std::uint8_t* codes, double* sums, double* counts);                                          \
+  std::size_t mask_count(const std::uint8_t* mask, std::size_t n);                                                    \
+  void mask_expand(const std::uint8_t* mask, std::size_t n, const void* values, std::size_t count, void* out,         \
+                   int width);                                                                                        \
+  void mask_clear(const std::uint8_t* mask, std::size_t n, void* out, int width);                                     \
+  void mask_select(const std::uint8_t* mask, std::size_t n, const void* values, void* out, std::size_t count,         \
+                   int width);                                                                                        \
   }
 
 INGOT_DECLARE_KERNELS(baseline)

@@ -1,0 +1,231 @@
+#include "core/palette.h"
+
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <vector>
+
+#include "bind/arrays.h"
+#include "core/dispatch.h"
+#include "core/kmeans1d.h"
+
+namespace {
+
+using ingot::Dtype;
+using ingot::kBins;
+
+template <class T>
+using Flat = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Doubles = Flat<double>;
+using InDoubles = Flat<const double>;
+using Ids = Flat<const std::uint32_t>;
+
+template <class Array>
+void require_aligned(const Array& array, std::size_t bytes) {
+  require(array.size() == 0 || reinterpret_cast<std::uintptr_t>(array.data()) % bytes == 0, "expected aligned arrays");
+}
+
+void require_stream(std::size_t nbytes, int bits, std::size_t n) {
+  require(bits >= 1 && bits <= 8, "expected 1 to 8 bits");
+  std::size_t total = 0;
+  require(!__builtin_mul_overflow(n, static_cast<std::size_t>(bits), &total) && nbytes == total / 8 + (total % 8 != 0),
+          "expected as many bytes as the indices fill");
+}
+
+void decode(const InBytes& packed, int bits, const InArray& tables, const std::optional<Ids>& ids, std::size_t run,
+            std::size_t phase, const OutArray& out) {
+  const std::size_t width = out.itemsize(), n = out.ndim() == 1 ? out.size() : out.size() / 2;
+  require(out.ndim() == 1 || (out.ndim() == 2 && out.shape(1) == 2 && width == 8), "expected elements, or pairs of words");
+  require_stream(packed.size(), bits, n);
+  require(tables.ndim() == out.ndim() + 1 && tables.itemsize() == width && tables.shape(1) == std::size_t{1} << bits,
+          "expected tables of 2^bits entries as wide as the output's");
+  require(out.ndim() == 1 || tables.shape(2) == 2, "expected pairs of words");
+  require(width == 2 || width == 4 || width == 8, "expected elements of 2, 4 or 8 bytes");
+  require_aligned(tables, width);
+  require_aligned(out, width);
+  require(run >= 1 && phase < run && tables.shape(0) >= 1, "expected runs of at least one index, and a table");
+  if (ids) {
+    require_aligned(*ids, sizeof(std::uint32_t));
+    require(ids->size() >= (phase + n) / run + ((phase + n) % run != 0), "expected a codebook for every run");
+    for (std::size_t i = 0; i < ids->size(); ++i) require(ids->data()[i] < tables.shape(0), "expected numbers of codebooks");
+  }
+  const ingot::PaletteLayout at{bits, run, phase, ids ? ids->data() : nullptr};
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(palette_decode)(at, packed.data(), tables.data(), n, out.data(), out.ndim() == 1 ? width : 16);
+}
+
+void unpack(const InBytes& packed, int bits, const OutBytes& out) {
+  require_stream(packed.size(), bits, out.size());
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(palette_unpack)(packed.data(), bits, out.size(), out.data());
+}
+
+void pack(const InBytes& codes, int bits, const OutBytes& out) {
+  require_stream(out.size(), bits, codes.size());
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(palette_pack)(codes.data(), bits, codes.size(), out.data());
+}
+
+std::size_t count(const InArray& values, std::string_view dtype, std::size_t cols,
+                  const std::optional<InDoubles>& importance, int exponent, const Doubles& weights,
+                  const std::optional<Doubles>& sums) {
+  const Dtype type = float_type(dtype);
+  require_elements(values, type, "expected aligned values of the named type");
+  require(cols >= 1 && values.size() % cols == 0, "expected whole rows");
+  require(!importance || importance->size() == cols, "expected a weight per column");
+  require(weights.size() == kBins && (!sums || sums->size() == kBins), "expected 65536 bins");
+  require(sums.has_value() == (type == Dtype::f32 || type == Dtype::f64), "expected sums for f32 and f64 alone");
+  require(exponent >= -2000 && exponent <= 2000, "expected an exponent in range");
+  require_aligned(weights, 8);
+  if (sums) require_aligned(*sums, 8);
+  if (importance) require_aligned(*importance, 8);
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(palette_count)(values.data(), type, values.size(), cols, importance ? importance->data() : nullptr,
+                                     exponent, weights.data(), sums ? sums->data() : nullptr);
+}
+
+// The values of the bins, ascending, with their weights.
+struct Points {
+  std::vector<double> values, weights;
+};
+
+// What all patterns of 16 bits stand for.
+std::vector<float> all_values(Dtype type) {
+  std::vector<std::uint16_t> bits(kBins);
+  for (std::size_t i = 0; i < kBins; ++i) bits[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> values(kBins);
+  INGOT_KERNEL(cast)(bits.data(), type, kBins, values.data(), Dtype::f32);
+  return values;
+}
+
+Points points_of(const double* weights, const double* sums, Dtype type) {
+  static const std::vector<float> halves = all_values(Dtype::f16), brains = all_values(Dtype::bf16);
+  Points found;
+  for (std::size_t place = 0; place < kBins; ++place) {
+    const std::size_t key = place < kBins / 2 ? kBins - 1 - place : place - kBins / 2;
+    const double weight = weights[key];
+    if (!(weight > 0)) continue;
+    const double value = sums ? sums[key] / weight : static_cast<double>((type == Dtype::f16 ? halves : brains)[key]);
+    if (!found.values.empty() && found.values.back() == value) {  // -0 and +0
+      found.weights.back() += weight;
+    } else {
+      found.values.push_back(value);
+      found.weights.push_back(weight);
+    }
+  }
+  return found;
+}
+
+std::size_t solve(const InDoubles& weights, const std::optional<InDoubles>& sums, std::string_view dtype,
+                  const Doubles& centroids, bool layers) {
+  const Dtype type = float_type(dtype);
+  const std::size_t k = centroids.size();
+  require(weights.size() == kBins && (!sums || sums->size() == kBins), "expected 65536 bins");
+  require(sums || type == Dtype::f16 || type == Dtype::bf16, "expected sums for f32 and f64");
+  require(k >= 1 && k <= 256, "expected 1 to 256 centroids");
+  nb::gil_scoped_release release;
+  const Points points = points_of(weights.data(), sums ? sums->data() : nullptr, type);
+  const std::size_t n = points.values.size();
+  if (n == 0) return 0;
+  const double centre = points.values.front() / 2 + points.values.back() / 2;
+  ingot::Prefix at;
+  at.weight.assign(1, 0);
+  at.sum.assign(1, 0);
+  for (std::size_t i = 0; i < n; ++i) {
+    at.weight.push_back(at.weight.back() + points.weights[i]);
+    at.sum.push_back(at.sum.back() + points.weights[i] * (points.values[i] - centre));
+  }
+  const std::size_t runs = k < n ? k : n;
+  const std::vector<std::size_t> bounds = layers ? ingot::kmeans1d_layers(at, runs) : ingot::kmeans1d(at, runs);
+  for (std::size_t i = 0; i < runs; ++i) {
+    const std::size_t l = bounds[i], r = bounds[i + 1];
+    // A run of one value is that value, which a detour through sums may miss.
+    centroids.data()[i] = r - l == 1 ? points.values[l] : centre + (at.sum[r] - at.sum[l]) / (at.weight[r] - at.weight[l]);
+  }
+  return runs;
+}
+
+void assign(const InArray& values, std::string_view dtype, const InDoubles& thresholds, const OutBytes& codes) {
+  const Dtype type = float_type(dtype);
+  require_elements(values, type, "expected aligned values of the named type");
+  require(values.size() == codes.size() && thresholds.size() <= 255, "expected a code per value, and up to 255 thresholds");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(palette_assign)(values.data(), type, values.size(), thresholds.data(), thresholds.size() + 1, codes.data());
+}
+
+using Points32 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+double nearest(const Points32& points, const Points32& centroids, const OutBytes& codes, const Doubles& sums,
+               const Doubles& counts) {
+  const std::size_t size = points.shape(1), k = centroids.shape(0);
+  require((size == 2 || size == 4) && centroids.shape(1) == size, "expected points of 2 or 4 numbers, and centroids alike");
+  require(k >= 1 && k <= 256 && sums.size() == k * size && counts.size() == k, "expected 1 to 256 centroids, and room for each");
+  require(codes.size() == points.shape(0), "expected a code per point");
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(palette_nearest)(points.data(), points.shape(0), static_cast<int>(size), centroids.data(), k,
+                                       codes.data(), sums.data(), counts.data());
+}
+
+// Elements of `width` bytes and the mask that covers them.
+template <class Array>
+int mask_width(const InBytes& mask, std::size_t n, const Array& values) {
+  const std::size_t width = values.itemsize();
+  require(mask.size() == n / 8 + (n % 8 != 0), "expected a bit of mask per element");
+  require(width == 1 || width == 2 || width == 4 || width == 8, "expected elements of 1, 2, 4 or 8 bytes");
+  require_aligned(values, width);
+  return static_cast<int>(width);
+}
+
+std::size_t mask_count(const InBytes& mask, std::size_t n) {
+  require(mask.size() == n / 8 + (n % 8 != 0), "expected a bit of mask per element");
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(mask_count)(mask.data(), n);
+}
+
+void mask_expand(const InBytes& mask, const InArray& values, const OutArray& out) {
+  const int width = mask_width(mask, out.size(), out);
+  require(values.itemsize() == out.itemsize(), "expected values as wide as the output's");
+  require_aligned(values, out.itemsize());
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(mask_expand)(mask.data(), out.size(), values.data(), values.size(), out.data(), width);
+}
+
+void mask_clear(const InBytes& mask, const OutArray& out) {
+  const int width = mask_width(mask, out.size(), out);
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(mask_clear)(mask.data(), out.size(), out.data(), width);
+}
+
+void mask_select(const InBytes& mask, const InArray& values, const OutArray& out) {
+  const int width = mask_width(mask, values.size(), values);
+  require(values.itemsize() == out.itemsize(), "expected an output as wide as the values");
+  require_aligned(out, out.itemsize());
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(mask_select)(mask.data(), values.size(), values.data(), out.data(), out.size(), width);
+}
+
+}  // namespace
+
+// No array may be converted: a copy of an output would take the result along.
+void bind_palette(nb::module_& m) {
+  const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
+  const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };
+  m.def("palette_decode", &decode, array("packed"), nb::arg("bits"), array("tables"), maybe("ids"), nb::arg("run"),
+        nb::arg("phase"), array("out"), "Look indices up; tables and output as unsigned integers, 16 bytes as pairs.");
+  m.def("palette_unpack", &unpack, array("packed"), nb::arg("bits"), array("out"), "Indices of a stream, a byte each.");
+  m.def("palette_pack", &pack, array("codes"), nb::arg("bits"), array("out"), "One stream, first index in the low bits.");
+  m.def("palette_count", &count, array("values"), nb::arg("dtype"), nb::arg("cols"), maybe("importance"),
+        nb::arg("exponent"), array("weights"), maybe("sums"),
+        "Add values to 65536 bins; returns the index of the first that is not finite, or how many there are.");
+  m.def("palette_solve", &solve, array("weights"), maybe("sums"), nb::arg("dtype"), array("centroids"),
+        nb::arg("layers") = false,
+        "Find the centroids of least squared error, ascending; returns how many there are: no more than values.");
+  m.def("palette_assign", &assign, array("values"), nb::arg("dtype"), array("thresholds"), array("codes"),
+        "How many thresholds lie below each value.");
+  m.def("palette_nearest", &nearest, array("points"), array("centroids"), array("codes"), array("sums"), array("counts"),
+        "The nearest centroid of each point; adds to sums and counts; returns the squared error.");
+  m.def("mask_count", &mask_count, array("mask"), nb::arg("n"), "How many of the first n bits are set.");
+  m.def("mask_expand", &mask_expand, array("mask"), array("values"), array("out"), "Place values where the mask has a bit, 0 elsewhere.");
+  m.def("mask_clear", &mask_clear, array("mask"), array("out"), "Put 0 where the mask has no bit.");
+  m.def("mask_select", &mask_select, array("mask"), array("values"), array("out"), "Gather the values where the mask has a bit.");
+}

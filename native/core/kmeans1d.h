@@ -1,0 +1,29 @@
+// Exact one-dimensional k-means over weighted, sorted points (spec/palette.md, "Exact codebooks"). Compiled once: doubles
+// without contraction give the same result on every machine.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+namespace ingot {
+
+// Sums up to and without point i, for i from 0 to n, about a common centre: of weights, and of weights times values.
+struct Prefix {
+  std::vector<double> weight, sum;
+
+  std::size_t points() const { return weight.size() - 1; }
+  // What points l up to and without r add to the squared error, but for their squares, which no partition changes.
+  double cost(std::size_t l, std::size_t r) const {
+    const double s = sum[r] - sum[l];
+    return -(s * s) / (weight[r] - weight[l]);
+  }
+};
+
+// Cuts the points into `k` runs (1 <= k <= n) of least squared error; returns the k + 1 bounds, 0 and n included.
+// Weights must be positive.
+std::vector<std::size_t> kmeans1d(const Prefix& at, std::size_t k);
+
+// The same by dynamic programming in k layers, in O(k n log n): for the rare inputs that no penalty tells apart, and to
+// compare with.
+std::vector<std::size_t> kmeans1d_layers(const Prefix& at, std::size_t k);
+
+}  // namespace ingot

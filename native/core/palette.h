@@ -1,0 +1,19 @@
+// How indices into codebooks lie in memory (spec/palette.md). Plain data only, as in core/dtype.h.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ingot {
+
+constexpr std::size_t kBins = std::size_t{1} << 16;
+
+// Indices of `bits` each, one stream, first in the low bits, that begins at a byte. Runs of `run` indices share a
+// codebook; the first one here is number `phase` of its run.
+struct PaletteLayout {
+  int bits;                  // 1..8
+  std::size_t run;           // at least 1
+  std::size_t phase;         // below run
+  const std::uint32_t* ids;  // codebook of each run; null where there is one
+};
+
+}  // namespace ingot

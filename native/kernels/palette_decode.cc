@@ -1,0 +1,180 @@
+// Indices to table entries (core/palette.h). Entries are bits of 2, 4, 8 or 16 bytes: what they mean is the caller's.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 headers (GCC bug 105593)
+#endif
+#include "core/palette.h"
+
+#include <algorithm>
+
+#include "kernels/bits.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+struct Wide {
+  std::uint64_t low, high;
+};
+
+template <class T>
+void look_up(const T* __restrict table, int, const std::uint8_t* __restrict codes, std::size_t n, T* __restrict out) {
+  for (std::size_t i = 0; i < n; ++i) out[i] = table[codes[i]];
+}
+
+#if defined(__AVX512BW__)
+
+// A register holds 32 entries; a table of fewer is repeated, so that the bits above an index need no mask.
+inline __m512i repeated(const std::uint16_t* table, int bits) {
+  alignas(64) std::uint16_t all[32];
+  for (int i = 0; i < 32; ++i) all[i] = table[i & ((1 << bits) - 1)];
+  return _mm512_load_si512(all);
+}
+
+inline __m512i entries(const std::uint16_t* table, int at) { return _mm512_loadu_si512(table + 32 * at); }
+
+template <>
+void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t* __restrict codes, std::size_t n,
+             std::uint16_t* __restrict out) {
+  const auto index = [&](std::size_t i) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+  };
+  std::size_t i = 0;
+  if (n >= 32 && bits <= 5) {
+    const __m512i all = repeated(table, bits);
+    for (; i + 32 <= n; i += 32) _mm512_storeu_si512(out + i, _mm512_permutexvar_epi16(index(i), all));
+  } else if (n >= 32 && bits == 6) {
+    const __m512i low = entries(table, 0), high = entries(table, 1);
+    for (; i + 32 <= n; i += 32) _mm512_storeu_si512(out + i, _mm512_permutex2var_epi16(low, index(i), high));
+  } else if (n >= 32 && bits == 8) {
+    __m512i all[8];
+    for (int part = 0; part < 8; ++part) all[part] = entries(table, part);
+    for (; i + 32 <= n; i += 32) {
+      const __m512i at = index(i);
+      const __mmask32 sixth = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
+      const __mmask32 seventh = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
+      const __m512i low = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(all[0], at, all[1]),
+                                                  _mm512_permutex2var_epi16(all[2], at, all[3]));
+      const __m512i high = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(all[4], at, all[5]),
+                                                   _mm512_permutex2var_epi16(all[6], at, all[7]));
+      _mm512_storeu_si512(out + i, _mm512_mask_blend_epi16(seventh, low, high));
+    }
+  }
+  for (; i < n; ++i) out[i] = table[codes[i]];
+}
+
+// Two indices per byte straight from the stream: a byte in a lane of 32 bits is moved to the low bits of both halves.
+std::size_t nibbles(const std::uint16_t* table, const std::uint8_t* packed, std::size_t n, std::uint16_t* out) {
+  const __m512i all = repeated(table, 4);
+  std::size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i / 2)));
+    const __m512i index = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
+    _mm512_storeu_si512(out + i, _mm512_permutexvar_epi16(index, all));
+  }
+  return i;
+}
+
+#elif defined(__AVX2__)
+
+// Low and high bytes of sixteen entries are looked up apart and joined.
+template <>
+void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t* __restrict codes, std::size_t n,
+             std::uint16_t* __restrict out) {
+  std::size_t i = 0;
+  if (n >= 32 && bits <= 4) {
+    alignas(16) std::uint8_t lows[16], highs[16];
+    for (int at = 0; at < 16; ++at) {
+      lows[at] = static_cast<std::uint8_t>(table[at & ((1 << bits) - 1)]);
+      highs[at] = static_cast<std::uint8_t>(table[at & ((1 << bits) - 1)] >> 8);
+    }
+    const __m256i low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(lows)));
+    const __m256i high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(highs)));
+    for (; i + 32 <= n; i += 32) {
+      const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+      const __m256i index = _mm256_permute4x64_epi64(raw, 0xd8);  // joining works within halves
+      const __m256i one = _mm256_shuffle_epi8(low, index), two = _mm256_shuffle_epi8(high, index);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_unpacklo_epi8(one, two));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_unpackhi_epi8(one, two));
+    }
+  }
+  for (; i < n; ++i) out[i] = table[codes[i]];
+}
+
+#endif
+
+template <class T>
+void decode(const PaletteLayout& at, const std::uint8_t* packed, const T* tables, std::size_t n, T* out) {
+  const Unpack unpack = unpacker<false>(at.bits);
+  Codes buffer;
+  std::size_t run = 0, left = at.run - at.phase;  // of the present run
+  for (std::size_t i = 0; i < n; i += kChunk) {
+    const std::size_t count = std::min(kChunk, n - i);
+    const std::uint8_t* from = packed + i / 8 * static_cast<std::size_t>(at.bits);
+    const std::uint8_t* codes = from;
+    std::size_t done = 0;
+#if defined(__AVX512BW__)
+    if constexpr (sizeof(T) == 2)
+      if (at.bits == 4 && left >= count) {
+        done = nibbles(tables + (at.ids ? std::size_t{at.ids[run]} << 4 : 0), from, count, out + i);
+        left -= done;
+      }
+#endif
+    if (at.bits < 8 && done < count) {
+      unpack(from, count, buffer);
+      codes = buffer.bytes();
+    }
+    while (done < count) {
+      if (left == 0) {
+        ++run;
+        left = at.run;
+      }
+      const std::size_t some = std::min(left, count - done);
+      const T* table = tables + (at.ids ? std::size_t{at.ids[run]} << at.bits : 0);
+      look_up(table, at.bits, codes + done, some, out + i + done);
+      done += some;
+      left -= some;
+    }
+    if (left == 0 && i + count < n) {
+      ++run;
+      left = at.run;
+    }
+  }
+}
+
+}  // namespace
+
+void palette_decode(const PaletteLayout& at, const std::uint8_t* packed, const void* tables, std::size_t n, void* out,
+                    std::size_t width) {
+  switch (width) {
+    case 2:
+      return decode(at, packed, static_cast<const std::uint16_t*>(tables), n, static_cast<std::uint16_t*>(out));
+    case 4:
+      return decode(at, packed, static_cast<const std::uint32_t*>(tables), n, static_cast<std::uint32_t*>(out));
+    case 8:
+      return decode(at, packed, static_cast<const std::uint64_t*>(tables), n, static_cast<std::uint64_t*>(out));
+    default:
+      return decode(at, packed, static_cast<const Wide*>(tables), n, static_cast<Wide*>(out));
+  }
+}
+
+void palette_unpack(const std::uint8_t* packed, int bits, std::size_t n, std::uint8_t* out) {
+  const Unpack unpack = unpacker<false>(bits);
+  Codes buffer;
+  for (std::size_t i = 0; i < n; i += kChunk) {
+    const std::size_t count = std::min(kChunk, n - i);
+    unpack(packed + i / 8 * static_cast<std::size_t>(bits), count, buffer);
+    std::memcpy(out + i, buffer.bytes(), count);
+  }
+}
+
+void palette_pack(const std::uint8_t* codes, int bits, std::size_t n, std::uint8_t* out) {
+  const Pack pack = packer<false>(bits);
+  Codes buffer;
+  for (std::size_t i = 0; i < n; i += kChunk) {
+    const std::size_t count = std::min(kChunk, n - i);
+    std::memcpy(buffer.bytes(), codes + i, count);
+    pack(buffer, count, out + i / 8 * static_cast<std::size_t>(bits));
+  }
+}
+
+}  // namespace ingot::INGOT_ISA

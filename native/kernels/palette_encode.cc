@@ -1,0 +1,175 @@
+// Weights of values in 65536 bins, and the nearest entry of a codebook for each value (spec/palette.md).
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/palette.h"
+#include "kernels/floats.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kHalf = kBins / 2;
+
+// The bits of the value that is number `place` in ascending order, negative ones first.
+inline std::uint16_t key_at(std::size_t place) {
+  return static_cast<std::uint16_t>(place < kHalf ? kBins - 1 - place : place - kHalf);
+}
+
+template <Dtype kDtype>
+std::size_t count(const void* source, std::size_t n, std::size_t cols, const double* importance, double scale,
+                  double* weights, double* sums) {
+  const auto* in = static_cast<const TypeOf<kDtype>*>(source);
+  for (std::size_t row = 0; row < n; row += cols)
+    for (std::size_t col = 0; col < cols; ++col) {
+      const double weight = importance ? importance[col] : 1.0;
+      if constexpr (kDtype == Dtype::f16 || kDtype == Dtype::bf16) {
+        weights[in[row + col]] += weight;
+      } else {
+        const float value = Element<kDtype>::load(in[row + col]);
+        if (!is_finite(value)) return row + col;
+        const std::uint16_t key = f32_to_f16(static_cast<float>(static_cast<double>(value) * scale));
+        weights[key] += weight;
+        sums[key] += weight * static_cast<double>(value);
+      }
+    }
+  return n;
+}
+
+template <Dtype kDtype>
+std::size_t first_bad(const void* source, std::size_t n) {
+  const auto* in = static_cast<const TypeOf<kDtype>*>(source);
+  constexpr unsigned exponent = kDtype == Dtype::f16 ? 0x7c00 : 0x7f80;
+  std::size_t i = 0;
+  while (i < n && (in[i] & exponent) != exponent) ++i;
+  return i;
+}
+
+// Fills `codes` by a table over all 16-bit values: a stretch of it per entry.
+template <Dtype kDtype>
+void assign_narrow(const void* source, std::size_t n, const double* thresholds, std::size_t k, std::uint8_t* codes) {
+  std::vector<std::uint8_t> table(kBins);
+  const auto above = [](std::size_t place, double limit) {
+    return static_cast<double>(Element<kDtype>::load(key_at(place))) > limit;
+  };
+  constexpr std::size_t infinity = kDtype == Dtype::f16 ? 0x7c00 : 0x7f80;
+  std::size_t from = 0;
+  for (std::size_t entry = 0; entry < k; ++entry) {
+    std::size_t to = kBins;
+    if (entry + 1 < k) {  // the first finite value above the threshold
+      std::size_t low = kHalf - infinity - 1, high = kHalf + infinity;
+      while (low < high) {
+        const std::size_t middle = low + (high - low) / 2;
+        if (above(middle, thresholds[entry]))
+          high = middle;
+        else
+          low = middle + 1;
+      }
+      to = low;
+    }
+    for (std::size_t place = from; place < to; ++place) table[key_at(place)] = static_cast<std::uint8_t>(entry);
+    from = to > from ? to : from;
+  }
+  const auto* in = static_cast<const std::uint16_t*>(source);
+  for (std::size_t i = 0; i < n; ++i) codes[i] = table[in[i]];
+}
+
+// Halving without branches; past the last threshold there is infinity.
+template <Dtype kDtype>
+void assign_wide(const void* source, std::size_t n, const double* thresholds, std::size_t k, std::uint8_t* codes) {
+  const auto* in = static_cast<const TypeOf<kDtype>*>(source);
+  double limits[256];
+  for (std::size_t i = 0; i < 256; ++i) limits[i] = i + 1 < k ? thresholds[i] : std::numeric_limits<double>::infinity();
+  const std::size_t first = std::bit_ceil(k) / 2;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double value = static_cast<double>(Element<kDtype>::load(in[i]));
+    std::size_t code = 0;
+    for (std::size_t step = first; step > 0; step /= 2) code += value > limits[code + step - 1] ? step : 0;
+    codes[i] = static_cast<std::uint8_t>(code);
+  }
+}
+
+template <int kSize>
+double nearest(const float* points, std::size_t n, const float* centroids, std::size_t k, std::uint8_t* codes,
+               double* sums, double* counts) {
+  constexpr std::size_t kLanes = 16;
+  alignas(64) float columns[kSize][256];  // a centroid per place; places past the last repeat the first, and lose
+  const std::size_t places = (k + kLanes - 1) / kLanes * kLanes;
+  for (std::size_t c = 0; c < places; ++c)
+    for (int v = 0; v < kSize; ++v) columns[v][c] = centroids[(c < k ? c : 0) * kSize + static_cast<std::size_t>(v)];
+  double total = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    float least[kLanes];
+    std::int32_t which[kLanes];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      least[lane] = std::numeric_limits<float>::infinity();
+      which[lane] = 0;
+    }
+    for (std::size_t c = 0; c < places; c += kLanes)
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        float distance = 0;
+        for (int v = 0; v < kSize; ++v) {
+          const float away = points[i * kSize + static_cast<std::size_t>(v)] - columns[v][c + lane];
+          distance += away * away;
+        }
+        which[lane] = distance < least[lane] ? static_cast<std::int32_t>(c + lane) : which[lane];
+        least[lane] = distance < least[lane] ? distance : least[lane];
+      }
+    std::size_t best = 0;  // the first lane of the least; of equals the lowest number
+    for (std::size_t lane = 1; lane < kLanes; ++lane)
+      if (least[lane] < least[best] || (least[lane] == least[best] && which[lane] < which[best])) best = lane;
+    const std::size_t code = static_cast<std::size_t>(which[best]);
+    codes[i] = static_cast<std::uint8_t>(code);
+    total += static_cast<double>(least[best]);
+    counts[code] += 1;
+    for (int v = 0; v < kSize; ++v)
+      sums[code * kSize + static_cast<std::size_t>(v)] += static_cast<double>(points[i * kSize + static_cast<std::size_t>(v)]);
+  }
+  return total;
+}
+
+}  // namespace
+
+std::size_t palette_count(const void* in, Dtype type, std::size_t n, std::size_t cols, const double* importance,
+                          int exponent, double* weights, double* sums) {
+  const double scale = std::ldexp(1.0, exponent);
+  switch (type) {
+    case Dtype::f16: {
+      const std::size_t bad = first_bad<Dtype::f16>(in, n);
+      return bad < n ? bad : count<Dtype::f16>(in, n, cols, importance, scale, weights, sums);
+    }
+    case Dtype::bf16: {
+      const std::size_t bad = first_bad<Dtype::bf16>(in, n);
+      return bad < n ? bad : count<Dtype::bf16>(in, n, cols, importance, scale, weights, sums);
+    }
+    case Dtype::f32:
+      return count<Dtype::f32>(in, n, cols, importance, scale, weights, sums);
+    default:
+      return count<Dtype::f64>(in, n, cols, importance, scale, weights, sums);
+  }
+}
+
+void palette_assign(const void* in, Dtype type, std::size_t n, const double* thresholds, std::size_t k,
+                    std::uint8_t* codes) {
+  switch (type) {
+    case Dtype::f16:
+      return assign_narrow<Dtype::f16>(in, n, thresholds, k, codes);
+    case Dtype::bf16:
+      return assign_narrow<Dtype::bf16>(in, n, thresholds, k, codes);
+    case Dtype::f32:
+      return assign_wide<Dtype::f32>(in, n, thresholds, k, codes);
+    default:
+      return assign_wide<Dtype::f64>(in, n, thresholds, k, codes);
+  }
+}
+
+double palette_nearest(const float* points, std::size_t n, int size, const float* centroids, std::size_t k,
+                       std::uint8_t* codes, double* sums, double* counts) {
+  if (size == 2) return nearest<2>(points, n, centroids, k, codes, sums, counts);
+  return nearest<4>(points, n, centroids, k, codes, sums, counts);
+}
+
+}  // namespace ingot::INGOT_ISA

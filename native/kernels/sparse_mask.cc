@@ -1,0 +1,138 @@
+// Values between a dense array and the kept ones alone, by a mask of one bit per element, bit 0 of a byte first
+// (spec/sparse_mask.md). Elements are bits of 1, 2, 4 or 8 bytes.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 headers (GCC bug 105593)
+#endif
+#include <bit>
+#include <cstring>
+
+#include "kernels/bits.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+inline bool kept(const std::uint8_t* mask, std::size_t i) { return mask[i / 8] >> (i % 8) & 1; }
+
+#if defined(__AVX512F__)
+
+// Sixteen (8 bytes: eight) elements at a time, widened to what vpexpandd takes; needs as many readable values.
+template <class T>
+inline void expand_some(unsigned bits, const T* values, T* out) {
+  if constexpr (sizeof(T) == 8) {
+    _mm512_storeu_si512(out, _mm512_maskz_expand_epi64(static_cast<__mmask8>(bits), _mm512_loadu_si512(values)));
+  } else if constexpr (sizeof(T) == 4) {
+    _mm512_storeu_si512(out, _mm512_maskz_expand_epi32(static_cast<__mmask16>(bits), _mm512_loadu_si512(values)));
+  } else if constexpr (sizeof(T) == 2) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
+    const __m512i placed = _mm512_maskz_expand_epi32(static_cast<__mmask16>(bits), wide);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(placed));
+  } else {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+    const __m512i placed = _mm512_maskz_expand_epi32(static_cast<__mmask16>(bits), wide);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(placed));
+  }
+}
+
+template <class T>
+constexpr std::size_t kStep = sizeof(T) == 8 ? 8 : 16;
+
+#else
+
+template <class T>
+inline void expand_some(unsigned bits, const T* values, T* out) {
+  std::size_t taken = 0;
+  for (int i = 0; i < 8; ++i) {
+    const unsigned bit = bits >> i & 1;
+    out[i] = static_cast<T>(values[taken] & static_cast<T>(-static_cast<T>(bit)));
+    taken += bit;
+  }
+}
+
+template <class T>
+constexpr std::size_t kStep = 8;
+
+#endif
+
+template <class T>
+void expand(const std::uint8_t* mask, std::size_t n, const T* values, std::size_t count, T* out) {
+  std::size_t i = 0, taken = 0;
+  constexpr std::size_t step = kStep<T>;
+  for (; i + step <= n && taken + step <= count; i += step) {
+    unsigned bits = mask[i / 8];
+    if constexpr (step == 16) bits |= static_cast<unsigned>(mask[i / 8 + 1]) << 8;
+    expand_some(bits, values + taken, out + i);
+    taken += static_cast<std::size_t>(std::popcount(bits));
+  }
+  for (; i < n; ++i) out[i] = kept(mask, i) && taken < count ? values[taken++] : T{0};
+}
+
+template <class T>
+void clear(const std::uint8_t* mask, std::size_t n, T* out) {
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const unsigned bits = mask[i / 8];
+    for (int j = 0; j < 8; ++j) out[i + static_cast<std::size_t>(j)] &= static_cast<T>(-static_cast<T>(bits >> j & 1));
+  }
+  for (; i < n; ++i) out[i] = kept(mask, i) ? out[i] : T{0};
+}
+
+template <class T>
+void select(const std::uint8_t* mask, std::size_t n, const T* values, T* out, std::size_t count) {
+  std::size_t taken = 0;
+  for (std::size_t i = 0; i < n && taken < count; ++i) {
+    out[taken] = values[i];
+    taken += kept(mask, i);
+  }
+}
+
+}  // namespace
+
+std::size_t mask_count(const std::uint8_t* mask, std::size_t n) {
+  std::size_t total = 0, i = 0;
+  for (; i + 8 <= n / 8; i += 8) total += static_cast<std::size_t>(std::popcount(load_word(mask + i)));
+  for (; i < n / 8; ++i) total += static_cast<std::size_t>(std::popcount(mask[i]));
+  for (i *= 8; i < n; ++i) total += kept(mask, i);
+  return total;
+}
+
+void mask_expand(const std::uint8_t* mask, std::size_t n, const void* values, std::size_t count, void* out, int width) {
+  switch (width) {
+    case 1:
+      return expand(mask, n, static_cast<const std::uint8_t*>(values), count, static_cast<std::uint8_t*>(out));
+    case 2:
+      return expand(mask, n, static_cast<const std::uint16_t*>(values), count, static_cast<std::uint16_t*>(out));
+    case 4:
+      return expand(mask, n, static_cast<const std::uint32_t*>(values), count, static_cast<std::uint32_t*>(out));
+    default:
+      return expand(mask, n, static_cast<const std::uint64_t*>(values), count, static_cast<std::uint64_t*>(out));
+  }
+}
+
+void mask_clear(const std::uint8_t* mask, std::size_t n, void* out, int width) {
+  switch (width) {
+    case 1:
+      return clear(mask, n, static_cast<std::uint8_t*>(out));
+    case 2:
+      return clear(mask, n, static_cast<std::uint16_t*>(out));
+    case 4:
+      return clear(mask, n, static_cast<std::uint32_t*>(out));
+    default:
+      return clear(mask, n, static_cast<std::uint64_t*>(out));
+  }
+}
+
+void mask_select(const std::uint8_t* mask, std::size_t n, const void* values, void* out, std::size_t count, int width) {
+  switch (width) {
+    case 1:
+      return select(mask, n, static_cast<const std::uint8_t*>(values), static_cast<std::uint8_t*>(out), count);
+    case 2:
+      return select(mask, n, static_cast<const std::uint16_t*>(values), static_cast<std::uint16_t*>(out), count);
+    case 4:
+      return select(mask, n, static_cast<const std::uint32_t*>(values), static_cast<std::uint32_t*>(out), count);
+    default:
+      return select(mask, n, static_cast<const std::uint64_t*>(values), static_cast<std::uint64_t*>(out), count);
+  }
+}
+
+}  // namespace ingot::INGOT_ISA
