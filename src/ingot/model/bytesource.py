@@ -55,8 +55,8 @@ class Store(Protocol):
         """Names of the files directly in the store, or in one of its folders, sorted; none where that is missing."""
         ...
 
-    def folders(self) -> list[str]:
-        """Names of the folders directly in the store, sorted."""
+    def folders(self, folder: str = "") -> list[str]:
+        """Names of the folders directly in the store, or in one of its folders, sorted."""
         ...
 
     def outside(self, folder: str = "") -> list[str]:

@@ -69,9 +69,9 @@ class LocalStore:
         """Names of the regular files (or links to such) in the folder, or in ``folder`` in it; hidden ones left out."""
         return self._listed(folder, _is_regular)
 
-    def folders(self) -> list[str]:
-        """Names of the folders (or links to such) directly in the folder, sorted; hidden ones left out."""
-        return self._listed("", _is_folder)
+    def folders(self, folder: str = "") -> list[str]:
+        """Names of the folders (or links to such) in the folder, or in ``folder`` in it; hidden ones left out."""
+        return self._listed(folder, _is_folder)
 
     def outside(self, folder: str = "") -> list[str]:
         """Names of symbolic links in the folder, or in ``folder`` in it, that lead out of the store's folder."""

@@ -22,9 +22,11 @@ class MemoryStore:
         inside = [name.removeprefix(f"{folder}/") for name in self._files if name.startswith(f"{folder}/")]
         return sorted(name for name in inside if "/" not in name and not name.startswith("."))
 
-    def folders(self) -> list[str]:
-        """First components of names such as ``tensors/a.npy``, sorted."""
-        return sorted({name.split("/")[0] for name in self._files if "/" in name})
+    def folders(self, folder: str = "") -> list[str]:
+        """First components of names such as ``tensors/a.npy``, behind those of ``folder``, sorted."""
+        start = f"{folder}/" if folder else ""
+        inside = [name.removeprefix(start) for name in self._files if name.startswith(start)]
+        return sorted({name.split("/")[0] for name in inside if "/" in name})
 
     def outside(self, folder: str = "") -> list[str]:
         """None: there are no links."""

@@ -29,8 +29,9 @@ class StoreSuite:
         assert self.make(tmp_path, {"b": b"1", "a": b"", "c.x": b"2"}).names() == ["a", "b", "c.x"]
 
     def test_folders_and_their_files_are_listed(self, tmp_path: Path) -> None:
-        store = self.make(tmp_path, {"a": b"1", "sub/b": b"2", "sub/.hidden": b"", "sub/a.x": b"3"})
+        store = self.make(tmp_path, {"a": b"1", "sub/b": b"2", "sub/.hidden": b"", "sub/a.x": b"3", "sub/in/c": b""})
         assert (store.folders(), store.names(), store.names("sub")) == (["sub"], ["a"], ["a.x", "b"])
+        assert (store.folders("sub"), store.folders("missing")) == (["in"], [])
         assert store.names("missing") == store.names("a") == []
         assert store.outside() == store.outside("sub") == []
         source = store.open("sub/b")
@@ -134,8 +135,8 @@ class FaultyStore:
     def names(self, folder: str = "") -> list[str]:
         return self._store.names(folder)
 
-    def folders(self) -> list[str]:
-        return self._store.folders()
+    def folders(self, folder: str = "") -> list[str]:
+        return self._store.folders(folder)
 
     def outside(self, folder: str = "") -> list[str]:
         return self._store.outside(folder)
