@@ -1,0 +1,50 @@
+// Products with a matrix of the affine family that stays packed (spec/affine.md, "Multiplying"). Plain data only, as in
+// core/dtype.h.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace ingot {
+
+constexpr std::size_t kLanes = 16;       // partial sums of one row
+constexpr std::size_t kBlockBytes = 64;  // of packed codes: 4 bytes for each lane
+
+enum class ZeroKind : int { none = 0, point = 1, offset = 2 };  // w = s * q, s * (q - z), s * q + z
+
+// Codes in rows of `row_bytes`, LSB first. Four or eight bits; `group` is a multiple of the codes in four bytes, or not
+// less than `cols`.
+struct MatmulLayout {
+  std::size_t rows;
+  std::size_t cols;
+  std::size_t group;
+  std::size_t row_bytes;
+  int bits;
+  bool is_signed;
+  bool per_tensor;  // one scale (and zero) for all rows
+  bool one_scale;   // for a row: per tensor, or groups not shorter than rows
+  int zero_point;   // of every code, beside what `zeros` says
+  ZeroKind zero;
+  std::size_t per_lane;  // codes in four bytes: 32 / bits
+  std::size_t blocks;    // of 16 * per_lane columns, the last filled up
+  std::size_t prepared;  // f32 values of one prepared column of x: (blocks * (per_lane + 1) + 1) * 16; per block the
+                         // steps, then their sums, lane by lane; at the end the sum of all
+};
+
+struct MatmulWeights {
+  const std::uint8_t* packed;
+  const void* scales;
+  const void* zeros;  // null where `zero` is none
+  Dtype scale_type;
+};
+
+// Where y[m, row] goes; `bias` [rows] may be null.
+struct MatmulOutput {
+  const void* bias;
+  Dtype bias_type;
+  void* values;
+  Dtype type;
+};
+
+}  // namespace ingot

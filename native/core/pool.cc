@@ -1,0 +1,145 @@
+#include "core/pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace ingot {
+namespace {
+
+constexpr std::size_t kMostThreads = 256;
+constexpr int kSpins = 2000;  // looks for new work before a thread sleeps: some tens of microseconds
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+struct Job {
+  std::size_t tasks;
+  void (*task)(void*, std::size_t);
+  void* context;
+  std::atomic<std::size_t> next{0};
+
+  void work() {
+    for (std::size_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
+         i = next.fetch_add(1, std::memory_order_relaxed))
+      task(context, i);
+  }
+};
+
+class Pool {
+ public:
+  void run(Job& job, std::size_t threads) {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    const std::size_t helpers = turn ? start(threads - 1) : 0;
+    if (helpers) open(job, helpers);
+    job.work();
+    if (helpers) close();
+  }
+
+ private:
+  // Returns how many threads there are, at most `wanted`.
+  std::size_t start(std::size_t wanted) {
+    if (wanted > kMostThreads) wanted = kMostThreads;
+    if (started_ >= wanted) return wanted;
+    sigset_t all, before;  // signals are the business of the interpreter's own threads
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      for (; started_ < wanted; ++started_) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {  // no thread to be had: as many as there are
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return started_;
+  }
+
+  void open(Job& job, std::size_t helpers) {
+    std::size_t asleep;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      job_ = &job;
+      seats_ = helpers;
+      asleep = asleep_;
+      round_.fetch_add(1, std::memory_order_release);
+    }
+    for (; asleep && helpers; --asleep, --helpers) wake_.notify_one();
+  }
+
+  // Nobody joins any more; those who did finish the task that they hold.
+  void close() {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      job_ = nullptr;
+    }
+    for (int looks = 0; working_.load(std::memory_order_acquire); ++looks)
+      looks < kSpins ? pause() : std::this_thread::yield();
+  }
+
+  void serve() {
+    for (std::uint64_t seen = 0;;) {
+      for (int looks = 0; looks < kSpins && round_.load(std::memory_order_acquire) == seen; ++looks) pause();
+      Job* job = nullptr;
+      {
+        std::unique_lock<std::mutex> guard(lock_);
+        ++asleep_;
+        wake_.wait(guard, [&] { return round_.load(std::memory_order_relaxed) != seen; });
+        --asleep_;
+        seen = round_.load(std::memory_order_relaxed);
+        if (job_ && seats_) {
+          --seats_;
+          job = job_;
+          working_.fetch_add(1, std::memory_order_relaxed);
+        }
+      }
+      if (!job) continue;
+      job->work();
+      working_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::mutex turn_;  // of callers: one at a time has helpers
+  std::mutex lock_;
+  std::condition_variable wake_;
+  Job* job_ = nullptr;
+  std::size_t seats_ = 0, asleep_ = 0, started_ = 0;
+  std::atomic<std::size_t> working_{0};
+  std::atomic<std::uint64_t> round_{0};
+};
+
+// Never destroyed: its threads may run until the process ends. After a fork the child has no threads but its own, and
+// starts with a pool of its own.
+std::atomic<Pool*> the_pool{nullptr};
+
+Pool& pool() {
+  static const int hooked = pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr); });
+  static_cast<void>(hooked);
+  Pool* found = the_pool.load(std::memory_order_acquire);
+  if (found) return *found;
+  Pool* made = new Pool;
+  if (the_pool.compare_exchange_strong(found, made)) return *made;
+  delete made;
+  return *found;
+}
+
+}  // namespace
+
+void run_tasks(std::size_t tasks, std::size_t threads, void (*task)(void*, std::size_t), void* context) {
+  Job job{tasks, task, context};
+  if (threads > tasks) threads = tasks;
+  if (threads < 2)
+    job.work();
+  else
+    pool().run(job, threads);
+}
+
+}  // namespace ingot

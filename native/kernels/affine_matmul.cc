@@ -1,0 +1,234 @@
+// y[m, row] = sum over k of x[m, k] * w[row, k] from packed codes, in f32 in a fixed order: spec/affine.md, "Multiplying".
+// A row's sum depends on nothing but the row and x: rows may be spread over threads at will.
+#include "kernels/affine_matmul.h"
+
+#include <utility>
+
+#include "kernels/affine_matmul_lanes.h"
+#include "kernels/floats.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kSpan = 16;     // blocks whose scales are spread over lanes at a time
+constexpr std::size_t kRowsHeld = 64;  // rows whose sums wait to be rounded together
+constexpr std::size_t kColumns = 4;   // of x that share the unpacking of a block
+
+void load_floats_of(const void* from, Dtype type, std::size_t first, std::size_t count, float* out) {
+  switch (type) {
+    case Dtype::f16:
+      return load_block<Dtype::f16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+    case Dtype::bf16:
+      return load_block<Dtype::bf16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+    default:
+      return load_block<Dtype::f32>(static_cast<const float*>(from) + first, count, out);
+  }
+}
+
+void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
+  switch (out.type) {
+    case Dtype::f16:
+      return store_block<Dtype::f16>(from, count, static_cast<std::uint16_t*>(out.values) + first);
+    case Dtype::bf16:
+      return store_block<Dtype::bf16>(from, count, static_cast<std::uint16_t*>(out.values) + first);
+    default:
+      return store_block<Dtype::f32>(from, count, static_cast<float*>(out.values) + first);
+  }
+}
+
+// Scales or zeros of the lanes of blocks `first` to `last` of a row; 0 for lanes past the last group.
+struct Spread {
+  alignas(64) float lanes[kSpan * kLanes];
+
+  void fill(const MatmulLayout& at, const void* values, Dtype type, std::size_t row, std::size_t first,
+            std::size_t last) {
+    const std::size_t groups = (at.cols + at.group - 1) / at.group, run = at.group / at.per_lane;
+    const std::size_t begin = first * kLanes, end = last * kLanes;
+    const std::size_t from = begin / run, to = (end - 1) / run + 1 < groups ? (end - 1) / run + 1 : groups;
+    alignas(64) float found[kSpan * kLanes];
+    load_floats_of(values, type, row * groups + from, to - from, found);
+    const std::size_t filled = (to - from) * run;
+    if (run == 4 || run == 8 || run == 16) {  // groups begin with `begin`: it is a multiple of 16
+      run == 4 ? repeat<4>(found, to - from) : run == 8 ? repeat<8>(found, to - from) : repeat<16>(found, to - from);
+      for (std::size_t i = filled; i < end - begin; ++i) lanes[i] = 0;
+      return;
+    }
+    for (std::size_t lane = begin, g = from; lane < end; ++g) {
+      const std::size_t stop = (g + 1) * run < end ? (g + 1) * run : end;
+      const float value = g < to ? found[g - from] : 0;
+      for (; lane < stop; ++lane) lanes[lane - begin] = value;
+    }
+  }
+
+ private:
+  template <std::size_t kRun>
+  void repeat(const float* __restrict values, std::size_t count) {
+    using Four = float __attribute__((vector_size(16)));
+    for (std::size_t g = 0; g < count; ++g) {
+      const Four four = Four{} + values[g];
+      for (std::size_t i = 0; i < kRun; i += 4) std::memcpy(lanes + g * kRun + i, &four, sizeof four);
+    }
+  }
+};
+
+// The sums of rows with `kCount` columns of x. `kGrouped`: scales differ along the row.
+template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount>
+class Tile {
+ public:
+  Tile(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared)
+      : at_(at), weights_(weights), x_(prepared), numbers_(at.zero_point) {}
+
+  void row(std::size_t row, float* out, std::size_t stride) {
+    const std::uint8_t* codes = weights_.packed + row * at_.row_bytes;
+    Floats sums[kCount][kVectors] = {};
+    const std::size_t blocks = at_.blocks, whole = at_.row_bytes / kBlockBytes;
+    for (std::size_t first = 0; first < blocks; first += kSpan) {
+      const std::size_t last = blocks - first < kSpan ? blocks : first + kSpan;
+      if constexpr (kGrouped) {
+        scales_.fill(at_, weights_.scales, weights_.scale_type, row, first, last);
+        if (kZero != ZeroKind::none) zeros_.fill(at_, weights_.zeros, weights_.scale_type, row, first, last);
+      }
+      for (std::size_t b = first; b < last; ++b) {
+        if (b < whole) {
+          __builtin_prefetch(codes + b * kBlockBytes + kAhead);
+          block(codes + b * kBlockBytes, b, b - first, sums);
+        } else {
+          alignas(64) std::uint8_t rest[kBlockBytes] = {};
+          std::memcpy(rest, codes + b * kBlockBytes, at_.row_bytes - b * kBlockBytes);
+          block(rest, b, b - first, sums);
+        }
+      }
+    }
+    for (int m = 0; m < kCount; ++m) out[m * stride] = finish(sum_lanes(sums[m]), row, m);
+  }
+
+ private:
+  static constexpr int kSteps = 32 / kBits;
+  static constexpr std::size_t kAhead = 2048;  // bytes; memory is read ahead across pages, where the processor stops
+
+  void block(const std::uint8_t* codes, std::size_t b, std::size_t local, Floats (&sums)[kCount][kVectors]) {
+    for (std::size_t h = 0; h < kVectors; ++h) {
+      const Words words = load_words(codes + h * kVectorBytes);
+      block_of(words, b, local, h, sums, std::make_integer_sequence<int, kSteps>{});
+    }
+  }
+
+  template <int... kStep>
+  void block_of(const Words& words, std::size_t b, std::size_t local, std::size_t h,
+                Floats (&sums)[kCount][kVectors], std::integer_sequence<int, kStep...>) {
+    const Floats q[kSteps] = {numbers_.template at<kStep>(words)...};
+    for (int m = 0; m < kCount; ++m) {
+      const float* x = x_ + m * at_.prepared + b * (kSteps + 1) * kLanes + h * kWidth;
+      const Floats products[kSteps] = {(load_floats(x + kStep * kLanes) * q[kStep])...};
+      Floats part = sum_steps<kSteps>(products);
+      if constexpr (kGrouped) {
+        const Floats scale = load_floats(scales_.lanes + local * kLanes + h * kWidth);
+        if constexpr (kZero == ZeroKind::none) {
+          part = scale * part;
+        } else {
+          const Floats shift = load_floats(zeros_.lanes + local * kLanes + h * kWidth) * load_floats(x + kSteps * kLanes);
+          part = kZero == ZeroKind::point ? scale * (part - shift) : scale * part + shift;
+        }
+      }
+      sums[m][h] += part;
+    }
+  }
+
+  float finish(float sum, std::size_t row, int m) const {
+    if constexpr (kGrouped) return sum;
+    const std::size_t index = at_.per_tensor ? 0 : row;
+    const float scale = load_at(weights_.scales, weights_.scale_type, index);
+    if (at_.zero == ZeroKind::none) return scale * sum;
+    const float zero = load_at(weights_.zeros, weights_.scale_type, index);
+    const float shift = zero * x_[(m + 1) * at_.prepared - kLanes];
+    return at_.zero == ZeroKind::point ? scale * (sum - shift) : scale * sum + shift;
+  }
+
+  const MatmulLayout at_;
+  const MatmulWeights weights_;
+  const float* x_;
+  const Numbers<kBits, kSigned> numbers_;
+  Spread scales_, zeros_;
+};
+
+template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount>
+void tile(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t first,
+          std::size_t last, float* out) {
+  Tile<kBits, kSigned, kGrouped, kZero, kCount> tile(at, weights, prepared);
+  for (std::size_t row = first; row < last; ++row) tile.row(row, out + (row - first), kRowsHeld);
+}
+
+using TileFn = void (*)(const MatmulLayout&, const MatmulWeights&, const float*, std::size_t, std::size_t, float*);
+
+template <int kBits, bool kSigned, int kCount>
+TileFn tile_for(const MatmulLayout& at) {
+  if (at.one_scale) return tile<kBits, kSigned, false, ZeroKind::none, kCount>;
+  switch (at.zero) {
+    case ZeroKind::point:
+      return tile<kBits, kSigned, true, ZeroKind::point, kCount>;
+    case ZeroKind::offset:
+      return tile<kBits, kSigned, true, ZeroKind::offset, kCount>;
+    default:
+      return tile<kBits, kSigned, true, ZeroKind::none, kCount>;
+  }
+}
+
+template <int kCount>
+TileFn tile_of(const MatmulLayout& at) {
+  if (at.bits == 4) return at.is_signed ? tile_for<4, true, kCount>(at) : tile_for<4, false, kCount>(at);
+  return at.is_signed ? tile_for<8, true, kCount>(at) : tile_for<8, false, kCount>(at);
+}
+
+// One block of x: values lie lane by lane, step by step; then each lane's sum.
+template <int kSteps>
+void prepare_block(const float* __restrict values, float* __restrict out) {
+  for (int step = 0; step < kSteps; ++step)
+    for (std::size_t lane = 0; lane < kLanes; ++lane) out[step * kLanes + lane] = values[lane * kSteps + step];
+  for (std::size_t h = 0; h < kLanes; h += kWidth) {
+    Floats steps[kSteps];
+    for (int step = 0; step < kSteps; ++step) steps[step] = load_floats(out + step * kLanes + h);
+    store_floats(out + kSteps * kLanes + h, sum_steps<kSteps>(steps));
+  }
+}
+
+}  // namespace
+
+void matmul_prepare(const MatmulLayout& at, const void* x, Dtype type, std::size_t count, float* prepared) {
+  const std::size_t blocks = at.blocks, width = kLanes * at.per_lane, steps = at.per_lane;
+  alignas(64) float values[kLanes * 8];
+  for (std::size_t m = 0; m < count; ++m) {
+    Floats total[kVectors] = {};
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const std::size_t from = b * width, held = at.cols - from < width ? at.cols - from : width;
+      load_floats_of(x, type, m * at.cols + from, held, values);
+      for (std::size_t i = held; i < width; ++i) values[i] = 0;
+      steps == 8 ? prepare_block<8>(values, prepared) : prepare_block<4>(values, prepared);
+      for (std::size_t h = 0; h < kVectors; ++h) total[h] += load_floats(prepared + steps * kLanes + h * kWidth);
+      prepared += (steps + 1) * kLanes;
+    }
+    for (std::size_t lane = 0; lane < kLanes; ++lane) prepared[lane] = 0;
+    prepared[0] = sum_lanes(total);
+    prepared += kLanes;
+  }
+}
+
+void matmul_rows(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t count,
+                 std::size_t first, std::size_t last, const MatmulOutput& out) {
+  const TileFn one = tile_of<1>(at), several = tile_of<kColumns>(at);
+  alignas(64) float sums[kColumns][kRowsHeld], bias[kRowsHeld];
+  for (; first < last; first += kRowsHeld) {
+    const std::size_t stop = last - first < kRowsHeld ? last : first + kRowsHeld, rows = stop - first;
+    if (out.bias) load_floats_of(out.bias, out.bias_type, first, rows, bias);
+    for (std::size_t m = 0; m < count;) {
+      const std::size_t done = count - m < kColumns ? 1 : kColumns;
+      (done == 1 ? one : several)(at, weights, prepared + m * at.prepared, first, stop, sums[0]);
+      for (std::size_t i = 0; i < done; ++i, ++m) {
+        if (out.bias)
+          for (std::size_t k = 0; k < rows; ++k) sums[i][k] += bias[k];
+        store_values(sums[i], rows, out, m * at.rows + first);
+      }
+    }
+  }
+}
+
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,99 @@
+// Sixteen partial sums side by side, as vectors of the machine's width, and the codes of one block as numbers.
+// Every lane computes the same at any width: results do not depend on the instruction set.
+#pragma once
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 intrinsics (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <bit>
+#include <cstring>
+
+#include "core/matmul.h"
+#include "kernels/bits.h"
+#include "kernels/vectors.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+using Floats = float __attribute__((vector_size(kVectorBytes)));
+using Words = std::uint32_t __attribute__((vector_size(kVectorBytes)));
+
+constexpr std::size_t kWidth = kVectorBytes / 4;   // lanes of one vector
+constexpr std::size_t kVectors = kLanes / kWidth;  // vectors of all lanes
+
+inline Floats load_floats(const float* from) {
+  Floats value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline void store_floats(float* to, const Floats& value) { std::memcpy(to, &value, sizeof value); }
+
+inline Words load_words(const std::uint8_t* from) {
+  Words value;
+  std::memcpy(&value, from, sizeof value);
+  if constexpr (std::endian::native == std::endian::big)
+    for (std::size_t i = 0; i < kWidth; ++i) value[i] = __builtin_bswap32(value[i]);
+  return value;
+}
+
+inline Floats splat(float value) { return Floats{} + value; }
+
+// Adds the upper half of the lanes to the lower, four times.
+inline float sum_lanes(const Floats* lanes) {
+  alignas(64) float all[kLanes];
+  for (std::size_t h = 0; h < kVectors; ++h) store_floats(all + h * kWidth, lanes[h]);
+  for (std::size_t half = kLanes / 2; half; half /= 2)
+    for (std::size_t i = 0; i < half; ++i) all[i] += all[i + half];
+  return all[0];
+}
+
+// Adds neighbours until one value is left.
+template <int kCount>
+inline Floats sum_steps(const Floats* steps) {
+  if constexpr (kCount == 1) return steps[0];
+  else return sum_steps<kCount / 2>(steps) + sum_steps<kCount / 2>(steps + kCount / 2);
+}
+
+// Codes as the numbers q less the constant zero point: exact in f32.
+template <int kBits, bool kSigned>
+class Numbers {
+ public:
+  explicit Numbers(int zero_point) : zero_point_(Ints{} + zero_point) {
+#if defined(__AVX512F__)
+    alignas(64) float table[16] = {};
+    if constexpr (kBits == 4)
+      for (int code = 0; code < 16; ++code)
+        table[code] = static_cast<float>((kSigned ? (code ^ 8) - 8 : code) - zero_point);
+    table_ = _mm512_load_ps(table);
+#endif
+  }
+
+  // Code `kStep` of each word.
+  template <int kStep>
+  Floats at(const Words& words) const {
+#if defined(__AVX512F__)
+    if constexpr (kBits == 4)  // a permutation looks at the low four bits only: no mask, no conversion
+      return _mm512_permutexvar_ps(_mm512_srli_epi32(std::bit_cast<__m512i>(words), 4 * kStep), table_);
+#endif
+    Ints q;
+    if constexpr (kSigned)
+      q = std::bit_cast<Ints>(words << (32 - kBits * (kStep + 1))) >> (32 - kBits);
+    else
+      q = std::bit_cast<Ints>((words >> (kBits * kStep)) & ((1u << kBits) - 1));
+    return __builtin_convertvector(q - zero_point_, Floats);
+  }
+
+ private:
+  Ints zero_point_;
+#if defined(__AVX512F__)
+  __m512 table_;
+#endif
+};
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,90 @@
+"""NumPy reference of products with packed weights (``spec/affine.md``, "Multiplying"): the order of every sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Weights:
+    """``numbers`` [rows, cols], f32: codes as integers less the constant zero point; scales and zeros f32.
+
+    ``group`` columns share a scale [rows, groups]; None for one per row [rows] or per tensor [1].
+    """
+
+    numbers: Array
+    bits: int
+    group: int | None
+    scales: Array
+    zeros: Array | None
+    offset: bool
+
+
+def matmul(x: Array, weights: Weights, bias: Array | None = None) -> Array:
+    """Return ``x @ w.T + bias`` [m, rows] in f32, bit for bit as the kernels sum it."""
+    with np.errstate(all="ignore"):
+        q = _blocks(weights.numbers.astype(np.float32), weights.bits)  # [rows, blocks, lanes, steps]
+        values = _blocks(x.astype(np.float32), weights.bits)
+        out = np.stack([_column(column, q, weights) for column in values])
+        return out if bias is None else out + bias.astype(np.float32)
+
+
+def _blocks(values: Array, bits: int) -> Array:
+    """Cut rows into blocks of 16 lanes, each the columns of 32 bits of codes, filled up with 0."""
+    rows, cols = values.shape
+    steps = 32 // bits
+    padded = np.zeros((rows, -(-cols // (LANES * steps)) * LANES * steps), np.float32)
+    padded[:, :cols] = values
+    return padded.reshape(rows, -1, LANES, steps)
+
+
+def _column(x: Array, q: Array, weights: Weights) -> Array:
+    parts, sums = _neighbours(q * x), _neighbours(x)  # [rows, blocks, lanes], [blocks, lanes]
+    if weights.group is None:
+        total, shift = _lanes(parts), _lanes(sums[None])[0]
+        return _scaled(total, shift, weights.scales, weights.zeros, weights.offset)
+    scales, zeros = (_spread(values, weights, parts.shape) for values in (weights.scales, weights.zeros))
+    return _lanes(_scaled(parts, sums, scales, zeros, weights.offset))
+
+
+def _scaled(part: Array, total: Any, scales: Any, zeros: Array | None, offset: bool) -> Array:
+    if zeros is None:
+        return np.asarray(scales * part)
+    return np.asarray(scales * part + zeros * total if offset else scales * (part - zeros * total))
+
+
+def _spread(values: Array | None, weights: Weights, shape: tuple[int, ...]) -> Any:
+    """Give every lane of every block the value of its group; 0 past the last."""
+    if values is None:
+        return None
+    assert weights.group is not None
+    rows, blocks, lanes = shape
+    lane_of = np.arange(blocks * lanes) // (weights.group * weights.bits // 32)
+    padded = np.zeros((rows, int(lane_of[-1]) + 1), np.float32)
+    padded[:, : values.shape[1]] = values
+    return padded[:, lane_of].reshape(shape)
+
+
+def _neighbours(values: Array) -> Array:
+    """Add steps 0 and 1, 2 and 3, ..., then the sums likewise."""
+    while values.shape[-1] > 1:
+        values = values[..., 0::2] + values[..., 1::2]
+    return values[..., 0]
+
+
+def _lanes(parts: Array) -> Array:
+    """Add blocks in order, lane by lane; then the upper half of the lanes to the lower, four times."""
+    total = np.zeros((len(parts), LANES), np.float32)
+    for block in parts.transpose(1, 0, 2):
+        total = total + block
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = total[:, :half] + total[:, half:]
+    return total[:, 0]

@@ -1,0 +1,191 @@
+"""Products with packed weights: bit-equal to the reference on every instruction set, and for any number of threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.codecs.affine_matmul import PackedMatrix, multiplies
+from ingot.codecs.affine_params import AffineParams
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.model.tensor import Array
+from ingot.testing.reference import affine
+from ingot.testing.reference.affine_matmul import Weights, matmul
+
+TYPES = ("f32", "f16", "bf16")
+PLAIN = AffineParams(4, "group", 32, "rows_lsb", True, False, "f32")
+KINDS = (
+    PLAIN,
+    replace(PLAIN, signed=False, zeros=True),
+    replace(PLAIN, signed=False, zeros=True, zero_kind="offset", group_size=64),
+    replace(PLAIN, signed=False, zero_point=7, group_size=128),
+    replace(PLAIN, group_size=40, zeros=True),
+    replace(PLAIN, granularity="row", group_size=None, zero_point=-3),
+    replace(PLAIN, granularity="tensor", group_size=None, zeros=True),
+    replace(PLAIN, packing="8_per_i32", signed=False),
+    replace(PLAIN, bits=8, granularity="row", group_size=None),
+    replace(PLAIN, bits=8, granularity="row", group_size=None, signed=False, zeros=True),
+    replace(PLAIN, bits=8, signed=False, zeros=True, zero_kind="offset"),
+    replace(PLAIN, bits=8, group_size=4, zero_point=5),
+    replace(PLAIN, bits=8, group_size=1000),
+)
+
+
+def matrix(seed: int, rows: int, cols: int, params: AffineParams, scale_dtype: str) -> PackedMatrix:
+    rng = np.random.default_rng(seed)
+    packed = rng.integers(0, 256, rows * params.row_bytes(cols), np.uint8)
+    shape = params.scale_shape(rows, cols)
+    scales = rng.normal(0, 0.01, shape).astype(numpy_dtype(scale_dtype))
+    zeros = rng.normal(3, 2, shape).astype(scales.dtype) if params.zeros else None
+    return PackedMatrix(params, (rows, cols), packed, scales, zeros)
+
+
+def weights_of(held: PackedMatrix) -> Weights:
+    rows, cols = held.shape
+    params = held.params
+    codes = affine.unpack(held.packed.reshape(rows, -1), cols, params.bits, msb=False)
+    numbers = affine.values_of(codes, params.bits, signed=params.signed) - np.float32(params.zero_point or 0)
+    group = params.group_size if params.granularity == "group" and params.group_size < cols else None
+    shape = (rows, -1) if group else (-1,)
+    scales = held.scales.astype(np.float32).reshape(shape)
+    zeros = None if held.zeros is None else held.zeros.astype(np.float32).reshape(shape)
+    return Weights(numbers, params.bits, group, scales, zeros, params.offset)
+
+
+def product(held: PackedMatrix, x: Array, bias: Array | None = None, workers: int = 1) -> Array:
+    out = np.full((len(x), held.shape[0]), 77, x.dtype)
+    held.matmul(x, out, bias, workers)
+    return out
+
+
+@pytest.mark.parametrize("params", KINDS, ids=str)
+@pytest.mark.parametrize("cols", [1, 8, 63, 128, 200, 2311])
+def test_equals_the_reference(params: AffineParams, cols: int) -> None:
+    for number, (count, rows) in enumerate(((1, 5), (4, 1), (7, 67))):
+        held = matrix(cols, rows, cols, params, TYPES[number])
+        rng = np.random.default_rng(number)
+        x = rng.normal(0, 1, (count, cols)).astype(numpy_dtype(TYPES[(number + cols) % 3]))
+        bias = rng.normal(0, 1, rows).astype(numpy_dtype(TYPES[number])) if number else None
+        wanted = matmul(x, weights_of(held), bias).astype(x.dtype)
+        assert product(held, x, bias).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("params", KINDS, ids=str)
+def test_is_the_product_with_the_decoded_matrix(params: AffineParams) -> None:
+    held = matrix(3, 33, 417, params, "f16")
+    x = np.random.default_rng(4).normal(0, 1, (3, 417)).astype(np.float32)
+    dense = held.decode(0, 33, "f32").astype(np.float64)
+    error = np.abs(product(held, x) - x @ dense.T)
+    assert (error <= 4e-6 * np.abs(x) @ np.abs(dense).T + 1e-6).all()
+
+
+@given(st.data())
+def test_any_shape(data: st.DataObject) -> None:
+    params = data.draw(st.sampled_from(KINDS))
+    rows, cols, count = (data.draw(st.integers(low, high)) for low, high in ((0, 70), (1, 300), (0, 6)))
+    if params.granularity == "group":
+        params = replace(params, group_size=32 // params.bits * data.draw(st.integers(1, 40)))
+    held = matrix(data.draw(st.integers(0, 99)), rows, cols, params, data.draw(st.sampled_from(TYPES)))
+    raw = data.draw(st.binary(min_size=4 * count, max_size=4 * count))
+    x = np.resize(np.frombuffer(raw, np.uint8) % 32, (count, cols)).astype(np.float32)  # numbers without NaN
+    workers = data.draw(st.integers(1, 3))
+    if count and rows:
+        assert product(held, x, None, workers).tobytes() == matmul(x, weights_of(held)).tobytes()
+    else:
+        assert product(held, x, None, workers).shape == (count, rows)
+
+
+@pytest.mark.parametrize("params", [KINDS[0], KINDS[2], KINDS[8]], ids=str)
+def test_threads_change_no_bit(params: AffineParams) -> None:
+    held = matrix(5, 1000, 513, params, "bf16")
+    x = np.random.default_rng(6).normal(0, 1, (5, 513)).astype(np.float32)
+    alone = product(held, x)
+    for workers in (2, 3, 9):
+        for _ in range(20):
+            assert product(held, x, None, workers).tobytes() == alone.tobytes()
+
+
+def test_callers_at_once_do_not_mix() -> None:
+    held = [matrix(seed, 700, 256, KINDS[seed], "f32") for seed in range(4)]
+    x = np.random.default_rng(0).normal(0, 1, (2, 256)).astype(np.float32)
+    wanted = [product(one, x).tobytes() for one in held]
+    wrong: list[int] = []
+
+    def call(index: int) -> None:
+        wrong.extend(index for _ in range(30) if product(held[index], x, None, 3).tobytes() != wanted[index])
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    held = matrix(1, 1000, 512, KINDS[0], "f32")
+    x = np.ones((1, 512), np.float32)
+    wanted = product(held, x, None, 2).tobytes()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if product(held, x, None, 2).tobytes() == wanted else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_values_that_are_not_finite_stay_in_their_rows() -> None:
+    held = matrix(1, 4, 64, KINDS[0], "f32")
+    held.scales[2] = np.nan
+    x = np.ones((2, 64), np.float32)
+    out = product(held, x)
+    assert np.isnan(out).tolist() == [[False, True, False, False]] * 2
+    x[1, 3] = np.inf
+    assert np.isfinite(product(held, x)[0, [0, 2, 3]]).all()
+    assert not np.isfinite(product(held, x)[1]).any()
+
+
+def test_what_the_kernels_do_not_take() -> None:
+    assert not multiplies(replace(PLAIN, bits=3), 64)
+    assert not multiplies(replace(PLAIN, packing="rows_msb"), 64)
+    assert not multiplies(replace(PLAIN, group_size=12), 64)
+    assert not multiplies(PLAIN, 0)
+    held = matrix(0, 3, 20, replace(PLAIN, bits=3), "f16")
+    assert not held.direct
+    with pytest.raises(ValueError, match="decode"):
+        product(held, np.ones((1, 20), np.float32))
+
+
+def test_sizes_are_checked_before_anything_is_read() -> None:
+    held = matrix(0, 3, 20, PLAIN, "f16")
+    x = np.ones((2, 20), np.float32)
+    for bad, out, bias in (
+        (x[:, :19], np.empty((2, 3), np.float32), None),
+        (x, np.empty((2, 4), np.float32), None),
+        (x, np.empty((1, 3), np.float32), None),
+        (x, np.empty((2, 3), np.float16), None),
+        (x, np.empty((2, 3), np.float32), np.ones(2, np.float32)),
+        (np.ones((65, 20), np.float32), np.empty((65, 3), np.float32), None),
+        (x.astype(np.float64), np.empty((2, 3), np.float64), None),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            held.matmul(bad, out, bias)
+    sizes = {"rows": 3, "cols": 20, "group": 32, "bits": 4, "signed": True, "per_tensor": False, "row_bytes": 10}
+    packed, scales = np.zeros(30, np.uint8), np.zeros(3, np.float32)
+    rest = {"offset": False, "zero_point": 0, "scale_dtype": "f32"}
+    native.kernels.PackedMatrix(packed, scales, None, **sizes, **rest)
+    for change in (
+        {"rows": 4}, {"cols": 21}, {"cols": 0}, {"bits": 3}, {"row_bytes": 9}, {"group": 4}, {"group": 0},
+        {"rows": 2**63}, {"per_tensor": True}, {"zero_point": 1 << 30}, {"scale_dtype": "f16"},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="expected"):
+            native.kernels.PackedMatrix(packed, scales, None, **{**sizes, **rest, **change})
+    with pytest.raises(ValueError, match="one zero per scale"):
+        native.kernels.PackedMatrix(packed, scales, np.zeros(2, np.float32), **sizes, **rest)
