@@ -17,7 +17,8 @@ EPILOG = (
     "Examples:\n\n"
     "  ingot diff ./Llama-3-8B ./Llama-3-8B-coder -o coder.zt\n\n"
     "  ingot diff base.safetensors tuned.safetensors -o tuned.zt --strategy int4 --max-ram 2GiB\n\n"
-    "  ingot diff ./base ./tuned -o tuned.wdelta --strategy int4"
+    "  ingot diff ./base ./tuned -o tuned.wdelta --strategy int4\n\n"
+    "  ingot diff ./step-7 ./step-8 -o step-8.safetensors --strategy sparse-patch"
 )
 
 
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def command(
     base: Annotated[str, typer.Argument(help="The weights that the fine-tune started from: file or folder.")],
     finetuned: Annotated[str, typer.Argument(help="The fine-tune, in any container and layout.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="The delta: a name ending in .zt or .wdelta.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="The delta: a name ending in .zt, .wdelta or .safetensors.")],
     strategy: Annotated[
         str, typer.Option(help="How differences are stored: exact, or smaller and not exact (int8, int4, ..., auto).")
     ] = "exact",

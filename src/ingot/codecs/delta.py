@@ -89,7 +89,27 @@ class DeltaCodec(Protocol):
         ...
 
 
-DELTAS: Instances[DeltaCodec] = Instances("delta codec", (("delta_exact", "ingot.codecs.delta_exact:ExactDelta"),))
+@runtime_checkable
+class AnyShape(Protocol):
+    """What a ``DeltaCodec`` has beside if its tensors need not state their base's shape."""
+
+    def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
+        """Whether the delta ``tensor`` may be applied to a base of ``shape``."""
+        ...
+
+
+def fits(codec: DeltaCodec, tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether the delta ``tensor`` may be applied to a base of ``shape``: its own, unless its codec knows better."""
+    return codec.fits(tensor, shape) if isinstance(codec, AnyShape) else tensor.shape == shape
+
+
+DELTAS: Instances[DeltaCodec] = Instances(
+    "delta codec",
+    (
+        ("delta_exact", "ingot.codecs.delta_exact:ExactDelta"),
+        ("sparse_patch", "ingot.codecs.sparse_patch:SparsePatchDelta"),
+    ),
+)
 
 
 def delta_codec(id: str) -> DeltaCodec:

@@ -19,6 +19,7 @@ CODECS: Instances[Codec] = Instances(
         ("low_rank", "ingot.codecs.low_rank:LowRankCodec"),
         ("with_outliers", "ingot.codecs.with_outliers:OutlierCodec"),
         ("delta_exact", "ingot.codecs.delta_exact:ExactCodec"),
+        ("sparse_patch", "ingot.codecs.sparse_patch:SparsePatchCodec"),
         ("delta_sparse", "ingot.codecs.delta_sparse:DeltaSparse"),
         ("delta_sign", "ingot.codecs.delta_sign:DeltaSign"),
         ("delta_int4", "ingot.codecs.delta_int4:DeltaInt4"),

@@ -18,7 +18,7 @@ from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta_chain import Layer, Link, Route, link_of, next_stage
 from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source, checkpoint_of, open_delta
 from ingot.ops.save import as_tensor
 from ingot.ops.state import address, element_type, like, shared_array
 from ingot.ops.undo import TensorUndo
@@ -129,7 +129,7 @@ def apply_delta(
 
 
 def _opened(path: str | PathLike[str]) -> Source:
-    source = open_source(path)
+    source = open_delta(path)
     try:
         source.require_whole()
     except BaseException:
@@ -296,7 +296,7 @@ def _add(matrix: Array, tensor: Tensor, undo: TensorUndo) -> None:
 
 def _undo_of(route: Route, array: Array) -> TensorUndo:
     rows, cols = route.matrix()
-    return TensorUndo(route.layers[0].tensor, (rows, cols), max(1, SLAB // max(cols, 1)), array.dtype)
+    return TensorUndo(route.layers[0].tensor, array.shape, (rows, cols), max(1, SLAB // max(cols, 1)), array.dtype)
 
 
 def _check_parts(tensor: Tensor) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.codecs.base import empty
-from ingot.codecs.delta import DELTAS, Applier, DeltaCodec, delta_codec
+from ingot.codecs.delta import DELTAS, Applier, DeltaCodec, delta_codec, fits
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.floats import FLOATS
@@ -214,11 +214,11 @@ def _route(before: Route | None, link: Link, number: int, name: str, op: str, dt
 
 
 def _require_fit(before: Route, tensor: Tensor, dtype: str) -> None:
-    if tensor.shape != before.shape:
-        raise _wrong_base(f"shape {list(tensor.shape)}", str(list(before.shape)))
     if tensor.codec not in DELTAS and tensor.codec not in CODECS:
         raise UnsupportedError(f"no codec {tensor.codec[:80]!r} here; a newer Ingot may have it", rule="codec.unknown")
     codec = delta_codec(tensor.codec)
+    if not fits(codec, tensor, before.shape):
+        raise _wrong_base(f"shape {list(tensor.shape)}", str(list(before.shape)))
     codec.check(tensor)
     if codec.exact and before.dtype != dtype:
         raise _wrong_base(f"element type {dtype[:40]}", before.dtype)

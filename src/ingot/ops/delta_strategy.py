@@ -37,8 +37,12 @@ STRATEGIES: Mapping[str, Way] = {
     "int2": _grid(2, 64, quantizer="mse", symmetric=False, unbiased=True),
     "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "f16", "quantizer": "sign-rms"}, "zstd"),
     "low-rank": Way("low_rank", {"rank": 32}),
+    "sparse-patch": Way("sparse_patch"),
 }
-"""Strategies for a delta in any container, by what they do with matrices. ``auto`` measures instead."""
+"""Strategies for a delta in ``.zt``, by what they do with matrices. ``auto`` measures instead."""
+
+EVERY = ("sparse-patch",)
+"""Strategies for every tensor: exact ones, for those who read nothing else."""
 
 AUTO = "auto"
 WDELTA: Mapping[str, Way] = {
@@ -48,21 +52,28 @@ WDELTA: Mapping[str, Way] = {
 }
 """Strategies of a ``.wdelta`` file, for every tensor."""
 
+BY_CONTAINER: Mapping[str, Mapping[str, Way]] = {
+    "zt": STRATEGIES,
+    "wdelta": WDELTA,
+    "safetensors": {name: STRATEGIES[name] for name in EVERY},
+}
+"""The containers that deltas are written to, and how they can be stored there."""
+
 
 def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Way:
     """Return how ``strategy`` stores the difference of the tensor ``name`` of ``shape`` and element type ``dtype``.
 
     Raises ``UsageError`` ``delta.strategy`` for a strategy that is not known (``auto`` is no choice by name alone).
     """
-    known = WDELTA if container == "wdelta" else STRATEGIES
+    known = BY_CONTAINER.get(container, STRATEGIES)
     if strategy not in known:
+        names = (*known, AUTO) if known is STRATEGIES else known
         raise UsageError(
-            f"expected a strategy {', '.join((*known, AUTO))}, found {strategy!r:.80}", rule="delta.strategy"
+            f"expected a strategy {', '.join(names)} in {container}, found {strategy!r:.80}", rule="delta.strategy"
         )
     way = known[strategy]
-    if container == "wdelta":
-        return way
-    return way if is_matrix(shape, dtype) else EXACT
+    every = known is not STRATEGIES or strategy in EVERY
+    return way if every or is_matrix(shape, dtype) else EXACT
 
 
 def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:

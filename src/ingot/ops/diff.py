@@ -30,9 +30,9 @@ from ingot.ops.delta_auto import choose, target_bytes
 from ingot.ops.delta_chain import is_opaque
 from ingot.ops.delta_jobs import PairJob, WholeJob
 from ingot.ops.delta_report import DiffReport, TensorDiff
-from ingot.ops.delta_strategy import AUTO, EXACT, SMALL, Way, choices
+from ingot.ops.delta_strategy import AUTO, BY_CONTAINER, EXACT, SMALL, Way, choices
 from ingot.ops.destination import Destination, destination
-from ingot.ops.diff_inputs import alike, check_inputs, same_tensors
+from ingot.ops.diff_inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.drive import drive, slab_budget
 from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
 from ingot.ops.open import Source, checkpoint_of, open_source
@@ -47,7 +47,8 @@ AnyPath = str | PathLike[str]
 VERSION = 1
 PARENT = "wdelta"
 """The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
-CONTAINERS = ("zt", "wdelta")
+PATCH = "safetensors"
+"""The format whose deltas are sparse patches."""
 _UNKNOWN = "0" * 64
 _LEAST = 256 << 20
 _COMPARED = 1 << 20
@@ -95,7 +96,7 @@ def diff(
     base, finetuned : path
         Anything that ``ingot.open`` opens; layout, container and lossless codecs do not matter.
     out : path
-        ``.zt``, or ``.wdelta`` for the strategies of that format.
+        ``.zt``, ``.wdelta`` for the strategies of that format, or ``.safetensors`` for a sparse patch.
     strategy : str
         How differences are stored (``ops.delta_strategy``): ``exact`` gives the fine-tune back bit for bit, others are
         smaller. New, reshaped and retyped tensors are stored whole; equal ones are not stored.
@@ -125,9 +126,9 @@ def diff(
     if threads is not None and threads < 1:
         raise UsageError(f"expected at least one thread, found {threads}", rule="diff.option")
     place = destination(out)
-    if place.format.name not in CONTAINERS:
+    if place.format.name not in BY_CONTAINER:
         raise UsageError(
-            f"expected a delta's container, {' or '.join(CONTAINERS)}, found {place.format.name}",
+            f"expected a delta's container, {' or '.join(BY_CONTAINER)}, found {place.format.name}",
             rule="delta.container",
             where=str(place.path),
         )
@@ -159,7 +160,8 @@ class _Diff:
         self._sources, self._place, self._strategy, self._options = sources, place, strategy, options
         self._base, self._tuned = (checkpoint_of(source) for source in sources)
         self._wdelta = place.format.name == PARENT
-        self._auto = strategy == AUTO and not self._wdelta
+        self._patch = place.format.name == PATCH
+        self._auto = strategy == AUTO and place.format.name == "zt"
         if not self._auto and (options.get("target_size"), options.get("max_error")) != (None, None):
             raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
         # What options are for: the strategy's matrices.
@@ -168,23 +170,27 @@ class _Diff:
         self._workers = options.get("threads") or default_workers()
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.get("progress"))
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
+        self._counts: Mapping[str, int] = {}
         self._same: dict[str, str] = {}
         self._moved: dict[str, str] = {}
         self._written: dict[str, tuple[int, ErrorStats]] = {}
 
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
+        place = self._place
         removed = [name for name in self._base if name not in self._tuned]
+        if self._wdelta or self._patch:
+            require_same_keys(self._base, self._tuned, place.format.name)
         if self._wdelta:
-            self._require_same_keys(removed)
             self._shards = parent_orders(self._base, list(self._tuned)).get("shards")
         else:
             self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
+        if self._patch:  # a header comes before what it describes
+            self._counts = changed_elements(self._base, self._tuned, self._same, self._workers)
         self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.get("ways", {})}
         plan = self._plan()
         if any(step.spec.params.get("layout") == 2 for step in plan.steps):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
-        place = self._place
         overwrite = self._options.get("overwrite", False)
         with Staging(place.path, directory=place.directory, overwrite=overwrite) as staging:
             info, files = self._write(plan, removed, LocalTarget(staging.files))
@@ -204,19 +210,6 @@ class _Diff:
         size = self._options.get("target_size")
         budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
         return choose(pairs, target_size=budget, max_error=self._options.get("max_error"))
-
-    def _require_same_keys(self, removed: list[str]) -> None:
-        for name in (*removed, *(name for name in self._tuned if name not in self._base)):
-            raise self._keys("the same tensors in base and fine-tune", "one in only one of them", name)
-        for name in self._tuned:
-            one, other = self._base[name], self._tuned[name]
-            if one.shape != other.shape:
-                raise self._keys("the same shape in base and fine-tune", f"{one.shape} and {other.shape}", name)
-
-    def _keys(self, expected: str, found: str, name: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"a .wdelta needs {expected}, found {found}; write a .zt", rule="delta.keys", where=name
-        )
 
     def _plan(self) -> _Planned:
         steps: list[Step] = []
@@ -253,6 +246,8 @@ class _Diff:
             return "replace", self._whole(tensor)
         codec = delta_codec(way.codec)
         extra = self._options.get("options", {}) if way == self._asked else {}
+        if self._patch:
+            extra = {**extra, "count": self._counts[tensor.name]}
         try:
             encoder = codec.encoder(tensor.shape, tensor.dtype, {**way.options, **extra})
         except UnsupportedError:  # complex numbers
@@ -281,6 +276,7 @@ class _Diff:
             VERSION,
             self._strategy,
             self._unknown_base(),
+            self._unknown_base() if self._patch else Identity(),
             tensors=dict(plan.changes),
             removed=removed,
         )
@@ -329,7 +325,7 @@ class _Diff:
     def _unknown_base(self) -> Identity:
         """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
         if not self._wdelta:
-            return Identity()
+            return Identity(f"blake3:{_UNKNOWN}" if self._patch else None)
         return Identity(f"blake3:{_UNKNOWN}" if self._shards else None, {PARENT: _UNKNOWN})
 
     def _parent_identity(self, plan: _Planned, parent: str) -> Identity:

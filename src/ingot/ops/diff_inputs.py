@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 
+from ingot.codecs.sparse_patch import words
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
-from ingot.errors import UsageError
+from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
@@ -34,6 +35,43 @@ def same_tensors(
 def alike(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have one shape and element type."""
     return one.shape == other.shape and one.dtype == other.dtype
+
+
+def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], container: str) -> None:
+    """Refuse what a container has no words for: tensors of one side, and other shapes; for patches, element types too.
+
+    Raises ``UnsupportedError`` ``delta.keys``.
+    """
+    for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
+        raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
+    for name, tensor in tuned.items():
+        one = base[name]
+        if one.shape != tensor.shape:
+            raise _keys(container, "the same shape in base and fine-tune", f"{one.shape} and {tensor.shape}", name)
+        if one.dtype != tensor.dtype and container != "wdelta":
+            raise _keys(
+                container, "the same element type in base and fine-tune", f"{one.dtype} and {tensor.dtype}", name
+            )
+
+
+def _keys(container: str, expected: str, found: str, name: str) -> UnsupportedError:
+    kind = ".wdelta" if container == "wdelta" else "sparse patch"
+    return UnsupportedError(f"a {kind} needs {expected}, found {found}; write a .zt", rule="delta.keys", where=name)
+
+
+def changed_elements(
+    base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], same: Container[str], workers: int
+) -> dict[str, int]:
+    """Return how many elements of each tensor differ in their bits; those in ``same`` and packed ones are left out."""
+    pairs = [(base[name], tensor) for name, tensor in tuned.items() if name not in same and not is_opaque(tensor)]
+    return dict(ordered(lambda pair: (pair[1].name, _changed(*pair)), pairs, workers))
+
+
+def _changed(one: Tensor, other: Tensor) -> int:
+    matrix = matrix_of(one, other.codec)
+    step = max(1, _COMPARED // max(matrix[1], 1))
+    pairs = zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True)
+    return sum(int(np.count_nonzero(words(left) != words(right))) for left, right in pairs)
 
 
 def check_inputs(*checkpoints: Checkpoint) -> None:

@@ -12,8 +12,10 @@ from ingot.core.oserrors import read_error
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import detect_file, detect_folder
+from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bytesource import Store
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import find_companions
 from ingot.stores.local import LocalStore
@@ -157,6 +159,21 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
     except IngotError as error:
         raise error if str(location) in (error.where or "") else error.at(str(location)) from None
     return Source(location, store, format, entry, catalog, _io_of(catalog), verify)
+
+
+def open_delta(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
+    """Open what is to be applied to a base; see ``open``.
+
+    A safetensors file of nothing but pairs of positions and values is ordinary tensors elsewhere; here it is a patch.
+    """
+    source = open_source(path, io=io, verify=verify)
+    if source.format.name == "safetensors" and KEY not in source.catalog.metadata:
+        try:
+            source.catalog = read_pairs(source.catalog, str(path)) or source.catalog
+        except BaseException:
+            source.close()
+            raise
+    return source
 
 
 def _head(store: Store, name: str) -> bytes:

@@ -29,7 +29,7 @@ from ingot.ops.delta_proof import Proof
 from ingot.ops.delta_report import PatchReport
 from ingot.ops.destination import Destination, destination
 from ingot.ops.drive import drive, slab_budget
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source, checkpoint_of, open_delta, open_source
 from ingot.ops.patch_job import PatchJob
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import DECODED, MOVED, Step, encoded_spec, moved_spec
@@ -103,9 +103,10 @@ def patch(
     if not chain:
         raise UsageError("expected at least one delta, found none", rule="patch.option")
     with ExitStack() as stack:
-        sources = []
+        sources: list[Source] = []
         for path in (base, *chain):
-            source = open_source(path, io=options.get("io", "pread"), verify=options.get("check_digests", True))
+            opened = open_delta if sources else open_source
+            source = opened(path, io=options.get("io", "pread"), verify=options.get("check_digests", True))
             stack.callback(source.close)
             sources.append(source)
         place = _destination(out, options.get("format"), sources[0])

@@ -110,10 +110,11 @@ class TensorUndo:
     """How one tensor, changed in place by ``delta``, gets its values back.
 
     ``logs`` hold one entry per slab of ``step`` rows that was changed, ``sums`` the digest of what it was changed to;
-    ``matrix`` is how the tensor is cut.
+    ``matrix`` is how the tensor, of ``shape``, is cut.
     """
 
     delta: Tensor
+    shape: tuple[int, ...]
     matrix: tuple[int, int]
     step: int
     dtype: np.dtype[Any]
@@ -142,7 +143,7 @@ class TensorUndo:
 
     def holds(self, values: Array) -> bool:
         """Whether ``values`` are, bit for bit, what the delta left: as far as a CRC-32C of every slab tells."""
-        if values.shape != self.delta.shape or values.dtype != self.dtype:
+        if values.shape != self.shape or values.dtype != self.dtype:
             return False
         matrix = values.reshape(self.matrix)
         slabs = (matrix[number * self.step : (number + 1) * self.step] for number in range(len(self.sums)))

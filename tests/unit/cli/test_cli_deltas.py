@@ -99,7 +99,7 @@ def test_a_chain_and_its_wrong_order(run: Run) -> None:
 
 def test_wrong_usage(run: Run) -> None:
     assert "[delta.strategy]" in run("diff", "base", "tuned", "-o", "x.zt", "--strategy", "nope", code=2).stderr
-    assert "[delta.container]" in run("diff", "base", "tuned", "-o", "x.safetensors", code=2).stderr
+    assert "[delta.container]" in run("diff", "base", "tuned", "-o", "x.squizd", code=2).stderr
     assert "[cli.option]" in run("diff", "base", "tuned", "-o", "x.zt", "--option", "bits", code=2).stderr
     assert "[delta.none]" in run("patch", "base", "tuned", "-o", "x.zt", code=2).stderr
     assert "[cli.usage]" in run("patch", "base", "-o", "x.zt", code=2).stderr

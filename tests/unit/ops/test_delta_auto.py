@@ -14,7 +14,7 @@ from ingot.errors import UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta_auto import OVERHEAD, choose, measure, target_bytes
-from ingot.ops.delta_strategy import EXACT, STRATEGIES, choices
+from ingot.ops.delta_strategy import EVERY, EXACT, STRATEGIES, choices
 from ingot.ops.diff import diff
 from ingot.ops.patch import patch
 
@@ -97,7 +97,7 @@ def test_a_target_is_for_auto_alone(tmp_path: Path) -> None:
 def test_small_tensors_vectors_and_integers_are_kept_exactly() -> None:
     for strategy in STRATEGIES:
         for shape, dtype in (((4096,), "bf16"), ((4, 4), "f32"), ((512, 512), "i8")):
-            assert choices(strategy, "t", shape, dtype) == EXACT
+            assert choices(strategy, "t", shape, dtype) == (STRATEGIES[strategy] if strategy in EVERY else EXACT)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])

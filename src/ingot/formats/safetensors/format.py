@@ -10,6 +10,7 @@ import msgspec
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, encode_index, read_sharded, split
+from ingot.formats.safetensors.patch import is_patch, read_patch
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
 from ingot.model.bytesource import Store, Target
@@ -17,7 +18,8 @@ from ingot.model.spec import TensorSpec
 
 
 class SafetensorsFormat:
-    """Dense tensors in one file, or in shards under an index; see spec/safetensors.md."""
+    """Dense tensors in one file, or in shards under an index (spec/safetensors.md); sparse patches of a base
+    (spec/sparse_patch.md)."""
 
     name = "safetensors"
     suffixes = (SUFFIX, INDEX_SUFFIX)
@@ -52,8 +54,16 @@ class SafetensorsFormat:
         return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; there are no digests to verify."""
-        return read_sharded(store, name) if name.lower().endswith(INDEX_SUFFIX) else read_single(store, name)
+        """Validate and locate; there are no digests to verify. A sparse patch is read as a delta."""
+        catalog = read_sharded(store, name) if name.lower().endswith(INDEX_SUFFIX) else read_single(store, name)
+        if not is_patch(catalog.metadata):
+            return catalog
+        try:
+            return read_patch(catalog, name)
+        except BaseException:
+            for source in catalog.sources:
+                source.close()
+            raise
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """``__metadata__`` maps strings to strings: any other value is carried as its JSON text."""

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
+from ingot.formats.safetensors.pieces import pieces, tensor_bytes
 from ingot.formats.safetensors.reader import File, LazyTensors, open_file
 from ingot.model.bytesource import Store
 from ingot.model.spec import TensorSpec
@@ -181,12 +181,9 @@ def index_name(name: str) -> str:
 
 def encode_index(shards: Sequence[Sequence[TensorSpec]], names: Sequence[str]) -> bytes:
     """Return the index as Hugging Face writes it: sorted keys, two spaces, a newline at the end."""
-    weight_map = {spec.name: name for shard, name in zip(shards, names, strict=True) for spec in shard}
+    weight_map = {
+        piece.key: name for shard, name in zip(shards, names, strict=True) for spec in shard for piece in pieces(spec)
+    }
     total = sum(tensor_bytes(spec) for shard in shards for spec in shard)
     index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
-
-
-def tensor_bytes(spec: TensorSpec) -> int:
-    """Bytes of a dense tensor by shape and dtype."""
-    return spec.size * next(row.bits for row in BY_SAFETENSORS.values() if row.name == spec.dtype) // 8

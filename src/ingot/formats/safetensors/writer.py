@@ -14,8 +14,11 @@ from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
-from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split, tensor_bytes
+from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
+from ingot.formats.safetensors.patch import CODEC, refusal, written_metadata
+from ingot.formats.safetensors.pieces import Piece, pieces
 from ingot.model.bytesource import Buffer, Sink, Target
+from ingot.model.delta import KEY
 from ingot.model.spec import TensorSpec
 
 # The order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files run down it.
@@ -29,6 +32,8 @@ _RANK = {BY_SAFETENSORS[spelling].name: rank for rank, spelling in enumerate(_RI
 def refuses(spec: TensorSpec) -> str | None:
     """Why a safetensors file cannot hold this tensor; None if it can."""
     row = DTYPES.get(spec.dtype)
+    if spec.codec == CODEC and _is_text(spec.name):
+        return refusal(spec)
     if spec.codec != "dense":
         return f"safetensors holds dense tensors, this one is {spec.codec}; convert with a dense recipe such as bf16"
     if row is None or row.safetensors is None:
@@ -63,28 +68,56 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
     return dict(metadata)
 
 
+def file_metadata(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return what stands under ``__metadata__``: the metadata as it is, or that of a sparse patch; errors as there."""
+    text = checked_metadata(metadata)
+    return written_metadata(specs, text) if KEY in text and _is_patch(specs) else text
+
+
+def _is_patch(specs: Sequence[TensorSpec]) -> bool:
+    return not specs or any(spec.codec == CODEC for spec in specs)
+
+
 class Shard:
-    """One file: its header, the place of each tensor, and whether it is complete."""
+    """One file: its header, the place of each entry, and whether it is complete."""
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> None:
         self.name = name
-        entries: dict[str, Entry] = {}
+        self._entries: dict[str, Entry] = {}
         position = 0
-        for spec in sorted(specs, key=lambda spec: (-_RANK[spec.dtype], spec.name)):
-            end = position + tensor_bytes(spec)
-            entries[spec.name] = Entry(DTYPES[spec.dtype].safetensors or "", spec.shape, (position, end))
+        found = [piece for spec in specs for piece in pieces(spec)]
+        for piece in sorted(found, key=lambda piece: (-_RANK[piece.dtype], piece.key)):
+            end = position + piece.nbytes
+            self._entries[piece.key] = Entry(DTYPES[piece.dtype].safetensors or "", piece.shape, (position, end))
             position = end
-        self.head = encode(entries, metadata)
-        if len(self.head) - PREFIX > MAX_HEADER:
+        if len(self._entries) != len(found):
+            raise UsageError("expected each key once", rule="writer.duplicate", where=name)
+        self.head = self._encoded(metadata)
+        self.places = {key: len(self.head) + entry.data_offsets[0] for key, entry in self._entries.items()}
+        self.size = len(self.head) + position
+        self.missing = len(specs)
+        self.sink: Sink | None = None
+
+    def _encoded(self, metadata: Mapping[str, str]) -> bytes:
+        head = encode(self._entries, metadata)
+        if len(head) - PREFIX > MAX_HEADER:
             raise UnsupportedError(
                 f"the header would pass {MAX_HEADER} bytes: write smaller shards",
                 rule="safetensors.header-length",
-                where=name,
+                where=self.name,
             )
-        self.places = {tensor: len(self.head) + entry.data_offsets[0] for tensor, entry in entries.items()}
-        self.size = len(self.head) + position
-        self.missing = len(entries)
-        self.sink: Sink | None = None
+        return head
+
+    def amend(self, metadata: Mapping[str, str]) -> None:
+        """Replace the metadata, which must take as many bytes as before."""
+        head = self._encoded(metadata)
+        if len(head) != len(self.head):
+            raise UsageError(
+                f"expected a header of {len(self.head)} bytes as before, found {len(head)}",
+                rule="writer.metadata",
+                where=self.name,
+            )
+        self.head = head
 
     def open(self, target: Target) -> Sink:
         """Return the file's sink, created when it is first needed."""
@@ -107,68 +140,95 @@ class Shard:
 
 
 class SafetensorsWriter:
-    """A ``FormatWriter``; dense tensors only, one file or shards with an index."""
+    """A ``FormatWriter`` and ``LateMetadata``; dense tensors and sparse patches, one file or shards with an index.
+
+    A shard is complete with its last tensor; headers of sparse patches are written at the end, since they tell what
+    base and result are.
+    """
 
     def __init__(
         self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
     ) -> None:
-        self._target, self._name = target, name
+        self._target, self._name, self._specs = target, name, list(specs)
         self._shards = layout(name, specs, metadata, options)
-        self._index = encode_index(split(specs, options.max_shard), [shard.name for shard in self._shards])
-        self._order = [spec.name for spec in specs]
-        self._shard_of = {tensor: shard for shard in self._shards for tensor in shard.places}
+        members = split(specs, options.max_shard)
+        self._index = encode_index(members, [shard.name for shard in self._shards])
+        self._shard_of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
+        self._late = KEY in metadata
         self._next = 0
-        self._current: tuple[TensorSpec, Shard, int] | None = None
-        self._written = 0
-        self._digest = checksums.hasher("crc32c")
+        self._current: TensorSpec | None = None
+        self._pieces: dict[str, Piece] = {}
+        self._written: dict[str, int] = {}
+        self._digests: dict[str, checksums.Hasher] = {}
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs; its file is created now if it is the first there."""
         self._expect(spec.name)
-        shard = self._shard_of[spec.name]
-        shard.open(self._target)
-        self._current, self._written, self._digest = (spec, shard, tensor_bytes(spec)), 0, checksums.hasher("crc32c")
+        self._shard_of[spec.name].open(self._target)
+        self._current = self._specs[self._next]
+        self._pieces = {piece.role: piece for piece in pieces(self._current)}
+        self._written = dict.fromkeys(self._pieces, 0)
+        self._digests = {role: checksums.hasher("crc32c") for role in self._pieces}
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append to the tensor's bytes; more than its shape has are refused."""
-        if self._current is None or role != "data":
-            raise UsageError(f"expected bytes of role 'data' of an open tensor, found {role!r}", rule="writer.role")
-        spec, shard, length = self._current
-        size = memoryview(data).nbytes
-        if self._written + size > length:
-            raise UsageError(f"expected {length} bytes, found more", rule="writer.length", where=spec.name)
-        shard.open(self._target).write_at(shard.places[spec.name] + self._written, data)
-        self._digest.update(memoryview(data).cast("B") if size else b"")
-        self._written += size
+        """Append to one part's bytes; more than its entry has are refused."""
+        if self._current is None or role not in self._pieces:
+            wanted = " or ".join(self._pieces) or "data"
+            raise UsageError(f"expected bytes of role {wanted} of an open tensor, found {role!r}", rule="writer.role")
+        shard, piece = self._shard_of[self._current.name], self._pieces[role]
+        size, position = memoryview(data).nbytes, self._written[role]
+        if position + size > piece.nbytes:
+            raise UsageError(
+                f"expected {piece.nbytes} bytes, found more", rule="writer.length", where=self._current.name
+            )
+        shard.open(self._target).write_at(shard.places[piece.key] + position, data)
+        self._digests[role].update(memoryview(data).cast("B") if size else b"")
+        self._written[role] = position + size
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; the record tells its file, offset, length and CRC-32C."""
+        """Close the tensor; the record tells each part's file, offset, length and CRC-32C."""
         if self._current is None:
             raise UsageError("no tensor is open", rule="writer.role")
-        spec, shard, length = self._current
-        if self._written != length:
-            raise UsageError(f"expected {length} bytes, found {self._written}", rule="writer.length", where=spec.name)
-        blob = [shard.name, shard.places[spec.name], length, self._digest.text()]
+        spec, shard = self._current, self._shard_of[self._current.name]
+        for role, piece in self._pieces.items():
+            if self._written[role] != piece.nbytes:
+                raise UsageError(
+                    f"expected {piece.nbytes} bytes, found {self._written[role]}",
+                    rule="writer.length",
+                    where=spec.name,
+                )
+        blobs = [
+            [shard.name, shard.places[piece.key], piece.nbytes, self._digests[role].text()]
+            for role, piece in self._pieces.items()
+        ]
         self._done(shard)
-        return {"name": spec.name, "blobs": [blob]}
+        return {"name": spec.name, "blobs": blobs}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
         self._expect(record["name"])
         shard = self._shard_of[record["name"]]
         found = [list(blob)[:2] for blob in record["blobs"]]
-        if found != [[shard.name, shard.places[record["name"]]]]:
+        if found != [[shard.name, shard.places[piece.key]] for piece in pieces(self._specs[self._next])]:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
             )
         self._done(shard)
 
+    def amend(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata of a delta, which must take as many bytes as before: tensors have their places."""
+        if not self._late:
+            raise UsageError("expected a delta: other metadata is written early", rule="writer.metadata")
+        text = file_metadata(self._specs, metadata)
+        for shard in self._shards:
+            shard.amend(text)
+
     def finish(self) -> list[str]:
         """Complete all files, write the index if there are shards; return the names."""
-        if self._next != len(self._order):
-            raise UsageError(f"expected {len(self._order)} tensors, found {self._next}", rule="writer.incomplete")
+        if self._next != len(self._specs):
+            raise UsageError(f"expected {len(self._specs)} tensors, found {self._next}", rule="writer.incomplete")
         for shard in self._shards:
-            if not shard.places:  # a file of no tensors; the others were completed with their last tensor
+            if self._late or not shard.places:  # the others were completed with their last tensor
                 shard.complete(self._target)
         names = [shard.name for shard in self._shards]
         if len(self._shards) > 1:
@@ -186,15 +246,15 @@ class SafetensorsWriter:
             shard.close()
 
     def _expect(self, name: str) -> None:
-        if self._current is not None or self._next >= len(self._order) or self._order[self._next] != name:
-            wanted = self._order[self._next] if self._next < len(self._order) else "no more tensors"
+        if self._current is not None or self._next >= len(self._specs) or self._specs[self._next].name != name:
+            wanted = self._specs[self._next].name if self._next < len(self._specs) else "no more tensors"
             raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
 
     def _done(self, shard: Shard) -> None:
         self._current = None
         self._next += 1
         shard.missing -= 1
-        if shard.missing == 0:
+        if shard.missing == 0 and not self._late:
             shard.complete(self._target)
 
 
@@ -209,7 +269,7 @@ def layout(name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], 
         reason = refuses(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="safetensors.unsupported", where=spec.name)
-    text = checked_metadata(metadata)
+    text = file_metadata(specs, metadata)
     shards = split(specs, options.max_shard)
     return [Shard(file, members, text) for file, members in zip(shard_names(name, len(shards)), shards, strict=True)]
 

@@ -1,0 +1,42 @@
+"""Which entries of a safetensors header a tensor takes: one where it is dense, two where it is a sparse patch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ingot.core.dtypes import DTYPES
+from ingot.errors import UsageError
+from ingot.formats.safetensors.patch import CODEC, keys_of
+from ingot.model.spec import TensorSpec
+
+
+class Piece(NamedTuple):
+    """One entry: the part that it holds, its key in the header, element type (Ingot's name), shape and bytes."""
+
+    role: str
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def pieces(spec: TensorSpec) -> list[Piece]:
+    """Return the entries of a tensor that the format does not refuse.
+
+    Raises ``UsageError`` ``writer.length``: a part whose length is not known; the header comes before it.
+    """
+    if spec.codec != CODEC:
+        return [Piece("data", spec.name, spec.dtype, spec.shape, DTYPES[spec.dtype].nbytes(spec.size))]
+    found = []
+    for role, key in zip(("indices", "values"), keys_of(spec.name), strict=True):
+        part = spec.part(role)
+        if part.length is None:
+            raise UsageError("expected to know how many elements differ", rule="writer.length", where=spec.name)
+        dtype = part.type or part.dtype
+        found.append(Piece(role, key, dtype, (part.length * 8 // DTYPES[dtype].bits,), part.length))
+    return found
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes that a tensor takes in a file, header excepted."""
+    return sum(piece.nbytes for piece in pieces(spec))
