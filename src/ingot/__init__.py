@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ingot import numpy as numpy
     from ingot import torch as torch
+    from ingot.adapters.transformers import load_model as load_model
     from ingot.errors import IngotError as IngotError
     from ingot.model.checkpoint import Checkpoint as Checkpoint
     from ingot.model.tensor import Tensor as Tensor
@@ -36,6 +37,7 @@ _NAMES = {
     "convert": "ingot.ops.convert",
     "diff": "ingot.ops.diff",
     "open": "ingot.ops.open",
+    "load_model": "ingot.adapters.transformers",
     "patch": "ingot.ops.patch",
     "revert": "ingot.ops.apply_delta",
     "save": "ingot.ops.save",
@@ -51,6 +53,7 @@ __all__ = [
     "compare",
     "convert",
     "diff",
+    "load_model",
     "numpy",
     "open",
     "patch",

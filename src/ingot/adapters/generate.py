@@ -1,0 +1,122 @@
+"""Greedy generation with a loaded model, timed: the smoke test of a conversion."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.adapters.model_source import AnyPath, model_folder
+from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.transformers_config import EXTRA
+from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.core.extras import require
+from ingot.errors import UnsupportedError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A continuation and what it took.
+
+    ``first_token_seconds`` is the pass over the prompt; ``tokens_per_second`` counts the tokens after the first, None
+    where there is only one. ``stopped`` tells whether the model ended by itself.
+    """
+
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    stopped: bool
+    load: LoadReport
+    first_token_seconds: float
+    tokens_per_second: float | None
+
+
+def generate(
+    path: AnyPath, prompt: str, max_tokens: int = 32, keep_packed: bool = False, dtype: Any = None, **options: Any
+) -> Generated:
+    """Load a model, continue ``prompt`` by the most likely token at each step, and time it.
+
+    Parameters
+    ----------
+    path : path
+        As for ``load_model``; the tokenizer lies in the same folder.
+    max_tokens : int
+        At most so many new tokens, at least 1.
+    **options :
+        For ``load_model``.
+
+    Raises
+    ------
+    UsageError
+        ``generate.max-tokens``, ``generate.prompt``: the prompt has no tokens, or with the new ones too many for the
+        model.
+    UnsupportedError
+        ``generate.no-head``: a model without a language head.
+    IngotError
+        As ``load_model``; ``model.tokenizer``.
+    """
+    if max_tokens < 1:
+        raise UsageError(f"expected at least 1 new token, found {max_tokens}", rule="generate.max-tokens")
+    torch = require("torch", EXTRA)
+    reports: list[LoadReport] = []
+    model = load_model(path, dtype=dtype, keep_packed=keep_packed, report=reports.append, **options)
+    tokenizer = load_tokenizer(model_folder(path))
+    tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
+    require_room(model, tokens.shape[1], max_tokens)
+    found, seconds = greedy(torch, model, tokens, max_tokens)
+    ends = end_tokens(model)
+    text = tokenizer.decode([token for token in found if token not in ends], skip_special_tokens=True)
+    rest = sum(seconds[1:])
+    return Generated(
+        prompt=prompt,
+        text=text,
+        tokens=tuple(found),
+        stopped=found[-1] in ends,
+        load=reports[0],
+        first_token_seconds=seconds[0],
+        tokens_per_second=len(seconds[1:]) / rest if rest else None,
+    )
+
+
+def greedy(
+    torch: Any, model: Any, tokens: Any, count: int, stops: set[int] | None = None
+) -> tuple[list[int], list[float]]:
+    """Return up to ``count`` new tokens after ``tokens`` ([1, n], i64) and the seconds that each took.
+
+    Ends with the first token of ``stops``, by default those that the model's generation config names. Logits are
+    compared as they are: no temperature, no penalty, no sampling.
+    """
+    stops = end_tokens(model) if stops is None else stops
+    found: list[int] = []
+    seconds: list[float] = []
+    cache = None
+    with torch.inference_mode():
+        while len(found) < count and not (found and found[-1] in stops):
+            began = time.perf_counter()
+            output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
+            token = int(output.logits[0, -1].argmax())
+            cache = output.past_key_values
+            tokens = torch.tensor([[token]], device=tokens.device)
+            found.append(token)
+            seconds.append(time.perf_counter() - began)
+    return found, seconds
+
+
+def end_tokens(model: Any) -> set[int]:
+    """Return the tokens with which the model ends a text: those of its generation config."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return set(named) if isinstance(named, list) else set() if named is None else {named}
+
+
+def require_room(model: Any, prompt: int, new: int) -> None:
+    """Refuse a model without a language head (``generate.no-head``) and prompts without tokens or too long."""
+    if not model.can_generate():
+        raise UnsupportedError(
+            f"expected a model with a language head, found {type(model).__name__}", rule="generate.no-head"
+        )
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not prompt or (isinstance(most, int) and prompt + new > most):
+        raise UsageError(
+            f"expected a prompt of 1 to {(most or 0) - new} tokens with {new} new ones, found {prompt}",
+            rule="generate.prompt",
+        )

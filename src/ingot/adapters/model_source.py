@@ -1,0 +1,59 @@
+"""Where a model comes from: the checkpoint that a path stands for, and the folder with its config and tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+
+from ingot.model.checkpoint import Checkpoint
+from ingot.ops.open import open as open_checkpoint
+
+AnyPath = str | PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """An opened checkpoint with the folder that its companions lie in, and why it was taken.
+
+    ``tier`` names the stored form that was chosen (``as stored`` where a path has only one), ``why`` says in words what
+    decided.
+    """
+
+    checkpoint: Checkpoint = field(repr=False)
+    folder: Path
+    tier: str
+    why: str
+
+
+def resolve(
+    path: AnyPath, runtime: str = "torch", keep_packed: bool = False, cache: bool = True, *, verify: bool = True
+) -> ModelSource:
+    """Open the checkpoint that is best loaded for ``path``.
+
+    Parameters
+    ----------
+    path : path
+        Anything that ``ingot.open`` takes.
+    runtime : {"torch", "mlx"}
+        Who will compute.
+    keep_packed : bool
+        Whether quantized weights are wanted as they are stored.
+    cache : bool
+        Whether other stored forms beside the path may be used and made.
+    verify : bool
+        As for ``ingot.open``.
+
+    Raises
+    ------
+    IngotError
+        As ``ingot.open``.
+    """
+    checkpoint = open_checkpoint(path, verify=verify)
+    return ModelSource(checkpoint, model_folder(path), "as stored", f"{fspath(path)} is the only form there is")
+
+
+def model_folder(path: AnyPath) -> Path:
+    """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder."""
+    location = Path(fspath(path))
+    return location if location.is_dir() else location.parent

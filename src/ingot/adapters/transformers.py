@@ -1,0 +1,194 @@
+"""transformers: a running model from any checkpoint that Ingot opens (``spec/loading.md``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import fspath
+from typing import Any, TypedDict, Unpack
+
+from ingot.adapters.model_source import AnyPath, ModelSource, resolve
+from ingot.adapters.transformers_build import build
+from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
+from ingot.adapters.transformers_packed import packable, put_packed
+from ingot.adapters.transformers_weights import Loading, decoded_bytes, is_mapped, require_memory, weights_of
+from ingot.core.dtypes import DTYPES
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.extras import require
+from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.model.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What ``load_model`` did.
+
+    ``format`` is that of the files that were read; ``tier`` and ``why`` say which stored form was chosen and what for;
+    ``dtype`` is a canonical name; ``seconds`` from the path to the complete model, without the import of
+    torch; ``mapped``, ``decoded`` and
+    ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed.
+    """
+
+    path: str
+    format: str
+    tier: str
+    why: str
+    model: str
+    dtype: str
+    device: str
+    seconds: float
+    mapped: int
+    decoded: int
+    packed: int
+
+
+class LoadOptions(TypedDict, total=False):
+    """What ``load_model`` may be told beside what is wanted.
+
+    ``cache`` (true): whether faster stored forms beside the path may be used and made. ``max_ram``: a size that
+    replaces what the machine says is free; decoding more is refused. ``verify`` (true): check the digests of the parts
+    that are used, which reads all of them once, at the speed of memory. ``strict`` (true): refuse tensors that the
+    architecture has no place for. ``report``: called once with a ``LoadReport``.
+    """
+
+    cache: bool
+    max_ram: str | int | None
+    verify: bool
+    strict: bool
+    report: Callable[[LoadReport], object] | None
+
+
+def load_model(
+    path: AnyPath,
+    device: Any = "cpu",
+    dtype: Any = None,
+    keep_packed: bool = False,
+    **options: Unpack[LoadOptions],
+) -> Any:
+    """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
+
+    Weights that are stored as they are wanted stay in the mapped file; the others are decoded once, into the memory
+    that the model keeps. Tied weights stay tied.
+
+    Parameters
+    ----------
+    path : path
+        Anything that ``ingot.open`` takes; config.json lies in the folder, or beside the file.
+    device : str or torch.device
+        Where the weights go.
+    dtype : optional
+        Element type of the floating-point weights, in any spelling; by default config.json's, else that of the first
+        floating-point tensor.
+    keep_packed : bool
+        Leave linear layers of codec ``quantized_group`` with 4 or 8 bits packed and compute from there.
+    **options :
+        See ``LoadOptions``.
+
+    Raises
+    ------
+    FormatError
+        ``model.*``: config.json is missing or wrong, or disagrees with the weights (``spec/loading.md``).
+    UnsupportedError
+        ``model.architecture``, ``model.quantized``, ``model.dtype``.
+    ResourceError
+        ``model.memory``.
+    UsageError
+        ``model.device``, ``model.option``.
+    MissingExtraError
+        torch or transformers is not installed.
+    IngotError
+        As ``ingot.open`` and ``Tensor.numpy``.
+    """
+    unknown = sorted(set(options) - set(LoadOptions.__annotations__))
+    if unknown:
+        known = ", ".join(LoadOptions.__annotations__)
+        raise UsageError(f"expected the options {known}, found {unknown[0][:80]!r}", rule="model.option")
+    torch = require("torch", EXTRA)
+    require("transformers", EXTRA)
+    began = time.perf_counter()
+    place = _device(torch, device)
+    verify, cache = options.get("verify", True), options.get("cache", True)
+    source = resolve(path, "torch", keep_packed, cache, verify=verify)
+    with source.checkpoint as checkpoint:
+        try:
+            model, done = _load(torch, source, _Wanted(place, dtype, keep_packed, options))
+        except IngotError as error:
+            raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
+    report = options.get("report")
+    if report is not None:
+        report(LoadReport(fspath(path), seconds=time.perf_counter() - began, **done))
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    device: Any
+    dtype: Any
+    keep_packed: bool
+    options: LoadOptions
+
+
+def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[str, Any]]:
+    """Build the model; return it with what the report says of it."""
+    checkpoint, place, options = source.checkpoint, wanted.device, wanted.options
+    config = read_config(source.folder, len(checkpoint))
+    kind = model_class(config, str(source.folder))
+    target = _target(torch, wanted.dtype, config, checkpoint)
+    dtype = getattr(torch, str(DTYPES[target].torch))
+    packed = {name for name, tensor in checkpoint.items() if packable(tensor)} if wanted.keep_packed else set()
+    if place.type == "cpu":
+        require_memory(decoded_bytes(checkpoint, target, packed), options.get("max_ram"), checkpoint.location)
+    strict = options.get("strict", True)
+
+    def attempt(some: set[str]) -> Any:
+        loading = Loading(place, some)
+        weights = weights_of(checkpoint, loading)
+        return build(kind, config, weights, loading, dtype, strict=strict, where=checkpoint.location)
+
+    model, kept = put_packed(attempt, packed, dtype, place)
+    generation = read_generation_config(source.folder)
+    if generation is not None and model.can_generate():
+        model.generation_config = generation
+    model.config.name_or_path = str(source.folder)
+    if place.type != "cpu":
+        model.to(place)
+    mapped = sum(tensor.nbytes for tensor in checkpoint.values() if is_mapped(tensor, target))
+    return model, {
+        "format": checkpoint.format,
+        "tier": source.tier,
+        "why": source.why,
+        "model": kind.__name__,
+        "dtype": target,
+        "device": str(place),
+        "mapped": mapped,
+        "decoded": decoded_bytes(checkpoint, target, kept),
+        "packed": sum(checkpoint[name].nbytes for name in kept),
+    }
+
+
+def _device(torch: Any, device: Any) -> Any:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(
+            f"expected a device that this torch has, found {str(device)[:80]!r}", rule="model.device"
+        ) from error
+    if place.type == "meta":
+        raise UsageError("expected a device that holds values, found 'meta'", rule="model.device")
+    return place
+
+
+def _target(torch: Any, dtype: Any, config: Any, checkpoint: Checkpoint) -> str:
+    """Return the canonical name of the parameters' type: as asked, as config.json says, as stored."""
+    asked = dtype if dtype is not None else getattr(config, "dtype", None)
+    if asked is None:
+        rows = (DTYPES.get(tensor.dtype) for tensor in checkpoint.values())
+        asked = next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), "f32")
+    row = resolve_dtype(asked)
+    if not row.is_float or row.bits < 16 or getattr(torch, row.torch or "", None) is None:
+        raise UnsupportedError(
+            f"expected a dtype to compute in (f32, bf16, f16 or f64), found {row.name}", rule="model.dtype"
+        )
+    return row.name

@@ -1,0 +1,168 @@
+"""From a model folder's JSON files to a transformers config, model class and generation config.
+
+Only classes that ship with transformers are taken: code that travels with a model is never run, so ``auto_map`` is
+ignored and ``trust_remote_code`` is not offered.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ingot.core.extras import require
+from ingot.core.oserrors import read_error
+from ingot.errors import FormatError, UnsupportedError
+
+EXTRA = "transformers"
+
+CONFIG = "config.json"
+_GENERATION = "generation_config.json"
+_LARGEST = 16 << 20
+# However small a checkpoint is, so many layers may share its tensors (ALBERT has 12 layers in one group).
+_SHARED_LAYERS = 256
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
+
+
+def read_config(folder: Path, tensors: int) -> Any:
+    """Return the config of the model in ``folder`` as an object of transformers.
+
+    Parameters
+    ----------
+    folder : path
+        Holds config.json.
+    tensors : int
+        Number of tensors in the checkpoint, which bounds the number of layers.
+
+    Raises
+    ------
+    FormatError
+        ``model.config-missing``, ``model.config``: no config.json, or none that transformers accepts.
+    UnsupportedError
+        ``model.architecture``: a model type that this transformers does not have; ``model.quantized``: weights in a
+        quantization of transformers' own.
+    """
+    where = str(folder / CONFIG)
+    values = read_json(folder / CONFIG, "model.config", "model.config-missing")
+    kind = values.get("model_type")
+    mapping = require("transformers.models.auto.configuration_auto", EXTRA).CONFIG_MAPPING
+    if not isinstance(kind, str) or kind not in mapping:
+        raise UnsupportedError(
+            f"expected a model_type that transformers {_version()} has, found {str(kind)[:80]!r}; a newer release may "
+            "know it (code that travels with a model is never run)",
+            rule="model.architecture",
+            where=where,
+        )
+    _refuse_layers(values, max(tensors, _SHARED_LAYERS), where)
+    method = values.get("quantization_config")
+    if isinstance(method, dict) and method.get("quant_method"):
+        raise UnsupportedError(
+            f"expected weights that Ingot decodes, found quant_method {str(method['quant_method'])[:80]!r}; load it "
+            "with transformers itself, or start from the checkpoint it was made of",
+            rule="model.quantized",
+            where=where,
+        )
+    # MLX describes its packing here; what Ingot hands over is decoded, and transformers must not look for packed parts.
+    plain = {key: value for key, value in values.items() if key not in ("quantization", "quantization_config")}
+    try:
+        return mapping[kind].from_dict(plain)
+    except Exception as error:  # whatever a validator of one of hundreds of config classes raises
+        raise FormatError("model.config", f"transformers refuses it: {one_line(error)}", where=where) from error
+
+
+def model_class(config: Any, where: str) -> Any:
+    """Return the class of transformers that the config names, else its causal language model, else its bare model.
+
+    Raises
+    ------
+    UnsupportedError
+        ``model.architecture``: no class of transformers has that name and this config.
+    """
+    named = getattr(config, "architectures", None) or []
+    for name in named:
+        found = _class_named(name, config)
+        if found is not None:
+            return found
+    auto = require("transformers.models.auto.modeling_auto", EXTRA)
+    if not named:
+        for table in (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_MAPPING):
+            if type(config) in table:
+                found = table[type(config)]
+                return found[0] if isinstance(found, tuple) else found
+    raise UnsupportedError(
+        f"expected an architecture that transformers {_version()} has for model_type {config.model_type!r}, found "
+        f"{', '.join(str(name)[:80] for name in named[:4]) or 'none'}",
+        rule="model.architecture",
+        where=where,
+    )
+
+
+def read_generation_config(folder: Path) -> Any:
+    """Return the folder's generation config, None if it has none.
+
+    Raises ``FormatError`` ``model.generation-config``.
+    """
+    if not (folder / _GENERATION).is_file():
+        return None
+    values = read_json(folder / _GENERATION, "model.generation-config", "model.generation-config")
+    try:
+        return require("transformers", EXTRA).GenerationConfig.from_dict(values)
+    except Exception as error:
+        where = str(folder / _GENERATION)
+        raise FormatError(
+            "model.generation-config", f"transformers refuses it: {one_line(error)}", where=where
+        ) from error
+
+
+def read_json(path: Path, rule: str, missing: str) -> dict[str, Any]:
+    """Read a JSON object of at most 16 MiB; NaN and infinities are allowed, as configs have them.
+
+    Raises ``FormatError`` with ``missing`` where there is no such file and with ``rule`` for what is in it.
+    """
+    if not path.is_file():
+        raise FormatError(missing, f"expected {path.name} beside the weights; copy it there", where=str(path.parent))
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise read_error(error, str(path)) from error
+    if len(data) > _LARGEST:
+        raise FormatError(rule, f"expected at most {_LARGEST} bytes of JSON, found more", where=str(path))
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(rule, f"not JSON: {error}", where=str(path)) from error
+    if not isinstance(found, dict):
+        raise FormatError(rule, f"expected a JSON object, found {type(found).__name__}", where=str(path))
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error of another package as one line of at most 300 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _class_named(name: Any, config: Any) -> Any:
+    transformers = require("transformers", EXTRA)
+    base = transformers.PreTrainedModel
+    try:
+        found = getattr(transformers, name) if isinstance(name, str) else None
+    except Exception:  # a lazy import that wants a package which is not here
+        return None
+    fits = isinstance(found, type) and issubclass(found, base) and getattr(found, "config_class", None) is type(config)
+    return found if fits else None
+
+
+def _refuse_layers(values: dict[str, Any], most: int, where: str) -> None:
+    """Refuse layer counts that no checkpoint of so many tensors has, before transformers builds them one by one."""
+    nested = [value for value in values.values() if isinstance(value, dict)]
+    for some in (values, *nested):
+        for key in _COUNTS:
+            count = some.get(key)
+            if isinstance(count, int) and count > most:
+                raise FormatError("model.config", f"expected {key} up to {most}, found {count}", where=where)
+
+
+def _version() -> str:
+    return str(require("transformers", EXTRA).__version__)

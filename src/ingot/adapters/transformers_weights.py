@@ -1,0 +1,146 @@
+"""A checkpoint's tensors as transformers' loader takes them: by name, each decoded when its place is known.
+
+transformers asks a state dict's values for ``value[...]`` and then for ``.to(device, dtype)``, from a few threads,
+after it has renamed the keys (``core_model_loading.spawn_materialize``). A ``Weight`` decodes at that moment, straight
+into the type wanted: what is stored as wanted stays in the mapped file, what is packed is decoded once, into its last
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingot.adapters.torch import from_numpy
+from ingot.codecs.base import FLOAT_TARGETS
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import DTYPES
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.extras import require
+from ingot.core.memory import available_ram, format_size, parse_size
+from ingot.errors import ResourceError
+from ingot.model.tensor import Tensor
+
+# Set on a parameter without values: the stored tensor that stands for it until the model is complete.
+PACKED = "ingot_tensor"
+
+
+@dataclass(slots=True)
+class Loading:
+    """How the weights of one model are to be made, and what went wrong while they were.
+
+    Parameters
+    ----------
+    device : torch.device
+    packed : set of str
+        Names of tensors that are not decoded: a parameter on device meta stands for each, marked ``PACKED``.
+    failures : list
+        The errors of decoding; transformers would wrap them in a report.
+    """
+
+    device: Any
+    packed: set[str] = field(default_factory=set)
+    failures: list[BaseException] = field(default_factory=list)
+
+
+class Weight:
+    """One tensor on its way into a model."""
+
+    __slots__ = ("_loading", "tensor")
+
+    def __init__(self, tensor: Tensor, loading: Loading) -> None:
+        self.tensor = tensor
+        self._loading = loading
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    def __getitem__(self, key: Any) -> Weight:
+        """Return itself for ``[...]``: the values are made by ``to``, which knows the type."""
+        return self
+
+    def to(self, device: Any = None, dtype: Any = None) -> Any:
+        """Return the values as a tensor of ``dtype`` on the device of this loading."""
+        try:
+            if self.tensor.name in self._loading.packed:
+                return _stand_in(self.tensor, dtype)
+            return materialize(self.tensor, dtype, self._loading.device)
+        except BaseException as error:
+            self._loading.failures.append(error)
+            raise
+
+
+def weights_of(tensors: Mapping[str, Tensor], loading: Loading) -> dict[str, Weight]:
+    """Return the state dict that transformers loads from."""
+    return {name: Weight(tensor, loading) for name, tensor in tensors.items()}
+
+
+def materialize(tensor: Tensor, dtype: Any, device: Any) -> Any:
+    """Return a tensor's values as a ``torch.Tensor`` of a torch ``dtype``, as ``Tensor.to`` of the stored values does.
+
+    Lossy codecs decode into ``dtype`` at once: the float32 value is rounded once, and nothing is held twice.
+    """
+    target = None if dtype is None else resolve_dtype(dtype).name
+    if target in FLOAT_TARGETS and _decodes_to_any(tensor):
+        return _placed(from_numpy(tensor.numpy(target)), device)
+    value = from_numpy(tensor.numpy())
+    if dtype is not None and value.is_floating_point():
+        value = value.to(dtype)
+    return _placed(value, device)
+
+
+def is_mapped(tensor: Tensor, target: str) -> bool:
+    """Whether a tensor wanted as ``target`` (a canonical name) costs no memory of its own: its file is mapped."""
+    data = tensor.parts.get("data")
+    if tensor.codec != "dense" or data is None or data.encoding != "raw" or not data.source.mapped:
+        return False
+    row = DTYPES.get(tensor.dtype)
+    return row is not None and tensor.dtype == data.dtype and (not row.is_float or tensor.dtype == target)
+
+
+def decoded_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str]) -> int:
+    """Return the bytes of memory that decoding will take for all tensors that are neither mapped nor kept packed."""
+    return sum(
+        tensor.size * _itemsize(tensor, target)
+        for name, tensor in tensors.items()
+        if name not in packed and not is_mapped(tensor, target)
+    )
+
+
+def require_memory(needed: int, max_ram: str | int | None, where: str) -> None:
+    """Refuse to decode more than there is room for: rule ``model.memory``.
+
+    ``max_ram`` is a size that replaces what the machine and its control groups say is free.
+    """
+    room = available_ram() if max_ram is None else parse_size(max_ram)
+    if needed > room:
+        raise ResourceError(
+            f"expected room for {format_size(needed)} of decoded weights, found {format_size(room)}; keep them packed, "
+            "take a smaller dtype, close other programs, or set max_ram if this figure is wrong",
+            rule="model.memory",
+            where=where,
+        )
+
+
+def _itemsize(tensor: Tensor, target: str) -> int:
+    row = DTYPES.get(tensor.dtype)
+    return DTYPES[target].nbytes(1) if row is None or row.is_float else row.nbytes(1)
+
+
+def _decodes_to_any(tensor: Tensor) -> bool:
+    codec = CODECS.get(tensor.codec)
+    return codec is not None and not codec.lossless
+
+
+def _stand_in(tensor: Tensor, dtype: Any) -> Any:
+    torch = require("torch", "torch")
+    empty = torch.empty(tensor.shape, dtype=dtype, device="meta")
+    parameter = torch.nn.Parameter(empty, requires_grad=False)
+    setattr(parameter, PACKED, tensor)
+    return parameter
+
+
+def _placed(value: Any, device: Any) -> Any:
+    return value if device.type == "cpu" else value.to(device)

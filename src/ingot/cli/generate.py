@@ -1,0 +1,59 @@
+"""``ingot generate``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.output import Json, print_json, size_text
+from ingot.errors import printable
+
+EPILOG = (
+    "Examples:\n\n"
+    '  ingot generate ./Llama-3-8B "Once upon a time"\n\n'
+    '  ingot generate ./packed "The kernel" --keep-packed --max-tokens 64\n\n'
+    '  ingot generate model.zt "The kernel" --dtype f32 --json'
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("generate", epilog=EPILOG)(command)
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many new tokens.")] = 32,
+    keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Element type of the weights; config.json's by default.")] = None,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,
+    json: Json = False,
+) -> None:
+    """Load a model with transformers, continue a prompt, always by the likeliest token, and say what it took.
+
+    Needs the extra transformers. The text goes to stdout, the figures to stderr.
+    """
+    from ingot.adapters.generate import generate
+
+    found = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache)
+    if json:
+        print_json(found)
+        return
+    print(found.prompt + found.text)
+    for line in summary(found):
+        typer.echo(line, err=True)
+
+
+def summary(found: Any) -> list[str]:
+    """Return what a load and a generation took, as lines."""
+    load = found.load
+    speed = "" if found.tokens_per_second is None else f", then {found.tokens_per_second:.3g} tokens/s"
+    end = ", ended by itself" if found.stopped else ""
+    times = f"loaded in {load.seconds:.3f} s, first token after {found.first_token_seconds:.3f} s{speed}"
+    return [
+        f"{load.model}, {load.dtype}, from {load.format}: {load.tier} ({printable(load.why)})",
+        f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {size_text(load.packed)} kept packed",
+        f"{times}; {len(found.tokens)} tokens{end}",
+    ]
