@@ -96,11 +96,18 @@ AffineChoice choice(std::string_view method, int bits, bool is_signed, bool symm
 
 std::tuple<int, std::size_t> quantize(const InArray& values, std::string_view dtype, const OutBytes& packed,
                                       const OutArray& scales, const std::optional<OutArray>& zeros,
-                                      const Layout& layout, std::string_view scale_dtype, std::string_view method) {
+                                      const Layout& layout, std::string_view scale_dtype, std::string_view method,
+                                      int zero_point) {
   const Dtype scale_type = float_type(scale_dtype), type = float_type(dtype);
   require(values.ndim() == 2 && values.shape(1) == layout.cols, "expected values of rows x cols");
   require_elements(values, type, "expected aligned values of the named type");
-  const AffineChoice how = choice(method, layout.bits, layout.is_signed, !zeros.has_value(), scale_type);
+  require(zero_point >= -1 && zero_point < 1 << layout.bits && (zero_point < 0 || (!layout.is_signed && !zeros)),
+          "expected a constant zero point among unsigned codes and no zeros beside it");
+  AffineChoice how = choice(method, layout.bits, layout.is_signed || zero_point >= 0, !zeros.has_value(), scale_type);
+  how.offset = layout.offset;
+  how.zero_point = zero_point;
+  require(zero_point < 0 || (zero_point > 0 && zero_point < (1 << layout.bits) - 1), "expected codes on both sides of zero");
+  require(!how.offset || (zeros && !layout.is_signed && !how.given), "expected zeros and unsigned codes to choose offsets");
   require(how.given || !layout.per_tensor, "expected a given scale where one serves the tensor");
   check(layout, values.shape(0), packed, scales, zeros, scale_type);
   const AffineLayout at = layout.with(values.shape(0));
@@ -156,7 +163,7 @@ void bind_affine(nb::module_& m) {
         "Decode whole rows and add them to base: product and sum rounded to f32, then once to the type. out may be base.");
   m.def("affine_quantize", &quantize, nb::arg("values"), nb::arg("dtype"), nb::arg("packed"), nb::arg("scales"),
         nb::arg("zeros").none(), nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("method"),
-        "Quantize whole rows. Returns (0, 0), (1, index of a value that is not finite) or (2, index of the first value of a "
+        nb::arg("zero_point") = -1, "Quantize whole rows. Returns (0, 0), (1, index of a value that is not finite) or (2, index of the first value of a "
         "group whose scale overflows its type).");
   m.def("affine_range", &range, nb::arg("values"), nb::arg("dtype"),
         "Minimum and maximum of the values and 0, and the index of the first that is not finite (or the size).");

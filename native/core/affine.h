@@ -16,6 +16,8 @@ struct AffineChoice {
   bool given;        // scales and zeros are inputs
   Dtype scale_type;  // f32, f16 or bf16
   float shift;       // of zero points: 2^(bits - 1) where codes that have them are two's complement, else 0
+  bool offset = false;  // zeros are offsets, the least value of a group: q = rint((w - z) / s)
+  int zero_point = -1;  // of every code, where symmetric codes are unsigned; else -1
 };
 
 struct AffineStatus {

@@ -18,13 +18,14 @@ inline float round_even(float x) { return (x + kRound) - kRound; }
 // minima and maxima vectorize, and see NaN.
 inline float from_key(std::int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31) & kMagnitude)); }
 
-// Codes and their limits: q = clip(rint(w / s), low, high) + zero, taken modulo 2^bits. `zero` is as it is stored: less
-// than that of the unsigned codes by the choice's shift.
+// Codes and their limits: q = clip(rint((w - offset) / s), low, high) + zero, taken modulo 2^bits. `zero` is as it is
+// stored: less than that of the unsigned codes by the choice's shift.
 struct Grid {
   float low;
   float high;
   float scale;
   float zero;
+  float offset = 0;
 };
 
 struct Chooser {
@@ -46,18 +47,47 @@ struct Chooser {
   // Limits for a scale and zero point that are settled; `signed` codes where symmetric.
   Grid limits(float scale, float zero) const {
     const float half = static_cast<float>(1 << (bits - 1)), levels = static_cast<float>((1 << bits) - 1);
+    if (choice.symmetric && choice.zero_point >= 0) {
+      const float constant = static_cast<float>(choice.zero_point);
+      return {-constant, levels - constant, scale, constant};
+    }
     if (choice.symmetric) return {-half, half - 1, scale, 0};
     const float offset = zero + choice.shift;
     return {-offset, levels - offset, scale, zero};
+  }
+
+  // The largest magnitude of a code that is there with either sign.
+  float symmetric_most() const {
+    const int top = (1 << (bits - 1)) - 1, point = choice.zero_point, above = (1 << bits) - 1 - point;
+    return static_cast<float>(point < 0 ? top : point < above ? point : above);
+  }
+
+  float round_offset(float offset) const {
+    if (choice.scale_type == Dtype::f16) return f16_to_f32(f32_to_f16(offset));
+    if (choice.scale_type == Dtype::bf16) return bf16_to_f32(f32_to_bf16(offset));
+    return offset;
+  }
+
+  // A range that need not hold 0, shrunk towards its middle; the scale is infinite where a type cannot hold it or the
+  // offset.
+  Grid offset_candidate(float low, float high, int k) const {
+    const float levels = static_cast<float>((1 << bits) - 1);
+    const float off = (high - low) * (static_cast<float>(k) * 0x1p-6f);
+    const float bottom = low + off, top = high - off;
+    const float offset = round_offset(bottom);
+    float scale = low == high ? 1.0f : round_scale((top - bottom) / levels);
+    if (!is_finite(offset)) scale = std::bit_cast<float>(kInfinity);
+    return {0, levels, scale, 0, offset};
   }
 
   // The grid of a range shrunk by 1 - k / 32.
   Grid candidate(float low, float high, int k) const {
     const float levels = static_cast<float>((1 << bits) - 1);
     const float shrink = static_cast<float>(32 - k) * 0x1p-5f;
+    if (choice.offset) return offset_candidate(low, high, k);
     if (!(low < 0) && !(high > 0)) return limits(1, 0 - choice.shift);
     if (choice.symmetric) {
-      const float most = static_cast<float>((1 << (bits - 1)) - 1);
+      const float most = symmetric_most();
       const float magnitude = -low > high ? -low : high;
       return limits(round_scale(magnitude * shrink / most), 0);
     }

@@ -8,15 +8,20 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-template <Dtype kDtype>
+// Minimum and maximum of the values, and of 0 if asked.
+template <Dtype kDtype, bool kAndZero = true>
 AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
   constexpr std::size_t width = sizeof(Ints) / sizeof(std::int32_t);
   Ints lows{}, highs{};
+  if constexpr (!kAndZero) {
+    lows = lows + kMagnitude;
+    highs = highs - kMagnitude - 1;
+  }
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
     std::size_t count = n - start < kBlock ? n - start : kBlock;
     load_block<kDtype>(in + start, count, block);
-    for (; count % width; ++count) block[count] = 0;
+    for (; count % width; ++count) block[count] = kAndZero ? 0 : block[0];
     for (std::size_t i = 0; i < count; i += width) {
       Ints bits;
       std::memcpy(&bits, block + i, sizeof bits);
@@ -25,8 +30,8 @@ AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
       highs = keys > highs ? keys : highs;
     }
   }
-  std::int32_t low = 0, high = 0;
-  for (std::size_t lane = 0; lane < width; ++lane) {
+  std::int32_t low = lows[0], high = highs[0];
+  for (std::size_t lane = 1; lane < width; ++lane) {
     low = lows[lane] < low ? lows[lane] : low;
     high = highs[lane] > high ? highs[lane] : high;
   }
@@ -36,12 +41,17 @@ AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
   return range;
 }
 
-// rint(w / s) clipped.
+// rint((w - z) / s) clipped, with z an offset or 0.
 inline float level(float value, const Grid& grid) {
-  float t = value / grid.scale;
+  float t = (value - grid.offset) / grid.scale;
   t = t > grid.low ? t : grid.low;
   t = t < grid.high ? t : grid.high;
   return round_even(t);
+}
+
+inline float squared_error(float value, const Grid& grid) {
+  const float error = value - (grid.scale * level(value, grid) + grid.offset);
+  return error * error;
 }
 
 // Codes of `n` values; up to kLanes - 1 codes after them are overwritten.
@@ -66,18 +76,15 @@ void squared_errors(const TypeOf<kDtype>* in, std::size_t n, const Grid* grids, 
   alignas(64) float sums[kCandidates][kLanes] = {};
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
-    std::size_t size = n - start < kBlock ? n - start : kBlock;
+    const std::size_t size = n - start < kBlock ? n - start : kBlock, whole = size / kLanes * kLanes;
     load_block<kDtype>(in + start, size, block);
-    for (; size % kLanes; ++size) block[size] = 0;
     for (int k = 0; k < count; ++k) {
       const Grid grid = grids[k];
       alignas(64) float sum[kLanes];
       for (std::size_t lane = 0; lane < kLanes; ++lane) sum[lane] = sums[k][lane];
-      for (std::size_t i = 0; i < size; i += kLanes)
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-          const float error = block[i + lane] - grid.scale * level(block[i + lane], grid);
-          sum[lane] += error * error;
-        }
+      for (std::size_t i = 0; i < whole; i += kLanes)
+        for (std::size_t lane = 0; lane < kLanes; ++lane) sum[lane] += squared_error(block[i + lane], grid);
+      for (std::size_t i = whole; i < size; ++i) sum[i - whole] += squared_error(block[i], grid);
       for (std::size_t lane = 0; lane < kLanes; ++lane) sums[k][lane] = sum[lane];
     }
   }
@@ -92,7 +99,8 @@ void squared_errors(const TypeOf<kDtype>* in, std::size_t n, const Grid* grids, 
 template <Dtype kDtype>
 Grid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser) {
   const Grid first = chooser.candidate(range.low, range.high, 0);
-  if (!chooser.choice.search || (!(range.low < 0) && !(range.high > 0))) return first;
+  const bool flat = chooser.choice.offset ? range.low == range.high : !(range.low < 0) && !(range.high > 0);
+  if (!chooser.choice.search || flat) return first;
   Grid grids[kCandidates];
   int count = 0;
   for (int k = 0; k < kCandidates; ++k) {
@@ -128,7 +136,8 @@ AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const 
       for (std::size_t from = start, until; from < end; from = until) {
         if (from == group_end) {
           group_end = at.cols - from < group ? at.cols : from + group;
-          const AffineRange range = range_of<kDtype>(values + from, group_end - from);
+          const AffineRange range = choice.offset ? range_of<kDtype, false>(values + from, group_end - from)
+                                                  : range_of<kDtype>(values + from, group_end - from);
           const std::size_t element = row * at.cols + from;
           if (range.bad < group_end - from) return {AffineStatus::non_finite, element + range.bad};
           if (choice.given) {
@@ -138,7 +147,7 @@ AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const 
             grid = choose<kDtype>(values + from, group_end - from, range, chooser);
             if (!is_finite(grid.scale)) return {AffineStatus::scale_overflow, element};
             store_at(scales, choice.scale_type, index, grid.scale);
-            if (zeros) store_at(zeros, choice.scale_type, index, grid.zero);
+            if (zeros) store_at(zeros, choice.scale_type, index, choice.offset ? grid.offset : grid.zero);
           }
           ++index;
         }

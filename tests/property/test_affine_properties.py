@@ -26,6 +26,17 @@ CODEC = AffineCodec()
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
     symmetric = draw(st.booleans())
+    if draw(st.integers(0, 3)) == 0:
+        return {
+            "bits": draw(st.integers(1, 8)),
+            "group": draw(st.one_of(st.integers(1, 50), st.just("row"))),
+            "symmetric": False,
+            "signed": False,
+            "zero_kind": "offset",
+            "scales": draw(st.sampled_from(("f32", "f16", "bf16"))),
+            "bit_order": draw(st.sampled_from(("lsb", "msb"))),
+            "quantizer": draw(st.sampled_from(("minmax", "mse"))),
+        }
     return {
         "bits": draw(st.integers(2 if symmetric else 1, 8)),
         "group": draw(st.one_of(st.integers(1, 50), st.sampled_from(("row", "tensor")))),
@@ -71,6 +82,7 @@ def check_reference(array: Array, chosen: dict[str, Any], tensor: Tensor) -> Non
         chosen["scales"],
         search=chosen["quantizer"] == "mse",
         per_tensor=chosen["group"] == "tensor",
+        offset=chosen.get("zero_kind") == "offset",
     )
     codes, scales, zeros = reference.quantize(array, grid)
     if chosen["signed"] and not chosen["symmetric"]:
@@ -94,7 +106,7 @@ def test_error_is_at_most_half_a_step(array: Array, bits: int, group: int, symme
 @given(weights(), options())
 def test_signed_codes_with_zero_points_stand_for_the_same_values(array: Array, chosen: dict[str, Any]) -> None:
     exact = array.astype(np.float32)
-    way = {**chosen, "symmetric": False, "quantizer": "minmax"}
+    way = {**chosen, "symmetric": False, "quantizer": "minmax", "zero_kind": "point"}
     plain, signed = (encode_tensor(CODEC, exact, {**way, "signed": flag}, dtype="f32") for flag in (False, True))
     assert plain.numpy().tobytes() == signed.numpy().tobytes()
     half = 2 ** (chosen["bits"] - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,17 @@ class TestAffineCodec(CodecSuite):
         *(Case((5, 77), "f16", {"quantizer": "mse", "symmetric": way, "group": "tensor"}) for way in (True, False)),
         *(Case(shape, "f32", {"group": "tensor", "symmetric": False}) for shape in ((), (0, 3), (3, 0))),
         *(Case(shape, "f32", {"group": "row", "bits": 8}) for shape in ((), (0, 3), (3, 0))),
+        *(
+            Case((5, 77), dtype, {"zero_kind": "offset", "bits": width, "group": 10, "quantizer": way, "scales": dtype})
+            for dtype, width, way in product(("f32", "f16", "bf16"), (2, 3, 4, 8), ("minmax", "mse"))
+        ),
+        *(Case(shape, "f32", {"group": "row", "zero_kind": "offset"}) for shape in ((), (0, 3), (3, 0))),
+        *(Case((5, 77), dtype, {"scales": "source"}) for dtype in ("f64", "bf16")),
+        *(Case((5, 77), "f32", {"bits": 4, "group": 10, "zero_point": point}) for point in (1, 7, 8, 14)),
+        *(Case((4, 3, 2, 2), "f32", {"bits": 8, "group": "row", "cut": "axis0"}),),
+        *(Case(shape, "f32", {"bits": 5, "group": 2, "cut": "axis0"}) for shape in ((), (4,), (3, 7, 3), (0, 3, 2))),
+        *(Case(shape, "bf16", {"bits": 3, "group": 16, "cut": "flat"}) for shape in ((6, 24), (2, 3, 8), (5, 48))),
+        Case((6, 24), "f32", {"bits": 3, "group": 16, "cut": "flat", "zero_point": 3, "scales": "f32"}),
     )
     min_snr_db = 3.0
 
@@ -341,7 +353,51 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
     {"quantizer": "absmax", "symmetric": False},
     {"quantizer": "minmax", "symmetric": True},
     {"group_size": 4},
+    {"zero_kind": "slope"},
+    {"zero_kind": "offset", "symmetric": True},
+    {"zero_kind": "offset", "signed": True},
+    {"zero_kind": "offset", "group": "tensor"},
+    {"zero_kind": "offset", "unbiased": True},
+    {"zero_kind": "offset", "quantizer": "absmax"},
+    {"zero_kind": "offset", "zero_point": 3},
+    {"zero_point": 0},
+    {"zero_point": 15},
+    {"zero_point": 7.0},
+    {"zero_point": True},
+    {"zero_point": 7, "signed": True},
+    {"zero_point": 7, "symmetric": False},
+    {"zero_point": 7, "group": "tensor"},
+    {"cut": "columns"},
+    {"cut": "flat", "group": 3},
+    {"cut": "flat", "group": "row"},
+    {"cut": "axis0", "group": "tensor"},
 ]
+
+
+def test_formulas_of_squish() -> None:
+    """Offset: z = min, s = (max - min) / 15, 1 where equal. Constant: q + 7 with s = max / 7 (section 4)."""
+    rng = np.random.default_rng(1)
+    weights = rng.normal(0, 1, (3, 64)).astype(np.float32)
+    weights[1] = 0.25
+    offset = affine(weights, bits=4, group=32, zero_kind="offset", scales="f32")
+    groups = weights.reshape(3, 2, 32)
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    assert offset.parts["zeros"].array().tobytes() == low.tobytes()
+    wanted = np.where(low == high, np.float32(1), (high - low) / np.float32(15))
+    assert offset.parts["scales"].array().tobytes() == wanted.astype(np.float32).tobytes()
+    assert (np.abs(offset.numpy().reshape(3, 2, 32) - groups) <= wanted[:, :, None] * 0.5001).all()
+    constant = affine(weights, bits=4, group=32, zero_point=7, scales="f32")
+    assert constant.params["zero_point"] == 7
+    assert constant.params["signed"] is False
+    most = np.abs(groups).max(axis=2)
+    assert constant.parts["scales"].array().tobytes() == (most / np.float32(7)).tobytes()
+    codes = codes_of(constant).reshape(3, 2, 32)
+    assert np.array_equal(codes, np.rint(groups / (most / np.float32(7))[:, :, None]) + 7)
+
+
+def test_an_offset_past_its_type_is_refused() -> None:
+    weights = np.full((1, 4), 70000, np.float32)
+    assert refused(CodecError, lambda: affine(weights, zero_kind="offset", scales="f16")) == "affine.scale-overflow"
 
 
 @pytest.mark.parametrize("options", WRONG_OPTIONS, ids=str)

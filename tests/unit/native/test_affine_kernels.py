@@ -161,6 +161,13 @@ def test_quantize(bits: int, source: str, search: bool) -> None:
                 check_quantize(values, source, grid, signed=symmetric, msb=bool(cols % 2))
                 if not symmetric and cols < 200:
                     check_quantize(values, source, grid, signed=True, msb=bool(cols % 2))
+            grid = Grid(bits, group, False, scale_dtype, search, offset=True)
+            check_quantize(values, source, grid, signed=False, msb=bool(cols % 2))
+            if bits > 1:
+                grid = Grid(
+                    bits, group, True, scale_dtype, search, zero_point=2 ** (bits - 1) - (index % 2 and bits > 2)
+                )
+                check_quantize(values, source, grid, signed=False, msb=bool(cols % 2))
 
 
 def check_quantize(values: Array, source: str, grid: Grid, *, signed: bool, msb: bool) -> None:
@@ -176,9 +183,10 @@ def check_quantize(values: Array, source: str, grid: Grid, *, signed: bool, msb:
         packed.reshape(-1),
         as_bits(found[0]),
         None if grid.symmetric else as_bits(found[1]),
-        layout(values.shape[1], grid.group, grid.bits, signed=signed, msb=msb),
+        layout(values.shape[1], grid.group, grid.bits, signed=signed, msb=msb, offset=grid.offset),
         grid.scale_dtype,
         "mse" if grid.search else "range",
+        -1 if grid.zero_point is None else grid.zero_point,
     )
     if overflows.any():
         row, group = np.argwhere(overflows)[0]

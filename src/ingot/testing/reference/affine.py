@@ -26,6 +26,7 @@ class Grid:
     search: bool = False
     per_tensor: bool = False
     offset: bool = False
+    zero_point: int | None = None
 
 
 def unpack(packed: Array, cols: int, bits: int, *, msb: bool) -> Array:
@@ -106,20 +107,35 @@ def _spread(values: Array, grid: Grid, shape: tuple[int, ...]) -> Array:
 def candidates(low: Array, high: Array, grid: Grid) -> tuple[Array, Array]:
     """Return scales and zeros [24, n] (f32, already rounded to the scale dtype) for ranges that include 0."""
     shrink, levels = SHRINK[:, None], np.float32(2**grid.bits - 1)
+    if grid.offset:
+        return _offset_candidates(low, high, grid)
     if grid.symmetric:
-        scale = _rounded(np.maximum(-low, high) * shrink / np.float32(2 ** (grid.bits - 1) - 1), grid)
-        zero = np.zeros_like(scale)
-    else:
-        scale = _rounded((high * shrink - low * shrink) / levels, grid)
-        zero = np.rint(np.minimum(-(low * shrink) / scale, levels)) + np.float32(0)
+        most = 2 ** (grid.bits - 1) - 1
+        if grid.zero_point is not None:
+            most = min(grid.zero_point, 2**grid.bits - 1 - grid.zero_point)
+        scale = _rounded(np.maximum(-low, high) * shrink / np.float32(most), grid)
+        zero = np.full_like(scale, grid.zero_point or 0)
+        return np.where((low == 0) & (high == 0), np.float32(1), scale), zero
+    scale = _rounded((high * shrink - low * shrink) / levels, grid)
+    zero = np.rint(np.minimum(-(low * shrink) / scale, levels)) + np.float32(0)
     flat = (low == 0) & (high == 0)
     return np.where(flat, np.float32(1), scale), np.where(flat, np.float32(0), zero)
+
+
+def _offset_candidates(low: Array, high: Array, grid: Grid) -> tuple[Array, Array]:
+    """Ranges that need not hold 0, shrunk towards their middle; infinite scales where a type has no room."""
+    off = (high - low) * (np.arange(24, dtype=np.float32) / np.float32(64))[:, None]
+    bottom, top = low + off, high - off
+    offset = bottom.astype(numpy_dtype(grid.scale_dtype)).astype(np.float32)
+    scale = _rounded((top - bottom) / np.float32(2**grid.bits - 1), grid)
+    scale = np.where(low == high, np.float32(1), scale)
+    return np.where(np.isfinite(offset), scale, np.float32(np.inf)), offset
 
 
 def squared_errors(weights: Array, scale: Array, zero: Array, grid: Grid) -> Array:
     """Return each row's sum of (w - s (q - z))^2 in f32: 16 partial sums, then added in halves."""
     level = _levels(weights, scale, zero, grid)
-    error = weights - scale[:, None] * level
+    error = weights - (scale[:, None] * level + (zero[:, None] if grid.offset else np.float32(0)))
     squares = error * error
     padded = np.zeros((len(weights), -(-weights.shape[1] // 16) * 16), np.float32)
     padded[:, : weights.shape[1]] = squares
@@ -138,7 +154,10 @@ def _rounded(scale: Array, grid: Grid) -> Array:
 
 def _levels(weights: Array, scale: Array, zero: Array, grid: Grid) -> Array:
     """Return rint(w / s), clipped: q - z."""
-    if grid.symmetric:
+    if grid.offset:
+        level = np.rint((weights - zero[:, None]) / scale[:, None])
+        return np.asarray(np.clip(level, np.float32(0), np.float32(2**grid.bits - 1)))
+    if grid.symmetric and grid.zero_point is None:
         half = np.float32(2 ** (grid.bits - 1))
         low, high = np.full_like(zero, -half), np.full_like(zero, half - 1)
     else:
@@ -147,18 +166,20 @@ def _levels(weights: Array, scale: Array, zero: Array, grid: Grid) -> Array:
 
 
 def _codes(weights: Array, scale: Array, zero: Array, grid: Grid) -> Array:
-    level = _levels(weights, scale, zero, grid) + zero[:, None]
+    level = _levels(weights, scale, zero, grid) + (np.float32(0) if grid.offset else zero[:, None])
     return np.asarray(level.astype(np.int32) & (2**grid.bits - 1), np.uint8)
 
 
-def _range(weights: Array) -> tuple[Array, Array]:
+def _range(weights: Array, grid: Grid) -> tuple[Array, Array]:
+    if grid.offset:
+        return weights.min(axis=1), weights.max(axis=1)
     zero = np.zeros((len(weights), 1), np.float32)
     both = np.concatenate([weights, zero], axis=1)
     return both.min(axis=1), both.max(axis=1)
 
 
 def _choose(weights: Array, grid: Grid) -> tuple[Array, Array]:
-    scales, zeros = candidates(*_range(weights), grid)
+    scales, zeros = candidates(*_range(weights, grid), grid)
     if not grid.search:
         return scales[0], zeros[0]
     errors = np.stack([squared_errors(weights, s, z, grid) for s, z in zip(scales, zeros, strict=True)])
@@ -176,7 +197,7 @@ def _pick(scales: Array, zeros: Array, errors: Array) -> tuple[Array, Array]:
 
 
 def _choose_for_tensor(weights: Array, grid: Grid) -> tuple[Any, Any]:
-    low, high = _range(weights.reshape(1, -1))
+    low, high = _range(weights.reshape(1, -1), grid)
     scales, zeros = candidates(low, high, grid)
     if not grid.search:
         return scales[0, 0], zeros[0, 0]
