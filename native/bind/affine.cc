@@ -163,7 +163,8 @@ void bind_affine(nb::module_& m) {
         "Decode whole rows and add them to base: product and sum rounded to f32, then once to the type. out may be base.");
   m.def("affine_quantize", &quantize, nb::arg("values"), nb::arg("dtype"), nb::arg("packed"), nb::arg("scales"),
         nb::arg("zeros").none(), nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("method"),
-        nb::arg("zero_point") = -1, "Quantize whole rows. Returns (0, 0), (1, index of a value that is not finite) or (2, index of the first value of a "
+        nb::arg("zero_point") = -1,
+        "Quantize whole rows. Returns (0, 0), (1, index of a value that is not finite) or (2, index of the first value of a "
         "group whose scale overflows its type).");
   m.def("affine_range", &range, nb::arg("values"), nb::arg("dtype"),
         "Minimum and maximum of the values and 0, and the index of the first that is not finite (or the size).");
