@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ingot.ops.diff import diff as diff
     from ingot.ops.open import open as open
     from ingot.ops.patch import patch as patch
+    from ingot.ops.plan_ane import plan as plan
     from ingot.ops.save import save as save
     from ingot.ops.verify import verify as verify
 
@@ -36,9 +37,10 @@ _NAMES = {
     "compare": "ingot.ops.compare",
     "convert": "ingot.ops.convert",
     "diff": "ingot.ops.diff",
-    "open": "ingot.ops.open",
     "load_model": "ingot.adapters.transformers",
+    "open": "ingot.ops.open",
     "patch": "ingot.ops.patch",
+    "plan": "ingot.ops.plan_ane",
     "revert": "ingot.ops.apply_delta",
     "save": "ingot.ops.save",
     "verify": "ingot.ops.verify",
@@ -57,6 +59,7 @@ __all__ = [
     "numpy",
     "open",
     "patch",
+    "plan",
     "revert",
     "save",
     "torch",

@@ -18,7 +18,23 @@ import typer
 from typer.core import TyperGroup
 
 import ingot
-from ingot.cli import cache, catalog, compare, convert, demo, diff, doctor, extract, inspect, patch, verify
+from ingot.cli import (
+    cache,
+    catalog,
+    compare,
+    convert,
+    demo,
+    diff,
+    doctor,
+    eval,
+    extract,
+    generate,
+    inspect,
+    lut,
+    patch,
+    plan,
+    verify,
+)
 from ingot.cli.output import reader_may_leave
 from ingot.errors import IngotError, printable
 
@@ -46,7 +62,7 @@ INTERRUPTED = 130
 
 _DEBUG = {"on": False}
 
-for module in (demo, convert, inspect, verify, compare, diff, patch, extract, cache, catalog, doctor):
+for module in (demo, convert, inspect, verify, compare, diff, patch, extract, plan, lut, generate, eval, cache, catalog, doctor):
     module.register(app)
 
 

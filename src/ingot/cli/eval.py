@@ -1,0 +1,57 @@
+"""``ingot eval``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ingot.cli.output import Json, number, print_json, size_text, table
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot eval ./Llama-3-8B --text heldout.txt\n\n"
+    "  ingot eval ./packed --text heldout.txt --reference ./Llama-3-8B --keep-packed\n\n"
+    "  ingot eval model.zt --text heldout.txt --window 512 --sequences 32 --json"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("eval", epilog=EPILOG)(command)
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
+    text: Annotated[str, typer.Option(help="Text file in UTF-8 that the model was not trained on.")],
+    reference: Annotated[str | None, typer.Option(help="Model to compare the predictions with.")] = None,
+    window: Annotated[int, typer.Option(min=2, help="Tokens of a window; each is read without context.")] = 256,
+    sequences: Annotated[int, typer.Option(min=1, help="Windows to read, from the beginning of the text.")] = 96,
+    dtype: Annotated[str, typer.Option(help="Element type to compute in.")] = "f32",
+    keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,
+    json: Json = False,
+) -> None:
+    """Measure a model on a text: perplexity, speed, memory; with --reference also KL and top-1 agreement.
+
+    Needs the extra transformers.
+    """
+    from ingot.adapters.evaluate import Protocol, evaluate
+
+    found = evaluate(model, text, reference, Protocol(window, sequences, dtype, keep_packed), cache=cache)
+    if json:
+        print_json(found)
+        return
+    rows = [
+        ("perplexity", f"{found.perplexity:.3f}"),
+        ("tokens read", f"{found.sequences} x {found.window}"),
+        ("tokens per second", number(found.tokens_per_second)),
+        ("peak memory", size_text(found.peak_memory)),
+    ]
+    if found.kl is not None and found.agreement is not None and found.reference_perplexity is not None:
+        rows += [
+            ("perplexity of the reference", f"{found.reference_perplexity:.3f}"),
+            ("mean KL(reference || model), nats", number(found.kl)),
+            ("top-1 agreement", f"{100 * found.agreement:.2f} %"),
+        ]
+    table(("figure", "value"), rows)
