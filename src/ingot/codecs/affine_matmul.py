@@ -10,7 +10,7 @@ from ingot.codecs.affine_rows import decode_rows
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, float_name
-from ingot.errors import CodecError, UnsupportedError
+from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.tensor import Array, Tensor
 
 BATCH = 16
@@ -74,7 +74,7 @@ class PackedMatrix:
 
         Parameters
         ----------
-        x : [m, cols], at most 64 rows; f32, f16 or bf16, the latter two as such or as 16-bit integers
+        x : [m, cols], at most 64 rows; f32, f16 or bf16
         out : [m, rows] of the element type of ``x``, C order
         bias : [rows], f32, f16 or bf16
         workers : int
@@ -85,11 +85,18 @@ class PackedMatrix:
         ValueError
             Sizes or types do not fit together, or ``direct`` is false.
         """
+        name = float_name(x)
+        types = (name, name if bias is None else float_name(bias))
+        self.matmul_bits(as_bits(x), as_bits(out), None if bias is None else as_bits(bias), types, workers)
+
+    def matmul_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
+        """``matmul`` of arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``.
+
+        For callers in a hurry: it looks at nothing but sizes.
+        """
         if self._native is None:
             raise ValueError("expected a layout that the kernels take; decode it")
-        name = float_name(x)
-        bias_name = name if bias is None else float_name(bias)
-        self._native.matmul(as_bits(x), None if bias is None else as_bits(bias), as_bits(out), name, bias_name, workers)
+        self._native.matmul(x, bias, out, types[0], types[1], workers)
 
     def decode(self, start: int, stop: int, dtype: str, workers: int | None = None) -> Array:
         """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises ``CodecError`` ``affine.overflow``."""
@@ -129,6 +136,15 @@ class PackedMatrix:
             zero_point=self.params.zero_point or 0,
             scale_dtype=float_name(self.scales),
         )
+
+
+def stays_packed(tensor: Tensor) -> bool:
+    """Whether ``PackedMatrix.of`` takes a tensor, as far as its attributes tell; raises nothing, reads no weights."""
+    try:
+        packed_params(tensor)
+    except IngotError:
+        return False
+    return True
 
 
 def packed_params(tensor: Tensor) -> AffineParams:

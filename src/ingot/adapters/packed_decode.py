@@ -1,0 +1,61 @@
+"""Decoding of the affine family by torch's own operations, on whatever device the parts lie.
+
+The same bits as the native kernels (``spec/affine.md``, "Decoding"): each step rounded in f32, then once to the target.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingot.codecs.affine_params import AffineParams
+from ingot.core.extras import require
+
+
+def decode_rows(params: AffineParams, cols: int, packed: Any, scales: Any, zeros: Any) -> Any:
+    """Return rows [n, cols] in f32.
+
+    Parameters
+    ----------
+    packed : uint8 tensor, [n, row bytes]
+    scales, zeros : float tensors, [n, scales of a row], or [1] of granularity tensor; ``zeros`` may be None
+    """
+    q = _numbers(_codes(packed, cols, params), params)
+    if zeros is None and params.zero_point is not None:
+        q = q - float(params.zero_point)
+    scale = _spread(scales, params, cols)
+    if zeros is None:
+        return scale * q
+    zero = _spread(zeros, params, cols)
+    return scale * q + zero if params.offset else scale * (q - zero)
+
+
+def _codes(packed: Any, cols: int, params: AffineParams) -> Any:
+    """Unpack [n, row bytes] to [n, cols], one code per byte."""
+    torch = require("torch", "torch")
+    if params.bits == 8:
+        return packed[:, :cols]
+    if params.bits == 4:
+        pair = [packed & 15, packed >> 4]
+        return torch.stack(pair[::-1] if params.msb else pair, dim=2).flatten(1)[:, :cols]
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    stream = packed.unsqueeze(2) >> (places.flip(0) if params.msb else places) & 1
+    bits = stream.flatten(1)[:, : cols * params.bits].unflatten(1, (cols, params.bits))
+    weights = places[: params.bits]
+    return (bits << (weights.flip(0) if params.msb else weights)).sum(dim=2, dtype=torch.uint8)
+
+
+def _numbers(codes: Any, params: AffineParams) -> Any:
+    """Return the integers that codes stand for, as f32."""
+    torch = require("torch", "torch")
+    if not params.signed:
+        return codes.to(torch.float32)
+    half = 1 << (params.bits - 1)
+    return ((codes ^ half).to(torch.int16) - half).to(torch.float32)
+
+
+def _spread(values: Any, params: AffineParams, cols: int) -> Any:
+    torch = require("torch", "torch")
+    wide = values.to(torch.float32)
+    if params.granularity != "group":
+        return wide.reshape(-1, 1)
+    return wide.repeat_interleave(min(params.group_columns(cols), cols), dim=1)[:, :cols]

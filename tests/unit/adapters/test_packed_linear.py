@@ -1,0 +1,222 @@
+"""Layers that compute from packed weights: what the dense layer gives, for every layout, type and batch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import ingot
+from ingot.adapters import packed_linear
+from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear, pack_linears
+from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine_matmul import BATCH, PackedMatrix, stays_packed
+from ingot.codecs.affine_params import AffineParams
+from ingot.core.dtypes import numpy_dtype
+from ingot.errors import UnsupportedError, UsageError
+from ingot.testing.codecs import encode_tensor
+
+PLAIN = AffineParams(4, "group", 32, "rows_lsb", True, False, "f32")
+KINDS = (
+    PLAIN,
+    replace(PLAIN, signed=False, zeros=True),
+    replace(PLAIN, signed=False, zeros=True, zero_kind="offset", group_size=64),
+    replace(PLAIN, signed=False, zero_point=7),
+    replace(PLAIN, bits=8, granularity="row", group_size=None),
+    replace(PLAIN, bits=8, granularity="tensor", group_size=None, signed=False, zeros=True),
+    replace(PLAIN, bits=3, group_size=7),
+    replace(PLAIN, bits=5, packing="rows_msb", granularity="row", group_size=None, zeros=True),
+    replace(PLAIN, packing="rows_msb"),
+    replace(PLAIN, packing="8_per_i32", signed=False),
+)
+DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def matrix(params: AffineParams, rows: int, cols: int, scale_dtype: str = "f16", seed: int = 0) -> PackedMatrix:
+    rng = np.random.default_rng(seed)
+    packed = rng.integers(0, 256, rows * params.row_bytes(cols), np.uint8)
+    shape = params.scale_shape(rows, cols)
+    scales = rng.normal(0, 0.02, shape).astype(numpy_dtype(scale_dtype))
+    return PackedMatrix(
+        params, (rows, cols), packed, scales, rng.normal(3, 1, shape).astype(scales.dtype) if params.zeros else None
+    )
+
+
+def near(found: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Within what one rounding of the result, and of the decoded weights, can differ."""
+    x64, w64 = x.detach().double(), dense.double()
+    wanted = x64 @ w64.T + (0 if bias is None else bias.detach().double())
+    room = x64.abs() @ w64.abs().T + (0 if bias is None else bias.detach().double().abs())
+    assert found.dtype == x.dtype
+    assert ((found.double() - wanted).abs() <= DTYPES[x.dtype] * room + 1e-6).all()
+
+
+@pytest.mark.parametrize("params", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, BATCH, BATCH + 1])
+def test_equals_the_dense_layer(monkeypatch, params, dtype, batch):
+    monkeypatch.setattr(packed_linear, "SCRATCH", 4096)  # blocks of a few rows
+    held = matrix(params, 37, 203)
+    dense = torch.from_numpy(held.decode(0, 37, "f32"))
+    torch.manual_seed(0)
+    for bias in (None, torch.nn.Parameter(torch.randn(37).to(dtype))):
+        layer = PackedLinear(held, bias, dtype)
+        x = torch.randn(batch, 203).to(dtype)
+        with torch.no_grad():
+            near(layer(x), x, dense, bias)
+            assert torch.equal(layer(x.reshape(1, batch, 203))[0], layer(x))
+            assert torch.equal(layer(x.T.contiguous().T), layer(x))
+
+
+@pytest.mark.parametrize("params", KINDS, ids=str)
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
+def test_torch_decodes_to_the_same_bits(params, name):
+    held = matrix(params, 11, 45, name)
+    layer = PackedLinear(held, dtype=torch.bfloat16)
+    for dtype in DTYPES:
+        wanted = held.decode(0, 11, str(packed_linear._NAMES[dtype])).astype(np.float32)
+        assert layer.decode(slice(None), dtype).float().numpy().tobytes() == wanted.tobytes()
+    assert layer.weight.dtype == torch.bfloat16
+    assert not layer.weight.requires_grad
+
+
+@given(st.data())
+def test_any_shape(data):
+    rows, cols, batch = (data.draw(st.integers(0, high)) for high in (40, 150, 20))
+    params = data.draw(st.sampled_from(KINDS))
+    held = matrix(params, rows, cols)
+    layer = PackedLinear(held, dtype=torch.float32)
+    x = torch.from_numpy(np.random.default_rng(1).normal(0, 1, (batch, cols)).astype(np.float32))
+    with torch.no_grad():
+        near(layer(x), x, torch.from_numpy(held.decode(0, rows, "f32")), None)
+
+
+def test_threads_change_no_bit():
+    layer = PackedLinear(matrix(PLAIN, 900, 300))
+    x = torch.randn(3, 300, dtype=torch.bfloat16)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with torch.no_grad():
+                found.append(layer(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_x_has_a_gradient_and_weights_have_none():
+    held = matrix(PLAIN, 6, 64)
+    layer = PackedLinear(held, torch.nn.Parameter(torch.zeros(6)), torch.float32)
+    x = torch.randn(2, 64, requires_grad=True)
+    layer(x).sum().backward()
+    dense = torch.from_numpy(held.decode(0, 6, "f32"))
+    assert torch.allclose(x.grad, dense.sum(0).expand(2, -1), atol=1e-5)
+    assert layer.bias.grad is not None
+    assert [name for name, _ in layer.named_parameters()] == ["bias"]
+
+
+def test_types_and_copies_keep_the_parts():
+    layer = PackedLinear(matrix(PLAIN, 9, 64, "f32"))
+    x = torch.randn(2, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        wanted = layer(x)
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer.half(), layer.to(torch.float64)):
+            assert torch.equal(other(x), wanted)
+        fresh = PackedLinear(matrix(PLAIN, 9, 64, "f32", seed=1))
+        fresh.load_state_dict(layer.state_dict())
+        assert torch.equal(fresh(x), wanted)
+
+
+def test_float64_and_other_devices_go_through_torch():
+    held = matrix(PLAIN, 5, 64)
+    layer = PackedLinear(held)
+    x = torch.randn(2, 64, dtype=torch.float64)
+    dense = torch.from_numpy(held.decode(0, 5, "f32")).double()
+    assert torch.allclose(layer(x), x @ dense.T)
+    assert layer.to("meta")(x.to("meta")).shape == (2, 5)
+
+
+def test_a_wrong_width_is_refused():
+    with pytest.raises(UsageError) as caught:
+        PackedLinear(matrix(PLAIN, 5, 64))(torch.ones(2, 63))
+    assert caught.value.rule == "matmul.shape"
+
+
+def test_rows_of_an_embedding():
+    held = matrix(KINDS[2], 50, 64)
+    table = PackedEmbedding(held, dtype=torch.float32)
+    dense = torch.from_numpy(held.decode(0, 50, "f32"))
+    ids = torch.tensor([[3, 49, 3], [0, 1, 2]])
+    assert torch.equal(table(ids), functional.embedding(ids, dense))
+    for bad in (-1, 50):
+        with pytest.raises((IndexError, RuntimeError)):
+            table(torch.tensor([bad]))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(64, 8, dtype=torch.bfloat16)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False, dtype=torch.bfloat16), torch.nn.ReLU())
+        self.norm = torch.nn.LayerNorm(16)
+
+
+def stored(shape, **options):
+    values = np.random.default_rng(2).normal(0, 0.1, shape).astype(np.float32)
+    return encode_tensor(AffineCodec(), values, options, dtype="bf16")
+
+
+def test_linear_layers_of_a_model_are_replaced(tmp_path):
+    model = Model().eval()
+    tensors = {
+        "a.weight": stored((8, 64), bits=8),
+        "inner.0.weight": stored((16, 8), bits=4, group=32),
+        "norm.weight": None,
+    }
+    ingot.save(tmp_path / "x.zt", {name: tensor for name, tensor in tensors.items() if tensor})
+    with ingot.open(tmp_path / "x.zt") as checkpoint:
+        assert pack_linears(model, checkpoint) == ["a.weight", "inner.0.weight"]
+        assert isinstance(model.a, PackedLinear)
+        assert isinstance(model.inner[0], PackedLinear)
+        assert (
+            model.a.packed.data_ptr()
+            == np.frombuffer(checkpoint["a.weight"].parts["packed_weight"].view(), np.uint8).ctypes.data
+        )
+        dense = checkpoint["a.weight"].torch("f32")
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        near(model.a(x), x, dense, model.a.bias)
+
+
+def test_what_cannot_stay_packed_is_decoded_where_nothing_else_is_there():
+    odd = stored((16, 8), bits=4, group=32)
+    odd.params = {**odd.params, "granularity": "blocks", "block": [16, 8]}
+    del odd.params["group_size"]
+    odd.parts = {**odd.parts, "scales": stored((1, 1), bits=4, group=32).parts["scales"]}
+    assert not stays_packed(odd)
+    with pytest.raises(UnsupportedError) as caught:
+        PackedMatrix.of(odd)
+    assert caught.value.rule == "matmul.layout"
+    model = Model()
+    before = model.inner[0].weight
+    assert pack_linears(model, {"inner.0.weight": odd}) == []
+    assert model.inner[0].weight is before
+    with torch.device("meta"):
+        model = Model()
+    assert pack_linears(model, {"inner.0.weight": odd}) == []
+    assert torch.equal(model.inner[0].weight, odd.torch("bf16"))
+
+
+def test_other_shapes_are_left_alone():
+    model = Model()
+    assert pack_linears(model, {"a.weight": stored((8, 32), bits=8), "b.weight": stored((8, 64), bits=8)}) == []
+    assert type(model.a) is torch.nn.Linear
