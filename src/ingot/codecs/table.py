@@ -10,6 +10,7 @@ CODECS: Instances[Codec] = Instances(
     (
         ("dense", "ingot.codecs.dense:DenseCodec"),
         ("quantized_group", "ingot.codecs.affine:AffineCodec"),
+        ("palette", "ingot.codecs.palette:PaletteCodec"),
         ("float_entropy", "ingot.codecs.float_entropy:EntropyCodec"),
         ("tca_tbe", "ingot.codecs.tca_tbe:TcaCodec"),
         ("sparse_csr", "ingot.codecs.sparse_csr:CsrCodec"),

@@ -1,0 +1,191 @@
+"""Choosing codebooks: exact 1-D k-means, and k-means of short vectors (``spec/palette.md``, "Codebooks")."""
+
+from __future__ import annotations
+
+from math import frexp
+
+import numpy as np
+
+from ingot.core import native
+from ingot.core.floats import as_bits, cast, float_name
+from ingot.core.parallel import for_ranges
+from ingot.errors import CodecError
+from ingot.model.tensor import Array
+
+BINS = 1 << 16
+SEED = 20260522
+# Points that k-means++ chooses from, and that Lloyd's steps begin with.
+SAMPLE = 1 << 16
+# Points per call: fixed, so that sums are added in the same order whatever the number of threads.
+BLOCK = 1 << 16
+ROUNDS_SAMPLE, ROUNDS_ALL = 50, 20
+_STILL = 1e-4  # relative gain of a round below which the next one is not worth its time
+
+
+def require_finite(values: Array, start: int, cols: int) -> float:
+    """Return the largest magnitude of ``values`` (any shape, C order); refuse NaN and infinity.
+
+    ``start`` is the number of rows of ``cols`` columns before these, for the message. Rule ``palette.non-finite``.
+    """
+    if not values.size:
+        return 0.0
+    low, high, bad = native.kernels.affine_range(as_bits(values), float_name(values))
+    if bad < values.size:
+        raise non_finite(values, int(bad), start, cols)
+    return float(max(-low, high))
+
+
+def non_finite(values: Array, bad: int, start: int, cols: int) -> CodecError:
+    """Return the refusal of value number ``bad``."""
+    row, column = divmod(bad, max(cols, 1))
+    found = float(values.reshape(-1)[bad])
+    return CodecError(
+        "palette.non-finite",
+        f"expected finite weights, found {found:g} at row {start + row}, column {column}; keep this tensor dense",
+    )
+
+
+class Histogram:
+    """Values in 65536 bins with what they weigh: all that exact k-means needs.
+
+    f16 and bf16 values have a bin each. Values of f32 and f64 share a bin where they round to the same f16 after
+    scaling by ``2**exponent``, and keep their sum: cuts lie between bins, centroids are those of the values.
+    """
+
+    def __init__(self, dtype: str, amax: float = 0.0) -> None:
+        self._dtype = dtype
+        self._weights = np.zeros(BINS)
+        wide = dtype in ("f32", "f64")
+        self._sums = np.zeros(BINS) if wide else None
+        self._exponent = 15 - frexp(amax)[1] if wide and amax else 0  # the largest lies between 2^14 and 2^15
+
+    def take(self, values: Array, importance: Array | None = None) -> int:
+        """Add values; return the index of the first that is not finite, or how many there are.
+
+        ``importance`` is one f64 per column, where ``values`` are rows of them.
+        """
+        cols = importance.size if importance is not None else values.size
+        if not values.size:
+            return 0
+        return native.kernels.palette_count(
+            as_bits(values), self._dtype, cols, importance, self._exponent, self._weights, self._sums
+        )
+
+    def centroids(self, count: int) -> Array:
+        """Return ``count`` f64 centroids, ascending, of least squared error; the last is repeated if values are few."""
+        found = np.zeros(count)
+        there = native.kernels.palette_solve(self._weights, self._sums, self._dtype, found)
+        found[there:] = found[there - 1] if there else 0.0
+        return found
+
+
+def entries_of(centroids: Array, entries: str, scale_dtype: str) -> tuple[Array, Array | None, Array]:
+    """Round one codebook's centroids to its element type.
+
+    Returns
+    -------
+    codebook : of ``entries``, as many elements
+    scales : one element of ``scale_dtype``, or None where entries are floats
+    values : f32, what the entries stand for
+
+    Raises
+    ------
+    CodecError
+        ``palette.entry-overflow``: ``entries`` (or the scale's type) cannot hold one.
+    """
+    if entries != "i8":
+        codebook = cast(centroids.astype(np.float64), entries)
+        values = codebook.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise CodecError(
+                "palette.entry-overflow", f"expected codebook entries that {entries} can hold; use entries=bf16 or f32"
+            )
+        return codebook, None, values
+    amax = float(np.abs(centroids).max()) if centroids.size else 0.0
+    scale = cast(np.array([amax / 127 if amax else 1.0]), scale_dtype)
+    if amax and not scale[0]:
+        scale = np.nextafter(scale, np.ones_like(scale))
+    if not np.isfinite(scale[0]):
+        raise CodecError("palette.entry-overflow", f"expected a codebook scale that {scale_dtype} can hold; use f32")
+    codebook = np.clip(np.rint(centroids / float(scale[0])), -127, 127).astype(np.int8)
+    return codebook, scale, codebook.astype(np.float32) * scale.astype(np.float32)
+
+
+def assign(values: Array, entries: Array) -> Array:
+    """Return the nearest of ascending f32 ``entries`` for every value, of two as near the lower: u8, flat."""
+    wide = entries.astype(np.float64)
+    codes = np.empty(values.size, np.uint8)
+    native.kernels.palette_assign(as_bits(values).reshape(-1), float_name(values), (wide[:-1] + wide[1:]) / 2, codes)
+    return codes
+
+
+def vector_centroids(points: Array, count: int, workers: int | None = 1) -> Array:
+    """Cluster points by k-means++ with a fixed seed and Lloyd's steps.
+
+    Parameters
+    ----------
+    points : f32, [n, 2] or [n, 4], finite
+    count : int
+        Up to 256.
+    workers : int, optional
+        Threads; the result does not depend on them.
+
+    Returns
+    -------
+    f32, [count, 2] or [count, 4]
+    """
+    size = points.shape[1]
+    if not len(points):
+        return np.zeros((count, size), np.float32)
+    step = -(-len(points) // SAMPLE)
+    sample = np.ascontiguousarray(points[::step])
+    found = _spread_out(sample, count)
+    found = _lloyd(sample, found, ROUNDS_SAMPLE, workers)
+    return found if step == 1 else _lloyd(points, found, ROUNDS_ALL, workers)
+
+
+def nearest(points: Array, centroids: Array, workers: int | None = 1) -> tuple[Array, float, Array, Array]:
+    """Return each point's nearest centroid (u8), the squared error, and sums and numbers of points per centroid.
+
+    Of centroids equally near the first counts. Blocks are added up in order, whatever thread did them.
+    """
+    count, size = centroids.shape
+    blocks = max(1, -(-len(points) // BLOCK))
+    codes = np.empty(len(points), np.uint8)
+    sums, counts, errors = np.zeros((blocks, count * size)), np.zeros((blocks, count)), np.zeros(blocks)
+
+    def run(start: int, stop: int) -> None:
+        block = start // BLOCK
+        errors[block] = native.kernels.palette_nearest(
+            points[start:stop], centroids, codes[start:stop], sums[block], counts[block]
+        )
+
+    for_ranges(len(points), BLOCK, run, workers)
+    return codes, float(np.cumsum(errors)[-1]), sums.sum(axis=0).reshape(count, size), counts.sum(axis=0)
+
+
+def _spread_out(points: Array, count: int) -> Array:
+    """k-means++ (Arthur, Vassilvitskii 2007): each next centre is a point drawn by its squared distance."""
+    random = np.random.default_rng(SEED)
+    wide = points.astype(np.float64)
+    chosen = [int(random.integers(len(points)))]
+    distance = np.full(len(points), np.inf)
+    for _ in range(count - 1):
+        distance = np.minimum(distance, ((wide - wide[chosen[-1]]) ** 2).sum(axis=1))
+        upto = np.cumsum(distance)
+        chosen.append(min(int(np.searchsorted(upto, random.random() * upto[-1], "right")), len(points) - 1))
+    return np.ascontiguousarray(points[chosen])
+
+
+def _lloyd(points: Array, centroids: Array, rounds: int, workers: int | None) -> Array:
+    """Move centroids to the means of their points; one without points stays where it is."""
+    before = np.inf
+    for _ in range(rounds):
+        _, error, sums, counts = nearest(points, centroids, workers)
+        if not error < before * (1 - _STILL):
+            break
+        before = error
+        there = counts > 0
+        centroids = centroids.copy()
+        centroids[there] = (sums[there] / counts[there, None]).astype(np.float32)
+    return centroids
