@@ -1,0 +1,187 @@
+"""Products with packed weights against torch's bf16 linear layers of the same shapes, in the same run.
+
+    python bench/packed.py --json packed.json
+
+Every shape has as many copies as make 256 MB of bf16, so that no cache holds them; ours and torch's take turns, and the
+best time of each counts. ``stack`` is the linear layers of Qwen2.5-1.5B (28 layers, and the head 151936 x 1536), one
+token at a time: what a model does beside them is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ingot.adapters.packed_linear import PackedLinear
+from ingot.codecs.affine_matmul import PackedMatrix
+from ingot.codecs.affine_params import AffineParams
+from ingot.core import isa
+from ingot.core.dtypes import numpy_dtype
+
+Row = dict[str, Any]
+
+SHAPES = ((1536, 1536), (256, 1536), (8960, 1536), (1536, 8960))
+LAYER = ((1536, 1536), (256, 1536), (256, 1536), (1536, 1536), (8960, 1536), (8960, 1536), (1536, 8960))
+HEAD = (151936, 1536)
+INT4 = AffineParams(4, "group", 128, "rows_lsb", True, False, "bf16")
+FORMS = {
+    "int4 g128": (INT4, "f16"),
+    "int4 g64 offset": (
+        AffineParams(4, "group", 64, "rows_lsb", signed=False, zeros=True, dtype="bf16", zero_kind="offset"),
+        "bf16",
+    ),
+    "int4 g32": (AffineParams(4, "group", 32, "rows_lsb", True, False, "bf16"), "f16"),
+    "int8 row": (AffineParams(8, "row", None, "rows_lsb", True, False, "bf16"), "f32"),
+}
+TARGETS = {"int4": 1.5, "int8": 1.2}
+
+
+def turns(repeat: int, *ways: Callable[[], object]) -> list[float]:
+    """Best seconds of each way, each tried ``repeat`` times in turn with the others."""
+    best = [float("inf")] * len(ways)
+    for _ in range(repeat):
+        for index, way in enumerate(ways):
+            start = time.perf_counter()
+            way()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best
+
+
+def packed(form: str, shape: tuple[int, int]) -> PackedLinear:
+    """Random codes, scales near 1 / sqrt(columns): the product's size is that of x."""
+    params, scale_dtype = FORMS[form]
+    rows, cols = shape
+    codes = np.random.default_rng(0).integers(0, 256, rows * params.row_bytes(cols), np.uint8)
+    scales = np.full(params.scale_shape(rows, cols), 0.2 / cols**0.5 / 2 ** (params.bits - 4)).astype(
+        numpy_dtype(scale_dtype)
+    )
+    zeros = (-7.5 * scales.astype(np.float32)).astype(scales.dtype) if params.zeros else None
+    return PackedLinear(PackedMatrix(params, shape, codes, scales, zeros))
+
+
+def dense(shape: tuple[int, int]) -> torch.nn.Linear:
+    layer = torch.nn.Linear(shape[1], shape[0], bias=False, dtype=torch.bfloat16, device="meta").to_empty(device="cpu")
+    layer.weight.requires_grad_(False)
+    layer.weight.fill_(0.5 / shape[1] ** 0.5)
+    return layer
+
+
+def nbytes(layer: PackedLinear) -> int:
+    return sum(buffer.nbytes for buffer in layer.buffers())
+
+
+def products(batches: list[int], repeat: int) -> list[Row]:
+    rows = []
+    for shape in SHAPES:
+        copies = max(2, 256_000_000 // (2 * shape[0] * shape[1]))
+        plain = [dense(shape) for _ in range(copies)]
+        for form in FORMS:
+            ours = [packed(form, shape) for _ in range(copies)]
+            for batch in batches:
+                x = torch.randn(batch, shape[1], dtype=torch.bfloat16)
+                ways = (partial(every, plain, x), partial(every, ours, x))
+                theirs, mine = (seconds / copies for seconds in turns(repeat, *ways))
+                rows.append(
+                    {
+                        "shape": shape,
+                        "form": form,
+                        "batch": batch,
+                        "threads": torch.get_num_threads(),
+                        "us": round(mine * 1e6, 1),
+                        "gb_per_s": round(nbytes(ours[0]) / mine / 1e9, 2),
+                        "torch_us": round(theirs * 1e6, 1),
+                        "torch_gb_per_s": round(2 * shape[0] * shape[1] / theirs / 1e9, 2),
+                        "ratio": round(theirs / mine, 2),
+                    }
+                )
+                print(line(rows[-1]), flush=True)
+    return rows
+
+
+def every(layers: Sequence[torch.nn.Module], x: torch.Tensor) -> None:
+    for layer in layers:
+        layer(x)
+
+
+def line(row: Row) -> str:
+    shape = f"{row['shape'][0]} x {row['shape'][1]}"
+    ours = f"{row['us']:>9.1f} us {row['gb_per_s']:>6.2f} GB/s"
+    theirs = f"{row['torch_us']:>9.1f} us {row['torch_gb_per_s']:>6.2f} GB/s"
+    head = f"{shape:12} x{row['batch']:<3} {row['threads']} threads  {row['form']:16}"
+    return f"{head}{ours}   torch{theirs}  {row['ratio']:.2f} x"
+
+
+def overhead() -> float:
+    """Microseconds of a call of a layer that has next to nothing to compute."""
+    layer, x = packed("int4 g32", (64, 64)), torch.zeros(1, 64, dtype=torch.bfloat16)
+    return turns(20, lambda: [layer(x) for _ in range(200)])[0] / 200 * 1e6
+
+
+def token(layers: list[list[torch.nn.Module]], head: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    for q, k, v, o, gate, up, down in layers:
+        x = x + o(q(x) + (k(x) + v(x)).repeat(1, 6))
+        x = x + down(gate(x) * up(x))
+    return head(x)
+
+
+def stack(repeat: int) -> list[Row]:
+    x = torch.randn(1, 1536, dtype=torch.bfloat16)
+    plain, plain_head = [[dense(shape) for shape in LAYER] for _ in range(28)], dense(HEAD)
+    rows = []
+    for form in ("int4 g128", "int4 g64 offset", "int8 row"):
+        ours = [[packed(form, shape) for shape in LAYER] for _ in range(28)]
+        head = packed("int8 row", HEAD)
+        pairs = ((plain, plain_head), (ours, plain_head), (ours, head))
+        ways = [partial(token, layers, last, x) for layers, last in pairs]
+        theirs, same_head, int8_head = turns(repeat, *ways)
+        for name, seconds in (("head bf16", same_head), ("head int8", int8_head)):
+            target = TARGETS[form[:4]]
+            rows.append(
+                {
+                    "form": f"{form}, {name}",
+                    "threads": torch.get_num_threads(),
+                    "tokens_per_s": round(1 / seconds, 2),
+                    "torch_tokens_per_s": round(1 / theirs, 2),
+                    "ratio": round(theirs / seconds, 2),
+                    "target": target,
+                    "met": theirs / seconds >= target,
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16])
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--only", choices=["products", "stack"])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    isa.set_isa(arguments.isa)
+    result: dict[str, Any] = {"isa": arguments.isa, "products": [], "stack": []}
+    with torch.inference_mode():
+        result["overhead_us"] = round(overhead(), 1)
+        print(f"a call of a layer: {result['overhead_us']} us")
+        for threads in arguments.threads:
+            torch.set_num_threads(threads)
+            if arguments.only != "stack":
+                result["products"] += products(arguments.batch, arguments.repeat)
+            if arguments.only != "products":
+                result["stack"] += stack(arguments.repeat)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
