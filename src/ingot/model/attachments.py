@@ -1,4 +1,4 @@
-"""What travels inside an artifact beside its weights: a draft head, a compiled package."""
+"""What travels inside an artifact beside its weights: a draft head, a compiled package, a program."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ class Attachments:
         The tensors of a speculative-decoding draft head, under the names of its own checkpoint.
     coreml : Part, optional
         The bytes of a zipped Core ML package.
+    program : mapping of path to Part, optional
+        The files of the Core ML package whose constants the tensors are: what they are written back into.
     """
 
     draft: Mapping[str, Tensor] | None = None
     coreml: Part | None = None
+    program: Mapping[str, Part] | None = None
 
     def kinds(self) -> Iterator[str]:
         """Yield the names of those that are there."""
@@ -30,6 +33,8 @@ class Attachments:
             yield "draft"
         if self.coreml is not None:
             yield "coreml"
+        if self.program is not None:
+            yield "program"
 
     def __bool__(self) -> bool:
         return any(self.kinds())

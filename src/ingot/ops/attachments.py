@@ -31,7 +31,7 @@ from ingot.stores.local import LocalStore
 
 AnyPath = str | PathLike[str]
 
-KINDS = {"draft": "draft head", "coreml": "Core ML package"}
+KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program"}
 PACKAGE_SUFFIX = ".mlpackage"
 _MANIFEST = "Manifest.json"
 _LARGEST_MANIFEST = 1 << 20
@@ -48,23 +48,29 @@ class Gathered:
     attachments: Attachments = NOTHING
     notes: tuple[str, ...] = ()
     identity: dict[str, Any] = field(default_factory=dict)
-    _draft: Source | None = None
+    _opened: list[Source] = field(default_factory=list)
     _package: Part | None = None
 
     def require_unchanged(self) -> None:
-        """Refuse a draft head that was written to since it was opened: ``store.changed``."""
-        if self._draft is not None:
-            self._draft.require_unchanged()
+        """Refuse a draft head or program that was written to since it was opened: ``store.changed``."""
+        for source in self._opened:
+            source.require_unchanged()
 
     def close(self) -> None:
-        """Close the draft head's files and remove the packed package."""
-        if self._draft is not None:
-            self._draft.close()
+        """Close the files of draft head and program, and remove the packed package."""
+        for source in self._opened:
+            source.close()
         if self._package is not None:
             self._package.source.close()
 
 
-def gather(own: Attachments, format: Format, draft: AnyPath | None = None, coreml: AnyPath | None = None) -> Gathered:
+def gather(
+    own: Attachments,
+    format: Format,
+    draft: AnyPath | None = None,
+    coreml: AnyPath | None = None,
+    program: AnyPath | None = None,
+) -> Gathered:
     """Join what the source carries (``own``) with what was asked for, as far as ``format`` can carry it.
 
     Raises
@@ -73,11 +79,14 @@ def gather(own: Attachments, format: Format, draft: AnyPath | None = None, corem
         ``convert.attachment``: the format cannot carry what was asked for.
     FormatError
         ``draft.*``, ``attachments.coreml-package``, ``archive.*``.
+    UsageError
+        ``attachments.none``: what is named as ``program`` is no Core ML package.
     """
-    asked = {kind for kind, path in (("draft", draft), ("coreml", coreml)) if path is not None}
-    for kind in sorted(asked - set(format.attachments)):
+    asked = {"draft": draft, "coreml": coreml, "program": program}
+    for kind in sorted({kind for kind, path in asked.items() if path is not None} - set(format.attachments)):
+        other = "a .mlpackage" if kind == "program" else "a .squizd, for instance"
         raise UnsupportedError(
-            f"{format.name} cannot carry a {KINDS[kind]}; leave --{kind} out, or write a .squizd, for instance",
+            f"{format.name} cannot carry a {KINDS[kind]}; leave --{kind} out, or write {other}",
             rule="convert.attachment",
         )
     found = Gathered()
@@ -87,20 +96,31 @@ def gather(own: Attachments, format: Format, draft: AnyPath | None = None, corem
     package = own.coreml if "coreml" in format.attachments else None
     try:
         if draft is not None:
-            found._draft = open_source(draft, io="pread")
-            found.identity["draft"] = fingerprint(found._draft, {})
-            carried_draft = checkpoint_of(found._draft)
+            carried_draft = checkpoint_of(_opened(found, "draft", draft))
         if carried_draft is not None:
             with _at(str(draft) if draft is not None else "draft head"):
                 check_draft(carried_draft)
         if coreml is not None:
             found._package = package = pack_package(coreml)
             found.identity["coreml"] = [package.length, package.digest]
+        carried_program = own.program if "program" in format.attachments else None
+        if program is not None:
+            carried_program = _opened(found, "program", program).catalog.attachments.program
+            if carried_program is None:
+                raise _nothing("program", program)
     except BaseException:
         found.close()
         raise
-    found.attachments = Attachments(carried_draft, package)
+    found.attachments = Attachments(carried_draft, package, carried_program)
     return found
+
+
+def _opened(found: Gathered, kind: str, path: AnyPath) -> Source:
+    """Open what is to be carried; it belongs to ``found``."""
+    source = open_source(path, io="pread")
+    found._opened.append(source)
+    found.identity[kind] = fingerprint(source, {})
+    return source
 
 
 def pack_package(path: AnyPath) -> Part:

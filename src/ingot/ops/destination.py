@@ -17,7 +17,7 @@ STEM = "model"
 @dataclass(frozen=True, slots=True)
 class Destination:
     """A path to be published: ``name`` is the weight file to create, ``directory`` tells whether in a folder at
-    ``path``."""
+    ``path``, which of some formats has their suffix."""
 
     path: Path
     directory: bool
@@ -37,8 +37,9 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
     location = Path(text)
     by_suffix = format_of_suffix(location.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
-    is_folder = location.is_dir() or text.endswith(("/", "\\")) or by_suffix is None
-    if is_folder:
+    whole = by_suffix is not None and getattr(by_suffix, "folder", False)
+    is_folder = location.is_dir() or text.endswith(("/", "\\")) or by_suffix is None or whole
+    if is_folder and not (whole and chosen is not by_suffix):
         if location.is_file():
             suffixes = ", ".join(suffix for name in FORMATS for suffix in FORMATS[name].suffixes)
             raise UsageError(f"expected a folder or a file name ending in {suffixes}", rule="save.suffix", where=text)

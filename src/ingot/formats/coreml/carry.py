@@ -1,0 +1,291 @@
+"""Which operations say what a tensor's codec says, in the forms of iOS 16 and of iOS 18 (spec/coreml.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ingot.core.dtypes import DTYPES
+from ingot.formats.coreml.grid import scale_dims, stream_is_flat
+from ingot.formats.coreml.site import LeftError, Shape, from_numbers
+from ingot.formats.coreml.types import BY_DTYPE, BY_NAME, MilType, integer_type
+from ingot.model.spec import TensorSpec
+
+FLOATS = ("f16", "f32")
+_INT32 = BY_NAME["int32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Numbers of an operation to be written: a part's, or ``constant`` ones.
+
+    ``spread`` is the shape of the part where its numbers have to be converted, as in ``Slot``.
+    """
+
+    key: str
+    type: MilType
+    dims: Shape
+    role: str = ""
+    dtype: str = ""
+    constant: bytes = b""
+    spread: Shape | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of stored elements."""
+        return prod(self.dims)
+
+    @property
+    def part_length(self) -> int:
+        """Bytes of the part."""
+        if self.spread is None:
+            return self.type.nbytes(self.count)
+        return prod(self.spread) * DTYPES[self.dtype].bits // 8
+
+    def to_stored(self, data: bytes, where: str) -> bytes:
+        """Return a part's bytes as they are stored; errors as ``from_numbers``."""
+        if self.spread is None:
+            return data
+        return from_numbers(data, self.dtype, self.spread, self.type, self.dims, where)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOp:
+    """One operation to be written; the last of a tensor's has the outputs of the one that it replaces.
+
+    ``bound`` are inputs that name an output of an earlier one: key, which operation, which output. ``again`` are
+    inputs that name the numbers of another key of an earlier one. ``outputs`` of all but the last: type and shape.
+    """
+
+    type: str
+    stored: tuple[Stored, ...]
+    bound: tuple[tuple[str, int, int], ...] = ()
+    again: tuple[tuple[str, int, str], ...] = ()
+    outputs: tuple[tuple[MilType, Shape], ...] = ()
+    attributes: bool = field(default=False)
+
+
+def plan_operations(spec: TensorSpec, *, ios18: bool) -> tuple[PlannedOp, ...]:
+    """Return the operations for a tensor, in order.
+
+    Raises ``LeftError``, the reason where there are none.
+    """
+    maker = _MAKERS.get(spec.codec)
+    if maker is None:
+        raise LeftError(f"Core ML has no operation for codec {spec.codec}")
+    for part in spec.parts:
+        if part.encoding != "raw" or part.type not in (None, part.dtype):
+            raise LeftError(
+                f"Core ML holds uncompressed numbers, part {part.role} is {part.encoding} {part.type or ''}"
+            )
+    planned = maker(spec, ios18)
+    _check_parts(spec, planned)
+    return planned
+
+
+def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
+    stored = {item.role: item for operation in planned for item in operation.stored if item.role}
+    lengths = {part.role: part.length for part in spec.parts}
+    if set(stored) != set(lengths):
+        raise LeftError(f"expected the parts {sorted(stored)}, found {sorted(lengths)}")
+    for role, item in stored.items():
+        unknown = lengths[role] is None or "nnz" not in spec.params
+        if lengths[role] != item.part_length and not (unknown and role == "nonzeros"):
+            raise LeftError(f"expected {item.part_length} bytes of part {role}, found {lengths[role]}")
+
+
+def _float(spec: TensorSpec, role: str) -> MilType:
+    """Return the type of a part of floats, which has to be the tensor's."""
+    dtype = _part_dtype(spec, role)
+    if dtype not in FLOATS or dtype != spec.dtype:
+        raise LeftError(f"{role} and tensor have to be both f16 or both f32, found {dtype} and {spec.dtype}")
+    return BY_DTYPE[dtype]
+
+
+def _part_dtype(spec: TensorSpec, role: str) -> str:
+    try:
+        return spec.part(role).dtype
+    except KeyError:
+        raise LeftError(f"expected a part {role}, found none") from None
+
+
+def _has(spec: TensorSpec, role: str) -> bool:
+    return any(part.role == role for part in spec.parts)
+
+
+def _dense(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
+    type = BY_DTYPE.get(spec.dtype)
+    if type is None or type.name.startswith("fp8"):
+        raise LeftError(f"Core ML has no constants of {spec.dtype}")
+    stored = Stored("val", type, spec.shape, "data", spec.dtype)
+    return (PlannedOp("const", (stored,), attributes=True),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """The parts of an affine tensor as Core ML has them; ``zeros`` is None where all zero points are 0."""
+
+    codes: MilType
+    scale: MilType
+    grid: Shape
+    zeros: Stored | None
+    point: int
+
+
+def _affine_of(spec: TensorSpec, params: Mapping[str, Any]) -> _Affine:
+    bits, signed = params.get("bits"), bool(params.get("signed"))
+    codes = integer_type(bits, signed) if bits in (4, 8) else None
+    if codes is None:
+        raise LeftError(f"codes of {bits} bits; Core ML has 4 and 8")
+    if params.get("zero_kind", "point") != "point":
+        raise LeftError("offsets in place of zero points")
+    if not stream_is_flat(params, spec.shape):
+        raise LeftError(f"packing {params.get('packing')}; Core ML has one stream, low bits first")
+    grid = scale_dims(params, spec.shape)
+    if grid is None:
+        raise LeftError("scales that do not lie on a grid of equal blocks")
+    zeros = None
+    if params.get("zeros"):
+        zeros = Stored("offset", codes, grid, "zeros", _part_dtype(spec, "zeros"), spread=grid)
+    return _Affine(codes, _float(spec, "scales"), grid, zeros, int(params.get("zero_point") or 0))
+
+
+def _affine(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
+    found = _affine_of(spec, spec.params)
+    if not ios18:
+        return (_affine_ios16(spec, found),)
+    data = Stored("data", found.codes, spec.shape, "packed_weight")
+    return (PlannedOp("constexpr_blockwise_shift_scale", (data, *_scales(spec, found))),)
+
+
+def _scales(spec: TensorSpec, found: _Affine) -> tuple[Stored, ...]:
+    """Return scales and, where there are any, zero points as iOS 18 has them."""
+    scales = Stored("scale", found.scale, found.grid, "scales", spec.dtype)
+    zeros = found.zeros
+    if zeros is None and found.point:
+        zeros = Stored("offset", found.codes, found.grid, constant=repeated(found.point, found.codes, prod(found.grid)))
+    return (scales,) if zeros is None else (scales, zeros)
+
+
+def _affine_ios16(spec: TensorSpec, found: _Affine) -> PlannedOp:
+    if found.codes.bits != 8:
+        raise LeftError(f"codes of {found.codes.bits} bits; iOS 16 has 8")
+    own = [axis for axis, size in enumerate(found.grid) if size != 1]
+    if len(own) > 1 or any(found.grid[axis] != spec.shape[axis] for axis in own):
+        raise LeftError("scales over blocks; iOS 16 has one per tensor, or one per index of one dimension")
+    axis = own[0] if own else 0
+    dims = (found.grid[axis],) if own else ()
+    data = Stored("quantized_data", found.codes, spec.shape, "packed_weight")
+    scale = Stored("scale", found.scale, dims, "scales", spec.dtype)
+    if found.zeros is not None:
+        zeros = Stored("zero_point", found.codes, dims, "zeros", found.zeros.dtype, spread=dims)
+    else:
+        zeros = Stored("zero_point", found.codes, (), constant=repeated(found.point, found.codes, 1))
+    place = Stored("axis", _INT32, (), constant=axis.to_bytes(4, "little"))
+    return PlannedOp("constexpr_affine_dequantize", (data, zeros, scale, place), attributes=True)
+
+
+def repeated(value: int, type: MilType, count: int) -> bytes:
+    """Return ``count`` times an integer as it lies in a blob."""
+    if type.bits == 4:
+        nibble = value & 15
+        return bytes([nibble | nibble << 4]) * (count // 2) + (bytes([nibble]) if count % 2 else b"")
+    return (value & 0xFF).to_bytes(1, "little") * count
+
+
+def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
+    params = spec.params
+    bits, vector, axis = int(params["bits"]), int(params["vector_size"]), int(params["vector_axis"])
+    groups = tuple(params["groups"])
+    if not ios18:
+        return (_palette_ios16(spec, bits, vector, groups),)
+    indices = list(spec.shape)
+    if indices:
+        indices[axis] //= vector
+    type = integer_type(bits, signed=False)
+    if type is None:
+        raise LeftError(f"indices of {bits} bits")
+    stored = Stored("indices", type, tuple(indices), "indices")
+    where = (Stored("vector_axis", _INT32, (), constant=axis.to_bytes(4, "little")),) if vector > 1 else ()
+    before, lut, bound = _codebook(spec, groups, bits, vector)
+    return (*before, PlannedOp("constexpr_lut_to_dense", (stored, *lut, *where), bound))
+
+
+def _codebook(
+    spec: TensorSpec, groups: Shape, bits: int, vector: int
+) -> tuple[tuple[PlannedOp, ...], tuple[Stored, ...], tuple[tuple[str, int, int], ...]]:
+    """Return the operation that scales palettes, if they are scaled; the palettes' numbers; and the binding to it."""
+    dims = (*groups, 1 << bits, vector)
+    if not _has(spec, "codebook_scales"):
+        return (), (Stored("lut", _float(spec, "codebook"), dims, "codebook", spec.dtype),), ()
+    entries = _part_dtype(spec, "codebook")
+    if entries not in ("i8", "u8"):
+        raise LeftError(f"scaled palettes of {entries}")
+    out = _float(spec, "codebook_scales")
+    data = Stored("data", BY_DTYPE[entries], dims, "codebook", entries)
+    scale = Stored("scale", out, (*groups, 1, 1), "codebook_scales", spec.dtype)
+    return (PlannedOp("constexpr_blockwise_shift_scale", (data, scale), outputs=((out, dims),)),), (), (("lut", 0, 0),)
+
+
+def _palette_ios16(spec: TensorSpec, bits: int, vector: int, groups: Shape) -> PlannedOp:
+    if vector != 1 or prod(groups) != 1 or bits == 3 or _has(spec, "codebook_scales"):
+        raise LeftError("iOS 16 has one palette per tensor, of 1, 2, 4, 6 or 8 bits, without scales or vectors")
+    indices = Stored("indices", BY_NAME["uint8"], ((prod(spec.shape) * bits + 7) // 8,), "indices")
+    lut = Stored("lut", _float(spec, "codebook"), (1 << bits,), "codebook", spec.dtype)
+    return PlannedOp("constexpr_lut_to_dense", (indices, lut, _shape(spec)), attributes=True)
+
+
+def _shape(spec: TensorSpec) -> Stored:
+    if any(size >= 1 << 32 for size in spec.shape):
+        raise LeftError("a dimension past 2**32")
+    numbers = b"".join(size.to_bytes(4, "little") for size in spec.shape)
+    return Stored("shape", BY_NAME["uint32"], (len(spec.shape),), constant=numbers)
+
+
+def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
+    inner = spec.params["inner"]
+    codec, params = inner["codec"], inner["params"]
+    kept = int(spec.params.get("nnz", prod(spec.shape)))
+    if codec == "dense":
+        values = Stored("nonzero_data", _float(spec, "nonzeros"), (kept,), "nonzeros", spec.dtype)
+        if ios18:
+            mask = Stored("mask", BY_NAME["uint1"], spec.shape, "mask")
+            return (PlannedOp("constexpr_sparse_to_dense", (mask, values)),)
+        mask = Stored("mask", BY_NAME["uint8"], ((prod(spec.shape) + 7) // 8,), "mask")
+        return (PlannedOp("constexpr_sparse_to_dense", (mask, values, _shape(spec)), attributes=True),)
+    if not ios18:
+        raise LeftError("iOS 16 has masks over plain values only")
+    if codec == "palette":
+        return _sparse_palette(spec, params, kept)
+    if codec != "quantized_group":
+        raise LeftError(f"masks over {codec}")
+    found = _affine_of(spec, params)
+    mask = Stored("data_mask", BY_NAME["uint1"], spec.shape, "mask")
+    codes = Stored("nonzero_data", found.codes, (kept,), "nonzeros")
+    outputs = ((BY_NAME["uint1"], spec.shape), (found.scale, (kept,)))
+    first = PlannedOp("constexpr_sparse_blockwise_shift_scale", (mask, codes, *_scales(spec, found)), outputs=outputs)
+    return (first, PlannedOp("constexpr_sparse_to_dense", (), (("nonzero_data", 0, 1),), (("mask", 0, "data_mask"),)))
+
+
+def _sparse_palette(spec: TensorSpec, params: Mapping[str, Any], kept: int) -> tuple[PlannedOp, ...]:
+    bits = int(params["bits"])
+    type = integer_type(bits, signed=False)
+    if int(params["vector_size"]) != 1 or type is None:
+        raise LeftError("masks over vectors")
+    before, lut, bound = _codebook(spec, tuple(params["groups"]), bits, 1)
+    mask = Stored("indices_mask", BY_NAME["uint1"], spec.shape, "mask")
+    codes = Stored("indices_nonzero_data", type, (kept,), "nonzeros")
+    outputs = ((BY_NAME["uint1"], spec.shape), (BY_DTYPE[spec.dtype], (kept,)))
+    first = PlannedOp("constexpr_lut_to_sparse", (mask, codes, *lut), bound, outputs=outputs)
+    at = len(before)
+    return (*before, first, PlannedOp("constexpr_sparse_to_dense", (), (("nonzero_data", at, 1), ("mask", at, 0))))
+
+
+_MAKERS: Mapping[str, Callable[[TensorSpec, bool], tuple[PlannedOp, ...]]] = {
+    "dense": _dense,
+    "quantized_group": _affine,
+    "palette": _palette,
+    "sparse_mask": _sparse,
+}

@@ -1,0 +1,315 @@
+"""``const`` and the ``constexpr`` operations as tensors: one function for each (spec/coreml.md, "Operations")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ingot.core.checked import element_count
+from ingot.core.dtypes import numpy_dtype
+from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, same_place
+from ingot.formats.coreml.grid import affine_params
+from ingot.formats.coreml.mil import Operation
+from ingot.formats.coreml.site import LeftError, Shape, Site, Slot, to_numbers
+from ingot.formats.coreml.types import BY_NAME, MilType
+from ingot.formats.coreml.values import Value
+
+CODES = ("int8", "uint8", "int4", "uint4")
+LUT_BITS = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What an operation and those that feed it say: the pieces of a ``Site``."""
+
+    type: MilType
+    shape: Shape
+    codec: str
+    params: Mapping[str, Any]
+    slots: Mapping[str, Slot]
+    operations: tuple[Operation, ...]
+
+    def site(self, name: str) -> Site:
+        return Site(name, self.shape, str(self.type.dtype), self.codec, self.params, self.slots, self.operations)
+
+
+def dense(graph: Graph, operation: Operation) -> Made | None:
+    """``const``; None where its numbers lie in the program itself."""
+    value = operation.attributes.get("val")
+    if not isinstance(value, Value) or value.blob is None:
+        return None
+    slot = graph.slot(operation, "val")
+    if slot.type.dtype is None or slot.type.name.startswith("fp8"):
+        raise LeftError(f"numbers of {slot.type.name}")
+    check_output(operation, 0, slot.type, slot.dims)
+    return Made(slot.type, slot.dims, "dense", {}, {"data": slot}, (operation,))
+
+
+def affine_dequantize(graph: Graph, operation: Operation) -> Made:
+    """iOS 16: ``scale * (quantized_data - zero_point)``, scale and zero point scalars or one per index of ``axis``."""
+    data, scale = graph.slot(operation, "quantized_data", "u8"), graph.slot(operation, "scale")
+    expect(operation, data.type.name in CODES[:2], "codes of int8 or uint8", data.type.name)
+    dtype = float_type(scale.type, "scales")
+    rank = len(data.dims)
+    axis = graph.integer(operation, "axis") or 0
+    expect(operation, -rank <= axis < max(rank, 1), f"an axis of {rank} dimensions", axis)
+    grid = [1] * rank
+    if scale.dims:
+        expect(
+            operation,
+            len(scale.dims) == 1 and rank > 0 and scale.dims[0] == data.dims[axis],
+            "a scale per index",
+            scale.dims,
+        )
+        grid[axis] = scale.dims[0]
+    zeros, extra = _zeros(graph, operation, "zero_point", data.type, scale)
+    check_output(operation, 0, scale.type, data.dims)
+    params = affine_params(data.dims, tuple(grid), data.type, dtype, extra)
+    return Made(
+        scale.type,
+        data.dims,
+        "quantized_group",
+        params,
+        {"packed_weight": data, "scales": scale, **zeros},
+        (operation,),
+    )
+
+
+def blockwise_shift_scale(graph: Graph, operation: Operation) -> Made:
+    """iOS 18: ``scale * (data - offset)``, scales of the data's rank over blocks."""
+    data = graph.slot(operation, "data", "u8")
+    slots, params, scale = _blockwise(graph, operation, data.type, data.dims)
+    check_output(operation, 0, scale.type, data.dims)
+    return Made(scale.type, data.dims, "quantized_group", params, {"packed_weight": data, **slots}, (operation,))
+
+
+def _blockwise(
+    graph: Graph, operation: Operation, type: MilType, shape: Shape
+) -> tuple[dict[str, Slot], dict[str, Any], Slot]:
+    """Return the parts beside the codes, the parameters, and the scales."""
+    if type.name not in CODES:
+        raise LeftError(f"codes of {type.name}")
+    scale = graph.slot(operation, "scale")
+    dtype = float_type(scale.type, "scales")
+    fits = len(scale.dims) == len(shape) and all(
+        own > 0 and size % own == 0 for size, own in zip(shape, scale.dims, strict=False)
+    )
+    expect(operation, fits, f"scales whose sizes divide those of {list(shape)}", list(scale.dims))
+    zeros, extra = _zeros(graph, operation, "offset", type, scale)
+    params = affine_params(shape, scale.dims, type, dtype, extra)
+    return {"scales": scale, **zeros}, params, scale
+
+
+def _zeros(
+    graph: Graph, operation: Operation, key: str, type: MilType, scale: Slot
+) -> tuple[dict[str, Slot], dict[str, Any]]:
+    """Return the part ``zeros``, if there is one, and what the parameters say of zero points.
+
+    Zero points that are all the same become a parameter: a vector of zeros is what coremltools writes for symmetric
+    scales.
+    """
+    if graph.param(operation, key) is None:
+        return {}, {"zeros": False}
+    slot = graph.slot(operation, key)
+    if slot.type.name not in (type.name, "fp32", "fp16"):
+        expect(operation, False, f"zero points of {type.name} or floats", slot.type.name)
+    if slot.dims != scale.dims and slot.count != 1:
+        expect(operation, scale.count == 1 or len(slot.dims) == len(scale.dims), "a zero point per scale", slot.dims)
+        raise LeftError("scales and zero points of different shapes")
+    if slot.count <= SMALL:
+        one = _one_number(graph.weights.read(slot.values[0]), slot, type)
+        if one is not None:
+            return {}, {"zeros": False, **({"zero_point": one} if one else {})}
+    if not slot.type.integer:
+        raise LeftError("zero points that are no whole numbers of the codes")
+    if slot.count != scale.count:
+        raise LeftError("scales and zero points of different shapes")
+    return {"zeros": replace(slot, dtype=str(scale.type.dtype), spread=slot.dims)}, {"zeros": True}
+
+
+def _one_number(data: bytes, slot: Slot, type: MilType) -> int | None:
+    """Return the whole number that all zero points are, if they are and codes may have it."""
+    numbers = to_numbers(data, slot.type, slot.count, "f32")
+    first = float(numbers[0]) if numbers.size else 0.0
+    lowest = -(1 << (type.bits - 1)) if type.signed else 0
+    whole = lowest <= first < lowest + (1 << type.bits) and first == int(first)
+    return int(first) if whole and bool((numbers == first).all()) else None
+
+
+def lut_to_dense(graph: Graph, operation: Operation) -> Made:
+    """A palette; iOS 16 states the shape, and packs the indices into bytes."""
+    if "shape" in operation.attributes:
+        return _lut_ios16(graph, operation)
+    indices = graph.slot(operation, "indices", "u8")
+    slots, params, chain, type = _codebooks(graph, operation, indices.type, indices.dims)
+    shape = list(indices.dims)
+    if shape:
+        shape[params["vector_axis"]] *= params["vector_size"]
+    element_count(shape, "coreml.value", operation.where)
+    check_output(operation, 0, type, tuple(shape))
+    return Made(type, tuple(shape), "palette", params, {"indices": indices, **slots}, (*chain, operation))
+
+
+def _lut_ios16(graph: Graph, operation: Operation) -> Made:
+    indices, lut, shape = graph.slot(operation, "indices"), graph.slot(operation, "lut"), _stated(graph, operation)
+    dtype = float_type(lut.type, "a palette")
+    bits = lut.count.bit_length() - 1
+    expect(
+        operation,
+        len(lut.dims) == 1 and lut.count == 1 << bits and bits in LUT_BITS and bits != 3,
+        "a palette of 2, 4, 16, 64 or 256 entries",
+        list(lut.dims),
+    )
+    _packed(graph, operation, indices, prod(shape), bits)
+    check_output(operation, 0, lut.type, shape)
+    params = _palette(bits, (1,) * len(shape), 1, 0, dtype)
+    slots = {"indices": indices, "codebook": lut}
+    return Made(lut.type, shape, "palette", params, slots, (operation,))
+
+
+def _codebooks(
+    graph: Graph, operation: Operation, type: MilType, shape: Shape
+) -> tuple[dict[str, Slot], dict[str, Any], tuple[Operation, ...], MilType]:
+    """Return palettes over indices of ``shape``: parts, parameters, the operations that make them, element type."""
+    expect(operation, not type.signed and type.bits in LUT_BITS, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
+    found = graph.param(operation, "lut")
+    slots: dict[str, Slot] = {}
+    chain: tuple[Operation, ...] = ()
+    if isinstance(found, tuple) and found[0].type == "constexpr_blockwise_shift_scale":
+        chain = (found[0],)
+        slots["codebook"] = graph.slot(found[0], "data")
+        slots["codebook_scales"] = scales = graph.slot(found[0], "scale")
+        if graph.param(found[0], "offset") is not None:
+            raise LeftError("a palette with zero points")
+        out = scales.type
+    else:
+        slots["codebook"] = graph.slot(operation, "lut")
+        out = slots["codebook"].type
+    dtype, lut = float_type(out, "a palette"), slots["codebook"]
+    groups, entries, vector = lut.dims[:-2], lut.dims[-2:-1], lut.dims[-1:]
+    fits = len(groups) == len(shape) and all(g > 0 and n % g == 0 for n, g in zip(shape, groups, strict=True))
+    expect(operation, fits, f"palettes per group of indices {list(shape)}", list(lut.dims))
+    expect(operation, entries == (1 << type.bits,) and vector[0] > 0, f"{1 << type.bits} entries", list(lut.dims))
+    if vector[0] not in (1, 2, 4):
+        raise LeftError(f"entries of {vector[0]} numbers")
+    if chain:
+        if lut.type.name not in ("int8", "uint8"):
+            raise LeftError(f"scaled palettes of {lut.type.name}")
+        check_output(chain[0], 0, out, lut.dims)
+        if len(scales.dims) != len(lut.dims) or any(
+            own not in (1, n) for own, n in zip(scales.dims, (*groups, 1, 1), strict=True)
+        ):
+            raise LeftError("palettes with other scales than one each")
+        if scales.dims != (*groups, 1, 1):
+            slots["codebook_scales"] = replace(scales, spread=(*groups, 1, 1))
+    axis = graph.integer(operation, "vector_axis") if vector[0] > 1 else 0
+    expect(operation, axis is not None and (not shape or -len(shape) <= axis < len(shape)), "a vector axis", axis)
+    axis = axis % len(shape) if shape and axis else 0
+    return slots, _palette(type.bits, groups, vector[0], axis, dtype), chain, out
+
+
+def _palette(bits: int, groups: Shape, vector: int, axis: int, dtype: str) -> dict[str, Any]:
+    return {
+        "codec_version": 1,
+        "bits": bits,
+        "groups": list(groups),
+        "vector_size": vector,
+        "vector_axis": axis,
+        "dtype": dtype,
+    }
+
+
+def sparse_to_dense(graph: Graph, operation: Operation) -> Made:
+    """A bit mask and the kept values, which may come out of another operation."""
+    found = graph.param(operation, "nonzero_data")
+    if isinstance(found, tuple):
+        return _sparse_chain(graph, operation, found[0])
+    kept, mask = graph.slot(operation, "nonzero_data"), graph.slot(operation, "mask")
+    dtype = float_type(kept.type, "kept values")
+    if "shape" in operation.attributes:
+        shape = _stated(graph, operation)
+        _packed(graph, operation, mask, prod(shape), 1)
+    else:
+        shape = mask.dims
+    _check_mask(operation, mask, kept, shape)
+    check_output(operation, 0, kept.type, shape)
+    params = _masked(dtype, kept.count, "dense", {})
+    return Made(
+        kept.type, shape, "sparse_mask", params, {"mask": replace(mask, dtype="u8"), "nonzeros": kept}, (operation,)
+    )
+
+
+def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> Made:
+    """The kept values are palette indices, or codes with scales; both stand over the dense tensor."""
+    if inner.type == "constexpr_lut_to_sparse":
+        mask, kept = graph.slot(inner, "indices_mask", "u8"), graph.slot(inner, "indices_nonzero_data", "u8")
+        slots, params, chain, type = _codebooks(graph, inner, kept.type, mask.dims)
+        if params["vector_size"] != 1:
+            raise LeftError("kept vectors")
+        codec = "palette"
+    elif inner.type == "constexpr_sparse_blockwise_shift_scale":
+        mask, kept = graph.slot(inner, "data_mask", "u8"), graph.slot(inner, "nonzero_data", "u8")
+        slots, params, scale = _blockwise(graph, inner, kept.type, mask.dims)
+        chain, type, codec = (), scale.type, "quantized_group"
+    else:
+        raise LeftError(f"kept values from {inner.type}")
+    given, dtype = graph.param(operation, "mask"), str(type.dtype)
+    if isinstance(given, Value):
+        if not same_place(given, mask.values[0]):
+            raise LeftError("two masks")
+        mask = replace(mask, values=(*mask.values, given))
+    elif given is None or given[0] is not inner:
+        raise LeftError("the mask of another operation")
+    _check_mask(operation, mask, kept, mask.dims)
+    check_output(operation, 0, type, mask.dims)
+    return Made(
+        type,
+        mask.dims,
+        "sparse_mask",
+        _masked(dtype, kept.count, codec, params),
+        {"mask": mask, "nonzeros": kept, **slots},
+        (*chain, inner, operation),
+    )
+
+
+def _masked(dtype: str, kept: int, codec: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"codec_version": 1, "dtype": dtype, "nnz": kept, "inner": {"codec": codec, "params": dict(params)}}
+
+
+def _check_mask(operation: Operation, mask: Slot, kept: Slot, shape: Shape) -> None:
+    one_bit = mask.type.name == "uint1" or "shape" in operation.attributes
+    expect(operation, one_bit, "a mask of uint1", mask.type.name)
+    fits = len(kept.dims) == 1 and kept.count <= prod(shape)
+    expect(operation, fits, f"at most {prod(shape)} kept values", list(kept.dims))
+
+
+def _stated(graph: Graph, operation: Operation) -> Shape:
+    """Return the shape that an operation of iOS 16 states."""
+    value = graph.value(operation, "shape")
+    type, dims = value.shaped()
+    expect(operation, type.name in ("uint32", "int32") and len(dims) == 1, "a shape of uint32", type.name)
+    data = graph.weights.read(value)
+    shape = tuple(np.frombuffer(data, numpy_dtype(str(type.dtype))).tolist())
+    expect(operation, all(size >= 0 for size in shape), "a shape", list(shape))
+    element_count(shape, "coreml.value", operation.where)
+    return shape
+
+
+def _packed(graph: Graph, operation: Operation, slot: Slot, count: int, bits: int) -> None:
+    """Check bytes that are a bit stream: how many, and that what fills the last one is 0."""
+    expected = (count * bits + 7) // 8
+    expect(operation, slot.type is BY_NAME["uint8"] and slot.dims == (expected,), f"{expected} bytes", list(slot.dims))
+    graph.check_last(slot, -count * bits % 8)
+
+
+MAPPED: Mapping[str, Callable[[Graph, Operation], Made | None]] = {
+    "const": dense,
+    "constexpr_affine_dequantize": affine_dequantize,
+    "constexpr_blockwise_shift_scale": blockwise_shift_scale,
+    "constexpr_lut_to_dense": lut_to_dense,
+    "constexpr_sparse_to_dense": sparse_to_dense,
+}

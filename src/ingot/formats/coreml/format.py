@@ -1,0 +1,88 @@
+"""The Core ML format as the rest of Ingot sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.coreml.carry import plan_operations
+from ingot.formats.coreml.layout import reason_against
+from ingot.formats.coreml.package import MANIFEST
+from ingot.formats.coreml.reader import read_package
+from ingot.formats.coreml.site import LeftError
+from ingot.formats.coreml.template import Template
+from ingot.formats.coreml.writer import CoremlWriter, package_size, template_of
+from ingot.model.bytesource import Store, Target
+from ingot.model.spec import TensorSpec
+
+
+class CoremlFormat:
+    """Core ML packages with an ML program; see spec/coreml.md.
+
+    Parameters
+    ----------
+    template : Template, optional
+        The package whose program tensors are to be written into, where it is known: then ``refuses`` knows the names,
+        shapes and operations that there are. ``fit`` makes such a format.
+    """
+
+    name = "coreml"
+    suffixes = (".mlpackage",)
+    summary = "Core ML packages (.mlpackage): constants of an ML program, compressed or not"
+    digests = False
+    shards = False
+    folder = True
+    attachments: tuple[str, ...] = ("program",)
+
+    def __init__(self, template: Template | None = None) -> None:
+        self._template = template
+        self._sites = {} if template is None else {site.name: site for site in template.sites}
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """By the name of the manifest."""
+        return name == MANIFEST
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """The manifest."""
+        return MANIFEST if MANIFEST in names else None
+
+    def fit(self, options: WriteOptions) -> CoremlFormat:
+        """Return the format for the program that the options bring; errors as ``template_of``."""
+        return CoremlFormat(template_of(options))
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why no package, or not this one, can carry the tensor; None if it can."""
+        if self._template is not None:
+            return reason_against(self._template, self._sites.get(spec.name), spec)
+        try:
+            plan_operations(spec, ios18=True)
+        except LeftError as reason:
+            return str(reason)
+        return None
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Any order will do."""
+        return range(len(specs))
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate and locate; there are no digests to verify."""
+        return read_package(store)
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """None: the program has its own."""
+        return {}
+
+    def file_name(self, stem: str) -> str:
+        """The manifest's name, whatever the package is called."""
+        return MANIFEST
+
+    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+        """Exact bytes of all files."""
+        return package_size(specs, options)
+
+    def writer(
+        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> CoremlWriter:
+        """Start writing into the program that ``options.attachments`` brings; errors as ``CoremlWriter``."""
+        return CoremlWriter(target, specs, options)

@@ -1,0 +1,189 @@
+"""What a mapping asks about a program: who gave a name, and what the numbers are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ingot.core.checked import element_count
+from ingot.errors import FormatError
+from ingot.formats.coreml.blob import Blob, BlobFile, check_last_byte
+from ingot.formats.coreml.mil import Operation, Param, Program
+from ingot.formats.coreml.site import LeftError, Shape, Slot
+from ingot.formats.coreml.types import MilType
+from ingot.formats.coreml.values import Value
+
+# The most zero points that are read when a package is opened, to see whether they are all the same.
+SMALL = 1 << 16
+
+
+class Weights:
+    """The weight files of a package, opened when they are first named."""
+
+    def __init__(self, open_file: Callable[[str, str], BlobFile]) -> None:
+        self._open = open_file
+        self.files: dict[str, BlobFile] = {}
+        self._located: dict[Value, Blob] = {}
+
+    def file(self, value: Value) -> BlobFile:
+        """Return the file that a value's blob lies in."""
+        assert value.blob is not None
+        name = value.blob.file
+        if name not in self.files:
+            self.files[name] = self._open(name, value.where)
+        return self.files[name]
+
+    def locate(self, value: Value) -> tuple[BlobFile, Blob]:
+        """Return where a value's blob lies; errors as ``BlobFile.blob``."""
+        assert value.blob is not None
+        type, dims = value.shaped()
+        count = element_count(dims, "coreml.value", value.where)
+        file = self.file(value)
+        if value not in self._located:
+            self._located[value] = file.blob(value.blob.offset, type, count)
+        return file, self._located[value]
+
+    def read(self, value: Value) -> bytes:
+        """Return a value's numbers."""
+        if value.blob is None:
+            return value.bytes()
+        file, blob = self.locate(value)
+        out = bytearray(blob.length)
+        file.source.readinto(blob.offset, memoryview(out))
+        return bytes(out)
+
+    def check(self, value: Value) -> None:
+        """Validate where a value's numbers lie, and the bits behind the last of them."""
+        if value.blob is not None:
+            self.locate(value)
+            return
+        type, dims = value.shaped()
+        data, spare = value.bytes(), -element_count(dims, "coreml.value", value.where) * type.bits % 8
+        if spare and data:
+            check_last_byte(data[-1], spare, value.where)
+
+
+class Graph:
+    """The operations of one function as far as constants feed one another."""
+
+    def __init__(self, program: Program, function: str, weights: Weights) -> None:
+        self.weights = weights
+        self._given: dict[tuple[int, str], tuple[Operation, int]] = {}
+        self._defined, self._uses = program.defined[function], program.uses[function]
+        self.later = {
+            (id(operation.block), output.name) for operation in program.active[function] for output in operation.outputs
+        }
+
+    def add(self, operation: Operation) -> None:
+        """Make an operation's outputs known to those behind it."""
+        for index, output in enumerate(operation.outputs):
+            self._given[id(operation.block), output.name] = (operation, index)
+
+    def shared(self, chain: Sequence[Operation]) -> bool:
+        """Whether an operation that feeds the last of ``chain`` is used by others too."""
+        own = Counter(name for one in chain for name in one.inputs.values() if isinstance(name, str))
+        return any(self._uses[output.name] != own[output.name] for one in chain[:-1] for output in one.outputs)
+
+    def param(self, operation: Operation, key: str) -> Value | tuple[Operation, int] | None:
+        """Return a parameter: a value, or the earlier operation and which of its outputs; None if it is not there.
+
+        Raises ``FormatError`` ``coreml.reference``: nothing before the operation has that name; ``LeftError``: it is
+        given by something that is no constant.
+        """
+        found: Param = operation.inputs.get(key) or operation.attributes.get(key)
+        if not isinstance(found, str):
+            if key in operation.inputs and found is None:
+                raise LeftError(f"{key} has several values")
+            return found
+        place = (id(operation.block), found)
+        if place in self._given:
+            return self._given[place]
+        if place in self.later or found not in self._defined:
+            what = "later, or in a circle" if place in self.later else "nowhere"
+            raise FormatError(
+                "coreml.reference",
+                f"expected {found[:200]!r} to be given before, found it {what}",
+                where=operation.where,
+            )
+        raise LeftError(f"{key} is given outside of its block")
+
+    def value(self, operation: Operation, key: str) -> Value:
+        """Return a parameter that has to be numbers.
+
+        Raises ``FormatError`` ``coreml.operation`` where it is missing, ``LeftError`` where another operation gives it.
+        """
+        found = self.param(operation, key)
+        if found is None:
+            raise FormatError("coreml.operation", f"expected a parameter {key!r}, found none", where=operation.where)
+        if not isinstance(found, Value):
+            raise LeftError(f"{key} is the result of {found[0].type}")
+        self.weights.check(found)
+        return found
+
+    def slot(self, operation: Operation, key: str, dtype: str | None = None) -> Slot:
+        """Return a parameter's numbers as a part of bytes of ``dtype``, by default its own type.
+
+        Raises as ``value``.
+        """
+        value = self.value(operation, key)
+        type, dims = value.shaped()
+        return Slot((value,), type, dims, dtype or type.dtype or "u8")
+
+    def check_last(self, slot: Slot, spare: int) -> None:
+        """Refuse set bits among the last ``spare`` of a stream that the program calls bytes.
+
+        Raises ``FormatError`` ``coreml.padding-bits``.
+        """
+        if not spare:
+            return
+        value = slot.values[0]
+        if value.blob is None:
+            last = value.bytes()[-1]
+        else:
+            file, blob = self.weights.locate(value)
+            byte = bytearray(1)
+            file.source.readinto(blob.offset + blob.length - 1, memoryview(byte))
+            last = byte[0]
+        check_last_byte(last, spare, value.where)
+
+    def integer(self, operation: Operation, key: str) -> int | None:
+        """Return a parameter that is one whole number; None if it is not there."""
+        if self.param(operation, key) is None:
+            return None
+        value = self.value(operation, key)
+        type, dims = value.shaped()
+        if not type.integer or type.dtype is None or element_count(dims, "coreml.value", value.where) != 1:
+            raise FormatError("coreml.operation", f"expected one whole number as {key!r}", where=operation.where)
+        return int.from_bytes(self.weights.read(value), "little", signed=type.signed)
+
+
+def expect(operation: Operation, met: bool, expected: str, found: object) -> None:
+    """Refuse parameters that contradict each other: ``FormatError`` ``coreml.operation``."""
+    if not met:
+        raise FormatError("coreml.operation", f"expected {expected}, found {found}", where=operation.where)
+
+
+def float_type(type: MilType, what: str) -> str:
+    """Return Ingot's name of a float type that codecs take; ``LeftError`` for any other."""
+    if type.name not in ("fp16", "fp32", "bf16"):
+        raise LeftError(f"{what} of {type.name}")
+    return str(type.dtype)
+
+
+def same_place(one: Value, other: Value) -> bool:
+    """Whether two values are the same blob."""
+    if one.blob is None or other.blob is None:
+        return False
+    return (one.blob.file, one.blob.offset, one.dims) == (other.blob.file, other.blob.offset, other.dims)
+
+
+def check_output(operation: Operation, index: int, dtype: MilType, shape: Shape) -> None:
+    """Compare an operation's declared output with what its parameters give."""
+    expect(operation, index < len(operation.outputs), "an output", "none")
+    output = operation.outputs[index]
+    expect(
+        operation,
+        (output.code, output.dims) == (dtype.code, shape),
+        f"an output of {dtype.name} {list(shape)}",
+        f"type {output.code} {output.dims}",
+    )

@@ -1,0 +1,233 @@
+"""Where everything lies in the weight files of a package to be written; decided by the specs alone.
+
+Numbers keep the order of the package that the program comes from, so that a package whose tensors are all kept is the
+same package. Arrays of fewer than ten elements stand in the program itself, as coremltools has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.errors import UnsupportedError
+from ingot.formats.coreml.blob import HEADER, METADATA, Blob, aligned
+from ingot.formats.coreml.carry import PlannedOp, Stored, plan_operations
+from ingot.formats.coreml.site import LeftError, Site
+from ingot.formats.coreml.template import Template
+from ingot.formats.coreml.values import Value
+from ingot.model.spec import TensorSpec
+
+INLINE_BELOW = 10
+IOS16, IOS18 = 6, 8
+Key = tuple[int, str]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One array of a tensor to be stored: ``key`` says of which operation (-1: of the program as it was) and parameter.
+
+    ``values`` are the places of a kept operation that name it. ``offset`` is of its metadata, None where it stands in
+    the program; then ``data`` are its bytes. ``copied`` is a blob of a kept operation that is no part.
+    """
+
+    key: Key
+    stored: Stored
+    values: tuple[Value, ...] = ()
+    copied: tuple[Blob, bytes] | None = None
+    inline: bool = False
+    offset: int | None = None
+    data: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+        return self.copied[0].length if self.copied else self.stored.type.nbytes(self.stored.count)
+
+
+@dataclass(slots=True)
+class TensorPlan:
+    """How one tensor is written: its operations as they are (``operations`` empty) or new ones."""
+
+    site: Site
+    spec: TensorSpec
+    file: str
+    operations: tuple[PlannedOp, ...]
+    entries: list[Entry]
+
+    def entry(self, role: str) -> Entry:
+        """Return the entry of a part; KeyError if there is none."""
+        for entry in self.entries:
+            if entry.stored.role == role and not entry.copied:
+                return entry
+        raise KeyError(role)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBlob:
+    """A blob that is no tensor's: copied as it is."""
+
+    file: str
+    old: int
+    new: int
+    blob: Blob
+    raw: bytes
+
+
+@dataclass(slots=True)
+class FileEnd:
+    """How far a weight file is laid out."""
+
+    end: int = HEADER
+    count: int = 0
+
+    def take(self, nbytes: int) -> int:
+        """Lay out a blob; return the offset of its metadata."""
+        offset = aligned(self.end)
+        self.end = offset + METADATA + nbytes
+        self.count += 1
+        return offset
+
+
+def opset_number(template: Template, site: Site) -> int:
+    """Return N of the opset CoreMLN of a tensor's function; 0 for one of another name."""
+    text = template.program.opsets.get(site.last.function, "").removeprefix("CoreML")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+
+
+def reason_against(template: Template, site: Site | None, spec: TensorSpec) -> str | None:
+    """Why a program cannot have this tensor; None if it can."""
+    if site is None:
+        return "the program has no constant of this name"
+    if (site.shape, site.dtype) != (spec.shape, spec.dtype):
+        return f"the program has {site.dtype} {list(site.shape)} there, found {spec.dtype} {list(spec.shape)}"
+    if is_kept(site, spec):
+        return None
+    opset = opset_number(template, site)
+    if opset < IOS16 and spec.codec != "dense":
+        return f"opset CoreML{opset} has no compressed constants; convert the model for iOS 16 or later"
+    try:
+        plan_operations(spec, ios18=opset >= IOS18)
+    except LeftError as reason:
+        return f"{reason} (the program is of opset CoreML{opset})"
+    return None
+
+
+def is_kept(site: Site, spec: TensorSpec) -> bool:
+    """Whether a tensor is stored just as the program has it, so that its operations can stay."""
+    own, found = _without_dtype(site.params), _without_dtype(spec.params)
+    parts = {part.role: (part.dtype, part.length, part.encoding) for part in spec.parts}
+    slots = {role: (slot.dtype, slot.length, "raw") for role, slot in site.slots.items()}
+    return site.codec == spec.codec and parts == slots and (own == found or site.codec == "dense")
+
+
+def _without_dtype(params: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in params.items() if key != "dtype"}
+
+
+class Layout:
+    """The places of all numbers, given out tensor by tensor.
+
+    Raises ``UnsupportedError``: ``coreml.tensor``, a tensor that the program cannot have; ``coreml.tensor-missing``, a
+    constant of the program without a tensor; ``coreml.reference-unknown``, references to weights that are not
+    understood, which could not be put right.
+    """
+
+    def __init__(self, template: Template, specs: Sequence[TensorSpec]) -> None:
+        self.template = template
+        self.sites = {site.name: site for site in template.sites}
+        for spec in specs:
+            reason = reason_against(template, self.sites.get(spec.name), spec)
+            if reason is not None:
+                raise UnsupportedError(reason, rule="coreml.tensor", where=spec.name)
+        missing = self.sites.keys() - {spec.name for spec in specs}
+        if missing:
+            raise UnsupportedError(
+                "expected a tensor for every constant of the program, found none for this one",
+                rule="coreml.tensor-missing",
+                where=min(missing),
+            )
+        require_known_references(template)
+        self.files = {name: FileEnd() for name in sorted(template.weights.files)}
+        self.plans: list[TensorPlan] = []
+        self.left: dict[tuple[str, int], LeftBlob] = {}
+        self._waiting = self._left_of(specs)
+
+    def _left_of(self, specs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
+        """Return the blobs that no tensor brings, in the order of their file."""
+        brought: set[int] = set()
+        for spec in specs:
+            brought |= {id(value) for operation in self.sites[spec.name].operations for value in operation.values}
+        found = {
+            (value.blob.file, value.blob.offset)
+            for value in self.template.program.values()
+            if value.blob is not None and id(value) not in brought
+        }
+        return sorted(found)
+
+    def place_left(self, file: str | None = None, before: int = 0) -> list[LeftBlob]:
+        """Lay out the blobs that lay before a place in a file; all that are left without one."""
+        now = [place for place in self._waiting if file is None or (place[0] == file and place[1] < before)]
+        self._waiting = [place for place in self._waiting if place not in set(now)] if now else self._waiting
+        made = []
+        for name, old in now:
+            blob, raw = self.template.weights.files[name].whole(old)
+            item = LeftBlob(name, old, self.files[name].take(blob.length), blob, raw)
+            self.left[name, old] = item
+            made.append(item)
+        return made
+
+    def plan(self, spec: TensorSpec) -> TensorPlan:
+        """Say how a tensor is written; nothing is laid out yet."""
+        site = self.sites[spec.name]
+        file = site.first_offset[0] or next(iter(self.files), "")
+        if is_kept(site, spec):
+            return TensorPlan(site, spec, file, (), self._kept(site))
+        operations = plan_operations(spec, ios18=opset_number(self.template, site) >= IOS18)
+        entries = [
+            Entry((index, item.key), item, inline=item.count < INLINE_BELOW or not file)
+            for index, operation in enumerate(operations)
+            for item in operation.stored
+        ]
+        return TensorPlan(site, spec, file, operations, entries)
+
+    def _kept(self, site: Site) -> list[Entry]:
+        """Return a kept tensor's arrays in the order of their blobs, with those of its operations that are no part."""
+        entries: list[tuple[int, Entry]] = []
+        known: set[int] = set()
+        for role, slot in site.slots.items():
+            known |= {id(value) for value in slot.values}
+            stored = Stored(role, slot.type, slot.dims, role, slot.dtype, spread=slot.spread)
+            blob = slot.values[0].blob
+            place = blob.offset if blob else -1
+            entries.append((place, Entry((-1, role), stored, slot.values, inline=blob is None)))
+        for operation in site.operations:
+            for value in operation.values:
+                if value.blob is not None and id(value) not in known:
+                    file = self.template.weights.file(value)
+                    type, dims = value.shaped()
+                    key = f"blob {value.blob.offset} {len(entries)}"
+                    stored = Stored(key, type, dims)
+                    entry = Entry((-1, key), stored, (value,), file.whole(value.blob.offset))
+                    entries.append((value.blob.offset, entry))
+        return [entry for _, entry in sorted(entries, key=lambda item: item[0])]
+
+    def place(self, plan: TensorPlan) -> None:
+        """Lay out a tensor behind what is there."""
+        for entry in plan.entries:
+            if not entry.inline:
+                entry.offset = self.files[plan.file].take(entry.nbytes)
+
+
+def require_known_references(template: Template) -> None:
+    """Refuse a program in which weight files are named at places that were not looked at.
+
+    Offsets move when weights are written again; one that stays behind would point at other numbers, or at none.
+    """
+    prefix = b"@model_path/"
+    found = sum(1 for value in template.program.values() if value.blob is not None)
+    if template.model.count(prefix) != found:
+        raise UnsupportedError(
+            f"expected {found} references to weights, found {template.model.count(prefix)}: some stand where Ingot "
+            "does not look, so that it cannot write this package",
+            rule="coreml.reference-unknown",
+        )

@@ -1,0 +1,73 @@
+"""Packages to catalogs: every part located and validated, none read but for zero points (spec/coreml.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ingot.formats.base import Catalog, Detail
+from ingot.formats.coreml.site import ConvertedSource, Site, Slot
+from ingot.formats.coreml.template import Template, open_files
+from ingot.model.attachments import Attachments
+from ingot.model.bytesource import MemorySource, Store
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+
+
+def read_package(store: Store) -> Catalog:
+    """Read the package whose ``Manifest.json`` lies in ``store``; errors as ``Template`` and ``open_files``."""
+    files, sources = open_files(store)
+    try:
+        template = Template(files)
+        tensors = {site.name: _tensor(template, site) for site in template.sites}
+    except BaseException:
+        for source in sources:
+            source.close()
+        raise
+    return Catalog(
+        tensors,
+        metadata=metadata_of(template),
+        headers=template.headers,
+        sources=tuple(sources),
+        notes=tuple(template.notes),
+        attachments=Attachments(program=template),
+        details=partial(_details, template),
+    )
+
+
+def metadata_of(template: Template) -> dict[str, str]:
+    """What a container of another kind is told of the program."""
+    program = template.program
+    opsets = ", ".join(f"{name}: {opset}" for name, opset in program.opsets.items())
+    return {"coreml.specification_version": str(program.specification), "coreml.opsets": opsets}
+
+
+def _tensor(template: Template, site: Site) -> Tensor:
+    parts = {role: _part(template, slot, f"{site.name}: {role}") for role, slot in site.slots.items()}
+    return Tensor(site.name, site.shape, site.dtype, site.codec, parts, dict(site.params))
+
+
+def _part(template: Template, slot: Slot, where: str) -> Part:
+    value = slot.values[0]
+    if slot.spread is not None:
+
+        def read() -> bytes:
+            return slot.to_part(template.weights.read(value))
+
+        return Part(
+            slot.dtype, slot.length, ConvertedSource(read, slot.length, where), where=where, occupies=slot.stored
+        )
+    if value.blob is None:
+        return Part(slot.dtype, slot.length, MemorySource(value.bytes(), where), where=where)
+    file, blob = template.weights.locate(value)
+    return Part(slot.dtype, blob.length, file.source, blob.offset, where=f"{file.source.name}: {where}")
+
+
+def _details(template: Template) -> Sequence[Detail]:
+    program = template.program
+    rows = [
+        (name, opset, str(len(program.active[name])), str(sum(site.last.function == name for site in template.sites)))
+        for name, opset in program.opsets.items()
+    ]
+    title = f"ML program, specification version {program.specification}"
+    return [Detail(title, ("function", "opset", "operations", "tensors"), rows)]

@@ -1,0 +1,219 @@
+"""A MIL value: a type, and numbers that lie in the program or in a weight file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.core.checked import element_count
+from ingot.errors import FormatError
+from ingot.formats.coreml.types import BY_CODE, STRING, MilType
+from ingot.formats.coreml.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field
+
+# Fields of Value, ImmediateValue, TensorValue and BlobFileValue in MIL.proto.
+_TYPE, _IMMEDIATE, _BLOB = 2, 3, 5
+_TENSOR_TYPE, _DATA_TYPE, _RANK, _DIMENSIONS = 1, 1, 2, 3
+_FLOATS, _INTS, _STRINGS, _RAW = 1, 2, 4, 7
+_FILE_NAME, _OFFSET = 1, 2
+_INTS_OF = {"int32", "int16", "uint16"}  # kept as varints; the other integers are in ``bytes``
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Where a value's numbers lie: a weight file as the program names it, and the offset of the blob's metadata."""
+
+    file: str
+    offset: int
+    node: Node
+    field: Field | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One value; ``dims`` is None unless every size is known, ``type`` None unless its elements are numbers."""
+
+    node: Node
+    code: int
+    dims: tuple[int, ...] | None
+    immediate: Node | None
+    blob: BlobRef | None
+
+    @property
+    def type(self) -> MilType | None:
+        return BY_CODE.get(self.code)
+
+    @property
+    def where(self) -> str:
+        return self.node.where
+
+    def shaped(self) -> tuple[MilType, tuple[int, ...]]:
+        """Return element type and shape.
+
+        Raises ``FormatError`` ``coreml.value`` where the value is no tensor of numbers with a known shape.
+        """
+        if self.type is None or self.dims is None:
+            raise _refuse(self.where, "numbers of a known shape", f"data type {self.code}")
+        element_count(self.dims, "coreml.value", self.where)
+        return self.type, self.dims
+
+    def bytes(self) -> bytes:
+        """Return the numbers of an immediate value as they would lie in a blob.
+
+        Raises ``FormatError`` ``coreml.value``.
+        """
+        type, dims = self.shaped()
+        count = element_count(dims, "coreml.value", self.where)
+        data = b"" if self.immediate is None else _numbers(self.immediate, type)
+        if self.immediate is None or len(data) != type.nbytes(count):
+            raise _refuse(self.where, f"{type.nbytes(count)} bytes for {count} of {type.name}", str(len(data)))
+        return data
+
+    def text(self) -> str | None:
+        """Return the one string of an immediate value; None if that is not what it is."""
+        if self.code != STRING or self.immediate is None:
+            return None
+        strings = self.immediate.known((_STRINGS,))[_STRINGS]
+        if not strings:
+            return None
+        node = self.immediate.child(strings[0])
+        found = node.known((), (1,))[1]
+        return node.text(found[0]) if len(found) == 1 else None
+
+
+def parse_value(node: Node) -> Value:
+    """Read a Value message.
+
+    Raises ``FormatError``: ``coreml.wire``, ``coreml.repeated-field``, ``coreml.value``.
+    """
+    found = node.known((_TYPE, _IMMEDIATE, _BLOB))
+    code, dims = parse_type(node.child(found[_TYPE][0])) if found[_TYPE] else (0, None)
+    if found[_IMMEDIATE] and found[_BLOB]:
+        raise _refuse(node.where, "numbers in the program or in a file", "both")
+    blob = _blob_ref(node.child(found[_BLOB][0])) if found[_BLOB] else None
+    immediate = None
+    if found[_IMMEDIATE]:
+        outer = node.child(found[_IMMEDIATE][0])
+        tensor = outer.known((1,))[1]
+        immediate = outer.child(tensor[0]) if tensor else None
+    return Value(node, code, dims, immediate, blob)
+
+
+def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
+    """Read a ValueType: the number of its element type (0 for what is no tensor) and its shape, if that is known."""
+    tensor = node.known((_TENSOR_TYPE,))[_TENSOR_TYPE]
+    if not tensor:
+        return 0, None
+    inner = node.child(tensor[0])
+    found = inner.known((_DATA_TYPE, _RANK), (_DIMENSIONS,))
+    code = inner.number(found[_DATA_TYPE][0]) if found[_DATA_TYPE] else 0
+    rank = inner.number(found[_RANK][0]) if found[_RANK] else 0
+    sizes = [_dimension(inner.child(field)) for field in found[_DIMENSIONS]]
+    if len(sizes) != rank:
+        return code, None  # a rank that is not known is written as -1
+    known = [size for size in sizes if size is not None]
+    return code, tuple(known) if len(known) == len(sizes) else None
+
+
+def _dimension(node: Node) -> int | None:
+    constant = node.known((1,))[1]
+    if not constant:
+        return None
+    inner = node.child(constant[0])
+    size = inner.known((1,))[1]
+    return inner.number(size[0]) if size else 0
+
+
+def _blob_ref(node: Node) -> BlobRef:
+    found = node.known((_FILE_NAME, _OFFSET))
+    name = node.text(found[_FILE_NAME][0]) if found[_FILE_NAME] else ""
+    field = found[_OFFSET][0] if found[_OFFSET] else None
+    return BlobRef(name, node.number(field) if field else 0, node, field)
+
+
+def _numbers(node: Node, type: MilType) -> bytes:
+    """Return the elements of a TensorValue as bytes, by the field that holds numbers of this type."""
+    wanted = _FLOATS if type.name == "fp32" else _INTS if type.name in _INTS_OF else _RAW
+    found = node.known((wanted,))[wanted]
+    if not found:
+        return b""
+    inner = node.child(found[0])
+    fields = inner.known((), (1,))[1]
+    if wanted == _RAW:
+        return b"".join(inner.data[field.start : field.end] for field in fields if field.kind == BYTES)
+    if wanted == _FLOATS:
+        return b"".join(inner.data[field.start : field.end] for field in fields if field.kind in (BYTES, FIXED32))
+    values: list[int] = []
+    for field in fields:
+        if field.kind == BYTES:
+            values += packed_varints(inner.child(field))
+        else:
+            values.append(inner.number(field))
+    width = type.bits // 8
+    mask = (1 << type.bits) - 1
+    return b"".join((value & mask).to_bytes(width, "little") for value in values)
+
+
+def packed_varints(node: Node) -> list[int]:
+    """Return the numbers of a packed repeated field, unsigned."""
+    values, position = [], node.start
+    while position < node.end:
+        value, position = node.varint(position)
+        values.append(value)
+    return values
+
+
+def encode_type(type: MilType, dims: tuple[int, ...]) -> bytes:
+    """Return a ValueType message."""
+    sizes = b"".join(bytes_field(_DIMENSIONS, bytes_field(1, number_field(1, size) if size else b"")) for size in dims)
+    rank = number_field(_RANK, len(dims)) if dims else b""
+    return bytes_field(_TENSOR_TYPE, number_field(_DATA_TYPE, type.code) + rank + sizes)
+
+
+def encode_immediate(type: MilType, dims: tuple[int, ...], data: bytes) -> bytes:
+    """Return a Value message with its numbers, given as they would lie in a blob."""
+    if type.name == "fp32":
+        tensor = bytes_field(_FLOATS, bytes_field(1, data))
+    elif type.name in _INTS_OF:
+        dtype = np.dtype(f"<{'i' if type.signed else 'u'}{type.bits // 8}")
+        values = np.frombuffer(data, dtype).tolist()
+        tensor = bytes_field(_INTS, bytes_field(1, b"".join(number_field(0, value)[1:] for value in values)))
+    else:
+        tensor = bytes_field(_RAW, bytes_field(1, data))
+    return bytes_field(_TYPE, encode_type(type, dims)) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
+
+
+def encode_blob(type: MilType, dims: tuple[int, ...], file: str, offset: int) -> bytes:
+    """Return a Value message whose numbers are the blob with metadata at ``offset``."""
+    place = bytes_field(_FILE_NAME, file) + number_field(_OFFSET, offset)
+    return bytes_field(_TYPE, encode_type(type, dims)) + bytes_field(_BLOB, place)
+
+
+def encode_text(text: str) -> bytes:
+    """Return a Value message of one string."""
+    tensor = bytes_field(_STRINGS, bytes_field(1, text))
+    kind = bytes_field(_TENSOR_TYPE, number_field(_DATA_TYPE, STRING))
+    return bytes_field(_TYPE, kind) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
+
+
+def encode_offset(offset: int) -> bytes:
+    """Return the field of a BlobFileValue that holds its offset."""
+    return number_field(_OFFSET, offset)
+
+
+def packed_bits(codes: np.ndarray[Any, Any], bits: int) -> bytes:
+    """Pack integers into one stream, low bits first."""
+    raw = np.ascontiguousarray(codes).astype(np.uint8).reshape(-1, 1)
+    return np.packbits(np.unpackbits(raw, axis=1, count=bits, bitorder="little"), bitorder="little").tobytes()
+
+
+def unpacked_bits(data: bytes, bits: int, count: int, signed: bool) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """Undo ``packed_bits``."""
+    stream = np.unpackbits(np.frombuffer(data, np.uint8), count=count * bits, bitorder="little")
+    codes = np.packbits(stream.reshape(count, bits), axis=1, bitorder="little").reshape(-1).astype(np.int16)
+    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
+
+
+def _refuse(where: str, expected: str, found: str) -> FormatError:
+    return FormatError("coreml.value", f"expected {expected}, found {found}", where=where)

@@ -1,0 +1,324 @@
+"""Writing: weights in the order of the tensors, then the program with their places (spec/coreml.md, "Writing")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.core import checksums
+from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.base import WriteOptions
+from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadata, moved_metadata
+from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
+from ingot.formats.coreml.package import MANIFEST
+from ingot.formats.coreml.patch import patched
+from ingot.formats.coreml.template import Template
+from ingot.model.bytesource import Buffer, MemorySource, Sink, Target
+from ingot.model.part import CHUNK, Part
+from ingot.model.spec import TensorSpec
+
+
+def template_of(options: WriteOptions) -> Template:
+    """Return the package whose program the tensors go into.
+
+    Raises ``UnsupportedError`` ``coreml.no-program``.
+    """
+    program = options.attachments.program
+    if program is None:
+        raise UnsupportedError(
+            "a Core ML package needs a program around its weights: start from a .mlpackage, name one with --program, "
+            "or make a single layer with `ingot extract --layer`",
+            rule="coreml.no-program",
+        )
+    return program if isinstance(program, Template) else Template(program)
+
+
+def package_size(specs: Sequence[TensorSpec], options: WriteOptions) -> int:
+    """Return the bytes of all files of a package, from the specs alone."""
+    template = template_of(options)
+    layout = Layout(template, specs)
+    plans: list[TensorPlan] = []
+    seen: dict[Any, TensorPlan] = {}
+    for spec in specs:
+        plan = layout.plan(spec)
+        layout.place_left(*plan.site.first_offset)
+        same = seen.get(plan.site.shares) if plan.site.shares else None
+        if same is not None and same.spec.parts == spec.parts:
+            take_places(plan, same)
+        else:
+            layout.place(plan)
+            seen[plan.site.shares] = plan
+        for entry in plan.entries:
+            if entry.inline:
+                entry.data = entry.values[0].bytes() if entry.values else bytes(entry.nbytes)
+        plans.append(plan)
+    layout.place_left()
+    files = sum(end.end for end in layout.files.values())
+    rest = sum(template[path].length for path in (MANIFEST, *template.others))
+    return files + rest + len(patched(layout, plans))
+
+
+def take_places(plan: TensorPlan, same: TensorPlan) -> None:
+    """Let a tensor be stored where another is that has the same bytes."""
+    for entry, other in zip(plan.entries, same.entries, strict=True):
+        entry.offset, entry.data = other.offset, other.data
+
+
+class CoremlWriter:
+    """A ``FormatWriter`` into the program that ``options.attachments`` brings.
+
+    Raises as ``template_of`` and ``Layout``.
+    """
+
+    def __init__(self, target: Target, specs: Sequence[TensorSpec], options: WriteOptions) -> None:
+        self._target, self._specs = target, list(specs)
+        if len({spec.name for spec in specs}) != len(specs):
+            raise UsageError("expected each tensor name once", rule="writer.duplicate")
+        self._template = template_of(options)
+        self._layout = Layout(self._template, specs)
+        self._plans: list[TensorPlan] = []
+        self._current: TensorPlan | None = None
+        self._before: tuple[int, int] = (0, 0)
+        self._written: dict[str, int] = {}
+        self._held: dict[str, bytearray] = {}
+        self._last: dict[str, int] = {}
+        self._digests: dict[str, checksums.Hasher] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._shared: dict[Any, TensorPlan] = {}
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor; blobs that are no tensor's and lay before it are copied now."""
+        self._expect(spec.name)
+        plan = self._layout.plan(spec)
+        self._copy_left(*plan.site.first_offset)
+        if plan.file:
+            end = self._layout.files[plan.file]
+            self._before = (end.end, end.count)
+        self._layout.place(plan)
+        roles = [part.role for part in spec.parts]
+        self._written = dict.fromkeys(roles, 0)
+        self._last = dict.fromkeys(roles, 0)
+        self._digests = {role: checksums.hasher("crc32c") for role in roles}
+        self._held = {
+            role: bytearray() for role in roles if plan.entry(role).inline or plan.entry(role).stored.spread is not None
+        }
+        self._current = plan
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append to a part; small ones and zero points are held until ``end``."""
+        if self._current is None or role not in self._written:
+            raise UsageError(f"expected bytes of a part of an open tensor, found {role!r}", rule="writer.role")
+        plan, entry = self._current, self._current.entry(role)
+        piece = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        if self._written[role] + piece.nbytes > entry.stored.part_length:
+            raise UsageError(
+                f"expected {entry.stored.part_length} bytes, found more", rule="writer.length", where=plan.spec.name
+            )
+        if role in self._held:
+            self._held[role] += piece
+        else:
+            assert entry.offset is not None
+            self._sink(plan.file).write_at(entry.offset + METADATA + self._written[role], piece)
+            self._digests[role].update(piece)
+        if piece.nbytes:
+            self._last[role] = piece[-1]
+        self._written[role] += piece.nbytes
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; the record tells where its blobs lie, and what stands in the program."""
+        plan = self._current
+        if plan is None:
+            raise UsageError("no tensor is open", rule="writer.role")
+        name = plan.spec.name
+        for role, written in self._written.items():
+            expected = plan.entry(role).stored.part_length
+            if written != expected:
+                raise UsageError(f"expected {expected} bytes, found {written}", rule="writer.length", where=name)
+        digests = [self._complete(plan, entry) for entry in plan.entries]
+        self._share(plan)
+        self._done(plan)
+        state = self._layout.files[plan.file] if plan.file else None
+        return {
+            "name": name,
+            "blobs": [
+                [self._path(plan.file), entry.offset + METADATA, entry.nbytes, digest]
+                for entry, digest in zip(plan.entries, digests, strict=True)
+                if entry.offset is not None
+            ],
+            "offsets": [entry.offset for entry in plan.entries],
+            "inline": [entry.data.hex() for entry in plan.entries],
+            "end": [state.end, state.count] if state else [],
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that an earlier run wrote with the same specs."""
+        self._expect(record["name"])
+        plan = self._layout.plan(self._specs[len(self._plans)])
+        self._copy_left(*plan.site.first_offset)
+        if len(record["offsets"]) != len(plan.entries):
+            raise IntegrityError(
+                "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
+            )
+        for entry, offset, data in zip(plan.entries, record["offsets"], record["inline"], strict=True):
+            entry.offset, entry.data = offset, bytes.fromhex(data)
+        if plan.file:
+            state = self._layout.files[plan.file]
+            state.end, state.count = record["end"]
+        self._shared.setdefault(plan.site.shares, plan)
+        self._done(plan)
+
+    def finish(self) -> list[str]:
+        """Complete the weight files, write the program and all else; return the names.
+
+        The written package is read once more, as far as that reads no weights: a program that could not be opened, or
+        that holds other tensors, is an ``IntegrityError`` ``coreml.self-check``.
+        """
+        if len(self._plans) != len(self._specs) or self._current is not None:
+            raise UsageError(f"expected {len(self._specs)} tensors, found {len(self._plans)}", rule="writer.incomplete")
+        self._copy_left()
+        for name, state in self._layout.files.items():
+            sink = self._sink(name)
+            sink.write_at(0, header(state.count))
+            sink.truncate(state.end)
+        model = patched(self._layout, self._plans)
+        template = self._template
+        files = {path: bytes(template[path].view()) for path in (MANIFEST, *template.others)}
+        files[template.package.model] = model
+        self._self_check(files)
+        for path, data in files.items():
+            sink = self._target.create(path)
+            sink.write_at(0, data)
+            sink.truncate(len(data))
+            sink.close()
+        self.abort()
+        return [*files, *(self._path(name) for name in self._layout.files)]
+
+    def abort(self) -> None:
+        """Close all files as they are."""
+        for sink in self._sinks.values():
+            sink.close()
+        self._sinks = {}
+
+    def _self_check(self, files: Mapping[str, bytes]) -> None:
+        parts = {path: Part("u8", len(data), MemorySource(data, path)) for path, data in files.items()}
+        for name, state in self._layout.files.items():
+            path = self._path(name)
+            parts[path] = Part("u8", state.end, SinkSource(self._sink(name), state.end, path))
+        written = Template(parts)
+        found = {site.name: (site.shape, site.dtype, site.codec) for site in written.sites}
+        expected = {spec.name: (spec.shape, spec.dtype, spec.codec) for spec in self._specs}
+        if found != expected:
+            different = min(name for name, _ in found.items() ^ expected.items())
+            raise IntegrityError(
+                "coreml.self-check",
+                f"expected to write {expected.get(different)}, found {found.get(different)}",
+                where=different,
+            )
+
+    def _complete(self, plan: TensorPlan, entry: Entry) -> str:
+        """Write what a tensor's entry still lacks: held and constant numbers, metadata. Return the data's CRC-32C."""
+        stored, where = entry.stored, f"{plan.spec.name}: {entry.stored.key}"
+        spare = -stored.count * stored.type.bits % 8
+        if entry.copied is not None:
+            assert entry.offset is not None
+            blob, raw = entry.copied
+            return self._copy(plan.file, blob.offset, entry.offset, blob.length, raw)
+        if stored.role and stored.role not in self._held:
+            check_last_byte(self._last[stored.role], spare, where)
+            digest = self._digests[stored.role].text()
+        else:
+            data = stored.to_stored(bytes(self._held[stored.role]), where) if stored.role else stored.constant
+            if data:
+                check_last_byte(data[-1], spare, where)
+            if entry.offset is None:
+                entry.data = data
+                return ""
+            self._sink(plan.file).write_at(entry.offset + METADATA, data)
+            digest = checksums.digest("crc32c", data)
+        assert entry.offset is not None
+        self._sink(plan.file).write_at(entry.offset, metadata(entry.offset, stored.type, stored.count))
+        return digest
+
+    def _share(self, plan: TensorPlan) -> None:
+        """Where two constants were the same blobs and still are the same bytes, store them once."""
+        same = self._shared.setdefault(plan.site.shares, plan) if plan.site.shares else plan
+        if same is plan or len(same.entries) != len(plan.entries):
+            return
+        pairs = list(zip(plan.entries, same.entries, strict=True))
+        if any((one.stored, one.data) != (other.stored, other.data) for one, other in pairs if not one.copied):
+            return
+        if all(self._equal(plan.file, one, other) for one, other in pairs):
+            take_places(plan, same)
+            state = self._layout.files[plan.file]
+            state.end, state.count = self._before
+            self._sink(plan.file).truncate(state.end)
+
+    def _equal(self, file: str, one: Entry, other: Entry) -> bool:
+        if one.offset is None or other.offset is None:
+            return one.offset is other.offset
+        sink, buffers = self._sink(file), (bytearray(CHUNK), bytearray(CHUNK))
+        for start in range(0, one.nbytes, CHUNK):
+            size = min(CHUNK, one.nbytes - start)
+            for buffer, entry in zip(buffers, (one, other), strict=True):
+                assert entry.offset is not None
+                sink.readinto(entry.offset + METADATA + start, memoryview(buffer)[:size])
+            if buffers[0][:size] != buffers[1][:size]:
+                return False
+        return True
+
+    def _copy_left(self, file: str | None = None, before: int = 0) -> None:
+        for item in self._layout.place_left(file, before):
+            self._copy(item.file, item.blob.offset, item.new, item.blob.length, item.raw)
+
+    def _copy(self, file: str, start: int, offset: int, length: int, raw: bytes) -> str:
+        """Copy a blob of the package that the program comes from; return the CRC-32C of its data."""
+        source, sink = self._template.weights.files[file].source, self._sink(file)
+        sink.write_at(offset, moved_metadata(raw, offset))
+        running = checksums.hasher("crc32c")
+        for done in range(0, length, CHUNK):
+            piece = bytearray(min(CHUNK, length - done))
+            source.readinto(start + done, memoryview(piece))
+            sink.write_at(offset + METADATA + done, piece)
+            running.update(piece)
+        return running.text()
+
+    def _path(self, file: str) -> str:
+        return self._template.package.weight_file(file, "")
+
+    def _sink(self, file: str) -> Sink:
+        if file not in self._sinks:
+            self._sinks[file] = self._target.create(self._path(file))
+        return self._sinks[file]
+
+    def _expect(self, name: str) -> None:
+        at = len(self._plans)
+        if self._current is not None or at >= len(self._specs) or self._specs[at].name != name:
+            wanted = self._specs[at].name if at < len(self._specs) else "no more tensors"
+            raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
+
+    def _done(self, plan: TensorPlan) -> None:
+        self._plans.append(plan)
+        self._current = None
+
+
+class SinkSource:
+    """What was written to a sink as a byte source; the sink stays open."""
+
+    mapped = False
+
+    def __init__(self, sink: Sink, size: int, name: str) -> None:
+        self._sink, self.size, self.name = sink, size, name
+
+    def view(self, offset: int, length: int) -> memoryview:
+        out = bytearray(length)
+        self.readinto(offset, memoryview(out))
+        return memoryview(out)
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        self._sink.readinto(offset, out)
+
+    def changed(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """The sink belongs to the writer."""
