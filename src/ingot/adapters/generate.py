@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +58,13 @@ def generate(
     """
     if max_tokens < 1:
         raise UsageError(f"expected at least 1 new token, found {max_tokens}", rule="generate.max-tokens")
-    torch = require("torch", EXTRA)
     reports: list[LoadReport] = []
     model = load_model(path, dtype=dtype, keep_packed=keep_packed, report=reports.append, **options)
     tokenizer = load_tokenizer(model_folder(path))
     tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
     require_room(model, tokens.shape[1], max_tokens)
-    found, seconds = greedy(torch, model, tokens, max_tokens)
     ends = end_tokens(model)
+    found, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
     text = tokenizer.decode([token for token in found if token not in ends], skip_special_tokens=True)
     rest = sum(seconds[1:])
     return Generated(
@@ -78,20 +78,18 @@ def generate(
     )
 
 
-def greedy(
-    torch: Any, model: Any, tokens: Any, count: int, stops: set[int] | None = None
-) -> tuple[list[int], list[float]]:
+def greedy(model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bool]) -> tuple[list[int], list[float]]:
     """Return up to ``count`` new tokens after ``tokens`` ([1, n], i64) and the seconds that each took.
 
-    Ends with the first token of ``stops``, by default those that the model's generation config names. Logits are
-    compared as they are: no temperature, no penalty, no sampling.
+    ``enough`` is asked after each token, with all new ones, whether to end. Logits are compared as they are: no
+    temperature, no penalty, no sampling.
     """
-    stops = end_tokens(model) if stops is None else stops
+    torch = require("torch", EXTRA)
     found: list[int] = []
     seconds: list[float] = []
     cache = None
     with torch.inference_mode():
-        while len(found) < count and not (found and found[-1] in stops):
+        while len(found) < count and not (found and enough(found)):
             began = time.perf_counter()
             output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
             token = int(output.logits[0, -1].argmax())

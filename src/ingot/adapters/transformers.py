@@ -26,7 +26,7 @@ class LoadReport:
 
     ``format`` is that of the files that were read; ``tier`` and ``why`` say which stored form was chosen and what for;
     ``dtype`` is a canonical name; ``seconds`` from the path to the complete model, without the import of
-    torch; ``mapped``, ``decoded`` and
+    torch and with that of the architecture's module; ``mapped``, ``decoded`` and
     ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed.
     """
 
@@ -81,7 +81,7 @@ def load_model(
         Element type of the floating-point weights, in any spelling; by default config.json's, else that of the first
         floating-point tensor.
     keep_packed : bool
-        Leave linear layers of codec ``quantized_group`` with 4 or 8 bits packed and compute from there.
+        Leave linear layers and embeddings of codec ``quantized_group`` packed and compute from there.
     **options :
         See ``LoadOptions``.
 
@@ -136,7 +136,7 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
     kind = model_class(config, str(source.folder))
     target = _target(torch, wanted.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
-    packed = {name for name, tensor in checkpoint.items() if packable(tensor)} if wanted.keep_packed else set()
+    packed = packable(checkpoint) if wanted.keep_packed else set()
     if place.type == "cpu":
         require_memory(decoded_bytes(checkpoint, target, packed), options.get("max_ram"), checkpoint.location)
     strict = options.get("strict", True)

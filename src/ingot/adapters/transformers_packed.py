@@ -1,29 +1,43 @@
-"""Linear layers that stay packed in a model of transformers.
+"""Layers of a model of transformers that stay packed: linear layers and embeddings.
 
 While transformers loads, a parameter on device meta stands for each packed weight: it goes through all renaming and
-comes out where its layer is. Then each such layer becomes a ``PackedLinear``; what came out elsewhere (an embedding, a
-tied head) is decoded, and a weight that transformers merged with others is loaded again, decoded.
+tying and comes out where its layer is. Then each such layer becomes a packed one; what came out elsewhere is decoded,
+and a weight that transformers merged with others is loaded again, decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ingot.adapters.transformers_weights import PACKED, materialize
+from ingot.codecs.affine_matmul import PackedMatrix, stays_packed
 from ingot.core.extras import require
 from ingot.model.tensor import Tensor
 
-_BITS = (4, 8)
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a stand-in came out: the module, the attribute, and the tensor that is to be there."""
+
+    path: str
+    module: Any
+    attribute: str
+    tensor: Tensor
+
+    @property
+    def parameter(self) -> Any:
+        return self.module._parameters[self.attribute]
 
 
-def packable(tensor: Tensor) -> bool:
-    """Whether a tensor can stay packed as the weight of a linear layer, as far as the tensor alone can tell."""
-    return tensor.codec == "quantized_group" and len(tensor.shape) == 2 and tensor.params.get("bits") in _BITS
+def packable(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of the tensors that a layer can compute from as they are stored."""
+    return {name for name, tensor in tensors.items() if stays_packed(tensor)}
 
 
 def put_packed(attempt: Callable[[set[str]], Any], packed: set[str], dtype: Any, device: Any) -> tuple[Any, set[str]]:
-    """Return a model whose linear layers among the tensors ``packed`` compute from packed weights, and their names.
+    """Return a model whose layers among the tensors ``packed`` compute from packed weights, and those tensors' names.
 
     Parameters
     ----------
@@ -36,48 +50,53 @@ def put_packed(attempt: Callable[[set[str]], Any], packed: set[str], dtype: Any,
     model = attempt(packed)
     if not packed:
         return model, set()
-    found = dict(_stand_ins(model))
+    places = list(_stand_ins(model))
     if any(parameter.is_meta and not hasattr(parameter, PACKED) for parameter in model.parameters()):
-        return put_packed(attempt, {tensor.name for _, tensor in found.values()}, dtype, device)
-    linear = require("torch", "torch").nn.Linear
-    tied = _tied(model)
-    layers = {}
-    for name, (module, tensor) in found.items():
-        if type(module) is linear and name.endswith(".weight") and name not in tied:
-            layers[name] = tensor
-    _decode_others(model, set(layers), dtype, device)
-    require("ingot.adapters.packed_linear", "torch").pack_linears(model, layers)
-    return model, {tensor.name for tensor in layers.values()}
+        return put_packed(attempt, {place.tensor.name for place in places}, dtype, device)
+    shared: dict[int, list[_Place]] = {}
+    for place in places:
+        shared.setdefault(id(place.parameter), []).append(place)
+    layers: list[_Place] = []
+    for group in shared.values():
+        if all(_is_linear(place) or _is_embedding(place) for place in group):
+            layers += group
+        else:
+            _decode(group, dtype, device)
+    _pack(model, layers)
+    return model, {place.tensor.name for place in layers}
 
 
-def _stand_ins(model: Any) -> Iterator[tuple[str, tuple[Any, Tensor]]]:
-    """Yield every place of a stand-in: its name, the module, and the tensor that it stands for."""
+def _stand_ins(model: Any) -> Iterator[_Place]:
     for path, module in model.named_modules():
-        for own, parameter in module._parameters.items():
+        for attribute, parameter in module._parameters.items():
             tensor = getattr(parameter, PACKED, None)
             if tensor is not None:
-                yield (f"{path}.{own}" if path else own), (module, tensor)
+                yield _Place(path, module, attribute, tensor)
 
 
-def _tied(model: Any) -> set[str]:
-    """Return the names whose parameter has another place too: both have to stay one parameter."""
-    pairs = dict(getattr(model, "all_tied_weights_keys", None) or {})
-    names = {name for pair in pairs.items() for name in pair}
-    places: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
-    return names | {name for group in places.values() if len(group) > 1 for name in group}
+def _is_linear(place: _Place) -> bool:
+    # A subclass computes something else with its weight.
+    return type(place.module) is require("torch", "torch").nn.Linear and bool(place.path)
 
 
-def _decode_others(model: Any, packed: set[str], dtype: Any, device: Any) -> None:
-    """Replace the stand-ins that are no packed layers by decoded parameters; places that shared one go on sharing."""
-    torch = require("torch", "torch")
-    made: dict[int, Any] = {}
-    for name, (module, tensor) in list(_stand_ins(model)):
-        if name in packed:
-            continue
-        own = name.rpartition(".")[2]
-        key = id(module._parameters[own])
-        if key not in made:
-            made[key] = torch.nn.Parameter(materialize(tensor, dtype, device))
-        module._parameters[own] = made[key]
+def _is_embedding(place: _Place) -> bool:
+    module = place.module
+    return type(module) is require("torch", "torch").nn.Embedding and module.max_norm is None and bool(place.path)
+
+
+def _decode(group: list[_Place], dtype: Any, device: Any) -> None:
+    """Replace one stand-in by a decoded parameter, in all its places."""
+    parameter = require("torch", "torch").nn.Parameter(materialize(group[0].tensor, dtype, device))
+    for place in group:
+        place.module._parameters[place.attribute] = parameter
+
+
+def _pack(model: Any, places: list[_Place]) -> None:
+    layers = require("ingot.adapters.packed_linear", "torch")
+    layers.pack_linears(model, {f"{place.path}.weight": place.tensor for place in places if _is_linear(place)})
+    for place in places:
+        if _is_embedding(place):
+            matrix = PackedMatrix.of(place.tensor)
+            layer = layers.PackedEmbedding(matrix, place.module.padding_idx, place.parameter.dtype)
+            parent, _, own = place.path.rpartition(".")
+            setattr(model.get_submodule(parent), own, layer.train(place.module.training))
