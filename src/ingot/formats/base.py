@@ -105,11 +105,47 @@ class LateMetadata(Protocol):
         ...
 
 
+@runtime_checkable
+class LooksInside(Protocol):
+    """What a format has beside ``Format`` if a folder's file names do not tell that it is one of its own.
+
+    It comes before a format that would open the same entry by the names alone.
+    """
+
+    def confirms(self, store: Store) -> bool:
+        """Whether the folder whose names ``entry`` has taken is of this format; reads little."""
+        ...
+
+
+@runtime_checkable
+class ConfigKeys(Protocol):
+    """What a format has beside ``Format`` if ``config.json`` tells how its tensors are packed.
+
+    Its writer makes a ``config.json`` of these keys, which a conversion merges into the source's; they are left out
+    where a folder of this format is converted into another.
+    """
+
+    config_keys: tuple[str, ...]
+
+
+@runtime_checkable
+class Fitting(Protocol):
+    """What a format has beside ``Format`` if what it carries beside the tensors tells which tensors it can carry."""
+
+    def fit(self, options: WriteOptions) -> Format:
+        """Return the format for one artifact.
+
+        Raises ``UnsupportedError`` where the options lack what the format needs.
+        """
+        ...
+
+
 class Format(Protocol):
     """A container.
 
     ``digests`` tells whether it can store digests of parts, ``shards`` whether it can be split into several files,
-    ``attachments`` which kinds of attachments it carries.
+    ``attachments`` which kinds of attachments it carries. One whose artifact is a folder as a whole has an attribute
+    ``folder = True``: other weights in such a folder are forms of the same, and it is opened as what it is.
     """
 
     name: str
@@ -124,7 +160,10 @@ class Format(Protocol):
         ...
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Of a folder's file names, the one to open for a checkpoint of this format; None if there is none."""
+        """Of a folder's file names, the one to open for a checkpoint of this format; None if there is none.
+
+        Folders in it are listed too, with a slash at the end.
+        """
         ...
 
     def refuses(self, spec: TensorSpec) -> str | None:

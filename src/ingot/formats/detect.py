@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.formats.base import Format
+from ingot.formats.base import Format, LooksInside
 from ingot.formats.table import FORMATS
+from ingot.model.bytesource import Store
 
 HEAD = 16
 
@@ -81,11 +82,20 @@ def detect_file(name: str, head: bytes) -> Format:
     )
 
 
-def detect_folder(names: Sequence[str]) -> tuple[Format, str]:
-    """Return the format and the entry file of a folder with these file names.
+def listing(store: Store) -> list[str]:
+    """Return the names of a store's files, and of its folders with a slash at the end."""
+    return [*store.names(), *(f"{name}/" for name in store.folders())]
+
+
+def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[Format, str]:
+    """Return the format and the entry file of a folder with these names, as ``listing`` makes them.
+
+    ``store`` is the folder, for formats that have to look inside; without it they are passed over.
 
     Raises
     ------
+    FormatError
+        What a format looked at inside is damaged.
     UsageError
         ``detect.none``: no checkpoint among them; ``detect.several``: more than one, the caller has to choose.
     """
@@ -93,8 +103,16 @@ def detect_folder(names: Sequence[str]) -> tuple[Format, str]:
     for key in FORMATS:
         candidate: Format = FORMATS[key]
         entry = candidate.entry(names)
-        if entry is not None:
-            found.append((candidate, entry))
+        if entry is None:
+            continue
+        if isinstance(candidate, LooksInside):
+            if store is None or not candidate.confirms(store):
+                continue
+            found = [other for other in found if other[1] != entry]
+        elif any(entry == other for _, other in found):
+            continue
+        found.append((candidate, entry))
+    found = [pair for pair in found if getattr(pair[0], "folder", False)] or found
     if len(found) == 1:
         return found[0]
     if found:

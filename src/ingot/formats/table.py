@@ -10,7 +10,10 @@ FORMATS: Instances[Format] = Instances(
     (
         ("zt", "ingot.formats.zt.format:ZtFormat"),
         ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat"),
+        ("mlx", "ingot.formats.safetensors.mlx:MlxFormat"),
         ("squizd", "ingot.formats.squizd.format:SquizdFormat"),
         ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
+        ("npydir", "ingot.formats.npydir.format:NpydirFormat"),
+        ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
     ),
 )

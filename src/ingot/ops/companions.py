@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ingot.core.oserrors import read_error, write_error
+from ingot.errors import FormatError
+
+CONFIG = "config.json"
 
 # Files that hold weights in some container; everything else in a model folder is a companion.
 _WEIGHT_SUFFIXES = (
@@ -59,11 +64,16 @@ def _is_weights(name: str) -> bool:
     return name.lower().endswith(_WEIGHT_SUFFIXES) or name.endswith(_INDEX_SUFFIX)
 
 
-def copy_companions(companions: Mapping[str, str], folder: Path) -> list[str]:
+def copy_companions(companions: Mapping[str, str], folder: Path, drop: Sequence[str] = ()) -> list[str]:
     """Copy them into ``folder``; return their names.
+
+    Where a format's writer has made a ``config.json``, its keys are put into the companion's. Keys in ``drop``
+    described how the source packed its tensors, and are left out of it.
 
     Raises
     ------
+    FormatError
+        ``companions.config``: a ``config.json`` that has to be changed is not one JSON object.
     ResourceError, UsageError
         A companion cannot be read, or the folder not written; the error names which.
     """
@@ -71,8 +81,32 @@ def copy_companions(companions: Mapping[str, str], folder: Path) -> list[str]:
         target = folder / name
         try:
             target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target)
+            if name == CONFIG and (drop or target.exists()):
+                _merge_config(Path(path), target, drop)
+            else:
+                shutil.copyfile(path, target)
         except OSError as error:
             reading = error.filename == path
             raise (read_error(error, path) if reading else write_error(error, str(target))) from error
     return list(companions)
+
+
+def _merge_config(source: Path, target: Path, drop: Sequence[str]) -> None:
+    """Write ``source`` without the keys ``drop`` and with those of ``target``; the same bytes where that is no change.
+
+    JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
+    """
+    raw = source.read_bytes()
+    found, own = _object(raw, source), _object(target.read_bytes(), target) if target.exists() else {}
+    merged = {**{key: value for key, value in found.items() if key not in drop}, **own}
+    target.write_bytes(raw if merged == found else (json.dumps(merged, indent=2) + "\n").encode())
+
+
+def _object(raw: bytes, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise FormatError("companions.config", f"expected JSON, found {error}", where=str(path)) from error
+    if not isinstance(found, dict):
+        raise FormatError("companions.config", f"expected an object, found {type(found).__name__}", where=str(path))
+    return found

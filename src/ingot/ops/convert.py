@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,11 +16,11 @@ from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
 from ingot.errors import UsageError
-from ingot.formats.base import FormatWriter, WriteOptions
+from ingot.formats.base import ConfigKeys, FormatWriter, WriteOptions
 from ingot.model.attachments import NOTHING
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.attachments import Gathered, gather
-from ingot.ops.companions import copy_companions
+from ingot.ops.companions import CONFIG, copy_companions
 from ingot.ops.destination import Destination, destination
 from ingot.ops.drive import RESERVE, drive, slab_budget
 from ingot.ops.journal import Journal, fingerprint, intact
@@ -59,6 +58,8 @@ class ConvertOptions(TypedDict, total=False):
         down projection: the norm of each intermediate channel's activation. By the weights alone without.
     draft : a published EAGLE-3 draft head (file or folder) to put in, in place of the source's own.
     coreml : a Core ML package (folder ``X.mlpackage``) to put in, in place of the source's own.
+    program : a Core ML package whose program the tensors are written into, in place of the source's own; for targets
+        ``X.mlpackage``.
     """
 
     allow_requantize: bool
@@ -74,6 +75,7 @@ class ConvertOptions(TypedDict, total=False):
     activations: AnyPath | None
     draft: AnyPath | None
     coreml: AnyPath | None
+    program: AnyPath | None
 
 
 def convert(
@@ -181,7 +183,9 @@ def prepare(
         refuse_same(source, place)
         checkpoint = checkpoint_of(source)
         pruning = prepare_pruning(checkpoint, _prune_request(chosen), progress)
-        gathered = gather(checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"))
+        gathered = gather(
+            checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"), chosen.get("program")
+        )
         options_of_writer = replace(_write_options(chosen, place), attachments=gathered.attachments)
         request = PlanRequest(
             recipe, chosen.get("allow_requantize", False), options_of_writer, threads, pruning.tensors
@@ -252,16 +256,24 @@ class _Job:
         with Staging(place.path, directory=place.directory, overwrite=self._overwrite, resume=resume) as staging:
             try:
                 resumed, files = self._write(staging, cuts, budget, resume, progress)
-                companions = copy_companions(self._checkpoint.companions, staging.files) if place.directory else []
+                companions = self._companions(staging.files, files) if place.directory else []
                 self._source.require_whole()
                 self._source.require_unchanged()
                 self._gathered.require_unchanged()
-                staging.publish([*files, *companions])
+                staging.publish([*files, *(name for name in companions if name not in files)])
             except BaseException:
                 if resume:
                     staging.keep()
                 raise
         return self._report(files, companions, resumed)
+
+    def _companions(self, folder: Path, written: list[str]) -> list[str]:
+        """Copy the companions; what the writer made under the name of one stands, but ``config.json`` is merged."""
+        packed = self._source.format
+        drop = packed.config_keys if isinstance(packed, ConfigKeys) else ()
+        every = self._checkpoint.companions
+        found = {name: path for name, path in every.items() if name not in written or name == CONFIG}
+        return copy_companions(found, folder, drop)
 
     def _write(
         self, staging: Staging, cuts: list[Cut], budget: int, resume: bool, progress: ProgressCallback
@@ -322,13 +334,15 @@ class _Job:
         for record in records:
             for name, offset, length, _ in record["written"]["blobs"]:
                 ends[name] = max(ends.get(name, 0), offset + length)
-        for path in folder.iterdir():
-            if path.name in ends:
-                os.truncate(path, ends[path.name])
-            elif path.is_dir():  # companions of the earlier run
-                shutil.rmtree(path)
-            else:
+        kept = {parent for name in ends for parent in Path(name).parents}
+        for path in sorted(folder.rglob("*"), reverse=True):  # a folder comes after what lies in it
+            name = path.relative_to(folder)
+            if name.as_posix() in ends:
+                os.truncate(path, ends[name.as_posix()])
+            elif not path.is_dir() or path.is_symlink():  # companions of the earlier run
                 path.unlink()
+            elif name not in kept:
+                path.rmdir()
         plan = self._plan
         learnt = [replace(spec, params=record["params"]) for record, spec in zip(records, plan.specs, strict=False)]
         specs = [*learnt, *plan.specs[len(records) :]]

@@ -19,8 +19,9 @@ import msgspec
 import ingot
 from ingot.core import checksums
 from ingot.core.oserrors import write_error
-from ingot.errors import UsageError
+from ingot.errors import FormatError, UsageError
 from ingot.ops.open import Source
+from ingot.stores.local import checked_name
 
 CHUNK = 1 << 22
 
@@ -114,7 +115,7 @@ def intact(record: Mapping[str, Any], folder: Path) -> bool:
     for name, offset, length, digest in record["blobs"]:
         running = checksums.hasher("crc32c")
         try:
-            with (folder / Path(name).name).open("rb") as file:
+            with (folder / checked_name(name, str(folder))).open("rb") as file:
                 file.seek(offset)
                 left = length
                 while left:
@@ -123,7 +124,7 @@ def intact(record: Mapping[str, Any], folder: Path) -> bool:
                         return False
                     running.update(chunk)
                     left -= len(chunk)
-        except OSError:
+        except (OSError, FormatError):
             return False
         if not checksums.same(running.text(), digest):
             return False

@@ -11,7 +11,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.oserrors import read_error
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
-from ingot.formats.detect import detect_file, detect_folder
+from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bytesource import Store
 from ingot.model.checkpoint import Checkpoint
@@ -128,11 +128,17 @@ def checkpoint_of(source: Source) -> Checkpoint:
         format=source.format.name,
         location=str(source.path),
         metadata=source.catalog.metadata,
-        companions=find_companions(source.path) if source.path.is_dir() else {},
+        companions=_companions(source) if source.path.is_dir() else {},
         on_close=source.close,
         io=source.io,
         attachments=attachments,
     )
+
+
+def _companions(source: Source) -> dict[str, str]:
+    """Return what lies beside the artifact's own files."""
+    found = find_companions(source.path)
+    return {name: path for name, path in found.items() if name not in source.catalog.headers}
 
 
 def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
@@ -151,7 +157,7 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
     store = LocalStore(folder, io=io)
     try:
         if location.is_dir():
-            format, entry = detect_folder(store.names())
+            format, entry = detect_folder(listing(store), store)
         else:
             entry = location.name
             format = detect_file(entry, _head(store, entry))

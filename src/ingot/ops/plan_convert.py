@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from ingot.codecs.base import Encoder, Relay, relays_of
 from ingot.codecs.delta import DeltaEncoder
+from ingot.codecs.dense_relay import wider
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
 from ingot.core.names import layer_of
 from ingot.core.parallel import ordered
+from ingot.core.retype import HOLDERS
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
-from ingot.formats.base import Format, WriteOptions
+from ingot.formats.base import Fitting, Format, WriteOptions
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
@@ -118,6 +121,8 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     UsageError
         A lossy codec on tensors that are already quantized, without ``allow_requantize``.
     """
+    if isinstance(format, Fitting):
+        format = format.fit(request.options)
     layer_count = 1 + max((layer for name in source if (layer := layer_of(name)) is not None), default=-1)
     with gc_paused():  # many small objects, none of them garbage
         found = [_step_or_where(source[name], format, request, layer_count) for name in source]
@@ -216,11 +221,12 @@ def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
     reason = format.refuses(moved_spec(tensor))
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
-    dense = _decoded(tensor, rule)
-    reason = format.refuses(dense.spec)
-    if reason is not None:
-        raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
-    return dense
+    for dtype in (tensor.dtype, "f32") if tensor.dtype in HOLDERS else (tensor.dtype,):
+        dense = _decoded(tensor, rule, dtype)
+        reason = format.refuses(dense.spec)
+        if reason is None:
+            return dense
+    raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
 
 
 def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
@@ -230,15 +236,15 @@ def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
         return Step(tensor, spec, MOVED, rule, exact=True)
     if tensor.codec not in CODECS:
         return None
-    for relay in relays_of(CODECS[tensor.codec], tensor):
+    for relay in chain(relays_of(CODECS[tensor.codec], tensor), wider(tensor)):
         spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, relay.codec, relay.parts, dict(relay.params))
         if format.refuses(spec) is None and relay.exact():
             return Step(tensor, spec, RELAID, rule, exact=True, relay=relay)
     return None
 
 
-def _decoded(tensor: Tensor, rule: str) -> Step:
-    encoder = CODECS["dense"].encoder(tensor.shape, tensor.dtype, {})
+def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
+    encoder = CODECS["dense"].encoder(tensor.shape, tensor.dtype, {"dtype": dtype})
     return Step(tensor, encoded_spec(tensor.name, tensor, encoder, "raw"), DECODED, rule, exact=True, encoder=encoder)
 
 

@@ -23,6 +23,7 @@ from ingot.core import checksums
 from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import IngotError
 from ingot.formats.base import Catalog, Format, FormatWriter, WriteOptions
+from ingot.formats.detect import listing
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 
@@ -110,7 +111,7 @@ class FormatSuite:
     def read(self, target: MemoryTarget) -> Catalog:
         """Open what was written."""
         store = MemoryStore(target.files)
-        entry = self.format.entry(store.names())
+        entry = self.format.entry(listing(store))
         assert entry is not None
         return self.format.read(store, entry)
 
@@ -268,7 +269,7 @@ class FormatSuite:
     def test_truncation_anywhere_is_refused(self) -> None:
         target, names = self.write(self.sample(), METADATA)
         store = MemoryStore(target.files)
-        entry = self.format.entry(store.names())
+        entry = self.format.entry(listing(store))
         assert entry is not None
         for name in names:
             whole = bytes(target.files[name])

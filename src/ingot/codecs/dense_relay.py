@@ -1,0 +1,95 @@
+"""Dense floats in a wider element type that holds them exactly, for containers without a name for their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.retype import HOLDERS, always_held, widen
+from ingot.errors import IntegrityError
+from ingot.model.part import CHUNK
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRelay:
+    """A tensor's values stored as ``holder`` (f16 or f32); the part's logical type stays the tensor's own."""
+
+    tensor: Tensor
+    holder: str
+    codec: str = "dense"
+    step: int = 1
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.tensor.params
+
+    @property
+    def parts(self) -> tuple[PartSpec, ...]:
+        size = self.tensor.size * numpy_dtype(self.holder).itemsize
+        return (PartSpec("data", self.holder, size, self.tensor.dtype),)
+
+    @property
+    def rows(self) -> int:
+        return self.tensor.size
+
+    @property
+    def memory(self) -> int:
+        """Source, result, and intermediate results in f32 with their proof."""
+        return 24
+
+    def exact(self) -> bool:
+        """Whether every value comes back bit for bit; reads the tensor where only its values tell."""
+        if always_held(self.tensor.dtype, self.holder):
+            return True
+        reader = DenseRelayReader(self)
+        for start in range(0, self.rows, CHUNK):
+            if reader.widened(min(CHUNK, self.rows - start)) is None:
+                return False
+        reader.finish()
+        return True
+
+    def reader(self) -> DenseRelayReader:
+        return DenseRelayReader(self)
+
+
+class DenseRelayReader:
+    """One pass over the values."""
+
+    def __init__(self, relay: DenseRelay) -> None:
+        self._relay, self._reader = relay, relay.tensor.parts["data"].reader()
+        self._row = DTYPES[relay.tensor.dtype]
+
+    def widened(self, rows: int) -> Array | None:
+        """Return the next values in the holder's type; None where it does not hold them."""
+        raw = np.empty(rows * self._row.bits // 8, np.uint8)
+        self._reader.readinto(raw.data)
+        values = from_file(raw, self._row.storage).view(numpy_dtype(self._row.name))
+        return widen(values, self._row.name, self._relay.holder)
+
+    def read(self, rows: int) -> dict[str, Array]:
+        found = self.widened(rows)
+        if found is None:  # ``exact`` saw others
+            raise IntegrityError(
+                "store.changed",
+                "expected the values that were read before, found others: the source changed",
+                where=self._relay.tensor.name,
+            )
+        return {"data": found}
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+
+def wider(tensor: Tensor) -> Iterator[DenseRelay]:
+    """Yield the wider types that a checked dense tensor may be stored in, smallest first.
+
+    No decoder reads the result as it is: a container that takes it gives the values back in their own type.
+    """
+    for holder in HOLDERS.get(tensor.dtype, ()) if tensor.codec == "dense" else ():
+        yield DenseRelay(tensor, holder)

@@ -1,0 +1,237 @@
+"""From the arrays of a tensor to its codec, parameters and parts; and which of several forms is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ingot.core.checked import MAX_RANK, element_count
+from ingot.core.dtypes import DTYPES
+from ingot.core.floats import FLOATS
+from ingot.core.retype import HOLDERS
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.npydir.arrays import Array, Group
+from ingot.formats.npydir.carry import FLAT_GROUP, LEGACY_ZERO
+from ingot.formats.npydir.narrowed import NarrowedSource
+from ingot.formats.npydir.sidecar import Entry
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to store a tensor: the suffixes of its arrays, the first of which tells that it is there.
+
+    ``shaped`` tells whether the original's shape must be there too; ``make`` returns parameters of the codec.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    bits: int
+    make: Callable[[Arrays, tuple[int, ...] | None, str], tuple[tuple[int, ...], dict[str, Any]]]
+
+    def in_group(self, group: Group) -> bool:
+        return self.suffixes[0] in group.paths
+
+
+def choose(group: Group, *, int4_ready: bool) -> Form | None:
+    """Return the form that is read, in squish's order; None if there is none.
+
+    Four-bit forms beside the eight-bit one count only where the directory's sentinel says that they are complete, and
+    three bits with a low-rank correction not at all.
+    """
+    for form in FORMS:
+        unfinished = form.bits == 4 and "q" in group.paths and not int4_ready
+        corrected = form.bits == 3 and any(suffix.startswith("lr") for suffix in group.foreign)
+        if form.in_group(group) and not unfinished and not corrected:
+            return form
+    return None
+
+
+def tensor_of(name: str, form: Form, arrays: Arrays, entry: Entry | None, verify: bool) -> Tensor:
+    """Build the tensor.
+
+    Raises
+    ------
+    FormatError
+        ``npydir.array-dtype``, ``npydir.array-shape``, ``npydir.shape``, ``npydir.sidecar-dtype``.
+    UnsupportedError
+        ``npydir.form``: three-bit codes in another layout.
+    """
+    where = arrays[form.suffixes[0]].name
+    if not form.bits:
+        return _passthrough(name, arrays["pt"], entry, verify)
+    dtype = entry.dtype if entry is not None else "f32"
+    if dtype not in FLOATS:
+        raise FormatError("npydir.sidecar-dtype", f"expected {', '.join(FLOATS)}, found {dtype}", where=where)
+    stated = _original_shape(arrays["shape"], _digest(entry, "shape"), verify) if "shape" in arrays else None
+    shape, params = form.make(arrays, stated, where)
+    parts = {
+        role: _part(arrays[suffix], "u8" if role == "packed_weight" else "f32", _digest(entry, suffix), verify)
+        for role, suffix in zip(("packed_weight", "scales", "zeros"), form.suffixes, strict=False)
+    }
+    attributes = {"codec_version": 1, "bits": form.bits, "axis": -1, "packing": "rows_lsb", "dtype": dtype}
+    return Tensor(name, shape, dtype, "quantized_group", parts, {**attributes, "zeros": "zeros" in parts, **params})
+
+
+def _digest(entry: Entry | None, suffix: str) -> str | None:
+    return None if entry is None else entry.digests.get(suffix)
+
+
+def _part(array: Array, dtype: str, digest: str | None, verify: bool, type: str | None = None) -> Part:
+    header = array.header
+    return Part(
+        dtype=dtype,
+        length=header.nbytes,
+        source=array.source,
+        offset=header.offset,
+        type=type,
+        digest=digest,
+        where=array.name,
+        verify=verify,
+    )
+
+
+def _passthrough(name: str, array: Array, entry: Entry | None, verify: bool) -> Tensor:
+    stored, shape = array.header.dtype, array.header.shape
+    dtype = stored if entry is None else entry.dtype
+    row = DTYPES[dtype]
+    type = None if row.is_storage else dtype
+    if dtype == stored:
+        part = _part(array, row.storage, _digest(entry, "pt"), verify, type)
+        return Tensor(name, shape, dtype, "dense", {"data": part})
+    if stored not in HOLDERS.get(dtype, ()):
+        raise FormatError(
+            "npydir.sidecar-dtype",
+            f"expected values that {stored} holds, found {dtype} in ingot.json",
+            where=array.name,
+        )
+    source = NarrowedSource(array.source, array.header.offset, prod(shape), (stored, dtype), array.name)
+    part = _part(array, row.storage, _digest(entry, "pt"), verify, type)
+    part = replace(part, source=source, offset=0, length=source.size, occupies=array.header.nbytes)
+    return Tensor(name, shape, dtype, "dense", {"data": part})
+
+
+def _original_shape(array: Array, digest: str | None, verify: bool) -> tuple[int, ...]:
+    header = array.header
+    if header.dtype != "i64" or len(header.shape) != 1 or header.shape[0] > MAX_RANK:
+        raise FormatError(
+            "npydir.shape",
+            f"expected up to {MAX_RANK} sizes of type i64, found {header.dtype} of shape {list(header.shape)}",
+            where=array.name,
+        )
+    values = _part(array, "i64", digest, verify).view()
+    shape = tuple(int(size) for size in np.frombuffer(values, "<i8"))
+    if min(shape, default=0) < 0:
+        raise FormatError("npydir.shape", f"expected sizes from 0, found {list(shape)}", where=array.name)
+    element_count(shape, "npydir.shape", array.name)
+    return shape
+
+
+def _expect(array: Array, dtype: str, shape: tuple[int, ...] | None = None, ndim: int = 2) -> tuple[int, ...]:
+    header = array.header
+    if header.dtype != dtype:
+        raise FormatError("npydir.array-dtype", f"expected {dtype}, found {header.dtype}", where=array.name)
+    wrong = len(header.shape) != ndim or 0 in header.shape if shape is None else header.shape != shape
+    if wrong:
+        expected = f"shape {list(shape)}" if shape is not None else f"{ndim} dimensions and no size 0"
+        raise FormatError("npydir.array-shape", f"expected {expected}, found {list(header.shape)}", where=array.name)
+    return header.shape
+
+
+def _in_matrix(
+    stated: tuple[int, ...] | None, rows: int, cols: int, where: str
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Return the tensor's shape, and how codes are cut where that is not by its last dimension."""
+    shape = stated if stated is not None else (rows, cols)
+    if prod(shape) != rows * cols:
+        raise FormatError(
+            "npydir.shape", f"expected a shape of {rows} x {cols} elements, found {list(shape)}", where=where
+        )
+    own = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+    return shape, {} if own == (rows, cols) else {"matrix": [rows, cols]}
+
+
+def _scales(array: Array, rows: int, cols: int) -> dict[str, Any]:
+    """Return what shares a scale: a row, or a group of columns whose size follows from their number."""
+    shape = array.header.shape
+    if array.header.dtype != "f32":
+        raise FormatError("npydir.array-dtype", f"expected f32, found {array.header.dtype}", where=array.name)
+    if shape in ((rows,), (rows, 1)):
+        return {"granularity": "row"}
+    if len(shape) != 2 or shape[0] != rows or not shape[1] or cols % shape[1]:
+        raise FormatError(
+            "npydir.array-shape",
+            f"expected [{rows}] or [{rows}, groups] with groups of one size in {cols} columns, found {list(shape)}",
+            where=array.name,
+        )
+    return {"granularity": "group", "group_size": cols // shape[1]}
+
+
+def _int8(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+    rows, cols = _expect(arrays["q"], "i8")
+    shape, matrix = _in_matrix(stated, rows, cols, where)
+    return shape, {"signed": True, **_scales(arrays["s"], rows, cols), **matrix}
+
+
+def _nibbles(arrays: Arrays, stated: tuple[int, ...] | None, where: str, codes: str, scales: str) -> tuple[Any, Any]:
+    rows, half = _expect(arrays[codes], "u8")
+    shape, matrix = _in_matrix(stated, rows, 2 * half, where)
+    return shape, {"signed": False, **_scales(arrays[scales], rows, 2 * half), **matrix}
+
+
+def _int4_offset(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+    shape, params = _nibbles(arrays, stated, where, "q4a", "s4a")
+    _expect(arrays["z4a"], "f32", arrays["s4a"].header.shape)
+    return shape, {**params, "zero_kind": "offset"}
+
+
+def _int4_legacy(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+    shape, params = _nibbles(arrays, stated, where, "q4", "s4")
+    return shape, {**params, "zero_point": LEGACY_ZERO}
+
+
+def _int3(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+    if len(arrays["q3"].header.shape) == 2:
+        raise UnsupportedError(
+            "expected three-bit codes packed eight in three bytes, found a matrix of codes: squish has layouts that do "
+            "not agree; convert the original again",
+            rule="npydir.form",
+            where=where,
+        )
+    shape = stated or ()
+    size = prod(shape)
+    if size % FLAT_GROUP or not size:
+        raise FormatError(
+            "npydir.shape",
+            f"expected a multiple of {FLAT_GROUP} elements at three bits, found {list(shape)}",
+            where=where,
+        )
+    _expect(arrays["q3"], "u8", (size * 3 // 8,))
+    for suffix in ("s3", "z3"):
+        flat = arrays[suffix].header.shape == (size // FLAT_GROUP, 1)
+        _expect(arrays[suffix], "f32", (size // FLAT_GROUP, 1) if flat else (size // FLAT_GROUP,))
+    shape, matrix = _in_matrix(shape, size // FLAT_GROUP, FLAT_GROUP, where)
+    return shape, {"signed": False, "granularity": "row", **matrix}
+
+
+def _no_params(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+    return arrays["pt"].header.shape, {}
+
+
+FORMS = (
+    Form("q4a", ("q4a", "s4a", "z4a"), 4, _int4_offset),
+    Form("q4", ("q4", "s4"), 4, _int4_legacy),
+    Form("q3", ("q3", "s3", "z3"), 3, _int3),
+    Form("pt", ("pt",), 0, _no_params),
+    Form("q", ("q", "s"), 8, _int8),
+)
+"""In the order in which they are preferred."""
+
+BY_NAME = {form.name: form for form in FORMS}

@@ -1,0 +1,197 @@
+"""Reading a Squish directory: manifest, ``ingot.json``, the header of every array, which form of a tensor is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ingot.core.gcpause import gc_paused
+from ingot.errors import FormatError, UsageError
+from ingot.formats.base import Catalog
+from ingot.formats.npydir.arrays import Group, extra_file, foreign, list_arrays, open_arrays
+from ingot.formats.npydir.files import FilePool
+from ingot.formats.npydir.forms import FORMS, Form, choose, tensor_of
+from ingot.formats.npydir.names import (
+    FOLDER,
+    INT4_READY,
+    MANIFEST,
+    MAX_MANIFEST,
+    READY,
+    SIDECAR,
+    file_of,
+    parse_manifest,
+)
+from ingot.formats.npydir.sidecar import Entry, Sidecar
+from ingot.formats.npydir.sidecar import parse as parse_sidecar
+from ingot.model.bytesource import ByteSource, Store
+from ingot.model.tensor import Tensor
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What has been found so far."""
+
+    pool: FilePool
+    verify: bool
+    int4_ready: bool
+    headers: dict[str, bytes] = field(default_factory=dict)
+    sources: list[ByteSource] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+
+
+def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
+    """Validate a directory completely and locate every tensor; no weights are read.
+
+    Raises ``FormatError``, ``IntegrityError`` and ``UnsupportedError`` with the rules of spec/npydir.md.
+    """
+    raw = _small_file(store, MANIFEST)
+    with gc_paused():
+        groups, others = list_arrays(store)
+        pairs = parse_manifest(raw, groups, MANIFEST)
+        reading = _Reading(FilePool(store), verify, _exists(store, INT4_READY), {MANIFEST: raw})
+        sidecar = _sidecar(store, pairs, reading)
+        known = set(pairs.values())
+        for key, group in groups.items():
+            if key not in known:
+                raise extra_file(next(iter(group.paths.values()), f"{FOLDER}/{key}"), "one of no tensor")
+        try:
+            tensors = {
+                name: _tensor(
+                    name, groups.get(key) or Group(key), sidecar.tensors.get(name) if sidecar else None, reading
+                )
+                for name, key in pairs.items()
+            }
+        finally:
+            reading.pool.clear()
+    return Catalog(
+        tensors=tensors,
+        metadata=sidecar.metadata if sidecar else {},
+        headers=reading.headers,
+        sources=tuple(reading.sources),
+        notes=tuple(_notes(others, reading, marked=_exists(store, READY))),
+    )
+
+
+def _tensor(name: str, group: Group, entry: Entry | None, reading: _Reading) -> Tensor:
+    form = choose(group, int4_ready=reading.int4_ready)
+    if form is None:
+        raise _nothing(group)
+    for suffix in entry.digests if entry else ():
+        if suffix not in group.paths:
+            raise FormatError(
+                "npydir.missing-file",
+                f"expected this file, which {SIDECAR} names, found none: the directory is incomplete",
+                where=file_of(group.key, suffix),
+            )
+    tensor = _form_of(name, form, group, entry, reading)
+    _check_sentinel(tensor, form, group, reading)
+    for other in FORMS:
+        if other is not form and other.in_group(group):
+            _check_other(tensor, other, group, entry, reading)
+    reading.unused += [f"{group.key}: {what}" for what in group.foreign.values()]
+    return tensor
+
+
+def _form_of(name: str, form: Form, group: Group, entry: Entry | None, reading: _Reading) -> Tensor:
+    suffixes = form.suffixes
+    if form.bits and ("shape" in group.paths or form.bits == 3):
+        suffixes = (*suffixes, "shape")
+    arrays = open_arrays(reading.pool, group, suffixes)
+    for array in arrays.values():
+        if array.name not in reading.headers:
+            reading.headers[array.name] = array.head
+            reading.sources.append(array.source)
+    tensor = tensor_of(name, form, arrays, entry, reading.verify)
+    if "shape" in arrays:  # its values decide too, so they are part of what the directory is known by
+        reading.headers[arrays["shape"].name] += repr(tensor.shape).encode()
+    return tensor
+
+
+def _check_other(tensor: Tensor, form: Form, group: Group, entry: Entry | None, reading: _Reading) -> None:
+    """Check a form that is there and not taken; an unfinished one is only told."""
+    if form.bits == 4 and "q" in group.paths and not reading.int4_ready:
+        reading.unused.append(f"{group.key}: four bits, not marked as complete by {INT4_READY}")
+        return
+    if any(suffix not in group.paths for suffix in form.suffixes):
+        reading.unused.append(f"{group.key}: {form.name}, of which arrays are missing")
+        return
+    other = _form_of(tensor.name, form, group, entry, reading)
+    if other.shape != tensor.shape:
+        raise FormatError(
+            "npydir.forms-differ",
+            f"expected {list(tensor.shape)} as in the tensor's other form, found {list(other.shape)}",
+            where=group.paths[form.suffixes[0]],
+        )
+
+
+def _check_sentinel(tensor: Tensor, form: Form, group: Group, reading: _Reading) -> None:
+    """Refuse a directory that is marked as complete at four bits where a tensor that could be is not."""
+    if reading.int4_ready and form.bits == 8:
+        matrix = tensor.params.get("matrix")
+        cols = matrix[1] if matrix else tensor.matrix_shape[1]
+        if cols % 4 == 0:
+            raise FormatError(
+                "npydir.sentinel",
+                f"{INT4_READY} says that four-bit forms are complete, and this one is missing: remove the sentinel, or "
+                "build them again",
+                where=file_of(group.key, "q4a"),
+            )
+
+
+def _nothing(group: Group) -> Exception:
+    if group.foreign:
+        return foreign(group, next(iter(group.foreign)))
+    missing = [form.suffixes[0] for form in FORMS if any(suffix in group.paths for suffix in form.suffixes)]
+    return FormatError(
+        "npydir.missing-file",
+        "expected the arrays of a tensor of the manifest, found none: the directory is incomplete",
+        where=file_of(group.key, missing[0] if missing else "pt"),
+    )
+
+
+def _sidecar(store: Store, pairs: Mapping[str, str], reading: _Reading) -> Sidecar | None:
+    if SIDECAR not in store.names():
+        return None
+    raw = reading.headers[SIDECAR] = _small_file(store, SIDECAR)
+    sidecar = parse_sidecar(raw)
+    if set(sidecar.tensors) != set(pairs):
+        odd = min(set(sidecar.tensors) ^ set(pairs))
+        raise FormatError(
+            "npydir.sidecar-tensors",
+            f"expected the tensors of {MANIFEST}, found {odd[:200]!r} in only one of them; remove {SIDECAR} if the "
+            "directory was written again by another program",
+            where=SIDECAR,
+        )
+    return sidecar
+
+
+def _small_file(store: Store, name: str) -> bytes:
+    source = store.open(name)
+    try:
+        if source.size > MAX_MANIFEST:
+            raise FormatError(
+                "npydir.manifest-length", f"expected at most {MAX_MANIFEST} bytes, found {source.size}", where=name
+            )
+        data = bytearray(source.size)
+        source.readinto(0, memoryview(data))
+        return bytes(data)
+    finally:
+        source.close()
+
+
+def _exists(store: Store, name: str) -> bool:
+    try:
+        store.open(name).close()
+    except UsageError:
+        return False
+    return True
+
+
+def _notes(others: list[str], reading: _Reading, *, marked: bool) -> Iterator[tuple[str, str]]:
+    """What is allowed but worth telling."""
+    if not marked:
+        yield "npydir.unmarked", f"{READY}, which marks a finished directory, is not there"
+    if others:
+        yield "npydir.other-file", f"{len(others)} files in {FOLDER}/ are no arrays, such as {others[0][:80]!r}"
+    if reading.unused:
+        yield "npydir.unused-form", f"{len(reading.unused)} forms are not used, such as {reading.unused[0][:160]}"

@@ -1,0 +1,88 @@
+"""``ingot.json``: what the arrays cannot say. Element types of the original, digests, metadata; squish ignores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.strictjson import strict_json
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.npydir.names import SIDECAR
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: its logical element type, and a digest (or None) of the values in each of its files, by suffix."""
+
+    dtype: str
+    digests: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """The whole file."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Entry] = field(default_factory=dict)
+
+
+def encode(sidecar: Sidecar) -> bytes:
+    """Return the file's bytes."""
+    tensors = {name: {"dtype": entry.dtype, "digests": dict(entry.digests)} for name, entry in sidecar.tensors.items()}
+    document = {"ingot_npydir": VERSION, "metadata": dict(sidecar.metadata), "tensors": tensors}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+
+def json_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as JSON carries it: itself, or its JSON text where it would come back as something else."""
+    carried = {}
+    for key, value in values.items():
+        text = msgspec.json.encode(value)
+        carried[key] = value if msgspec.json.decode(text) == value else text.decode()
+    return carried
+
+
+def parse(data: bytes) -> Sidecar:
+    """Check the file.
+
+    Raises
+    ------
+    FormatError
+        ``npydir.sidecar-json``, ``npydir.sidecar-duplicate-key``, ``npydir.sidecar-fields``.
+    UnsupportedError
+        ``npydir.sidecar-version``.
+    """
+
+    def refuse(expected: str, found: object) -> FormatError:
+        return FormatError("npydir.sidecar-fields", f"expected {expected}, found {str(found)[:80]!r}", where=SIDECAR)
+
+    found = strict_json(data, "npydir.sidecar-json", "npydir.sidecar-duplicate-key", SIDECAR)
+    version = found.get("ingot_npydir")
+    if version != VERSION or isinstance(version, bool):
+        raise UnsupportedError(
+            f"expected ingot_npydir {VERSION}, found {str(version)[:40]!r}",
+            rule="npydir.sidecar-version",
+            where=SIDECAR,
+        )
+    metadata, tensors = found.get("metadata"), found.get("tensors")
+    if set(found) != {"ingot_npydir", "metadata", "tensors"}:
+        raise refuse("ingot_npydir, metadata and tensors", ", ".join(found))
+    if not isinstance(metadata, dict) or not isinstance(tensors, dict):
+        raise refuse("metadata and tensors as objects", metadata if not isinstance(metadata, dict) else tensors)
+    entries = {}
+    for name, value in tensors.items():
+        if not isinstance(value, dict) or set(value) != {"dtype", "digests"}:
+            raise refuse(f"dtype and digests of {name[:80]!r}", value)
+        if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
+            raise refuse(f"an element type of {name[:80]!r}", value["dtype"])
+        digests = value["digests"]
+        if not isinstance(digests, dict) or not all(isinstance(text, str | None) for text in digests.values()):
+            raise refuse(f"digests by suffix of {name[:80]!r}", digests)
+        entries[name] = Entry(value["dtype"], digests)
+    return Sidecar(metadata, entries)

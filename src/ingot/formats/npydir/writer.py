@@ -1,0 +1,233 @@
+"""Writing a Squish directory: a file per array, then the manifest, ``ingot.json`` and the sentinels."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.core import checksums
+from ingot.core.dtypes import DTYPES, from_file
+from ingot.core.retype import narrow
+from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.base import WriteOptions
+from ingot.formats.npydir import npy
+from ingot.formats.npydir.array_file import ArrayFile
+from ingot.formats.npydir.carry import ArraySpec, arrays_of
+from ingot.formats.npydir.names import (
+    INT4_READY,
+    MANIFEST,
+    READY,
+    SIDECAR,
+    encode_manifest,
+    file_of,
+    require_distinct,
+    safe_key,
+)
+from ingot.formats.npydir.sidecar import Entry, Sidecar
+from ingot.formats.npydir.sidecar import encode as encode_sidecar
+from ingot.model.bytesource import Buffer, Target
+from ingot.model.spec import TensorSpec
+
+_INT4 = ("q4", "q4a")
+
+
+class _OwnBytes:
+    """Digest of values in the tensor's own type while they are written in a wider one."""
+
+    def __init__(self, digest: str, stored: str, dtype: str) -> None:
+        self._hasher, self._stored, self._dtype = checksums.hasher(digest), stored, dtype
+        self._rest = b""
+
+    def update(self, data: Buffer, /) -> None:
+        if self._stored == self._dtype:
+            self._hasher.update(data)
+            return
+        whole = self._rest + bytes(data)
+        end = len(whole) - len(whole) % (DTYPES[self._stored].bits // 8)
+        self._rest = whole[end:]
+        found = narrow(from_file(np.frombuffer(whole[:end], np.uint8), self._stored), self._dtype)
+        if found is None:
+            raise UsageError(f"expected values that {self._dtype} holds, found others", rule="writer.values")
+        self._hasher.update(found.view(np.uint8).data)
+
+    def text(self) -> str:
+        return self._hasher.text()
+
+
+@dataclass(slots=True)
+class _Array:
+    """A file being written, and the digest that ``ingot.json`` will have of its values."""
+
+    file: ArrayFile
+    digest: _OwnBytes | None
+
+    def write(self, data: Buffer) -> None:
+        self.file.write(data)
+        if self.digest is not None and memoryview(data).nbytes:
+            self.digest.update(memoryview(data).cast("B"))
+
+
+class NpydirWriter:
+    """A ``FormatWriter`` of Squish directories."""
+
+    def __init__(
+        self, target: Target, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> None:
+        self._target, self._metadata, self._digest = target, dict(metadata), options.digest
+        self._arrays = checked_arrays(specs)
+        self._order = [spec.name for spec in specs]
+        self._dtypes = {spec.name: spec.dtype for spec in specs}
+        self._shapes = {spec.name: spec.shape for spec in specs}
+        self._entries: dict[str, Entry] = {}
+        self._current: str | None = None
+        self._open: dict[str, _Array] = {}
+        self._files: list[str] = []
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor of the specs; its files are created now."""
+        self._expect(spec.name)
+        key, dtype = safe_key(spec.name), self._dtypes[spec.name]
+        self._current = spec.name
+        for array in self._arrays[spec.name]:
+            path = file_of(key, array.suffix)
+            file = ArrayFile(self._target.create(path), path, array.dtype, array.shape)
+            own = dtype if array.role == "data" else array.dtype
+            self._open[array.role] = _Array(file, _OwnBytes(self._digest, array.dtype, own) if self._digest else None)
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append to a part's bytes."""
+        if role not in self._open:
+            raise UsageError(f"expected bytes of an open tensor's parts, found {role!r}", rule="writer.role")
+        self._open[role].write(data)
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; its record has ``name``, ``blobs`` in the parts' order, and the values' ``digests``."""
+        name = self._current
+        if name is None:
+            raise UsageError("no tensor is open", rule="writer.role")
+        blobs = [found.file.close() for found in self._open.values()]
+        texts = [found.digest.text() if found.digest else None for found in self._open.values()]
+        digests = {array.suffix: text for array, text in zip(self._arrays[name], texts, strict=True)}
+        self._open, self._current = {}, None
+        self._accept(name, digests)
+        return {"name": name, "blobs": blobs, "digests": digests}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that an earlier run wrote with the same specs and options."""
+        name = record["name"]
+        self._expect(name)
+        key = safe_key(name)
+        wanted = [
+            [file_of(key, array.suffix), len(npy.encode(array.dtype, array.shape))] for array in self._arrays[name]
+        ]
+        if [list(blob)[:2] for blob in record["blobs"]] != wanted or "digests" not in record:
+            raise IntegrityError(
+                "writer.record", "the earlier run laid the files out differently: start anew", where=name
+            )
+        self._accept(name, dict(record["digests"]))
+
+    def finish(self) -> list[str]:
+        """Write the manifest, ``ingot.json`` and the sentinels, in this order; return all names."""
+        if self._current is not None or len(self._entries) != len(self._order):
+            raise UsageError(
+                f"expected {len(self._order)} tensors, found {len(self._entries)}", rule="writer.incomplete"
+            )
+        self._small(MANIFEST, encode_manifest(self._order))
+        self._small(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries)))
+        for name in sentinels(self._arrays):
+            self._small(name, b"")
+        return self._files
+
+    def abort(self) -> None:
+        """Close all files as they are."""
+        for found in self._open.values():
+            found.file.abort()
+        self._open = {}
+
+    def _expect(self, name: str) -> None:
+        done = len(self._entries)
+        if self._current is not None or done >= len(self._order) or self._order[done] != name:
+            wanted = self._order[done] if done < len(self._order) else "no more tensors"
+            raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
+
+    def _accept(self, name: str, digests: dict[str, str | None]) -> None:
+        key = safe_key(name)
+        self._files += [file_of(key, array.suffix) for array in self._arrays[name]]
+        if is_quantized(self._arrays[name]):
+            data = shape_file(self._shapes[name])
+            self._small(file_of(key, "shape"), data)
+            digests = {**digests, "shape": shape_digest(self._shapes[name], self._digest)}
+        self._entries[name] = Entry(self._dtypes[name], digests)
+
+    def _small(self, name: str, data: bytes) -> None:
+        sink = self._target.create(name)
+        sink.write_at(0, data)
+        sink.truncate(len(data))
+        sink.close()
+        self._files.append(name)
+
+
+def checked_arrays(specs: Sequence[TensorSpec]) -> dict[str, tuple[ArraySpec, ...]]:
+    """Return every tensor's arrays.
+
+    Raises ``UnsupportedError`` ``npydir.carry``, ``npydir.collision``; ``UsageError`` for a repeated name.
+    """
+    if len({spec.name for spec in specs}) != len(specs):
+        raise UsageError("expected each tensor name once", rule="writer.duplicate")
+    found = {}
+    for spec in specs:
+        try:
+            found[spec.name] = arrays_of(spec)
+        except UnsupportedError as error:
+            raise error.at(spec.name) from None
+    require_distinct(found)
+    return found
+
+
+def is_quantized(arrays: Sequence[ArraySpec]) -> bool:
+    """Whether the tensor's own shape is stored beside its arrays."""
+    return arrays[0].role == "packed_weight"
+
+
+def shape_values(shape: Sequence[int]) -> bytes:
+    """Return a shape as its array holds it."""
+    return struct.pack(f"<{len(shape)}q", *shape)
+
+
+def shape_file(shape: Sequence[int]) -> bytes:
+    """Return the file of a tensor's own shape."""
+    return npy.encode("i64", (len(shape),)) + shape_values(shape)
+
+
+def shape_digest(shape: Sequence[int], digest: str | None) -> str | None:
+    """Return the digest of a shape's values."""
+    return None if digest is None else checksums.digest(digest, shape_values(shape))
+
+
+def sentinels(arrays: Mapping[str, Sequence[ArraySpec]]) -> list[str]:
+    """Return the sentinels of a directory with these tensors: four bits are complete where no form has more."""
+    quantized = [found[0].suffix for found in arrays.values() if is_quantized(found)]
+    complete = bool(quantized) and all(suffix in _INT4 for suffix in quantized)
+    return [READY, INT4_READY] if complete else [READY]
+
+
+def directory_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
+    """Exact bytes of all files."""
+    arrays = checked_arrays(specs)
+    text = None if digest is None else checksums.digest(digest, b"")
+    total, entries = 0, {}
+    for spec in specs:
+        found = arrays[spec.name]
+        digests = {array.suffix: text for array in found}
+        if is_quantized(found):
+            digests["shape"] = text
+            total += len(shape_file(spec.shape))
+        entries[spec.name] = Entry(spec.dtype, digests)
+        total += sum(len(npy.encode(array.dtype, array.shape)) for array in found)
+        total += sum(part.at_most for part in spec.parts)
+    manifest = encode_manifest(spec.name for spec in specs)
+    return total + len(manifest) + len(encode_sidecar(Sidecar(metadata, entries)))
