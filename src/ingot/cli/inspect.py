@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ingot.cli import kernel
 from ingot.cli.output import Json, codec_text, print_json, progress_bar, shape_text, size_text, table
 from ingot.errors import UsageError, printable
 from ingot.model.delta import KEY, delta_of
@@ -43,9 +44,14 @@ def command(
     """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
 
     Of a .squizd also its features, and which stack would run it on this machine and on named platforms, with reasons.
+    Of a kernel unit (`ingot kernel`) its sections and records.
     """
     from ingot.ops.inspect import inspect
+    from ingot.ops.kernel_ane import is_kernel_file
 
+    if is_kernel_file(path):
+        kernel.show(path, list_tensors, json)
+        return
     if content_id:
         _content_id(path, json)
         return

@@ -30,6 +30,7 @@ from ingot.cli import (
     extract,
     generate,
     inspect,
+    kernel,
     lut,
     patch,
     plan,
@@ -62,7 +63,24 @@ INTERRUPTED = 130
 
 _DEBUG = {"on": False}
 
-for module in (demo, convert, inspect, verify, compare, diff, patch, extract, plan, lut, generate, eval, cache, catalog, doctor):
+for module in (
+    demo,
+    convert,
+    inspect,
+    verify,
+    compare,
+    diff,
+    patch,
+    extract,
+    plan,
+    kernel,
+    lut,
+    generate,
+    eval,
+    cache,
+    catalog,
+    doctor,
+):
     module.register(app)
 
 

@@ -66,6 +66,16 @@ def pick(tensor: Tensor, measured: Measured, candidates: Sequence[Candidate]) ->
     return Picked(found.index, "; ".join([*failed, *([found.reason] if found.reason else [])]))
 
 
+def trial_snr_db(tensor: Tensor, choice: Choice) -> float | None:
+    """Return the signal-to-noise ratio in decibels of a tensor's sample stored as ``choice`` says.
+
+    Infinite where nothing is lost, None where the codec refuses the values.
+    """
+    spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, choice.codec, ())
+    exact = CODECS[choice.codec].lossless and not choice.changes_values
+    return _Trials(tensor).snr_db(Candidate(choice, spec, exact))
+
+
 def _smallest(trials: _Trials, candidates: Sequence[Candidate]) -> Picked:
     sizes = {0: 0.0} if len(candidates) == 1 else dict(_sizes(trials, candidates))
     if not sizes:

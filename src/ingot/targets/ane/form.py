@@ -143,7 +143,7 @@ def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts:
 def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
     size, bits = prod(shape), _within(params["bits"], 1, 8)
     scales, fine = _scales(shape, params)
-    zeros = bool(params.get("zeros")) or params.get("zero_point", 0) != 0 or params.get("zero_kind", "point") != "point"
+    zeros = "zeros" in parts or bool(params.get("zeros")) or bool(params.get("zero_point"))
     return Form(BLOCKWISE if fine else INTEGER, size, bits, zero_point=zeros, scales=scales, codec="quantized_group")
 
 

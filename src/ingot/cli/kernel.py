@@ -1,0 +1,73 @@
+"""``ingot kernel``, and what ``ingot inspect`` prints of a kernel unit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ingot.cli.output import Json, print_json, shape_text, size_text, table
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot kernel model.safetensors model.layers.0.mlp.up_proj.weight up.anek --chip m1\n\n"
+    "  ingot kernel model.zt conv1.weight conv1.anek --chip m4 --bias conv1.bias --activation gelu\n\n"
+    "  ingot inspect up.anek"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("kernel", epilog=EPILOG)(command)
+
+
+def command(
+    path: Annotated[str, typer.Argument(help="Checkpoint.")],
+    name: Annotated[str, typer.Argument(help="Tensor: a matrix or convolution, output channels first.")],
+    out: Annotated[str, typer.Argument(help="File to write, .anek by custom.")],
+    chip: Annotated[str, typer.Option(help="Chip to pack for.")] = "m1",
+    bias: Annotated[str | None, typer.Option(help="Tensor with a bias per output channel.")] = None,
+    activation: Annotated[str | None, typer.Option(help="Function whose table goes in; see `ingot lut`.")] = None,
+    assume: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, as `ingot plan` takes it.")] = None,
+    json: Json = False,
+) -> None:
+    """Pack a weight for an Apple Neural Engine as published: six sections, records of output-channel groups, tiles.
+
+    What streams on the chip is packed as it is stored, what folds as dense fp16. The layout is partly inferred and has
+    a version; no tool of Apple's reads it.
+    """
+    from ingot.ops.kernel_ane import pack_kernel
+
+    report = pack_kernel(path, name, out, chip, bias=bias, activation=activation, assume=assume or ())
+    if json:
+        print_json(report)
+        return
+    decision = report.decision
+    print(f"{report.path}: {size_text(report.nbytes)}, {report.form} for {report.chip}")
+    print(f"  the weight {decision.outcome}: {decision.reason} ({decision.gate}; {decision.evidence})")
+
+
+def show(path: str, list_records: bool, json: bool) -> None:
+    """Print what is in a kernel unit."""
+    from ingot.ops.kernel_ane import inspect_kernel
+
+    found = inspect_kernel(path)
+    if json:
+        print_json(found)
+        return
+    print(f"{found.path}: kernel unit version {found.version} for target {found.target}, {size_text(found.nbytes)}")
+    print(
+        f"  {shape_text(found.shape)}, kernel format {found.kernel_format} ({found.form}), "
+        f"density {found.density:.3g}; {found.groups} groups of up to {found.ocg} channels, {found.copies} copies of the tables"
+    )
+    rows = [(name, *(f"{item[key]}" for key in ("offset", "length", "count", "type", "bits")))
+            for name, item in found.sections.items()]  # fmt: skip
+    table(("section", "offset", "bytes", "count", "type", "bits"), rows)
+    live = [size for size in found.tiles if size]
+    print(f"  weights {len(found.tiles)} tiles, {len(live)} of them used, {min(live)} to {max(live)} bytes")
+    if list_records:
+        shown = [
+            (f"{index}", f"{record[0]}", f"{record[1]}", f"{sum(word == 0xFFFFFFFF for word in record)} of 10")
+            for index, record in enumerate(found.records)
+        ]
+        table(("group", "offset", "channels", "slots at -1"), shown)

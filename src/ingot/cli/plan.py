@@ -1,0 +1,169 @@
+"""``ingot plan``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.output import Json, number, print_json, shape_text, size_text, table
+from ingot.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from ingot.ops.plan_ane import ChipPlan, WeightPlan
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot plan model.safetensors --chip m1\n\n"
+    "  ingot plan ./Llama-3-8B --chip m1,m4,m5 --no-tensors\n\n"
+    "  ingot plan model.zt --chip m5 --assume int8=streams --assume '*conv1*:stride=2'\n\n"
+    "  ingot plan model.safetensors --chip m4 --suggest m4.toml --max-error 0.1\n\n"
+    "  ingot convert model.safetensors model-m4.zt --recipe m4.toml"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan", epilog=EPILOG)(command)
+
+
+def command(
+    path: Annotated[str, typer.Argument(help="Checkpoint: a file or folder in any format that Ingot reads.")],
+    chip: Annotated[str, typer.Option(help="One or several of m1 to m6, m1-pro, a12 to a20-pro, ...: m1,m4.")] = "m1",
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE, CHIP.KEY=VALUE or PATTERN:CONDITION=VALUE in place of what the tables say."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every weight, not one line for equal layers.")] = False,
+    list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List the weights.")] = True,
+    suggest: Annotated[
+        str | None, typer.Option(help="Write a recipe of the fastest forms within --max-error; reads the weights.")
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(help="Largest error of a weight for --suggest: RMS of the error over RMS of the weight; 0.1."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say which weights stream, fold or are refused on an Apple Neural Engine, by which gate, and what that costs.
+
+    Reads headers, no weights. Nothing has run on Apple hardware: every line names the evidence it rests on, and `!`
+    marks what sources contradict each other about.
+    """
+    if suggest is None and max_error is not None:
+        raise UsageError("expected --suggest FILE with --max-error", rule="ane.suggest")
+    if suggest is not None:
+        from ingot.ops.suggest_ane import suggest as find
+
+        found = find(path, chip, suggest, 0.1 if max_error is None else max_error, assume=assume or ())
+        print_json(found) if json else _print_suggestion(found)
+        return
+    from ingot.ops.plan_ane import plan
+
+    planned = plan(path, chip, assume=assume or ())
+    if json:
+        print_json({"path": planned.path, "format": planned.format, "chips": [_data(item) for item in planned.chips]})
+        return
+    for item in planned.chips:
+        _print_chip(item, every, list_tensors)
+
+
+def _data(found: ChipPlan) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(found),
+        "outcomes": found.outcomes,
+        "totals": found.totals,
+        "time": None if found.time is None else {**dataclasses.asdict(found.time), "alone": found.time.alone},
+    }
+
+
+def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items()) or "no kernels"
+    print(f"{found.product} ({found.chip}, target {found.target}): {counts}")
+    if list_tensors and found.kernels:
+        columns = (
+            "weight",
+            "shape",
+            "form",
+            "becomes",
+            "by gate",
+            "evidence",
+            "moved",
+            "passes",
+            "ms",
+            "nearest better",
+        )
+        table(columns, _rows(found, every), left=6)
+    totals, time = found.totals, found.time
+    print(
+        f"  kernels {size_text(totals['stored'])} stored, {size_text(totals['moved'])} moved per dispatch, "
+        f"{size_text(totals['dense'])} as dense fp16"
+    )
+    if time is not None:
+        floor = f"{number(time.floor, 3)} ms per dispatch + " if time.floor else ""
+        print(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
+    elif found.kernels:
+        print("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
+    beside = [weight for weight in found.weights if weight.use != "kernel"]
+    if beside:
+        kinds = ", ".join(f"{sum(item.use == use for item in beside)} {use}" for use in ("gather", "vector", "other"))
+        print(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
+    _print_forms(found)
+    for item in found.contradictions:
+        keys = ", ".join(item.keys) or "nothing here depends on it"
+        print(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
+
+
+def _print_forms(found: ChipPlan) -> None:
+    for outcome in ("streams", "folds", "refused"):
+        labels = [
+            f"{label}{'!' if decision.contradictions else ''}"
+            for label, decision in found.forms.items()
+            if decision.outcome == outcome
+        ]
+        if labels:
+            print(f"  {outcome:<8}{', '.join(labels)}")
+
+
+def _rows(found: ChipPlan, every: bool) -> list[tuple[str, ...]]:
+    from ingot.ops.plan_ane import pattern_of
+
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for weight in found.kernels:
+        cells = _cells(weight)
+        key = (weight.name if every else pattern_of(weight.name), *cells)
+        rows.setdefault(key, []).append(weight.name)
+    return [((names[0] if len(names) == 1 else f"{key[0]} ({len(names)} x)"), *key[1:]) for key, names in rows.items()]
+
+
+def _cells(weight: WeightPlan) -> tuple[str, ...]:
+    decision, room = weight.decision, weight.room
+    assert decision is not None
+    assert room is not None
+    better = ""
+    if weight.better is not None:
+        better = f"{weight.better.label} {size_text(weight.better.moved)}{' exact' if weight.better.exact else ''}"
+    mark = " !" if decision.contradictions else ""
+    return (
+        shape_text(weight.shape),
+        f"{weight.form}{f', {weight.codec}' if weight.form == 'foreign' else ''}",
+        f"{decision.outcome}{mark}",
+        decision.gate,
+        decision.evidence,
+        size_text(weight.moved) if weight.moved else "-",
+        f"{room.passes}" if weight.moved else "-",
+        number(weight.time.share, 3) if weight.time else "-",
+        better or "-",
+    )
+
+
+def _print_suggestion(found: Any) -> None:
+    print(f"{printable(found.recipe)}: for {', '.join(found.chips)}, error at most {number(found.max_error, 3)}")
+    for choice, count in found.counts.items():
+        print(f"  {count:>5} x {choice}")
+    print(
+        f"  moved {size_text(found.moved_before)} -> {size_text(found.moved)} per dispatch, worst error "
+        f"{number(found.worst, 3)} (RMS over RMS, on a sample of each weight)"
+    )
+    print(f"  next: ingot convert {printable(found.path)} OUT --recipe {printable(found.recipe)}")

@@ -1,0 +1,225 @@
+"""Packing a weight into a kernel unit, group by group of output channels, with its tables (``spec/ane-kernels.md``)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import UsageError
+from ingot.targets.ane import kernel_format as formats
+from ingot.targets.ane.activation import ActivationLut
+from ingot.targets.ane.bits import pack_lsb
+from ingot.targets.ane.chips import Chip
+from ingot.targets.ane.unit import (
+    HEADER,
+    RECORD,
+    RECORD_WORDS,
+    SECTIONS,
+    SPARSE,
+    UNRELOCATED,
+    Header,
+    Section,
+    aligned,
+    groups,
+    seal,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_ENTRY_TYPES = {"float16": "half", "int8": "int8", "uint8": "uint8"}
+_KERNEL_BYTES = 1 << 16  # of one group on one NE (M6)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelWeight:
+    """A weight in the form in which it is packed.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Output channels first.
+    values : array
+        float16 of ``shape``; int8 of ``shape``; or, with codebooks, indices uint8 of [channels / vector, weights per
+        channel].
+    bits : int
+        Of one value, code or index.
+    codebooks : array or None
+        [codebooks, 2**bits, vector] of float16, int8 or uint8; codebook j serves the j-th equal run of output channels.
+    mask : array of bool or None
+        Of the shape of ``values``: True where a value is kept. Where it is False nothing is stored.
+    scale, bias : array or None
+        float16 [channels]: after the multiplication, ``y = scale * (w' x) + bias``.
+    lut : ActivationLut or None
+    """
+
+    shape: tuple[int, ...]
+    values: Array
+    bits: int
+    codebooks: Array | None = None
+    mask: Array | None = None
+    scale: Array | None = None
+    bias: Array | None = None
+    lut: ActivationLut | None = None
+
+    @property
+    def vector(self) -> int:
+        return 1 if self.codebooks is None else int(self.codebooks.shape[2])
+
+    @property
+    def kernel_format(self) -> int:
+        """Code of the enum; what is sparse has that of its values."""
+        if self.codebooks is None:
+            return formats.FP16 if self.bits == 16 else formats.INT8
+        return formats.palette_code(self.bits, _ENTRY_TYPES[self.codebooks.dtype.name])
+
+
+def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
+    """Return the bytes of a kernel unit.
+
+    Raises
+    ------
+    UsageError
+        ``ane.layout``: arrays that do not fit the shape, a codebook or vector that cuts a group of channels, a weight
+        past 4 GiB; ``ane.budget``: tables past the chip's budget, where that is known.
+    """
+    _check(weight)
+    header = _geometry(weight, chip)
+    pieces, records, cursor, tile = [], [], 0, 0
+    for of_tile, first, count in groups(header):
+        if of_tile != tile:
+            pieces.append(bytes(aligned(cursor) - cursor))
+            cursor, tile = aligned(cursor), of_tile
+        piece = _piece(weight, first, count)
+        records.append(struct.pack(f"<{RECORD_WORDS}I", cursor, count, *[UNRELOCATED] * 10, 0, 0))
+        pieces.append(piece)
+        cursor += len(piece)
+        if cursor >= 1 << 32:
+            raise UsageError("expected weights of less than 4 GiB, found more: offsets have 32 bits", rule="ane.layout")
+    lut = b"" if weight.lut is None else weight.lut.entries().astype("<f2").tobytes()
+    pal = (
+        b"" if weight.codebooks is None else weight.codebooks.astype(weight.codebooks.dtype.newbyteorder("<")).tobytes()
+    )
+    _check_budget(len(lut), len(pal), chip)
+    plain = {
+        "lut": lut,
+        "pal": pal,
+        "ocgs": b"".join(records),
+        "scale": _halves(weight.scale),
+        "bias": _halves(weight.bias),
+        "weights": b"".join(pieces),
+    }
+    return _assemble(weight, header, plain)
+
+
+def _check(weight: KernelWeight) -> None:
+    channels, per_channel = weight.shape[0], prod(weight.shape[1:])
+    vector = weight.vector
+    rows = channels // vector if channels % vector == 0 else -1
+    kinds = {16: "float16", 8: "int8"} if weight.codebooks is None else {}
+    books = 1 if weight.codebooks is None else len(weight.codebooks)
+    for holds, what in (
+        (
+            0 not in weight.shape and max(weight.shape) < 1 << 32 and len(weight.shape) <= 8,
+            "a shape of up to 8 dimensions",
+        ),
+        (weight.values.size == rows * per_channel, f"{rows} x {per_channel} values"),
+        (weight.values.dtype.name == kinds.get(weight.bits, "uint8"), "float16, int8, or indices uint8"),
+        (weight.mask is None or weight.mask.shape == weight.values.shape, "a mask of the values' shape"),
+        (weight.mask is None or vector == 1, "single entries under a mask"),
+        (channels % books == 0 and (channels // books) % vector == 0, f"channels that {books} codebooks share evenly"),
+        (all(item is None or item.shape == (channels,) for item in (weight.scale, weight.bias)), "a scale per channel"),
+    ):
+        if not holds:
+            raise UsageError(f"expected {what}, found otherwise in a weight {list(weight.shape)}", rule="ane.layout")
+    if weight.codebooks is not None and weight.codebooks.shape[1] != 1 << weight.bits:
+        raise UsageError(f"expected {1 << weight.bits} entries, found {weight.codebooks.shape[1]}", rule="ane.layout")
+
+
+def _check_budget(lut: int, pal: int, chip: Chip) -> None:
+    activation, tables = chip.known("activation_lut_budget"), chip.known("palette_lut_budget")
+    if activation is not None and lut > int(activation.value):
+        raise UsageError(f"expected a table of {activation.value} bytes at most, found {lut}", rule="ane.budget")
+    if tables is not None and lut + pal > int(tables.value):
+        raise UsageError(
+            f"expected palette and activation tables of {tables.value} bytes together, found {lut + pal}",
+            rule="ane.budget",
+        )
+
+
+def _geometry(weight: KernelWeight, chip: Chip) -> Header:
+    """Return the header without sections: output channels per group as M6 measured them, at least one vector."""
+    room = max(1, _KERNEL_BYTES // (2 * prod(weight.shape[1:])))
+    ocg = max(weight.vector, min(int(chip.value("ocg_channels")), 1 << (room.bit_length() - 1)))
+    tiles = int(chip.value("weight_tiles"))
+    return Header(
+        kernel_format=weight.kernel_format,
+        flags=0 if weight.mask is None else SPARSE,
+        tiles=tiles,
+        ocg=ocg // weight.vector * weight.vector,
+        vector=weight.vector,
+        codebooks=1 if weight.codebooks is None else len(weight.codebooks),
+        copies=tiles if chip.value("copies_per_core") else 1,
+        shape=weight.shape,
+        target=chip.target,
+        sections={},
+    )
+
+
+def _piece(weight: KernelWeight, first: int, count: int) -> bytes:
+    """Return the bytes of one group: values, or mask and kept values."""
+    rows = slice(first // weight.vector, -(-(first + count) // weight.vector))
+    values = weight.values.reshape(-1, prod(weight.shape[1:]))[rows]
+    head = b""
+    if weight.mask is not None:
+        kept = weight.mask.reshape(-1, prod(weight.shape[1:]))[rows]
+        head, values = np.packbits(kept.reshape(-1), bitorder="little").tobytes(), values[kept]
+    if weight.codebooks is not None:
+        return head + pack_lsb(values, weight.bits).tobytes()
+    return head + values.astype(values.dtype.newbyteorder("<")).tobytes()
+
+
+def _halves(values: Array | None) -> bytes:
+    return b"" if values is None else values.astype("<f2").tobytes()
+
+
+def _assemble(weight: KernelWeight, header: Header, plain: dict[str, bytes]) -> bytes:
+    sections, cursor = {}, HEADER
+    told = _described(weight, len(plain["ocgs"]) // RECORD)
+    both = aligned(len(plain["lut"])) + aligned(len(plain["pal"]))
+    for name in SECTIONS:
+        count, typeno, bits = told[name] if plain[name] else (0, 0, 0)
+        sections[name] = Section(cursor, len(plain[name]), count, typeno, bits)
+        cursor += aligned(len(plain[name])) * (header.copies if name in ("scale", "bias") else 1)
+        if name == "pal":
+            cursor += both * (header.copies - 1)
+    data = bytearray(cursor)
+    data[:HEADER] = replace(header, sections=sections).to_bytes()
+    for name, content in plain.items():
+        at = sections[name].offset
+        stride = both if name in ("lut", "pal") else aligned(len(content))
+        for copy in range(header.copies if name not in ("ocgs", "weights") else 1):
+            data[at + copy * stride : at + copy * stride + len(content)] = content
+    seal(data)
+    return bytes(data)
+
+
+def _described(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, int]]:
+    """Return count, type number and bits per section, as the descriptor's field list names them (B25)."""
+    channels, code = weight.shape[0], weight.kernel_format
+    palette = weight.codebooks is not None
+    # The numbers of palettes' indices are not published but for 4 bits, and 0 says so.
+    typeno = (formats.TYPENO_UINT4 if weight.bits == 4 else 0) if palette else formats.typeno(code)
+    return {
+        "lut": (1, formats.TYPENO_HALF, 16),
+        "pal": (0 if weight.codebooks is None else len(weight.codebooks), formats.palette_format(code), weight.bits)
+        if palette
+        else (0, 0, 0),
+        "ocgs": (records, 0, 8 * RECORD),
+        "scale": (channels, formats.TYPENO_HALF, 16),
+        "bias": (channels, formats.TYPENO_HALF, 16),
+        "weights": (channels, typeno, weight.bits),
+    }

@@ -1,0 +1,187 @@
+"""The kernel unit's file: header, geometry, checks. What is inferred of it is listed in ``spec/ane-kernels.md``.
+
+Sections in the order of B25: activation table, palette, records of output-channel groups, scales, biases, weights.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ingot.core import checksums
+from ingot.core.checked import MAX_RANK, element_count
+from ingot.errors import FormatError, IntegrityError
+
+MAGIC, VERSION = b"ANEKUNIT", 1
+HEADER, TILE = 256, 64
+SECTIONS = ("lut", "pal", "ocgs", "scale", "bias", "weights")
+RECORD_WORDS, UNRELOCATED = 14, 0xFFFFFFFF
+RECORD = 4 * RECORD_WORDS
+SPARSE = 1
+"""Flag: the weights of a group are a mask, LSB first, and the kept values."""
+
+_FIXED = struct.Struct("<8s11I")
+_LONG = struct.Struct("<QI")
+_SECTION = struct.Struct("<QQIHH")
+_DIMS, _SECTIONS_AT, _TARGET_AT, _DIGEST_AT = 8, 96, 240, 252
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Where a section lies: offset in the file, bytes of one copy, count (tables, records, channels), type, bits."""
+
+    offset: int = 0
+    length: int = 0
+    count: int = 0
+    typeno: int = 0
+    bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the first 256 bytes say.
+
+    ``tiles`` weight tiles; ``ocg`` output channels per group; ``copies`` of tables, scales and biases; ``target`` is
+    the compiler's name of the chip.
+    """
+
+    kernel_format: int
+    flags: int
+    tiles: int
+    ocg: int
+    vector: int
+    codebooks: int
+    copies: int
+    shape: tuple[int, ...]
+    target: str
+    sections: dict[str, Section]
+
+    @property
+    def channels(self) -> int:
+        return self.shape[0]
+
+    @property
+    def per_channel(self) -> int:
+        """Weights per output channel."""
+        return prod(self.shape[1:])
+
+    def stride(self, section: str) -> int:
+        """Bytes from one copy of a section to the next; the two tables lie behind one cursor and share theirs."""
+        if section in ("lut", "pal"):
+            return aligned(self.sections["lut"].length) + aligned(self.sections["pal"].length)
+        return aligned(self.sections[section].length)
+
+    def to_bytes(self) -> bytearray:
+        """Return the header with a digest of zero."""
+        data = bytearray(HEADER)
+        _FIXED.pack_into(
+            data, 0, MAGIC, VERSION, HEADER, self.kernel_format, self.flags, self.tiles, self.ocg, self.vector,
+            self.codebooks, self.copies, len(self.shape), 0,
+        )  # fmt: skip
+        _LONG.pack_into(data, _FIXED.size, self.per_channel, 0)
+        struct.pack_into(f"<{len(self.shape)}I", data, _FIXED.size + _LONG.size, *self.shape)
+        for index, name in enumerate(SECTIONS):
+            section = self.sections[name]
+            _SECTION.pack_into(
+                data, _SECTIONS_AT + index * _SECTION.size,
+                section.offset, section.length, section.count, section.typeno, section.bits,
+            )  # fmt: skip
+        data[_TARGET_AT : _TARGET_AT + len(self.target)] = self.target.encode("ascii")
+        return data
+
+
+def aligned(size: int, to: int = TILE) -> int:
+    """Return ``size`` rounded up to a multiple of ``to``."""
+    return -(-size // to) * to
+
+
+def groups(header: Header) -> Iterator[tuple[int, int, int]]:
+    """Yield tile, first channel and number of channels of every group, in the order of the records.
+
+    Group g holds the channels from ``g * ocg`` on and belongs to tile ``g mod tiles`` (B20: core c = c mod N).
+    """
+    count = -(-header.channels // header.ocg)
+    for tile in range(header.tiles):
+        for group in range(tile, count, header.tiles):
+            first = group * header.ocg
+            yield tile, first, min(header.ocg, header.channels - first)
+
+
+def digest(data: bytes | bytearray | memoryview) -> int:
+    """Return the CRC-32C of a unit without the four bytes that hold it."""
+    hasher = checksums.hasher("crc32c")
+    view = memoryview(data)
+    hasher.update(view[:_DIGEST_AT])
+    hasher.update(view[HEADER:])
+    return int(hasher.text().rpartition(":")[2], 16)
+
+
+def seal(data: bytearray) -> None:
+    """Put the digest into a unit."""
+    struct.pack_into("<I", data, _DIGEST_AT, digest(data))
+
+
+def is_unit(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a kernel unit."""
+    return head.startswith(MAGIC)
+
+
+def read_header(data: memoryview, where: str) -> Header:
+    """Read and check the header against the file's size; reads no section.
+
+    Raises
+    ------
+    FormatError
+        ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``.
+    IntegrityError
+        ``anek.digest``.
+    """
+    if len(data) < HEADER or not is_unit(bytes(data[:8])):
+        raise FormatError("anek.magic", f"expected a kernel unit of at least {HEADER} bytes", where=where)
+    _, version, size, code, flags, tiles, ocg, vector, books, copies, rank, zero = _FIXED.unpack_from(data)
+    if version != VERSION:
+        raise FormatError("anek.version", f"expected version {VERSION}, found {version}", where=where)
+    per_channel, reserved = _LONG.unpack_from(data, _FIXED.size)
+    if size != HEADER or not 1 <= rank <= min(_DIMS, MAX_RANK) or zero or reserved or flags & ~SPARSE:
+        raise FormatError("anek.header", f"expected rank 1 to {_DIMS} and reserved words of 0", where=where)
+    dims_at = _FIXED.size + _LONG.size
+    dims = struct.unpack_from(f"<{_DIMS}I", data, dims_at)
+    shape = dims[:rank]
+    element_count(shape, "anek.header", where)
+    tight = 1 <= tiles <= 4096 and 1 <= copies <= 4096 and ocg >= 1 and 1 <= vector <= 4 and 1 <= books <= 1 << 20
+    if not tight or any(dims[rank:]) or 0 in shape or prod(shape[1:]) != per_channel or any(data[dims_at + 32 : 96]):
+        raise FormatError("anek.header", "expected tiles, groups and a shape that fit each other", where=where)
+    sections = {
+        name: Section(*_SECTION.unpack_from(data, _SECTIONS_AT + index * _SECTION.size))
+        for index, name in enumerate(SECTIONS)
+    }
+    target = bytes(data[_TARGET_AT:_DIGEST_AT]).rstrip(b"\0")
+    if not (target.isascii() and target.decode("ascii").isalnum()):
+        raise FormatError("anek.header", f"expected a target's name, found {target!r}", where=where)
+    header = Header(code, flags, tiles, ocg, vector, books, copies, shape, target.decode(), sections)
+    _check_bounds(header, len(data), where)
+    if struct.unpack_from("<I", data, _DIGEST_AT)[0] != digest(data):
+        raise IntegrityError("anek.digest", "expected the stored CRC-32C, found another: damaged", where=where)
+    return header
+
+
+def _check_bounds(header: Header, size: int, where: str) -> None:
+    """Sections lie in their order, side by side, to the end of the file."""
+    cursor = HEADER
+    for name in SECTIONS:
+        section = header.sections[name]
+        if section.length > size or section.offset != cursor:
+            raise FormatError(
+                "anek.bounds", f"expected section {name} at {cursor} within {size} bytes, found {section}", where=where
+            )
+        if name == "lut":
+            cursor += aligned(section.length)
+            continue
+        if name == "pal":
+            cursor = HEADER + header.copies * header.stride("pal")
+        else:
+            cursor += aligned(section.length) * (header.copies if name in ("scale", "bias") else 1)
+    if cursor != size:
+        raise FormatError("anek.bounds", f"expected {cursor} bytes, found {size}", where=where)

@@ -1,0 +1,198 @@
+"""Reading a kernel unit that may be hostile: everything is checked before it is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import FormatError, IngotError
+from ingot.targets.ane import kernel_format as formats
+from ingot.targets.ane.activation import ENTRIES, read_lut
+from ingot.targets.ane.bits import pack_lsb, unpack_lsb
+from ingot.targets.ane.pack import KernelWeight
+from ingot.targets.ane.unit import RECORD_WORDS, SPARSE, UNRELOCATED, Header, aligned, groups, read_header
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NUMPY = {"half": "<f2", "int8": "i1", "uint8": "u1"}
+
+
+@dataclass(frozen=True, eq=False)
+class KernelUnit:
+    """A unit that was read and checked: header, records as u32 [groups, 14], and the weight as it was packed."""
+
+    header: Header
+    records: Array
+    weight: KernelWeight
+
+    def dense(self) -> Array:
+        """Return the weights as float16 of the header's shape, scale included, each rounded once from float32."""
+        weight, channels = self.weight, self.header.channels
+        if weight.codebooks is None:
+            values = weight.values.reshape(channels, -1).astype(np.float32)
+        else:
+            first = np.arange(channels // weight.vector) * weight.vector
+            books = first // (channels // len(weight.codebooks))
+            entries = weight.codebooks.astype(np.float32)[books[:, None], weight.values]
+            values = np.moveaxis(entries, -1, 1).reshape(channels, -1)
+        if weight.mask is not None:
+            values = np.where(weight.mask.reshape(channels, -1), values, np.float32(0))
+        if weight.scale is not None:
+            values = values * weight.scale.astype(np.float32)[:, None]
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).reshape(self.header.shape)
+
+
+def read_unit(data: bytes | memoryview, where: str = "kernel unit") -> KernelUnit:
+    """Read a kernel unit.
+
+    Raises
+    ------
+    FormatError
+        ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``, ``anek.kind``, ``anek.records``,
+        ``anek.padding``, ``anek.copies``, ``ane.lut``.
+    IntegrityError
+        ``anek.digest``.
+    """
+    view = memoryview(data)
+    header = read_header(view, where)
+    reader = _Reader(header, np.frombuffer(view, np.uint8), where)
+    return KernelUnit(header, reader.records, reader.weight())
+
+
+class _Reader:
+    def __init__(self, header: Header, data: Array, where: str) -> None:
+        self._header, self._data, self._where = header, data, where
+        self._bits, self._entry, self._palette = self._kind()
+        self.records = self._records()
+
+    def _refuse(self, rule: str, expected: str, found: object = "otherwise") -> FormatError:
+        return FormatError(rule, f"expected {expected}, found {found}", where=self._where)
+
+    def _kind(self) -> tuple[int, str, bool]:
+        """Return bits of a stored value, type of it or of a codebook's entries, and whether there are codebooks."""
+        code = self._header.kernel_format
+        try:
+            kind = formats.bit_depth(code), formats.underlying_type(code), formats.is_palette(code)
+        except IngotError:
+            kind = 0, "", False
+        bits, entry, palette = kind
+        if not (palette and entry in _NUMPY) and code not in (formats.FP16, formats.INT8):
+            raise self._refuse("anek.kind", "fp16, int8 or a palette of fp16, int8 or uint8", f"kernel format {code}")
+        header, plain = self._header, not palette
+        if (plain and (header.vector > 1 or header.codebooks > 1)) or header.vector == 3:
+            raise self._refuse("anek.kind", "vectors of 1, 2 or 4, and codebooks in palettes alone")
+        if header.channels % header.codebooks or header.channels // header.codebooks % header.vector:
+            raise self._refuse("anek.kind", "channels that the codebooks share evenly")
+        if header.ocg % header.vector or (header.flags & SPARSE and header.vector > 1):
+            raise self._refuse("anek.kind", "groups of whole vectors, and single entries under a mask")
+        return bits, entry, palette
+
+    def section(self, name: str) -> Array:
+        """Return the bytes of a section's first copy, after all copies and their padding were checked."""
+        found = self._header.sections[name]
+        copies = self._header.copies if name in ("lut", "pal", "scale", "bias") else 1
+        stride, size = self._header.stride(name), found.length
+        first = self._data[found.offset : found.offset + size]
+        for copy in range(copies if size else 0):
+            at = found.offset + copy * stride
+            if not np.array_equal(self._data[at : at + size], first):
+                raise self._refuse("anek.copies", f"equal copies of section {name}")
+            if self._data[at + size : at + aligned(size)].any():
+                raise self._refuse("anek.padding", f"zeros behind section {name}")
+        return first
+
+    def _records(self) -> Array:
+        """Return the records, after every word was compared with what the geometry says, offsets apart."""
+        header = self._header
+        count = -(-header.channels // header.ocg)
+        raw = self.section("ocgs")
+        if raw.size != 4 * RECORD_WORDS * count or header.sections["ocgs"].count != count:
+            raise self._refuse("anek.records", f"{count} records", f"{raw.size} bytes")
+        records = raw.view("<u4").reshape(count, RECORD_WORDS)
+        sizes = np.array([channels for _, _, channels in groups(header)], np.uint32)
+        if (records[:, 1] != sizes).any() or (records[:, 2:12] != UNRELOCATED).any() or records[:, 12:].any():
+            raise self._refuse("anek.records", "sizes of the geometry, ten slots of -1 and flags of 0")
+        return records
+
+    def weight(self) -> KernelWeight:
+        """Read tables, scales, biases and all groups."""
+        header = self._header
+        values, mask = self._groups()
+        weight = KernelWeight(
+            header.shape, values, self._bits, self._codebooks(), mask, self._halves("scale"), self._halves("bias")
+        )
+        lut = self.section("lut")
+        if lut.size not in (0, 2 * ENTRIES):
+            raise self._refuse("anek.kind", f"an activation table of {2 * ENTRIES} bytes", lut.size)
+        return replace(weight, lut=read_lut(lut.view("<f2").astype(np.float16))) if lut.size else weight
+
+    def _codebooks(self) -> Array | None:
+        pal, header = self.section("pal"), self._header
+        shape = (header.codebooks, 1 << self._bits, header.vector)
+        wanted = (
+            formats.palette_lut_bytes(header.kernel_format, header.codebooks, header.vector) if self._palette else 0
+        )
+        if pal.size != wanted:
+            raise self._refuse("anek.kind", f"codebooks of {wanted} bytes", pal.size)
+        if not self._palette:
+            return None
+        found = pal.view(_NUMPY[self._entry]).reshape(shape)
+        return found.astype(found.dtype.newbyteorder("="))
+
+    def _halves(self, name: str) -> Array | None:
+        raw = self.section(name)
+        if raw.size not in (0, 2 * self._header.channels):
+            raise self._refuse("anek.kind", f"section {name} of {self._header.channels} halves", f"{raw.size} bytes")
+        return raw.view("<f2").astype(np.float16) if raw.size else None
+
+    def _groups(self) -> tuple[Array, Array | None]:
+        """Read every group from where its record says, which has to be where the last one ended."""
+        header, stream = self._header, self.section("weights")
+        per, vector = header.per_channel, header.vector
+        rows = header.channels // vector
+        if -(-rows * per * (1 if header.flags & SPARSE else self._bits) // 8) > stream.size:
+            raise self._refuse("anek.records", "weights for every channel", f"{stream.size} bytes")
+        values = np.zeros((rows, per), np.uint8 if self._palette else _NUMPY[self._entry])
+        mask = np.zeros((rows, per), np.bool_) if header.flags & SPARSE else None
+        cursor = tile = 0
+        for index, (of_tile, first, channels) in enumerate(groups(header)):
+            start = cursor if of_tile == tile else aligned(cursor)
+            if self.records[index, 0] != start or stream[cursor : min(start, stream.size)].any():
+                raise self._refuse("anek.records", f"group {index} at {start}", int(self.records[index, 0]))
+            span = slice(first // vector, -(-(first + channels) // vector))
+            cursor = self._group(stream, start, values[span], None if mask is None else mask[span])
+            tile = of_tile
+        if cursor != stream.size:
+            raise self._refuse("anek.records", f"weights that end at {cursor}", stream.size)
+        native = values.astype(values.dtype.newbyteorder("="))
+        if self._palette:
+            return native, mask
+        return native.reshape(header.shape), None if mask is None else mask.reshape(header.shape)
+
+    def _group(self, stream: Array, at: int, out: Array, mask: Array | None) -> int:
+        """Read one group into ``out``; return where it ends."""
+        count, kept = out.size, None
+        if mask is not None:
+            raw = self._take(stream, at, -(-count // 8))
+            kept = np.unpackbits(raw, count=count, bitorder="little").astype(np.bool_)
+            if count % 8 and raw[-1] >> count % 8:
+                raise self._refuse("anek.padding", "zeros behind a mask")
+            mask[...] = kept.reshape(mask.shape)
+            at, count = at + raw.size, int(np.count_nonzero(kept))
+        raw = self._take(stream, at, -(-count * self._bits // 8))
+        if self._palette:
+            found = unpack_lsb(raw, self._bits, count)
+            if not np.array_equal(pack_lsb(found, self._bits), raw):
+                raise self._refuse("anek.padding", "zeros behind a group's indices")
+        else:
+            found = raw.view(_NUMPY[self._entry])
+        out.reshape(-1)[slice(None) if kept is None else kept] = found
+        return at + raw.size
+
+    def _take(self, stream: Array, at: int, size: int) -> Array:
+        if at + size > stream.size:
+            raise self._refuse("anek.records", f"{size} bytes at {at}", f"{stream.size} in all")
+        return np.ascontiguousarray(stream[at : at + size])
