@@ -15,8 +15,23 @@ from ingot.errors import UsageError
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rule
 
-PRESETS = ("keep", "lossless", "lossless-max", "tca-tbe", "bf16", "int8", "int4", "int3", "int2", "int2-hybrid", "astc")
-"""Names of the presets that ship with Ingot, from no loss to most."""
+PRESETS = (
+    "keep",
+    "lossless",
+    "lossless-max",
+    "tca-tbe",
+    "bf16",
+    "f16",
+    "int8",
+    "int4",
+    "int3",
+    "int2",
+    "int2-hybrid",
+    "astc",
+    "mlx-4bit",
+    "mlx-3bit",
+)
+"""Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 
 _LARGEST_FILE = 1 << 20
 _ROOT_KEYS = ("name", "description", "rules")

@@ -22,7 +22,7 @@ class SafetensorsFormat:
     (spec/sparse_patch.md)."""
 
     name = "safetensors"
-    suffixes = (SUFFIX, INDEX_SUFFIX)
+    suffixes: tuple[str, ...] = (SUFFIX, INDEX_SUFFIX)
     summary = "dense tensors, one file or shards with an index (Hugging Face)"
     digests = False
     shards = True
@@ -30,7 +30,7 @@ class SafetensorsFormat:
 
     def claims(self, name: str, head: bytes) -> bool:
         """By suffix; else by a plausible header length followed by ``{``."""
-        if name.lower().endswith(self.suffixes):
+        if name.lower().endswith((SUFFIX, INDEX_SUFFIX)):
             return True
         return head[PREFIX : PREFIX + 1] == b"{" and int.from_bytes(head[:PREFIX], "little") <= MAX_HEADER
 

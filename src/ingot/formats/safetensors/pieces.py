@@ -1,4 +1,7 @@
-"""Which entries of a safetensors header a tensor takes: one where it is dense, two where it is a sparse patch."""
+"""Which entries of a safetensors header a tensor takes.
+
+One where it is dense, two where it is a sparse patch, three where it is a quantized layer of MLX.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from ingot.core.dtypes import DTYPES
 from ingot.errors import UsageError
 from ingot.formats.safetensors.patch import CODEC, keys_of
 from ingot.model.spec import TensorSpec
+
+QUANTIZED = "quantized_group"
+WEIGHT, SCALES, BIASES = ".weight", ".scales", ".biases"
 
 
 class Piece(NamedTuple):
@@ -25,6 +31,8 @@ def pieces(spec: TensorSpec) -> list[Piece]:
 
     Raises ``UsageError`` ``writer.length``: a part whose length is not known; the header comes before it.
     """
+    if spec.codec == QUANTIZED:
+        return _layer(spec)
     if spec.codec != CODEC:
         return [Piece("data", spec.name, spec.dtype, spec.shape, DTYPES[spec.dtype].nbytes(spec.size))]
     found = []
@@ -35,6 +43,19 @@ def pieces(spec: TensorSpec) -> list[Piece]:
         dtype = part.type or part.dtype
         found.append(Piece(role, key, dtype, (part.length * 8 // DTYPES[dtype].bits,), part.length))
     return found
+
+
+def _layer(spec: TensorSpec) -> list[Piece]:
+    """``X.weight`` as words of 32 bits, ``X.scales``, ``X.biases`` (spec/mlx.md)."""
+    stem, lead, cols = spec.name.removesuffix(WEIGHT), spec.shape[:-1], spec.shape[-1]
+    packed, scales, zeros = (spec.part(role) for role in ("packed_weight", "scales", "zeros"))
+    groups = (*lead, cols // spec.params["group_size"])
+    words = (*lead, cols * spec.params["bits"] // 32)
+    return [
+        Piece("packed_weight", spec.name, "u32", words, packed.length or 0),
+        Piece("scales", stem + SCALES, scales.dtype, groups, scales.length or 0),
+        Piece("zeros", stem + BIASES, zeros.dtype, groups, zeros.length or 0),
+    ]
 
 
 def tensor_bytes(spec: TensorSpec) -> int:

@@ -6,7 +6,7 @@ in code-point order within a type. A file of the same tensors is the same file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ingot.core import checksums
@@ -27,6 +27,9 @@ _RISING = (
     "I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
 )
 _RANK = {BY_SAFETENSORS[spelling].name: rank for rank, spelling in enumerate(_RISING.split())}
+
+
+Refusal = Callable[[TensorSpec], str | None]
 
 
 def refuses(spec: TensorSpec) -> str | None:
@@ -147,10 +150,16 @@ class SafetensorsWriter:
     """
 
     def __init__(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+        self,
+        target: Target,
+        name: str,
+        specs: Sequence[TensorSpec],
+        metadata: Mapping[str, Any],
+        options: WriteOptions,
+        refusal: Refusal = refuses,
     ) -> None:
         self._target, self._name, self._specs = target, name, list(specs)
-        self._shards = layout(name, specs, metadata, options)
+        self._shards = layout(name, specs, metadata, options, refusal)
         members = split(specs, options.max_shard)
         self._index = encode_index(members, [shard.name for shard in self._shards])
         self._shard_of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
@@ -258,15 +267,21 @@ class SafetensorsWriter:
             shard.complete(self._target)
 
 
-def layout(name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> list[Shard]:
+def layout(
+    name: str,
+    specs: Sequence[TensorSpec],
+    metadata: Mapping[str, Any],
+    options: WriteOptions,
+    refusal: Refusal = refuses,
+) -> list[Shard]:
     """Place every tensor of every file.
 
-    Raises ``UnsupportedError`` for a tensor that ``refuses`` names, ``UsageError`` for a repeated name.
+    Raises ``UnsupportedError`` for a tensor that ``refusal`` names, ``UsageError`` for a repeated name.
     """
     if len({spec.name for spec in specs}) != len(specs):
         raise UsageError("expected each tensor name once", rule="writer.duplicate")
     for spec in specs:
-        reason = refuses(spec)
+        reason = refusal(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="safetensors.unsupported", where=spec.name)
     text = file_metadata(specs, metadata)

@@ -1,0 +1,248 @@
+"""Quantized layers of MLX folders: what ``config.json`` says of them, and the tensors they are (``spec/mlx.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.strictjson import strict_json
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
+from ingot.model.bytesource import Store
+from ingot.model.part import Part
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+
+CONFIG = "config.json"
+KEYS = ("quantization", "quantization_config")
+MAX_CONFIG = 16 << 20
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128)
+SCALE_DTYPES = ("f16", "bf16", "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Bits of a code and columns that share a scale and an offset."""
+
+    bits: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What ``config.json`` says: the usual way, and layers (module paths) that differ; None for one that is dense."""
+
+    usual: Way
+    layers: Mapping[str, Way | None]
+
+    def of(self, layer: str) -> Way | None:
+        """Return how a layer is packed."""
+        return self.layers.get(layer, self.usual)
+
+
+def read_config(store: Store, names: Sequence[str]) -> dict[str, Any]:
+    """Return the folder's ``config.json``; empty where there is none.
+
+    Raises ``FormatError`` ``mlx.config``.
+    """
+    if CONFIG not in names:
+        return {}
+    source = store.open(CONFIG)
+    try:
+        if source.size > MAX_CONFIG:
+            raise FormatError("mlx.config", f"expected at most {MAX_CONFIG} bytes, found {source.size}", where=CONFIG)
+        raw = bytearray(source.size)
+        source.readinto(0, memoryview(raw))
+    finally:
+        source.close()
+    return strict_json(bytes(raw), "mlx.config", "mlx.config", CONFIG)
+
+
+def is_quantized(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is that of an MLX folder with packed layers."""
+    found = config.get("quantization")
+    return isinstance(found, dict) and "bits" in found and "group_size" in found
+
+
+def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
+    """Read ``quantization``; None where there is none.
+
+    Raises
+    ------
+    FormatError
+        ``mlx.config``: a value of the wrong type, bits or a group that MLX does not have.
+    UnsupportedError
+        ``mlx.mode``: other numbers than integers with scales and offsets (``mxfp4``, ``nvfp4``, ...).
+    """
+    if not is_quantized(config):
+        return None
+    found = config["quantization"]
+    layers: dict[str, Way | None] = {}
+    for path, value in found.items():
+        if isinstance(value, dict):
+            layers[path] = _way({"bits": found["bits"], "group_size": found["group_size"], **value}, path)
+        elif value is False:
+            layers[path] = None
+    return Quantization(_way(found, "quantization"), layers)
+
+
+def _way(found: Mapping[str, Any], where: str) -> Way:
+    mode, bits, group = found.get("mode", "affine"), found["bits"], found["group_size"]
+    where = f"{CONFIG}: {where[:200]}"
+    if mode != "affine":
+        raise UnsupportedError(
+            f"expected mode affine (integers with scales and biases), found {str(mode)[:80]!r}; dequantize it with "
+            "mlx_lm.convert -d first",
+            rule="mlx.mode",
+            where=where,
+        )
+    if type(bits) is not int or bits not in BITS or type(group) is not int or group not in GROUPS:
+        raise FormatError(
+            "mlx.config",
+            f"expected bits {', '.join(map(str, BITS))} and group_size {', '.join(map(str, GROUPS))}, found "
+            f"{str(bits)[:40]} and {str(group)[:40]}",
+            where=where,
+        )
+    return Way(bits, group)
+
+
+class MlxTensors(Mapping[str, Tensor]):
+    """The tensors of the files, three entries taken together where a layer is packed; each built once."""
+
+    def __init__(self, entries: Mapping[str, Tensor], quantization: Quantization | None) -> None:
+        self._entries = entries
+        self._layers: dict[str, Way] = {}
+        taken: set[str] = set()
+        for name in entries:
+            stem = name.removesuffix(WEIGHT)
+            if quantization is None or not name.endswith(WEIGHT) or entries[name].dtype != "u32":
+                continue
+            way = quantization.of(stem)
+            if way is not None:
+                _check(entries, name, stem, way)
+                self._layers[name] = way
+                taken |= {stem + SCALES, stem + BIASES}
+        self._names = dict.fromkeys(name for name in entries if name not in taken)
+        self._built: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._layers:
+            return self._entries[name]
+        found = self._built.get(name)
+        return found if found is not None else self._built.setdefault(name, self._build(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def _build(self, name: str) -> Tensor:
+        stem, way = name.removesuffix(WEIGHT), self._layers[name]
+        words, scales, biases = (self._entries[stem + suffix] for suffix in (WEIGHT, SCALES, BIASES))
+        codes = words.parts["data"]
+        packed = Part("u8", codes.length, codes.source, codes.offset, where=codes.where)
+        parts = {"packed_weight": packed, "scales": scales.parts["data"], "zeros": biases.parts["data"]}
+        shape = (*words.shape[:-1], words.shape[-1] * 32 // way.bits)
+        return Tensor(name, shape, scales.dtype, QUANTIZED, parts, params_of(way, scales.dtype))
+
+
+def params_of(way: Way, dtype: str) -> dict[str, Any]:
+    """Return the attributes that the codec has for a packed layer."""
+    return {
+        "codec_version": 1,
+        "bits": way.bits,
+        "granularity": "group",
+        "group_size": way.group,
+        "axis": -1,
+        "packing": "rows_lsb",
+        "signed": False,
+        "zeros": True,
+        "dtype": dtype,
+        "zero_kind": "offset",
+    }
+
+
+def _check(entries: Mapping[str, Tensor], name: str, stem: str, way: Way) -> None:
+    for other in (stem + SCALES, stem + BIASES):
+        if other not in entries:
+            raise FormatError("mlx.parts", f"expected {other!r} beside the packed weight, found none", where=name)
+    shape = entries[name].shape
+    scales, biases = entries[stem + SCALES], entries[stem + BIASES]
+    if scales.dtype not in SCALE_DTYPES or biases.dtype != scales.dtype:
+        raise FormatError(
+            "mlx.dtype",
+            f"expected scales and biases of one type, {', '.join(SCALE_DTYPES)}; found {scales.dtype} and "
+            f"{biases.dtype}",
+            where=name,
+        )
+    cols = shape[-1] * 32 // way.bits if shape else 0
+    wanted = (*shape[:-1], cols // way.group)
+    fits = len(shape) > 1 and shape[-1] * 32 == cols * way.bits and cols % way.group == 0
+    if not fits or scales.shape != wanted or biases.shape != wanted:
+        raise FormatError(
+            "mlx.shape",
+            f"expected words, scales and biases of {way.bits} bits in groups of {way.group}, as config.json says, "
+            f"found shapes {list(shape)}, {list(scales.shape)}, {list(biases.shape)}",
+            where=name,
+        )
+
+
+def refusal(spec: TensorSpec) -> str | None:
+    """Why a quantized tensor cannot be a packed layer of MLX; None if it can."""
+    params, cols = spec.params, spec.shape[-1] if spec.shape else 0
+    way = Way(params.get("bits", 0), params.get("group_size", 0))
+    if not spec.name.endswith(WEIGHT) or len(spec.shape) < 2:
+        return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
+    if way.bits not in BITS or way.group not in GROUPS or cols % way.group:
+        return (
+            f"its packed layers have {', '.join(map(str, BITS))} bits in groups of {', '.join(map(str, GROUPS))} that "
+            f"divide the columns, found {str(way.bits)[:40]} bits in groups of {str(way.group)[:40]} of {cols} columns"
+        )
+    roles = {part.role: part for part in spec.parts}
+    scales = roles["scales"].dtype if "scales" in roles else ""
+    if dict(params) != params_of(way, spec.dtype) or scales not in SCALE_DTYPES:
+        return "its packed layers are unsigned codes with float offsets (zero_kind offset, packing rows_lsb)"
+    groups = prod(spec.shape[:-1]) * (cols // way.group) * DTYPES[scales].bits // 8
+    wanted = {
+        "packed_weight": ("u8", spec.size * way.bits // 8),
+        "scales": (scales, groups),
+        "zeros": (scales, groups),
+    }
+    plain = all(part.encoding == "raw" and part.type in (None, part.dtype) for part in spec.parts)
+    if not plain or {role: (part.dtype, part.length) for role, part in roles.items()} != wanted:
+        return f"its packed layers have the uncompressed parts {wanted}, found others"
+    return None
+
+
+def config_of(specs: Sequence[TensorSpec]) -> bytes:
+    """Return a ``config.json`` of the keys that tell how tensors are packed, as mlx_lm writes them.
+
+    The most frequent way is the usual one; layers of another are named.
+    """
+    layers = {
+        spec.name.removesuffix(WEIGHT): Way(spec.params["bits"], spec.params["group_size"])
+        for spec in specs
+        if spec.codec == QUANTIZED
+    }
+    if not layers:
+        return b"{}"
+    usual = Counter(layers.values()).most_common(1)[0][0]
+    found: dict[str, Any] = _stated(usual)
+    found.update({layer: _stated(way) for layer, way in sorted(layers.items()) if way != usual})
+    return json.dumps(dict.fromkeys(KEYS, found), indent=4).encode()
+
+
+def _stated(way: Way) -> dict[str, Any]:
+    return {"group_size": way.group, "bits": way.bits, "mode": "affine"}

@@ -1,0 +1,105 @@
+"""Folders for mlx_lm, against mlx_lm itself: it loads what Ingot writes, and Ingot reads what it writes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.codecs.affine import AffineCodec
+from ingot.model.tensor import Array
+from ingot.testing.codecs import encode_tensor
+
+mx = pytest.importorskip("mlx.core")
+mlx_lm = pytest.importorskip("mlx_lm")
+
+BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
+needs_base = pytest.mark.skipif(not BASE.is_dir(), reason="the shared model is not there")
+IDS = mx.array([[1, 2, 3, 500, 77, 4000, 9]])
+
+
+def as_numpy(array: Any) -> Array:
+    return np.array(array.astype(mx.float32))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_packing_is_that_of_mlx(bits: int, group: int) -> None:
+    """MLX finds the same weights in our words, scales and offsets, in f32; and has no other shapes for its own."""
+    rng = np.random.default_rng(bits * group)
+    values = rng.normal(0, 1, (5, 256)).astype(np.float32)
+    options = {"bits": bits, "group": group, "zero_kind": "offset", "scales": "f32"}
+    tensor = encode_tensor(AffineCodec(), values, options, dtype="f32")
+    packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint32).reshape(5, -1)
+    scales, zeros = (tensor.parts[role].array().reshape(5, -1) for role in ("scales", "zeros"))
+    theirs = mx.dequantize(mx.array(packed), mx.array(scales), mx.array(zeros), group_size=group, bits=bits)
+    assert np.array_equal(as_numpy(theirs), tensor.numpy())
+    own = mx.quantize(mx.array(values), group_size=group, bits=bits)
+    assert [part.shape for part in own] == [packed.shape, scales.shape, zeros.shape]
+
+
+@needs_base
+def test_mlx_lm_loads_what_is_written(tmp_path: Path) -> None:
+    """In f32, logits are those of the decoded weights up to rounding; in bf16, the packed bytes are the file's."""
+    wide, folder = tmp_path / "wide", tmp_path / "mlx"
+    wide.mkdir()
+    with ingot.open(BASE) as checkpoint:
+        ingot.save(wide / "model.safetensors", {name: checkpoint[name].numpy("f32") for name in checkpoint})
+        copied = [shutil.copy(path, wide) for path in checkpoint.companions.values()]
+    assert copied
+    ingot.convert(wide, folder, "mlx-4bit", format="mlx")
+    model, tokenizer = mlx_lm.load(str(folder))
+    assert len(tokenizer.encode("hello")) > 0
+    layer = model.model.layers[0].self_attn.q_proj
+    with ingot.open(folder) as checkpoint:
+        tensor = checkpoint["model.layers.0.self_attn.q_proj.weight"]
+        assert np.array(layer.weight).tobytes() == bytes(tensor.parts["packed_weight"].view())
+        values = {name: checkpoint[name].numpy() for name in checkpoint}
+    plain, _ = mlx_lm.utils.load_model(wide, lazy=True)
+    plain.load_weights([(name, mx.array(value)) for name, value in values.items()])
+    found, wanted = as_numpy(model(IDS)), as_numpy(plain(IDS))
+    assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@needs_base
+@pytest.mark.parametrize("bits", [3, 4])
+def test_what_mlx_lm_writes_is_read(tmp_path: Path, bits: int) -> None:
+    """Every tensor: bit for bit where MLX computes in f32, and within its own rounding in bf16 as stored."""
+    path = tmp_path / "theirs"
+    mlx_lm.convert(str(BASE), str(path), quantize=True, q_bits=bits, q_group_size=32)
+    model, _ = mlx_lm.utils.load_model(path)
+    layers = dict(model.named_modules())
+    with ingot.open(path) as checkpoint:
+        assert checkpoint.format == "mlx"
+        packed = 0
+        for name, tensor in checkpoint.items():
+            layer = layers[name.removesuffix(".weight")]
+            if tensor.codec == "dense":
+                assert np.array_equal(tensor.numpy("f32"), as_numpy(layer.weight))
+                continue
+            packed += 1
+            parts = layer.weight, layer.scales, layer.biases
+            wide = mx.dequantize(parts[0], *(part.astype(mx.float32) for part in parts[1:]), group_size=32, bits=bits)
+            assert np.array_equal(tensor.numpy("f32"), as_numpy(wide))
+            own = as_numpy(mx.dequantize(*parts, group_size=32, bits=bits))
+            ulp = 2.0**-7 * (np.abs(own).max() + np.abs(tensor.parts["zeros"].array().astype(np.float32)).max())
+            assert np.abs(tensor.numpy("f32") - own).max() <= ulp
+        assert packed == 44
+    ingot.convert(path, tmp_path / "again", format="mlx")
+    again, _ = mlx_lm.utils.load_model(tmp_path / "again")
+    assert np.array_equal(as_numpy(again(IDS)), as_numpy(model(IDS)))
+
+
+@needs_base
+def test_a_folder_of_several_ways_loads(tmp_path: Path) -> None:
+    """mlx_lm's mixed recipe names layers in config.json; each is read by its own way."""
+    path = tmp_path / "mixed"
+    mlx_lm.convert(str(BASE), str(path), quantize=True, q_group_size=32, quant_predicate="mixed_3_6")
+    with ingot.open(path) as checkpoint:
+        widths = {tensor.params["bits"] for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
+    assert widths == {3, 6}
+    shutil.rmtree(path)
