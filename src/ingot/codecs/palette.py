@@ -11,7 +11,7 @@ import numpy as np
 from ingot.codecs.base import empty
 from ingot.codecs.palette_encode import PaletteEncoder, prepare
 from ingot.codecs.palette_params import INDICES, PaletteParams, params_of
-from ingot.codecs.palette_rows import IndexReader, Lookup, require_padding, spread, stored_tables
+from ingot.codecs.palette_rows import BitReader, Lookup, require_padding, spread, stored_tables
 from ingot.core.floats import FLOATS, float_name
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array, Tensor
@@ -25,7 +25,7 @@ class PaletteReader:
 
     def __init__(self, tensor: Tensor, params: PaletteParams) -> None:
         self._tensor, self._params = tensor, params
-        self._indices = IndexReader(tensor, params)
+        self._indices = BitReader(tensor.parts[INDICES], params.bits, "palette.padding", tensor.name)
         self._lookup: Lookup | None = None
         self._done = 0
 
@@ -116,7 +116,7 @@ class PaletteCodec:
         packed = np.frombuffer(tensor.parts[INDICES].view(), np.uint8)
         used = prod(params.index_shape(tensor.shape)) * params.bits % 8
         if used:
-            require_padding(int(packed[-1]), used, tensor.name)
+            require_padding(int(packed[-1]), used, "palette.padding", tensor.name)
         if params.vector_size == 1 or params.vector_axis == len(tensor.shape) - 1:
             lookup.all(packed, out.reshape(-1), workers=None)
             return out

@@ -126,6 +126,26 @@ class PaletteEncoder:
         parts = {INDICES: pack(codes, self._settings.params.bits), CODEBOOK: codebook if not start else codebook[:0]}
         return parts if scales is None else {**parts, SCALES: scales if not start else scales[:0]}
 
+    def encode_kept(self, values: Array, counts: Sequence[int]) -> dict[str, Array]:
+        """Encode some values alone: ``values`` in row-major order, flat, ``counts`` of them in each group.
+
+        For an encoder of single values with groups along the first dimension. The part ``indices`` holds as many.
+        """
+        codes = np.empty(values.size, np.uint8)
+        books: list[tuple[Array, Array | None]] = []
+        start = 0
+        for count in counts:
+            some = values[start : start + count].reshape(-1, 1)
+            codes[start : start + count], codebook, scale = self._one_group(some, 0, 1)
+            books.append((codebook, scale))
+            start += count
+        parts = {
+            INDICES: pack(codes, self._settings.params.bits),
+            CODEBOOK: np.concatenate([codebook.reshape(-1) for codebook, _ in books]),
+        }
+        scales = [scale for _, scale in books if scale is not None]
+        return {**parts, SCALES: np.concatenate(scales)} if scales else parts
+
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return

@@ -7,12 +7,13 @@ from math import gcd, lcm
 import numpy as np
 
 from ingot.codecs.affine_rows import align_rows
-from ingot.codecs.palette_params import CODEBOOK, INDICES, SCALES, PaletteParams
+from ingot.codecs.palette_params import CODEBOOK, SCALES, PaletteParams
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import cast
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
+from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 
 # Indices per call: enough to make a call's cost vanish, few enough to spread over threads.
@@ -120,35 +121,40 @@ class Lookup:
         for_ranges(count, step, run, 1 if count < 4 * STEP else workers)
 
 
-class IndexReader:
-    """Sequential reading of a stream of indices, in any numbers of them."""
+class BitReader:
+    """Sequential reading of a part that is one stream of codes of ``bits`` each, in any numbers of them."""
 
-    def __init__(self, tensor: Tensor, params: PaletteParams) -> None:
-        self._bits, self._where = params.bits, tensor.name
-        self._reader = tensor.parts[INDICES].reader()
-        self._bit, self._last = 0, 0  # where the next index begins in the byte that was read last, if not at 0
+    def __init__(self, part: Part, bits: int, rule: str, where: str) -> None:
+        self._bits, self._rule, self._where = bits, rule, where
+        self._reader = part.reader()
+        self._bit, self._last = 0, 0  # where the next code begins in the byte that was read last, if not at 0
 
     def next(self, count: int) -> Array:
-        """Return the next ``count`` indices as a stream that begins at a byte."""
+        """Return the next ``count`` codes as a stream that begins at a byte, the bits behind them 0."""
         held, end = self._bit > 0, self._bit + count * self._bits
         packed = np.empty(-(-end // 8), np.uint8)
         packed[:held] = self._last
         self._reader.readinto(packed[held:].data)
         first, self._bit = self._bit, end % 8
         self._last = int(packed[-1]) if packed.size else 0
-        return packed if not first or not count else align_rows(packed, first, (1, count * self._bits))
+        if first and count:
+            return align_rows(packed, first, (1, count * self._bits))
+        packed = packed[: -(-count * self._bits // 8)]
+        if self._bit and count:
+            packed[-1] &= (1 << self._bit) - 1
+        return packed
 
     def finish(self) -> None:
-        """Check the bits behind the last index and the digest, once all were read."""
+        """Check the bits behind the last code and the digest, once all were read."""
         if self._bit:
-            require_padding(self._last, self._bit, self._where)
+            require_padding(self._last, self._bit, self._rule, self._where)
         self._reader.finish()
 
 
-def require_padding(last: int, used: int, where: str) -> None:
-    """Refuse bits behind the ``used`` ones of the last byte: rule ``palette.padding``."""
+def require_padding(last: int, used: int, rule: str, where: str) -> None:
+    """Refuse bits behind the ``used`` ones of the last byte."""
     if last >> used:
-        raise CodecError("palette.padding", "expected no bits behind the last index, found some", where=where)
+        raise CodecError(rule, "expected no bits behind the last code, found some", where=where)
 
 
 def slab_step(rows: int, cols: int, params: PaletteParams) -> int:

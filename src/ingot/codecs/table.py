@@ -16,6 +16,7 @@ CODECS: Instances[Codec] = Instances(
         ("sparse_csr", "ingot.codecs.sparse_csr:CsrCodec"),
         ("sparse_coo", "ingot.codecs.sparse_coo:CooCodec"),
         ("astc", "ingot.codecs.astc:AstcCodec"),
+        ("sparse_mask", "ingot.codecs.sparse_mask:MaskCodec"),
         ("sparse_blocks", "ingot.codecs.sparse_blocks:BlocksCodec"),
         ("low_rank", "ingot.codecs.low_rank:LowRankCodec"),
         ("with_outliers", "ingot.codecs.with_outliers:OutlierCodec"),

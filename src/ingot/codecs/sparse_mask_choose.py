@@ -1,0 +1,113 @@
+"""Which elements a mask keeps: those there are, or the largest (``spec/sparse_mask.md``, "What is kept")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.core.floats import cast
+from ingot.model.tensor import Array
+
+_LOW = 16  # bits of a magnitude that the second pass looks at
+
+
+def magnitudes(values: Array) -> Array:
+    """Return magnitudes as unsigned integers in the order of the magnitudes, NaN above infinity; f64 rounded to f32."""
+    plain = cast(values, "f32") if values.dtype == np.float64 else np.ascontiguousarray(values)
+    width = 8 * plain.dtype.itemsize
+    found: Array = plain.view(f"u{plain.dtype.itemsize}") & np.array((1 << (width - 1)) - 1, f"u{plain.dtype.itemsize}")
+    return found
+
+
+class Keep:
+    """Drops zeros alone; ``exact``: those of which no bit is set, so that -0 survives.
+
+    ``kept`` is the number of elements that are kept, known after ``scans`` passes of ``scan``.
+    """
+
+    scans = 1
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact, self.kept = exact, 0
+
+    def scan(self, rows: Array, last: bool) -> None:
+        """Take in the next rows of a pass; ``last`` where they end it."""
+        self.kept += int(np.count_nonzero(self(rows)))
+
+    def __call__(self, rows: Array) -> Array:
+        """Return which of these rows' elements are kept."""
+        found: Array = rows.view(f"u{rows.dtype.itemsize}") != 0 if self.exact else rows != 0
+        return found
+
+
+class Above(Keep):
+    """Keeps magnitudes above a threshold, and NaN."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self._threshold = threshold
+
+    def __call__(self, rows: Array) -> Array:
+        wide = rows if rows.dtype == np.float64 else cast(rows, "f32").astype(np.float64)
+        found: Array = super().__call__(rows) & ~(np.abs(wide) <= self._threshold)
+        return found
+
+
+class Pattern(Keep):
+    """Drops the ``zeros`` smallest of every ``size`` consecutive elements of a row; of equals the first."""
+
+    def __init__(self, zeros: int, size: int) -> None:
+        super().__init__()
+        self._zeros, self._size = zeros, size
+
+    def __call__(self, rows: Array) -> Array:
+        keep = super().__call__(rows).reshape(-1, self._size)
+        order = np.argsort(magnitudes(rows).reshape(-1, self._size), axis=1, kind="stable")
+        np.put_along_axis(keep, order[:, : self._zeros], False, axis=1)
+        return keep.reshape(rows.shape)
+
+
+class Largest(Keep):
+    """Drops about a share of all elements, the smallest: all up to the magnitude that comes nearest to the share.
+
+    Equal magnitudes go together; of two limits as near the lower counts. 16-bit types take one pass, others one over
+    the high bits of magnitudes and one over the low ones that decide.
+    """
+
+    def __init__(self, share: float, size: int, dtype: str) -> None:
+        super().__init__()
+        self._wide = dtype in ("f32", "f64")
+        self.scans = 2 if self._wide else 1
+        self._wanted = round(share * size)
+        self._size, self._below, self._high = size, 0, -1
+        self._counts = np.zeros(1 << 15, np.int64)
+        self._limit = 0  # the largest magnitude that is dropped
+
+    def scan(self, rows: Array, last: bool) -> None:
+        found = magnitudes(rows).reshape(-1)
+        if not self._wide:
+            self._counts += np.bincount(found, minlength=1 << 15)
+        elif self._high < 0:
+            self._counts += np.bincount(found >> _LOW, minlength=1 << 15)
+        else:
+            low = found[found >> _LOW == self._high] & 0xFFFF
+            self._counts += np.bincount(low, minlength=1 << 16)
+        if last:
+            self._end_of_pass()
+
+    def _end_of_pass(self) -> None:
+        sums = self._below + np.cumsum(self._counts)
+        place = int(np.searchsorted(sums, self._wanted))
+        if self._wide and self._high < 0:
+            self._high = place
+            self._below = int(sums[place - 1]) if place else 0
+            self._counts = np.zeros(1 << 16, np.int64)
+            return
+        dropped, before = int(sums[place]), int(sums[place - 1]) if place else self._below
+        self._limit = place | (self._high << _LOW if self._wide else 0)
+        if self._limit and self._wanted - before <= dropped - self._wanted:
+            self._limit, dropped = self._limit - 1, before
+        self.kept = self._size - dropped
+
+    def __call__(self, rows: Array) -> Array:
+        found: Array = magnitudes(rows) > self._limit
+        return found
