@@ -11,7 +11,7 @@ from os import fspath
 from pathlib import Path
 from typing import Any
 
-from ingot.adapters.generate import require_room
+from ingot.adapters.generate import require_room, require_vocabulary, vocabulary
 from ingot.adapters.model_source import AnyPath, model_folder
 from ingot.adapters.transformers import LoadReport, load_model
 from ingot.adapters.transformers_config import EXTRA
@@ -106,7 +106,7 @@ def evaluate(
         ``eval.text``: no UTF-8, or fewer tokens than a window; ``eval.window``; ``eval.vocabulary``: the reference has
         another vocabulary.
     IngotError
-        As ``load_model``; ``model.tokenizer``; ``generate.no-head``.
+        As ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``, ``generate.prompt``.
     """
     torch = require("torch", EXTRA)
     chosen = protocol or Protocol()
@@ -114,13 +114,14 @@ def evaluate(
     model = load_model(path, dtype=chosen.dtype, keep_packed=chosen.keep_packed, report=reports.append, **options)
     require_room(model, 1, chosen.window - 1)
     windows = read_windows(load_tokenizer(model_folder(path)), text, chosen).to(model.device)
+    require_vocabulary(model, windows)
     sums = _Sums()
-    batches = _batches(windows, model.config.get_text_config().vocab_size)
+    batches = _batches(windows, vocabulary(model))
     first = next(batches)
     with torch.inference_mode():
         _timed(model, first, _Sums())  # warms up, and shows what memory it takes
         sums.peak = peak_rss()
-        other = None if reference is None else load_model(reference, dtype=chosen.dtype, **options)
+        other = None if reference is None else _reference(reference, chosen, vocabulary(model), options)
         for batch in (first, *batches):
             _score(torch, model, other, batch, sums)
     compared = reference is not None
@@ -165,6 +166,18 @@ def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     return found.reshape(count, protocol.window)
 
 
+def _reference(path: AnyPath, protocol: Protocol, size: int, options: dict[str, Any]) -> Any:
+    model = load_model(path, dtype=protocol.dtype, **options)
+    require_room(model, 1, protocol.window - 1)
+    if vocabulary(model) != size:
+        raise UsageError(
+            f"expected a reference with a vocabulary of {size}, found {vocabulary(model)}",
+            rule="eval.vocabulary",
+            where=fspath(path),
+        )
+    return model
+
+
 def _batches(windows: Any, vocabulary: int) -> Iterator[Any]:
     step = max(1, _LOGITS // (windows.shape[1] * max(1, vocabulary)))
     for start in range(0, len(windows), step):
@@ -184,11 +197,6 @@ def _score(torch: Any, model: Any, other: Any, batch: Any, sums: _Sums) -> None:
     """Add one batch of windows to the sums, a window's worth of distributions at a time."""
     logits, targets = _timed(model, batch, sums), batch[:, 1:].flatten()
     expected = None if other is None else _timed(other, batch.to(other.device), _Sums()).to(logits.device)
-    if expected is not None and expected.shape != logits.shape:
-        raise UsageError(
-            f"expected a reference with {logits.shape[1]} tokens in its vocabulary, found {expected.shape[1]}",
-            rule="eval.vocabulary",
-        )
     functional = torch.nn.functional
     for start in range(0, len(targets), batch.shape[1]):
         span = slice(start, start + batch.shape[1])

@@ -12,7 +12,7 @@ from ingot.adapters.transformers import LoadReport, load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import FormatError, UnsupportedError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def generate(
     UnsupportedError
         ``generate.no-head``: a model without a language head.
     IngotError
-        As ``load_model``; ``model.tokenizer``.
+        As ``load_model``; ``model.tokenizer``, ``model.vocabulary``.
     """
     if max_tokens < 1:
         raise UsageError(f"expected at least 1 new token, found {max_tokens}", rule="generate.max-tokens")
@@ -63,6 +63,7 @@ def generate(
     tokenizer = load_tokenizer(model_folder(path))
     tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
     require_room(model, tokens.shape[1], max_tokens)
+    require_vocabulary(model, tokens)
     ends = end_tokens(model)
     found, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
     text = tokenizer.decode([token for token in found if token not in ends], skip_special_tokens=True)
@@ -98,6 +99,20 @@ def greedy(model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bo
             found.append(token)
             seconds.append(time.perf_counter() - began)
     return found, seconds
+
+
+def require_vocabulary(model: Any, tokens: Any) -> None:
+    """Refuse tokens that the model has no embedding for: ``model.vocabulary``, the tokenizer is another model's."""
+    size = vocabulary(model)
+    if tokens.numel() and int(tokens.max()) >= size:
+        raise FormatError(
+            "model.vocabulary", f"expected tokens below {size}, found {int(tokens.max())}: another model's tokenizer"
+        )
+
+
+def vocabulary(model: Any) -> int:
+    """Return how many tokens a model knows."""
+    return int(model.config.get_text_config().vocab_size)
 
 
 def end_tokens(model: Any) -> set[int]:

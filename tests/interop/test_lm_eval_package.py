@@ -1,0 +1,95 @@
+"""lm-evaluation-harness runs a local task with the model ``ingot``, and scores are those computed by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval")
+
+TASK = """
+task: local_words
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{label}}}}"
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+QUESTIONS = [
+    {"question": "The function returns", "choices": ["a list", "qqzzvx"], "label": 0},
+    {"question": "Return the", "choices": ["jkwq#", "value"], "label": 1},
+    {"question": "import", "choices": ["module", "os"], "label": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Path:
+    return Path(str(resources.files("ingot.demo") / "data"))
+
+
+@pytest.mark.slow
+def test_a_local_task(demo: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    (tmp_path / "local.yaml").write_text(TASK.format(data=tmp_path / "words.jsonl"))
+    command = [sys.executable, "-m", "ingot.lm_eval", "run", "--model", "ingot", "--tasks", "local_words"]
+    command += ["--model_args", f"path={demo},dtype=f32", "--include_path", str(tmp_path), "--batch_size", "2"]
+    command += ["--output_path", str(tmp_path / "out"), "--log_samples"]
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    for line in samples.read_text().splitlines():
+        sample = json.loads(line)
+        for choice, answer in zip(sample["doc"]["choices"], sample["filtered_resps"], strict=True):
+            assert float(answer[0]) == pytest.approx(by_hand(demo, sample["doc"]["question"], f" {choice}"), rel=1e-4)
+
+
+def by_hand(folder: Path, context: str, continuation: str) -> float:
+    from ingot.adapters.transformers import load_model
+    from ingot.adapters.transformers_tokenizer import load_tokenizer
+
+    tokenizer, model = load_tokenizer(folder), load_model(folder, dtype="f32")
+    before, both = tokenizer(context).input_ids, tokenizer(context + continuation).input_ids
+    with torch.inference_mode():
+        scores = model(torch.tensor([both])).logits[0].double().log_softmax(-1)
+    return sum(float(scores[i - 1, both[i]]) for i in range(len(before), len(both)))
+
+
+def test_generation_rolling_and_refusals(demo: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    from ingot.adapters.lm_eval import IngotLM
+    from ingot.errors import IngotError
+
+    def request(kind: str, *arguments: object) -> Instance:
+        return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
+
+    model = IngotLM(pretrained=str(demo), batch_size="auto", max_length=32)
+    (text,) = model.generate_until([request("generate_until", "The file", {"until": ["\n"], "max_gen_toks": 20})])
+    (whole,) = model.generate_until([request("generate_until", "The file", {"until": ["@@"], "max_gen_toks": 20})])
+    assert "\n" not in text
+    assert whole.startswith(text)
+    with pytest.raises(IngotError) as caught:
+        model.generate_until([request("generate_until", "The", {"do_sample": True, "temperature": 0.7})])
+    assert caught.value.rule == "lm-eval.sampling"
+    with pytest.raises(IngotError) as caught:
+        model.loglikelihood_rolling([request("loglikelihood_rolling", "The file is read.")])
+    assert caught.value.rule == "lm-eval.prefix"
+    model.tokenizer.bos_token = model.tokenizer.convert_ids_to_tokens(10)
+    long = "The file is read, and its lines are returned as a list of strings. " * 3
+    (score,) = model.loglikelihood_rolling([request("loglikelihood_rolling", long)])
+    assert len(model.tok_encode(long)) > 32
+    assert score < 0
+    for arguments, rule in (({}, "lm-eval.path"), ({"path": str(demo), "batch_size": "many"}, "lm-eval.batch")):
+        with pytest.raises(IngotError) as caught:
+            IngotLM(**arguments)
+        assert caught.value.rule == rule
