@@ -80,7 +80,7 @@ class MaskEncoder:
             parts = self._inner.encode_kept(select(mask, rows, count), [int(one) for one in counts])
         else:
             parts = self._inner.encode(np.where(keep, rows, np.zeros((), rows.dtype)), start)
-            packed = parts[CODES[AFFINE]].reshape(len(rows), -1)
+            packed = parts[CODES[AFFINE]].reshape(len(rows), -(-self._cols * self._bits // 8))
             parts[CODES[AFFINE]] = pack(select(mask, self._unpacked(packed), count), self._bits)
         codes = parts.pop(CODES[self._inner.codec])
         return {MASK: mask, NONZEROS: codes, **parts}

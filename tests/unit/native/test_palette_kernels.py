@@ -1,0 +1,165 @@
+"""Look-ups, bit streams, histograms, clusters and masks against their NumPy reference, for every instruction set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import as_bits
+from ingot.testing.reference import palette as reference
+
+Array = np.ndarray[Any, np.dtype[Any]]
+WIDTHS = (1, 2, 3, 4, 6, 8)
+# Around the kernels' chunk of 1024 and their vectors of 16 and 32.
+COUNTS = (0, 1, 15, 33, 1023, 1024, 1025, 5000)
+
+
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_streams(width: int, count: int) -> None:
+    codes = rng(count).integers(0, 2**width, count).astype(np.uint8)
+    packed = np.empty(-(-count * width // 8), np.uint8)
+    native.kernels.palette_pack(codes, width, packed)
+    assert packed.tobytes() == reference.pack(codes, width).tobytes()
+    out = np.empty(count, np.uint8)
+    native.kernels.palette_unpack(packed, width, out)
+    assert out.tobytes() == codes.tobytes() == reference.unpack(packed, width, count).tobytes()
+
+
+@pytest.mark.parametrize(("run", "phase"), [(1, 0), (3, 2), (32, 5), (1000, 999), (1024, 0), (9000, 77)])
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_look_ups(width: int, size: int, run: int, phase: int) -> None:
+    for count in COUNTS:
+        codes = rng(count).integers(0, 2**width, count).astype(np.uint8)
+        ids = rng(1).integers(0, 5, -(-(phase + count) // run)).astype(np.uint32)
+        entry = (np.uint64, 2) if size == 16 else (f"u{size}", 1)
+        tables = rng(2).integers(0, 2**16, (5, 2**width, entry[1])).astype(entry[0]) * 3
+        tables = tables if size == 16 else tables[:, :, 0].copy()
+        out = np.zeros((count, 2) if size == 16 else count, entry[0])
+        native.kernels.palette_decode(reference.pack(codes, width), width, tables, ids, run, phase, out)
+        wanted = tables[ids[(np.arange(count) + phase) // run], codes]
+        assert out.tobytes() == wanted.tobytes()
+        native.kernels.palette_decode(reference.pack(codes, width), width, tables, None, run, phase, out)
+        assert out.tobytes() == tables[0, codes].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("entries", [2, 3, 16, 256])
+def test_the_nearest_entry(dtype: str, entries: int) -> None:
+    book = np.sort(rng(entries).normal(0, 1, entries)).astype(np.float32).astype(np.float64)
+    book[1] = book[0]  # of equal ones the first
+    limits = (book[1:] + book[:-1]) / 2
+    values = np.concatenate([rng(3).normal(0, 2, 3000), limits, book, [0.0, -0.0]]).astype(numpy_dtype(dtype))
+    codes = np.empty(values.size, np.uint8)
+    native.kernels.palette_assign(as_bits(values), dtype, limits, codes)
+    assert codes.tolist() == np.searchsorted(limits, values.astype(np.float32).astype(np.float64), "left").tolist()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_histograms(dtype: str) -> None:
+    values = rng(4).normal(0, 1, (100, 7)).astype(numpy_dtype(dtype))
+    importance = rng(5).random(7)
+    for weights in (None, importance):
+        bins = np.zeros(65536)
+        assert native.kernels.palette_count(as_bits(values), dtype, 7, weights, 0, bins, None) == 700
+        each = np.broadcast_to(1.0 if weights is None else weights, (100, 7)).reshape(-1)
+        assert np.allclose(bins, np.bincount(as_bits(values).reshape(-1), each, 65536), rtol=1e-12)
+    values[50, 3] = np.inf
+    assert native.kernels.palette_count(as_bits(values), dtype, 7, None, 0, np.zeros(65536), None) == 353
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_histograms_of_wide_types_keep_sums(dtype: str) -> None:
+    values = rng(6).normal(0, 1e-9, 500).astype(numpy_dtype(dtype))
+    bins, sums = np.zeros(65536), np.zeros(65536)
+    assert native.kernels.palette_count(values, dtype, 500, None, 40, bins, sums) == 500
+    keys = (values.astype(np.float64) * 2.0**40).astype(np.float32).astype(np.float16).view(np.uint16)
+    assert np.array_equal(bins, np.bincount(keys, minlength=65536))
+    assert np.allclose(sums, np.bincount(keys, values.astype(np.float32), 65536), rtol=1e-12, atol=0)
+    values[7] = np.nan
+    assert native.kernels.palette_count(values, dtype, 500, None, 40, bins, sums) == 7
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 7, 16, 100, 256])
+@pytest.mark.parametrize("kind", ["normal", "steps", "few", "one"])
+def test_penalties_find_what_layers_find(clusters: int, kind: str) -> None:
+    values = {
+        "normal": rng(7).normal(0, 1, 4000),
+        "steps": np.arange(400) % 200,
+        "few": rng(8).integers(-3, 4, 1000) / 8,
+        "one": np.zeros(5),
+    }[kind].astype(np.float16)
+    bins = np.bincount(values.view(np.uint16), minlength=65536).astype(np.float64)
+    errors = []
+    for layers in (False, True):
+        found = np.zeros(clusters)
+        there = native.kernels.palette_solve(bins, None, "f16", found, layers)
+        assert there == min(clusters, len(np.unique(values)))
+        assert (np.diff(found[:there]) > 0).all()
+        errors.append(((values.astype(np.float64)[:, None] - found[:there]) ** 2).min(axis=1).sum())
+    assert errors[0] == pytest.approx(errors[1], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("clusters", [1, 5, 16, 200])
+def test_nearest_centroids(size: int, clusters: int) -> None:
+    points = rng(9).normal(0, 1, (700, size)).astype(np.float32)
+    centroids = points[:clusters].copy()
+    centroids[-1] = centroids[0]  # of equally near ones the first
+    codes, sums, counts = np.empty(700, np.uint8), np.zeros(clusters * size), np.zeros(clusters)
+    error = native.kernels.palette_nearest(points, centroids, codes, sums, counts)
+    distance = np.zeros((700, clusters), np.float32)
+    for axis in range(size):
+        away = points[:, axis, None] - centroids[:, axis]
+        distance += away * away
+    assert codes.tolist() == distance.argmin(axis=1).tolist()
+    assert error == pytest.approx(float(distance.min(axis=1).astype(np.float64).sum()), rel=1e-12)
+    assert counts.tolist() == np.bincount(codes, minlength=clusters).tolist()
+    for axis in range(size):
+        wanted = np.bincount(codes, points[:, axis].astype(np.float64), clusters)
+        assert np.allclose(sums.reshape(clusters, size)[:, axis], wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_masks(width: int, share: float) -> None:
+    for count in COUNTS:
+        keep = rng(count).random(count) < share
+        mask = np.packbits(keep, bitorder="little")
+        values = rng(10).integers(1, 250, count).astype(f"u{width}") * np.array(256 ** (width - 1), f"u{width}")
+        kept = int(keep.sum())
+        assert native.kernels.mask_count(mask, count) == kept
+        some = np.empty(kept, values.dtype)
+        native.kernels.mask_select(mask, values, some)
+        assert some.tobytes() == values[keep].tobytes()
+        out = np.full(count, 7, values.dtype)
+        native.kernels.mask_expand(mask, some, out)
+        assert out.tobytes() == reference.expand(mask, some, count).tobytes()
+        native.kernels.mask_clear(mask, values)
+        assert values.tobytes() == out.tobytes()
+
+
+def test_wrong_sizes_are_refused() -> None:
+    kernels = native.kernels
+    byte, table = np.zeros(1, np.uint8), np.zeros((1, 16), np.uint16)
+    with pytest.raises(ValueError, match="expected"):
+        kernels.palette_decode(byte, 4, table, None, 1, 0, np.zeros(3, np.uint16))
+    with pytest.raises(ValueError, match="expected"):
+        kernels.palette_decode(byte, 4, table[:, :8].copy(), None, 1, 0, np.zeros(2, np.uint16))
+    with pytest.raises(ValueError, match="expected"):
+        kernels.palette_decode(byte, 4, table, np.array([0, 1], np.uint32), 1, 0, np.zeros(2, np.uint16))
+    with pytest.raises(ValueError, match="expected"):
+        kernels.palette_decode(byte, 4, table, np.array([0], np.uint32), 1, 0, np.zeros(2, np.uint16))
+    with pytest.raises(ValueError, match="expected"):
+        kernels.mask_expand(byte, byte, np.zeros(9, np.uint8))
+    with pytest.raises(ValueError, match="expected"):
+        kernels.palette_count(np.zeros(4, np.float32), "f32", 3, None, 0, np.zeros(65536), np.zeros(65536))
