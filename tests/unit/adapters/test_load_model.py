@@ -33,7 +33,7 @@ def reference(folder: Path, kind: str, **options: object) -> torch.nn.Module:
     return getattr(transformers, KINDS[kind][1]).from_pretrained(folder, **options)
 
 
-def require_equal(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
+def require_equal(model: torch.nn.Module, wanted: torch.nn.Module, *, same_file: bool = False) -> None:
     assert type(model) is type(wanted)
     assert not model.training
     for left, right in (
@@ -45,7 +45,11 @@ def require_equal(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
             assert value.dtype == right[name].dtype
             assert value.device.type == "cpu"
             assert torch.equal(value, right[name]), name
-    assert torch.equal(output_of(model), output_of(wanted))
+    left, right = output_of(model), output_of(wanted)
+    if same_file:
+        assert torch.equal(left, right)
+    else:  # weights at other alignments: a BLAS may sum in another order
+        assert float((left - right).abs().max()) <= 16 * torch.finfo(left.dtype).eps * float(right.abs().max())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +59,7 @@ def test_equals_from_pretrained(models: dict[str, Path], tmp_path: Path, kind: s
     if container != "safetensors":
         ingot.convert(folder, tmp_path / "converted", format=container)
         folder = tmp_path / "converted"
-    require_equal(load_model(folder), reference(models[kind], kind))
+    require_equal(load_model(folder), reference(models[kind], kind), same_file=container == "safetensors")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", torch.float16])
@@ -139,7 +143,7 @@ def test_the_mapping_outlives_the_checkpoint(models: dict[str, Path], tmp_path: 
     (tmp_path / "config.json").write_bytes((models["llama"] / "config.json").read_bytes())
     model = load_model(tmp_path)
     copy.unlink()
-    assert torch.equal(output_of(model), output_of(reference(models["llama"], "llama")))
+    require_equal(model, reference(models["llama"], "llama"), same_file=True)
 
 
 def test_writing_to_weights_leaves_the_file_alone(models: dict[str, Path]) -> None:
