@@ -30,6 +30,7 @@ from ingot.cli import (
     extract,
     generate,
     inspect,
+    int4,
     kernel,
     lut,
     patch,
@@ -66,6 +67,7 @@ _DEBUG = {"on": False}
 for module in (
     demo,
     convert,
+    int4,
     inspect,
     verify,
     compare,

@@ -51,7 +51,7 @@ class _OwnBytes:
         self._rest = whole[end:]
         found = narrow(from_file(np.frombuffer(whole[:end], np.uint8), self._stored), self._dtype)
         if found is None:
-            raise UsageError(f"expected values that {self._dtype} holds, found others", rule="writer.values")
+            raise UsageError(f"expected values that {self._dtype} holds, found others", rule="npydir.narrowed")
         self._hasher.update(found.view(np.uint8).data)
 
     def text(self) -> str:
