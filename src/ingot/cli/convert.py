@@ -96,6 +96,13 @@ def command(
             rich_help_panel=ATTACHMENTS,
         ),
     ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            help="Core ML package whose program takes the tensors; default: the source's own. For .mlpackage.",
+            rich_help_panel=ATTACHMENTS,
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     json: Json = False,
 ) -> None:
@@ -116,6 +123,7 @@ def command(
         "activations": activations,
         "draft": draft,
         "coreml": coreml,
+        "program": program,
     }
     if dry_run:
         _dry_run(src, dst, recipe, format, options, json)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -105,14 +105,19 @@ def gather(
             found.identity["coreml"] = [package.length, package.digest]
         carried_program = own.program if "program" in format.attachments else None
         if program is not None:
-            carried_program = _opened(found, "program", program).catalog.attachments.program
-            if carried_program is None:
-                raise _nothing("program", program)
+            carried_program = _program(found, program)
     except BaseException:
         found.close()
         raise
     found.attachments = Attachments(carried_draft, package, carried_program)
     return found
+
+
+def _program(found: Gathered, path: AnyPath) -> Mapping[str, Part]:
+    program = _opened(found, "program", path).catalog.attachments.program
+    if program is None:
+        raise _nothing("program", path)
+    return program
 
 
 def _opened(found: Gathered, kind: str, path: AnyPath) -> Source:

@@ -19,6 +19,7 @@ PRESETS = (
     "keep",
     "lossless",
     "lossless-max",
+    "decompress",
     "tca-tbe",
     "bf16",
     "f16",

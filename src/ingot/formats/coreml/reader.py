@@ -39,7 +39,7 @@ def metadata_of(template: Template) -> dict[str, str]:
     """What a container of another kind is told of the program."""
     program = template.program
     opsets = ", ".join(f"{name}: {opset}" for name, opset in program.opsets.items())
-    return {"coreml.specification_version": str(program.specification), "coreml.opsets": opsets}
+    return {"coreml_specification": str(program.specification), "coreml_opsets": opsets}
 
 
 def _tensor(template: Template, site: Site) -> Tensor:
