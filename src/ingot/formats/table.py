@@ -14,6 +14,7 @@ FORMATS: Instances[Format] = Instances(
         ("squizd", "ingot.formats.squizd.format:SquizdFormat"),
         ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
         ("npydir", "ingot.formats.npydir.format:NpydirFormat"),
+        ("npy", "ingot.formats.npydir.finalized:NpyFormat"),
         ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
     ),
 )
