@@ -29,6 +29,10 @@ PRESETS = (
     "int2",
     "int2-hybrid",
     "astc",
+    "palette8",
+    "palette4-grouped",
+    "palette4",
+    "sparse50",
     "mlx-4bit",
     "mlx-3bit",
 )
