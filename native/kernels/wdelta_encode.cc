@@ -179,7 +179,7 @@ TopBound bound_by_bins(const float* in, std::size_t n, std::size_t k) {
   return {bin << 16 | rest, above};
 }
 
-// Keeps the values that reach the bound, of those that equal it the first. Without `positions` they count from 0.
+// Keeps the values that reach the bound, of those that equal it the first.
 void keep(const std::int64_t* positions, const float* values, const TopBound& bound, std::size_t k,
           std::int64_t* kept_positions, float* kept_values) {
   std::size_t ties = k - bound.above;
@@ -187,10 +187,38 @@ void keep(const std::int64_t* positions, const float* values, const TopBound& bo
     const std::uint32_t m = magnitude(values[i]);
     const std::size_t tie = m == bound.bits && ties != 0;
     ties -= tie;
-    kept_positions[found] = positions ? positions[i] : static_cast<std::int64_t>(i);
+    kept_positions[found] = positions[i];
     kept_values[found] = values[i];
     found += (m > bound.bits) | tie;
   }
+}
+
+std::size_t count_above(const float* in, std::size_t n, std::uint32_t bits) {
+  std::size_t found = 0;
+  for (std::size_t start = 0; start < n; start += kSmall) {  // blocks: 32-bit sums vectorize better
+    const std::size_t stop = n - start < kSmall ? n : start + kSmall;
+    std::uint32_t some = 0;
+    for (std::size_t i = start; i < stop; ++i) some += magnitude(in[i]) > bits;
+    found += some;
+  }
+  return found;
+}
+
+// As keep, out of all values, in whole registers once all ties are found.
+void keep_of_all(const float* in, std::size_t n, const TopBound& bound, std::size_t k, std::int64_t* positions,
+                 float* values) {
+  std::size_t ties = k - bound.above, found = 0, i = 0;
+  for (; ties != 0; ++i) {
+    const std::uint32_t m = magnitude(in[i]);
+    const std::size_t tie = m == bound.bits;
+    ties -= tie;
+    positions[found] = static_cast<std::int64_t>(i);
+    values[found] = in[i];
+    found += (m > bound.bits) | tie;
+  }
+  if (found == k) return;
+  collect(in + i, n - i, bound.bits + 1, positions + found, values + found, k - found);
+  for (; found < k; ++found) positions[found] += static_cast<std::int64_t>(i);
 }
 
 // Collects values and packs their codes two per byte, the first in the high bits.
@@ -256,8 +284,9 @@ std::size_t top_select(const float* in, std::size_t n, std::size_t k, std::int64
   if (count >= k && count <= room) {
     const std::uint32_t high = n < kSmall ? kMagnitude : bracket.high;
     keep(at.get(), found.get(), bound_among(found.get(), count, k, high), k, positions, values);
-  } else {  // many equal values, or a sample that misled
-    keep(nullptr, in, bound_by_bins(in, n, k), k, positions, values);
+  } else {  // many equal values, which then are the bound, or a sample that misled
+    const std::size_t above = count > room ? count_above(in, n, bracket.low) : k;
+    keep_of_all(in, n, above < k ? TopBound{bracket.low, above} : bound_by_bins(in, n, k), k, positions, values);
   }
   // What is not finite has the largest magnitudes, so that some of it is among what was kept.
   for (std::size_t i = 0; i < k; ++i)

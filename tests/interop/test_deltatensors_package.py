@@ -12,7 +12,7 @@ import pytest
 import ingot
 from ingot.codecs.table import CODECS
 from ingot.model.delta import Change, DeltaInfo, Identity
-from ingot.ops.wdelta_parent import matching_order, parent_hashes, parent_orders
+from ingot.ops.wdelta_parent import matching_order, parent_hash, parent_orders
 from ingot.testing.codecs import encode_tensor
 
 dt = pytest.importorskip("deltatensors")
@@ -139,12 +139,27 @@ def test_the_peer_loads_what_ingot_writes_for_bf16_in_shards(tmp_path: Path, bas
     delta = {name: tuned[name] - wide[name] for name in base}
     sharded = folder(tmp_path / "sharded", base, SHARDS["a"], torch.bfloat16)
     with ingot.open(sharded) as opened:
-        parent = parent_hashes(opened, sorted(base))["shards"]
+        parent = parent_hash(opened, parent_orders(opened, sorted(base))["shards"])
     path = write(tmp_path / "x.wdelta", delta, "delta_int4", {}, parent, "bf16")
     expected = {name: wide[name] + value for name, value in differences(path).items()}
     assert same(dt.load_delta_from_paths(path, sharded), expected)
     with ingot.open(path) as delta_file:
         assert {item["dtype"] for item in delta_file.metadata["delta"]["tensors"].values()} == {"bf16"}
+
+
+def test_the_peer_loads_a_diff_of_shards_in_the_order_of_layers(tmp_path: Path) -> None:
+    """Ten layers and more: neither the order of names nor that of records is what the peer hashes."""
+    names = [f"layers.{index}.w" for index in range(12)]
+    rng = np.random.default_rng(3)
+    base = {name: rng.normal(0, 1, (4, 8)).astype(np.float32) for name in names}
+    tuned = {name: value + np.float32(0.25) for name, value in base.items()}
+    shards = {"model-1.safetensors": names[:6], "model-2.safetensors": names[6:]}
+    one, two = folder(tmp_path / "one", base, shards), folder(tmp_path / "two", tuned, shards)
+    path = tmp_path / "x.wdelta"
+    ingot.diff(one, two, path, "int4")
+    expected = {name: base[name] + value for name, value in differences(path).items()}
+    assert same(dt.load_delta_from_paths(path, one), expected)
+    ingot.patch(one, path, tmp_path / "out", verify=False)
 
 
 @pytest.mark.parametrize("codec", ["delta_sparse", "delta_int4", "delta_sign"])
@@ -240,8 +255,8 @@ def test_real_weights(tmp_path: Path, way: Any) -> None:
         assert matching_order(base, list(delta), parent) is not None
         wide = {name: tensor.numpy("f32") for name, tensor in base.items()}
         made = {name: tensor.numpy("f32") - wide[name] for name, tensor in tuned.items()}
-        by_shard = parent_hashes(base, sorted(base))
-        loadable = by_shard.get("shards", by_shard["sorted"])
+        orders = parent_orders(base, sorted(base))
+        loadable = parent_hash(base, orders.get("shards", orders["sorted"]))
     ours = write(tmp_path / "ours.wdelta", made, codec, options, loadable, "bf16")
     expected = {name: wide[name] + value for name, value in differences(ours).items()}
     assert same(dt.load_delta_from_paths(ours, MODELS / "base"), expected)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ingot.codecs.base import Codec, RowReader
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import cast_into
 from ingot.core.registry import Instances
@@ -157,7 +158,7 @@ class AdditiveEncoder:
         return parts
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        total = np.empty(base.shape, np.float32)
+        total = scratch(base.shape, np.float32)
         self._inner.decode(parts, total)
         added(total, base, out)
 
@@ -174,6 +175,8 @@ class AddingReader(Protocol):
         ...
 
 
+# Elements that are added at a time: what is made of them between stays in a cache.
+_PIECE = 1 << 18
 _FUSED = ("f32", "f16", "bf16")
 
 
@@ -187,9 +190,12 @@ class AdditiveApplier:
         if isinstance(self._reader, AddingReader) and _fusible(base, out):
             self._reader.add_into(base, out)
             return
-        total = np.empty(base.shape, np.float32)
-        self._reader.read_into(total)
-        added(total, base, out)
+        step = max(1, _PIECE // max(base.shape[-1], 1)) if base.ndim > 1 else max(len(base), 1)
+        for start in range(0, len(base), step):
+            rows = base[start : start + step]
+            total = scratch(rows.shape, np.float32)
+            self._reader.read_into(total)
+            added(total, rows, out[start : start + step])
 
     def finish(self) -> None:
         self._reader.finish()
@@ -205,9 +211,13 @@ def _fusible(base: Array, out: Array) -> bool:
 
 def difference(base: Array, tuned: Array) -> Array:
     """Return ``tuned - base`` in float32; what overflows is infinite, and infinities cancel to NaN."""
-    wide = widened(tuned)
+    wide = scratch(tuned.shape, np.float32)
+    new, old, out = tuned.reshape(-1), base.reshape(-1), wide.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.subtract(wide, widened(base), out=None if wide is tuned else wide)
+        for start in range(0, out.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            np.subtract(widened(new[piece]), widened(old[piece]), out=out[piece])
+    return wide
 
 
 def added(total: Array, base: Array, out: Array) -> None:
@@ -221,6 +231,6 @@ def widened(rows: Array) -> Array:
     """Return rows as float32: themselves where they are."""
     if rows.dtype == np.float32:
         return rows
-    wide = np.empty(rows.shape, np.float32)
+    wide = scratch(rows.shape, np.float32)
     cast_into(rows, wide)
     return wide

@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot.codecs.delta import delta_codec
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import recycling, scratch
 from ingot.core.checksums import Blake3
 from ingot.core.parallel import default_workers, ordered
 from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
@@ -25,6 +26,7 @@ from ingot.ops.undo import TensorUndo
 from ingot.ops.wdelta_parent import matching_order
 
 SLAB = 1 << 18
+_RECYCLED = 16 << 20
 _MISSING = object()
 PARENT = "wdelta"
 
@@ -238,8 +240,9 @@ class _Apply:
         undos = {route.name: _undo_of(route, self._arrays[route.name]) for route in changed}
         replaced: dict[str, Any] = {}
         try:
-            for _ in ordered(lambda route: self._change(route, undos[route.name], undo), changed, self._workers):
-                pass
+            with recycling(_RECYCLED):
+                for _ in ordered(lambda route: self._change(route, undos[route.name], undo), changed, self._workers):
+                    pass
             for name in (*self._link.info.removed, *new):
                 if name in new or name in self._state:
                     replaced[name] = self._state.get(name, _MISSING)
@@ -277,7 +280,7 @@ class _Apply:
             for start in range(0, rows, undo.step):
                 piece = matrix[start : start + undo.step]
                 if keep:
-                    result = piece.copy()
+                    result = scratch(piece.shape, piece.dtype)
                     applier.apply(piece, result)
                     undo.replace(piece, result)
                 else:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ingot.codecs.base import empty
 from ingot.codecs.delta import DELTAS, Applier, DeltaCodec, delta_codec, fits
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
@@ -110,7 +109,7 @@ class Route:
 
 def applied(applier: Applier, base: Array, dtype: str) -> Array:
     """Return what an applier makes of the next rows of its base."""
-    out = np.empty(base.shape, numpy_dtype(dtype))
+    out = scratch(base.shape, numpy_dtype(dtype))
     applier.apply(base, out)
     return out
 

@@ -8,11 +8,10 @@ from functools import partial
 from math import gcd
 from typing import Any
 
-import numpy as np
-
 from ingot.codecs.base import Encoder
 from ingot.codecs.delta import DeltaCodec, DeltaEncoder
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import scratch
 from ingot.core.checksums import Blake3
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.floats import FLOATS
@@ -120,7 +119,7 @@ class PairJob:
             if not take():
                 return
             stop = min(start + shape.slab_rows, shape.rows)
-            pair = [np.empty((stop - start, shape.cols), kind) for kind in kinds]
+            pair = [scratch((stop - start, shape.cols), kind) for kind in kinds]
             for reader, rows in zip(readers, pair, strict=True):
                 reader.read_into(rows)
             waits = [feed.take(rows) for feed, rows in zip(self._feeds, pair, strict=True) if feed]
@@ -137,7 +136,7 @@ class PairJob:
             raise error if error.where and name in error.where else error.at(name) from None
         stats, settle = None, None
         if self._rebuilds:
-            rebuilt = np.empty(new.shape, new.dtype)
+            rebuilt = scratch(new.shape, new.dtype)
             self._encoder.rebuild(parts, old, rebuilt)
             stats = measure(new, rebuilt) if self._measured else None
             if self._tuned_watch is not None:
@@ -188,7 +187,7 @@ class WholeJob:
             if not take():
                 return
             stop = min(start + shape.slab_rows, shape.rows)
-            rows = np.empty((stop - start, shape.cols), numpy_dtype(tensor.dtype))
+            rows = scratch((stop - start, shape.cols), numpy_dtype(tensor.dtype))
             reader.read_into(rows)
             wait = self._feed.take(rows) if self._feed else None
             yield partial(self._encode, rows, start, wait), int(stop * share) - int(start * share)

@@ -33,7 +33,7 @@ from ingot.ops.delta_report import DiffReport, TensorDiff
 from ingot.ops.delta_strategy import AUTO, BY_CONTAINER, EXACT, SMALL, Way, choices
 from ingot.ops.destination import Destination, destination
 from ingot.ops.diff_inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
-from ingot.ops.drive import drive, slab_budget
+from ingot.ops.drive import drive, recycled, slab_budget
 from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.pipeline import Pipeline, cut
@@ -182,7 +182,7 @@ class _Diff:
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
         if self._wdelta:
-            self._shards = parent_orders(self._base, list(self._tuned)).get("shards")
+            self._shards = parent_orders(self._base, sorted(self._tuned)).get("shards")
         else:
             self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
         if self._patch:  # a header comes before what it describes
@@ -311,7 +311,10 @@ class _Diff:
             cuts = [cut(step, budget, self._workers + 3, measured) for step in plan.steps]
             if self._options.get("max_ram") is None:  # tensors that go in one piece: no more of them than a large one
                 budget = min(budget, max(_LEAST, *(shape.cost for shape in cuts), 0))
-            with Pipeline(plan.steps, cuts, workers=self._workers, budget=budget, measured=measured) as pipeline:
+            kept = recycled(self._options.get("max_ram"))
+            with Pipeline(
+                plan.steps, cuts, workers=self._workers, budget=budget, measured=measured, recycled=kept
+            ) as pipeline:
                 drive(pipeline, writer, self._workers, self._finished, self._progress.advance)
             if self._wdelta:
                 return structs.replace(

@@ -17,6 +17,7 @@ from ingot.ops.plan_convert import MOVED, Step
 # What the process takes beside slabs: thread stacks, allocator slack, the manifest being built.
 RESERVE = 24 << 20
 _RESERVE_PER_TENSOR = 4096
+_RECYCLED = 128 << 20
 
 Finished = Callable[[Step, dict[str, Any], ErrorStats], None]
 Advanced = Callable[[int, str], None]
@@ -34,6 +35,11 @@ def slab_budget(max_ram: int | str | None, steps: Sequence[Step], workers: int) 
     if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
     return parse_size(max_ram) - anonymous_rss() - reserve
+
+
+def recycled(max_ram: int | str | None) -> int:
+    """Return the bytes of slabs that may be kept for the next ones; none under a ceiling, which does not know them."""
+    return _RECYCLED if max_ram is None else 0
 
 
 def drive(pipeline: Pipeline, writer: FormatWriter, workers: int, finished: Finished, advanced: Advanced) -> None:

@@ -28,7 +28,7 @@ from ingot.ops.delta_chain import Link, Route, link_of, stages
 from ingot.ops.delta_proof import Proof
 from ingot.ops.delta_report import PatchReport
 from ingot.ops.destination import Destination, destination
-from ingot.ops.drive import drive, slab_budget
+from ingot.ops.drive import drive, recycled, slab_budget
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source
 from ingot.ops.patch_job import PatchJob
 from ingot.ops.pipeline import Pipeline, cut
@@ -206,10 +206,13 @@ class _Patch:
         writer = format.writer(target, self._place.name, specs, format.metadata(own), options)
         try:
             budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
+            kept = recycled(self._options.get("max_ram"))
             with ThreadPoolExecutor(1) as beside, proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
                 whole = [beside.submit(source.require_whole) for source in self._sources]
                 cuts = [cut(step, budget, self._workers + 3, measured=False) for step in plan.steps]
-                with Pipeline(plan.steps, cuts, workers=self._workers, budget=budget, measured=False) as pipeline:
+                with Pipeline(
+                    plan.steps, cuts, workers=self._workers, budget=budget, measured=False, recycled=kept
+                ) as pipeline:
                     drive(pipeline, writer, self._workers, _finished, self._progress.advance)
                 for checked in whole:
                     checked.result()

@@ -7,10 +7,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import IngotError
 from ingot.model.tensor import Array
@@ -72,7 +71,7 @@ class PatchJob:
             if not take():
                 return
             stop = min(start + shape.slab_rows, shape.rows)
-            rows = np.empty((stop - start, shape.cols), numpy_dtype(route.origin.dtype))
+            rows = scratch((stop - start, shape.cols), numpy_dtype(route.origin.dtype))
             reader.read_into(rows)
             if stop == shape.rows:
                 reader.finish()

@@ -20,6 +20,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder, Relay, row_step
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import recycling, scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.memory import format_size
 from ingot.core.stats import measure
@@ -169,19 +170,25 @@ class Pipeline:
         Bytes for slabs in flight.
     measured : bool
         Measure the error of lossy steps.
+    recycled : int
+        Bytes of memory that may be kept for the next slab when one is done.
 
     Iterate over ``events()`` inside a ``with`` block: leaving it, by an exception too, stops and joins every thread.
     """
 
-    def __init__(self, steps: list[Step], cuts: list[Cut], *, workers: int, budget: int, measured: bool) -> None:
+    def __init__(
+        self, steps: list[Step], cuts: list[Cut], *, workers: int, budget: int, measured: bool, recycled: int = 0
+    ) -> None:
         self._steps, self._cuts, self._measured = steps, cuts, measured
         self._budget = Budget(budget)
         self._stop = threading.Event()
+        self._recycling = recycling(recycled)
         self._queue: Queue[Event | BaseException | None] = Queue(maxsize=4 * workers + 8)
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="ingot-encode")
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
 
     def __enter__(self) -> Pipeline:
+        self._recycling.__enter__()
         self._reader.start()
         return self
 
@@ -190,6 +197,7 @@ class Pipeline:
         self._budget.stop()
         self.pool.shutdown(wait=True, cancel_futures=True)
         self._reader.join()
+        self._recycling.__exit__(None, None, None)
 
     def events(self) -> Iterator[Event]:
         """Yield ``Begin``, ``Slab``..., ``End`` for each step in order; raise what went wrong while reading."""
@@ -304,7 +312,7 @@ def _encode(step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Take
         if not take():
             return
         stop = min(start + shape.slab_rows, shape.rows)
-        rows = np.empty((stop - start, shape.cols), numpy_dtype(tensor.dtype))
+        rows = scratch((stop - start, shape.cols), numpy_dtype(tensor.dtype))
         reader.read_into(rows)
         yield _encoding(step, encoder, rows, start, wants_error), int(stop * share) - int(start * share)
         start = max(stop, 1)

@@ -16,6 +16,7 @@ from ingot.codecs.base import RowReader
 from ingot.codecs.delta import delta_codec, widened
 from ingot.codecs.table import CODECS
 from ingot.core import checksums
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import cast_into
 from ingot.model.part import memory_part
@@ -128,11 +129,11 @@ class TensorUndo:
 
     def change(self, rows: Array, reader: RowReader) -> None:
         """Add the next differences to ``rows`` in place, and log what subtracting them will not give back."""
-        added = np.empty(rows.shape, np.float32)
+        added, total = scratch(rows.shape, np.float32), scratch(rows.shape, np.float32)
         reader.read_into(added)
-        result, back = np.empty_like(rows), np.empty_like(rows)
+        result, back = scratch(rows.shape, rows.dtype), scratch(rows.shape, rows.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = widened(rows) + added
+            np.add(widened(rows), added, out=total)
         cast_into(total, result)
         _less(result, added, back)
         self._log(back, rows, result)
@@ -174,9 +175,9 @@ class TensorUndo:
 
 
 def _less(result: Array, added: Array, out: Array) -> None:
-    """Round ``result - added``, computed in float32, to ``out``."""
+    """Round ``result - added``, computed in float32 in place of ``added``, to ``out``."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total = widened(result) - added
+        total = np.subtract(widened(result), added, out=added)
     cast_into(total, out)
 
 

@@ -63,15 +63,6 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
     return orders
 
 
-def parent_hashes(base: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
-    """Return every hash by which a ``.wdelta`` of the tensors ``names`` may know ``base``, by order; see the module.
-
-    Each takes a pass over the base's bytes; passes run side by side.
-    """
-    orders = parent_orders(base, names)
-    return dict(ordered(lambda key: (key, parent_hash(base, orders[key], wide=key.endswith(WIDE))), orders))
-
-
 def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: str) -> str | None:
     """Return the order in which ``base`` hashes to ``expected``; None if there is none, so that it is another base.
 

@@ -39,6 +39,23 @@ def test_select(size: int, share: float) -> None:
     assert np.array_equal(kept.view(np.uint32), values[expected].view(np.uint32))
 
 
+@pytest.mark.parametrize("levels", [1, 3, 40])
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.999])
+@pytest.mark.parametrize("top", [0, 1, 500])
+def test_select_of_many_equal_magnitudes(levels: int, share: float, top: int) -> None:
+    """As of differences of bf16, which are few steps: the first of the equals, and all that are larger, wherever."""
+    rng = np.random.default_rng(levels)
+    values = (rng.integers(-levels, levels + 1, 300_000) / 64).astype(np.float32)
+    values[rng.permutation(values.size)[:top]] = 7.5
+    values[-1] = -8
+    count = int(values.size * share)
+    positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
+    assert K.top_select(values, positions, kept) == values.size
+    expected = np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
+    assert np.array_equal(positions, expected)
+    assert np.array_equal(kept.view(np.uint32), values[expected].view(np.uint32))
+
+
 @pytest.mark.parametrize("size", [1, 40, 400_000])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 def test_select_finds_what_is_not_finite(size: int, value: float) -> None:

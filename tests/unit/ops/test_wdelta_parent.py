@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import ingot
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import IntegrityError
 from ingot.formats.safetensors.format import SafetensorsFormat
-from ingot.ops.wdelta_parent import matching_order, parent_hash, parent_hashes, parent_orders
+from ingot.model.tensor import Tensor
+from ingot.ops.wdelta_parent import WIDE, matching_order, parent_hash, parent_orders
 
 NAMES = ["b", "a.10", "a.2", "z"]
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -31,6 +33,12 @@ def expected(values: Arrays, order: list[str] | tuple[str, ...], wide: bool = Fa
         running.update(name.encode())
         running.update((values[name].astype(np.float32) if wide else values[name]).tobytes())
     return running.hexdigest()
+
+
+def parent_hashes(base: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
+    """Every hash by which a ``.wdelta`` of these tensors may know its base, by order."""
+    orders = parent_orders(base, names)
+    return {key: parent_hash(base, order, wide=key.endswith(WIDE)) for key, order in orders.items()}
 
 
 @pytest.fixture

@@ -1,0 +1,102 @@
+"""Large blocks of memory that are used again while a pipeline runs.
+
+The system clears every fresh page when it is first touched, which costs more than most kernels take for it; the
+allocator gives large blocks back as soon as they are freed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LEAST = 1 << 18
+"""Smaller arrays are left to the allocator, which keeps them at hand."""
+# A block may be larger than what is asked for by so much: slabs of one tensor are of one size, but for the last.
+_SLACK = 1.25
+
+
+class Pool:
+    """Blocks that nobody uses any more, the oldest first; at most ``limit`` bytes of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._free: list[Array] = []
+        self._out: dict[int, tuple[weakref.ref[Any], Array]] = {}
+        # Arrays may die anywhere, so that a block may come back while its own thread takes another.
+        self._lock = threading.RLock()
+
+    def take(self, nbytes: int) -> Array:
+        """Return writable bytes; when the last array over them is gone, they are free again."""
+        with self._lock:
+            fit = min(
+                (item for item in self._free if nbytes <= item.nbytes <= nbytes * _SLACK),
+                key=lambda item: item.nbytes,
+                default=None,
+            )
+            if fit is not None:
+                self._free = [item for item in self._free if item is not fit]
+        block = np.empty(nbytes, np.uint8) if fit is None else fit
+        # Views of views keep the outermost array alive, whose base is no array: this one.
+        root = np.frombuffer(memoryview(block), np.uint8)
+        key = id(root)
+        reference = weakref.ref(root, lambda _: self._give(key))
+        with self._lock:
+            self._out[key] = (reference, block)
+        return root[:nbytes]
+
+    def close(self) -> None:
+        """Let go of all free blocks, and of others when they come back."""
+        with self._lock:
+            self.limit = 0
+            self._free.clear()
+
+    @property
+    def free(self) -> int:
+        """Bytes that are kept and not used."""
+        with self._lock:
+            return sum(block.nbytes for block in self._free)
+
+    def _give(self, key: int) -> None:
+        with self._lock:
+            _, block = self._out.pop(key)
+            if block.nbytes > self.limit:
+                return
+            self._free.append(block)
+            while self.free > self.limit:
+                self._free.pop(0)
+
+
+_open: list[Pool] = []
+
+
+@contextmanager
+def recycling(limit: int) -> Iterator[Pool]:
+    """While this block runs, ``scratch`` takes memory from a pool that keeps at most ``limit`` unused bytes."""
+    pool = Pool(limit)
+    if limit:
+        _open.append(pool)
+    try:
+        yield pool
+    finally:
+        if limit:
+            _open.remove(pool)
+        pool.close()
+
+
+def scratch(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an array as ``numpy.empty`` does, where a pipeline runs in memory that was used before."""
+    kind = np.dtype(dtype)
+    nbytes = prod(shape) * kind.itemsize
+    pool = _open[-1] if _open and nbytes >= LEAST else None
+    if pool is None:
+        return np.empty(shape, kind)
+    array: Array = pool.take(nbytes).view(kind).reshape(shape)
+    return array

@@ -1,0 +1,90 @@
+"""Recycled memory: a block is used again only when nobody looks at it any more."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+
+from ingot.core.buffers import LEAST, Pool, recycling, scratch
+
+
+def place(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_a_block_comes_back_with_its_last_view() -> None:
+    with recycling(1 << 24) as pool:
+        first = scratch((512, 1024), np.float32)
+        first[:] = 1
+        where, part = place(first), first.reshape(-1)[5:100].view(np.uint8)
+        data = part.data
+        del first, part
+        assert pool.free == 0
+        other = scratch((512, 1024), np.float32)
+        other[:] = 2
+        assert place(other) != where
+        assert bytes(data[:4]) == np.float32(1).tobytes()
+        del data
+        assert pool.free == 1 << 21
+        again = scratch((512, 1024), ml_dtypes.bfloat16)
+        assert place(again) not in (where, place(other))  # half as large: another block
+        assert place(scratch((2**19,), np.float32)) == where
+        assert again.flags.writeable
+        assert again.flags.c_contiguous
+
+
+def test_no_more_is_kept_than_allowed_and_nothing_after() -> None:
+    with recycling(3 * LEAST) as pool:
+        held = [scratch((LEAST,), np.uint8) for _ in range(5)]
+        late = held.pop()
+        held.clear()
+        assert pool.free == 3 * LEAST
+        large = scratch((4 * LEAST,), np.uint8)
+        del large
+        assert pool.free == 3 * LEAST
+    assert pool.free == 0
+    del late
+    assert pool.free == 0
+
+
+def test_small_arrays_and_arrays_outside_are_the_allocators() -> None:
+    assert scratch((LEAST,), np.uint8).base is None
+    with recycling(1 << 20), recycling(0):
+        assert scratch((10,), np.uint8).base is None
+        assert scratch((0, 3), np.float32).shape == (0, 3)
+        assert scratch((), np.float64).shape == ()
+        assert scratch((LEAST,), np.uint8).base is not None
+    assert scratch((LEAST,), np.uint8).base is None
+
+
+def test_sizes_that_are_far_apart_do_not_share() -> None:
+    pool = Pool(1 << 24)
+    pool.take(1 << 20)
+    assert pool.free == 1 << 20
+    assert pool.take(1 << 19).size == 1 << 19
+    assert pool.free == (1 << 20) + (1 << 19)
+    near = pool.take((1 << 20) - 9)
+    assert near.size == (1 << 20) - 9
+    assert pool.free == 1 << 19
+
+
+def test_many_threads_never_share_a_block() -> None:
+    wrong = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            array = scratch((LEAST,), np.uint8)
+            array[::4096] = number
+            if (array[::4096] != number).any():
+                wrong.append(number)
+
+    with recycling(4 * LEAST) as pool:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert 0 < pool.free <= 4 * LEAST
