@@ -35,14 +35,14 @@ PRESETS = (
     "sparse50",
     "mlx-4bit",
     "mlx-3bit",
+    "squish-int8",
+    "squish-int4",
+    "squish-int3",
 )
 """Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 
 _LARGEST_FILE = 1 << 20
 _ROOT_KEYS = ("name", "description", "rules")
-    "squish-int8",
-    "squish-int4",
-    "squish-int3",
 _WAY_KEYS = ("codec", "options", "encoding")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
 _CHOICE_KEYS = ("keep", *_WAY_KEYS, *_MEASURED_KEYS)
