@@ -36,38 +36,63 @@ void store_values(const float* from, std::size_t count, const MatmulOutput& out,
   }
 }
 
-// Scales or zeros of the lanes of blocks `first` to `last` of a row; 0 for lanes past the last group.
+// Where the groups of blocks `first` to `last` of a row lie: the same for all rows.
+struct Span {
+  std::size_t run;          // lanes of a group
+  std::size_t begin, end;   // lanes
+  std::size_t from, to;     // groups
+  std::size_t groups;       // of a row
+
+  Span(const MatmulLayout& at, std::size_t first, std::size_t last)
+      : run(at.group / at.per_lane), begin(first * kLanes), end(last * kLanes), from(begin / run),
+        to((end - 1) / run + 1), groups((at.cols + at.group - 1) / at.group) {
+    if (to > groups) to = groups;
+  }
+};
+
+// Scales or zeros of the lanes of a span; 0 for lanes past the last group.
 struct Spread {
   alignas(64) float lanes[kSpan * kLanes];
 
-  void fill(const MatmulLayout& at, const void* values, Dtype type, std::size_t row, std::size_t first,
-            std::size_t last) {
-    const std::size_t groups = (at.cols + at.group - 1) / at.group, run = at.group / at.per_lane;
-    const std::size_t begin = first * kLanes, end = last * kLanes;
-    const std::size_t from = begin / run, to = (end - 1) / run + 1 < groups ? (end - 1) / run + 1 : groups;
-    alignas(64) float found[kSpan * kLanes];
-    load_floats_of(values, type, row * groups + from, to - from, found);
-    const std::size_t filled = (to - from) * run;
-    if (run == 4 || run == 8 || run == 16) {  // groups begin with `begin`: it is a multiple of 16
-      run == 4 ? repeat<4>(found, to - from) : run == 8 ? repeat<8>(found, to - from) : repeat<16>(found, to - from);
-      for (std::size_t i = filled; i < end - begin; ++i) lanes[i] = 0;
-      return;
+  void fill(const Span& span, const void* values, Dtype type, std::size_t row) {
+    alignas(64) float found[kSpan * kLanes + kLanes];
+    const std::size_t known = span.to - span.from;
+    load_floats_of(values, type, row * span.groups + span.from, known, found);
+    switch (span.run) {  // the usual groups begin with a span, as it does with a multiple of 16 lanes
+      case 4:
+        return repeat<4>(found, known, span);
+      case 8:
+        return repeat<8>(found, known, span);
+      case 16:
+        return repeat<16>(found, known, span);
+      default:
+        break;
     }
-    for (std::size_t lane = begin, g = from; lane < end; ++g) {
-      const std::size_t stop = (g + 1) * run < end ? (g + 1) * run : end;
-      const float value = g < to ? found[g - from] : 0;
-      for (; lane < stop; ++lane) lanes[lane - begin] = value;
+    for (std::size_t lane = span.begin, g = span.from; lane < span.end; ++g) {
+      const std::size_t stop = (g + 1) * span.run < span.end ? (g + 1) * span.run : span.end;
+      const float value = g < span.to ? found[g - span.from] : 0;
+      for (; lane < stop; ++lane) lanes[lane - span.begin] = value;
     }
   }
 
  private:
+  // 16 floats can be read from, and written to, any of `values`.
   template <std::size_t kRun>
-  void repeat(const float* __restrict values, std::size_t count) {
+  void repeat(float* __restrict values, std::size_t known, const Span& span) {
+    const std::size_t count = (span.end - span.begin) / kRun;
+    for (; known < count; ++known) values[known] = 0;
+#if defined(__AVX512F__)
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i group = _mm512_srli_epi32(lane, kRun == 4 ? 2 : kRun == 8 ? 3 : 4);
+    for (std::size_t g = 0; g < count; g += kLanes / kRun)
+      _mm512_store_ps(lanes + g * kRun, _mm512_permutexvar_ps(group, _mm512_loadu_ps(values + g)));
+#else
     using Four = float __attribute__((vector_size(16)));
     for (std::size_t g = 0; g < count; ++g) {
       const Four four = Four{} + values[g];
       for (std::size_t i = 0; i < kRun; i += 4) std::memcpy(lanes + g * kRun + i, &four, sizeof four);
     }
+#endif
   }
 };
 
@@ -76,7 +101,8 @@ template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount>
 class Tile {
  public:
   Tile(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared)
-      : at_(at), weights_(weights), x_(prepared), numbers_(at.zero_point) {}
+      : at_(at), weights_(weights), x_(prepared), numbers_(at.zero_point),
+        span_(at, 0, at.blocks < kSpan ? at.blocks : kSpan) {}
 
   void row(std::size_t row, float* out, std::size_t stride) {
     const std::uint8_t* codes = weights_.packed + row * at_.row_bytes;
@@ -85,18 +111,19 @@ class Tile {
     for (std::size_t first = 0; first < blocks; first += kSpan) {
       const std::size_t last = blocks - first < kSpan ? blocks : first + kSpan;
       if constexpr (kGrouped) {
-        scales_.fill(at_, weights_.scales, weights_.scale_type, row, first, last);
-        if (kZero != ZeroKind::none) zeros_.fill(at_, weights_.zeros, weights_.scale_type, row, first, last);
+        if (blocks > kSpan) span_ = Span(at_, first, last);
+        scales_.fill(span_, weights_.scales, weights_.scale_type, row);
+        if (kZero != ZeroKind::none) zeros_.fill(span_, weights_.zeros, weights_.scale_type, row);
       }
-      for (std::size_t b = first; b < last; ++b) {
-        if (b < whole) {
-          __builtin_prefetch(codes + b * kBlockBytes + kAhead);
-          block(codes + b * kBlockBytes, b, b - first, sums);
-        } else {
-          alignas(64) std::uint8_t rest[kBlockBytes] = {};
-          std::memcpy(rest, codes + b * kBlockBytes, at_.row_bytes - b * kBlockBytes);
-          block(rest, b, b - first, sums);
-        }
+      const std::size_t stop = last < whole ? last : whole;
+      for (std::size_t b = first; b < stop; ++b) {  // without calls, so that the sums stay in registers
+        __builtin_prefetch(codes + b * kBlockBytes + kAhead);
+        block(codes + b * kBlockBytes, b, b - first, sums);
+      }
+      if (stop < last) {  // the last block of all
+        alignas(64) std::uint8_t rest[kBlockBytes] = {};
+        std::memcpy(rest, codes + stop * kBlockBytes, at_.row_bytes - stop * kBlockBytes);
+        block(rest, stop, stop - first, sums);
       }
     }
     for (int m = 0; m < kCount; ++m) out[m * stride] = finish(sum_lanes(sums[m]), row, m);
@@ -148,6 +175,7 @@ class Tile {
   const MatmulWeights weights_;
   const float* x_;
   const Numbers<kBits, kSigned> numbers_;
+  Span span_;  // where rows have more than one, the one at hand
   Spread scales_, zeros_;
 };
 

@@ -12,7 +12,7 @@
 #include "kernels/bits.h"
 #include "kernels/vectors.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -45,11 +45,22 @@ inline Floats splat(float value) { return Floats{} + value; }
 
 // Adds the upper half of the lanes to the lower, four times.
 inline float sum_lanes(const Floats* lanes) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes[0]), _mm512_extractf32x8_ps(lanes[0], 1));
+#else
+  const __m256 eight = _mm256_add_ps(lanes[0], lanes[1]);
+#endif
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   alignas(64) float all[kLanes];
   for (std::size_t h = 0; h < kVectors; ++h) store_floats(all + h * kWidth, lanes[h]);
   for (std::size_t half = kLanes / 2; half; half /= 2)
     for (std::size_t i = 0; i < half; ++i) all[i] += all[i + half];
   return all[0];
+#endif
 }
 
 // Adds neighbours until one value is left.

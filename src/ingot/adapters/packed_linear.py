@@ -5,6 +5,7 @@ This module needs torch to be imported (``core.extras.require`` names the extra)
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
@@ -23,6 +24,7 @@ from ingot.model.tensor import Tensor
 SCRATCH = 8 << 20
 """Bytes of decoded weights that a larger product holds at a time; never less than a row."""
 
+_scratch = threading.local()
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
@@ -103,10 +105,10 @@ class PackedWeight(torch.nn.Module):
 class PackedLinear(PackedWeight):
     """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16 or bf16.
 
-    On the CPU up to ``BATCH`` rows of x are multiplied with the codes as they lie, summed in f32 in an order that does
-    not depend on the number of threads (``torch.get_num_threads()``), and rounded once. Other layouts, more rows and
-    other devices decode as many rows of the matrix at a time as fit ``SCRATCH`` and leave the product to torch. There
-    is a gradient for x, none for the weights.
+    On the CPU a few rows of x (``BATCH``, by their type) are multiplied with the codes as they lie, summed in f32 in an
+    order that does not depend on the number of threads (``torch.get_num_threads()``), and rounded once. Other layouts,
+    more rows and other devices decode as many rows of the matrix at a time as fit ``SCRATCH`` and leave the product to
+    torch. There is a gradient for x, none for the weights.
 
     Parameters
     ----------
@@ -136,7 +138,7 @@ class PackedLinear(PackedWeight):
         flat = x.reshape(prod(x.shape[:-1]), self.in_features).contiguous()
         if torch.is_grad_enabled() and x.requires_grad:
             out = functional.linear(flat, self.decode(slice(None), x.dtype), self._bias_in(x.dtype))
-        elif x.is_cpu and flat.shape[0] <= BATCH and x.dtype in _NAMES and self.matrix.direct:
+        elif x.is_cpu and flat.shape[0] <= BATCH.get(_NAMES.get(x.dtype, ""), 0) and self.matrix.direct:
             out = self._from_codes(flat)
         else:
             out = self._in_blocks(flat)
@@ -145,6 +147,8 @@ class PackedLinear(PackedWeight):
     def _from_codes(self, flat: torch.Tensor) -> torch.Tensor:
         out = torch.empty(flat.shape[0], self.out_features, dtype=flat.dtype)
         bias = None if self.bias is None else self.bias.detach()
+        if bias is not None and bias.dtype not in _NAMES:
+            bias = bias.float()
         types = (_NAMES[flat.dtype], _NAMES[flat.dtype if bias is None else bias.dtype])
         self.matrix.matmul_bits(
             _bits(flat.detach()),
@@ -162,13 +166,19 @@ class PackedLinear(PackedWeight):
         native = flat.is_cpu and flat.dtype in _NAMES
         for start in range(0, self.out_features, step):
             rows = slice(start, min(start + step, self.out_features))
-            if native:
-                name, workers = _NAMES[flat.dtype], torch.get_num_threads()
-                weights = from_numpy(self.matrix.decode(rows.start, rows.stop, name, workers))
-            else:
-                weights = self.decode(rows, flat.dtype)
+            weights = self._decoded_here(rows, flat.dtype) if native else self.decode(rows, flat.dtype)
             out[:, rows] = functional.linear(flat, weights, None if bias is None else bias[rows])
         return out
+
+    def _decoded_here(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Decode some rows by the kernels into memory that the next call of this thread overwrites."""
+        count = (rows.stop - rows.start) * self.in_features
+        held = getattr(_scratch, "bytes", None)
+        if held is None or held.numel() < count * dtype.itemsize:
+            held = _scratch.bytes = torch.empty(max(SCRATCH, count * dtype.itemsize), dtype=torch.uint8)
+        weights = held[: count * dtype.itemsize].view(dtype).view(rows.stop - rows.start, self.in_features)
+        self.matrix.decode_into(rows.start, to_numpy(weights), torch.get_num_threads())
+        return weights
 
     def _bias_in(self, dtype: torch.dtype) -> Any:
         return None if self.bias is None else self.bias.to(dtype)
