@@ -1,4 +1,4 @@
-"""MLX: NumPy arrays to ``mlx.core.array``."""
+"""MLX: NumPy arrays to ``mlx.core.array`` and back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.dtypes import numpy_dtype
 from ingot.core.extras import require
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Array
@@ -33,3 +34,14 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     if target is None:
         raise UnsupportedError(f"MLX has no element type for {row.name}", rule="adapter.dtype")
     return mx.array(array, dtype=target)
+
+
+def to_numpy(array: Any) -> Array:
+    """Return an ``mlx.core.array`` as a NumPy array of the same values and element type; it is evaluated.
+
+    Raises ``MissingExtraError`` where MLX is not installed.
+    """
+    mx = require("mlx.core", "mlx")
+    if array.dtype == mx.bfloat16:
+        return np.array(array.view(mx.uint16)).view(numpy_dtype("bf16"))
+    return np.array(array)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.affine_encode import AffineEncoder, prepare
+from ingot.codecs.affine_offset import OffsetRelay, offset_relays
 from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, natural, params_of
 from ingot.codecs.affine_parts import BlockScales, PackedReader, ScalesReader
 from ingot.codecs.affine_relay import AffineRelay, relays
@@ -136,9 +137,9 @@ class AffineCodec:
         params = _checked(tensor)
         return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
 
-    def relays(self, tensor: Tensor) -> Iterator[AffineRelay]:
+    def relays(self, tensor: Tensor) -> Iterator[AffineRelay | OffsetRelay]:
         """Yield the layouts of the same integers: low bits first, signed or not; that nearest to as stored first."""
-        return relays(tensor, _checked(tensor))
+        return offset_relays(relays(tensor, _checked(tensor)))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
         """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):

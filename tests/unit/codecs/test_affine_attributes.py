@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine_offset import offsets
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError
 from ingot.formats.squizd.carry import refusal
 from ingot.model.part import memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import read_rows, zstd_part
+from ingot.testing.codecs import encode_tensor, read_rows, zstd_part
 from ingot.testing.reference import affine as reference
 
 CODEC = AffineCodec()
@@ -102,6 +103,33 @@ def test_relays_are_exact(case: tuple[Tensor, Array]) -> None:
         parts = {spec.role: memory_part(found[spec.role], spec.dtype) for spec in relay.parts}
         again = Tensor("w", tensor.shape, "f32", CODEC.id, parts, dict(relay.params), decoder=CODEC)
         assert again.numpy().tobytes() == values.tobytes()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.booleans(), st.sampled_from(("f16", "bf16")), st.booleans())
+def test_integers_become_those_with_offsets(seed: int, bits: int, symmetric: bool, scales: str, hard: bool) -> None:
+    """As MLX has them; only where every value keeps its bits."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 1, (3, 64)) * 2.0 ** rng.integers(-20 if hard else -3, 3, (3, 1))
+    options = {"bits": bits, "group": 32, "symmetric": symmetric, "scales": scales}
+    tensor = encode_tensor(CODEC, values.astype(np.float32), options, dtype="f32")
+    found = [relay for relay in CODEC.relays(tensor) if relay.params.get("zero_kind") == "offset"]
+    assert len(found) == 1
+    if not found[0].exact():
+        assert hard or not symmetric or bits == 8
+        return
+    parts = found[0].reader().read(3)
+    made = {spec.role: memory_part(parts[spec.role], spec.dtype) for spec in found[0].parts}
+    again = Tensor("w", tensor.shape, "f32", CODEC.id, made, dict(found[0].params), decoder=CODEC)
+    assert again.numpy().tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero", "fits"),
+    [(0.5, 8, True), (0.0, 8, False), (-0.5, 8, False), (np.inf, 8, False), (60000.0, 8, False), (0.1, 7, False)],
+)
+def test_offsets_that_would_be_rounded_are_none(scale: float, zero: float, fits: bool) -> None:
+    arrays = np.array([scale], np.float16), np.array([zero], np.float16)
+    assert (offsets(*arrays) is not None) == fits
 
 
 def test_flat_groups_that_fit_the_rows_are_plain_groups() -> None:

@@ -29,11 +29,13 @@ def tensor(shape: tuple[int, int], packed: Array, zeros: Array | None = None, **
 
 
 def the(source: Tensor, **wanted: Any) -> AffineRelay:
-    """The one layout with these attributes and the scales' type."""
+    """The one layout with zero points, these attributes and the scales' type."""
     (found,) = [
         relay
         for relay in CODEC.relays(source)
-        if all(relay.params[key] == value for key, value in wanted.items()) and relay.scale_dtype == "f16"
+        if "zero_kind" not in relay.params
+        and all(relay.params[key] == value for key, value in wanted.items())
+        and relay.scale_dtype == "f16"
     ]
     return found
 
@@ -65,7 +67,9 @@ def test_codes_without_zero_points_get_them_where_their_sign_changes() -> None:
 
 def test_what_is_nearest_to_as_stored_comes_first() -> None:
     source = tensor((3, 3), np.zeros(6, np.uint8), np.zeros(3), packing="rows_msb")
-    found = [(relay.params["signed"], relay.params["packing"], relay.scale_dtype) for relay in CODEC.relays(source)]
+    relays = list(CODEC.relays(source))
+    assert [relay.params.get("zero_kind") for relay in relays] == [None] * 6 + ["offset"]
+    found = [(relay.params["signed"], relay.params["packing"], relay.scale_dtype) for relay in relays[:-1]]
     assert found == [
         (False, "rows_lsb", "f16"),
         (False, "flat_lsb", "f16"),

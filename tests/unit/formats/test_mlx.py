@@ -216,3 +216,19 @@ def test_shards_have_an_index(tmp_path: Any) -> None:
     with ingot.open(tmp_path / "mlx") as checkpoint:
         assert checkpoint.format == "mlx"
         assert all(np.array_equal(checkpoint[name].numpy(), value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("recipe", ["int4", "int3"])
+def test_integers_of_another_container_are_taken_as_they_are(tmp_path: Any, recipe: str) -> None:
+    """Signed codes become unsigned ones with offsets; no value goes through floats."""
+    rng = np.random.default_rng(1)
+    values = {"layers.0.mlp.up_proj.weight": rng.normal(0, 1, (64, 128)).astype(np.float32)}
+    source = tmp_path / "source"
+    source.mkdir()
+    ingot.save(source / "model.safetensors", values)
+    ingot.convert(source, tmp_path / "zt", recipe)
+    ingot.convert(tmp_path / "zt", tmp_path / "mlx", format="mlx")
+    with ingot.open(tmp_path / "zt") as before, ingot.open(tmp_path / "mlx") as after:
+        tensor = after["layers.0.mlp.up_proj.weight"]
+        assert (tensor.codec, tensor.params["zero_kind"]) == ("quantized_group", "offset")
+        assert tensor.numpy("f32").tobytes() == before["layers.0.mlp.up_proj.weight"].numpy("f32").tobytes()

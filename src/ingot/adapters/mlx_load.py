@@ -1,0 +1,161 @@
+"""MLX: a running model of mlx_lm from any checkpoint that Ingot opens (``spec/mlx.md``, "Loading")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.adapters.mlx import from_numpy
+from ingot.adapters.model_source import AnyPath, resolve
+from ingot.adapters.transformers_config import CONFIG, one_line, read_json
+from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.codecs.affine import AffineCodec
+from ingot.codecs.base import Relay
+from ingot.core.dtypes import DTYPES
+from ingot.core.extras import require
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.safetensors import mlx_layers
+from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+
+EXTRA = "mlx"
+"""Installs mlx and mlx-lm."""
+
+
+def load_model(path: AnyPath, *, cache: bool = True, lazy: bool = False) -> tuple[Any, Any]:
+    """Return a model of mlx_lm in evaluation mode, and its tokenizer: what ``mlx_lm.load`` returns.
+
+    A folder that mlx_lm opens is opened by mlx_lm, so that it is loaded as fast and as lazily. From any other
+    checkpoint the weights are handed over: layers whose integers MLX can compute with stay packed, all others are
+    decoded.
+
+    Parameters
+    ----------
+    path : path
+        Anything that ``ingot.open`` takes; config.json and tokenizer lie in the folder, or beside the file.
+    cache : bool
+        Whether faster stored forms beside the path may be used and made.
+    lazy : bool
+        Leave weights of a folder that mlx_lm opens unread until they are used.
+
+    Raises
+    ------
+    FormatError
+        ``model.config``, ``model.config-missing``, ``model.tokenizer``; ``mlx.weights``: the architecture has no place
+        for these tensors, or misses some.
+    UnsupportedError
+        ``model.architecture``: mlx_lm has no such model type.
+    MissingExtraError
+        mlx or mlx-lm is not installed.
+    IngotError
+        As ``ingot.open`` and ``Tensor.numpy``.
+    """
+    mx, utils = require("mlx.core", EXTRA), require("mlx_lm.utils", EXTRA)
+    source = resolve(path, "mlx", True, cache)
+    with source.checkpoint as checkpoint:
+        location = Path(checkpoint.location)
+        own = _opens(checkpoint.format, location)
+        folder = location if own else source.folder
+        config = read_json(folder / CONFIG, "model.config", "model.config-missing")
+        _require_architecture(utils, config, folder)
+        try:
+            model = utils.load_model(folder, lazy=lazy)[0] if own else _build(utils, folder, checkpoint)
+        except (ValueError, KeyError, TypeError) as error:  # what mlx_lm raises of a config or weights that do not fit
+            raise FormatError(
+                "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=str(folder)
+            ) from error
+    if not lazy:
+        mx.eval(model.parameters())
+    return model, _tokenizer(utils, folder)
+
+
+def _opens(format: str, location: Path) -> bool:
+    """Whether mlx_lm reads a checkpoint of this format at this place itself."""
+    if format not in ("mlx", "safetensors") or not (location / CONFIG).is_file():
+        return False
+    return any(location.glob("model*.safetensors"))
+
+
+def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Path) -> None:
+    kind = config.get("model_type")
+    try:
+        if not isinstance(kind, str) or not kind.isidentifier():
+            raise ValueError(f"model_type {str(kind)[:80]!r}")  # noqa: TRY301
+        utils._get_classes(dict(config))
+    except ValueError as error:
+        raise UnsupportedError(
+            f"expected a model_type that mlx_lm has, found {str(kind)[:80]!r}",
+            rule="model.architecture",
+            where=str(folder / CONFIG),
+        ) from error
+
+
+def _build(utils: Any, folder: Path, checkpoint: Checkpoint) -> Any:
+    """Make the skeleton from config.json and give it the checkpoint's weights."""
+    nn = require("mlx.nn", EXTRA)
+    config = utils.load_config(folder)
+    for key in mlx_layers.KEYS:  # of another folder's packing
+        config.pop(key, None)
+    model_class, arguments = utils._get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    weights: dict[str, Any] = {}
+    for tensor in checkpoint.values():
+        weights.update(arrays_of(tensor))
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+
+    def packed(path: str, module: Any) -> Any:
+        if f"{path}{SCALES}" not in weights or not hasattr(module, "to_quantized"):
+            return False
+        return utils.infer_quant_config(path, module, weights)
+
+    nn.quantize(model, class_predicate=packed)
+    model.eval()
+    model.load_weights(list(weights.items()))
+    return model
+
+
+def arrays_of(tensor: Tensor) -> dict[str, Any]:
+    """Return a tensor as mlx arrays: one under its name, or the three of a packed layer where MLX computes with it."""
+    relay = packed_form(tensor)
+    if relay is None:
+        return {tensor.name: from_numpy(tensor.numpy())}
+    reader = relay.reader()
+    parts = reader.read(relay.rows)
+    reader.finish()
+    stem, lead = tensor.name.removesuffix(WEIGHT), tensor.shape[:-1]
+    words = parts["packed_weight"].reshape(-1).view(np.uint32).reshape(*lead, -1)
+    return {
+        tensor.name: from_numpy(words),
+        stem + SCALES: from_numpy(parts["scales"].reshape(*lead, -1)),
+        stem + BIASES: from_numpy(parts["zeros"].reshape(*lead, -1)),
+    }
+
+
+def packed_form(tensor: Tensor) -> Relay | None:
+    """Return the layout in which MLX computes with a tensor's integers; None where no exact one is."""
+    if tensor.codec != QUANTIZED or tensor.decoder is None or tensor.dtype not in DTYPES or not tensor.size:
+        return None
+    for relay in AffineCodec().relays(tensor):
+        dtype = next(part.dtype for part in relay.parts if part.role == "scales")
+        params = {**relay.params, "dtype": dtype}
+        spec = TensorSpec(tensor.name, tensor.shape, dtype, relay.codec, relay.parts, params)
+        if mlx_layers.refusal(spec) is None and relay.exact():
+            return relay
+    return None
+
+
+def _tokenizer(utils: Any, folder: Path) -> Any:
+    """Return mlx_lm's tokenizer; around one that transformers' own loader does not know, too."""
+    config = utils.load_config(folder)
+    try:
+        return utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+    except Exception:  # readers of dozens of tokenizer classes; load_tokenizer below says what is wrong
+        wrapper = require("mlx_lm.tokenizer_utils", EXTRA).TokenizerWrapper
+        end = config.get("eos_token_id")
+        return wrapper(load_tokenizer(folder), eos_token_ids=end if isinstance(end, list) or end is None else [end])

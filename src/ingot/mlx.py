@@ -1,0 +1,28 @@
+"""MLX over every format that Ingot opens: models as ``mlx_lm.load`` makes them, files as ``mx.load`` and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from ingot.adapters.mlx import from_numpy, to_numpy
+from ingot.adapters.mlx_load import load_model
+from ingot.ops.open import open as open_checkpoint
+from ingot.ops.save import save as save_checkpoint
+
+__all__ = ["load_file", "load_model", "save_file"]
+
+
+def load_file(path: str | PathLike[str], *, io: str = "auto") -> dict[str, Any]:
+    """Load all tensors of a checkpoint file or folder, decoded, as ``mlx.core.array``.
+
+    Raises what ``ingot.open`` and ``Tensor.numpy`` raise, and ``UnsupportedError`` ``adapter.dtype``.
+    """
+    with open_checkpoint(path, io=io) as checkpoint:
+        return {name: from_numpy(tensor.numpy()) for name, tensor in checkpoint.items()}
+
+
+def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    """Save ``mlx.core.array`` tensors; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
+    save_checkpoint(path, {name: to_numpy(array) for name, array in tensors.items()}, metadata)
