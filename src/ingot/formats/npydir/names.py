@@ -66,8 +66,8 @@ def refuses_name(name: str) -> str | None:
         length = len(f"{key}__shape.npy".encode())
     except UnicodeEncodeError:
         return f"a name is UTF-8 text, found {name[:80]!r}"
-    if "/" in key or "\0" in key:
-        return f"its files are named after the tensor, and {name[:80]!r} has a slash or a NUL"
+    if _leads_elsewhere(name):
+        return f"its files are named after the tensor, and {name[:80]!r} has a slash or a NUL, or names a folder"
     return None if length <= _MAX_NAME else f"a file name has {_MAX_NAME} bytes at most, this one would have {length}"
 
 
@@ -113,6 +113,11 @@ def parse_manifest(data: bytes, keys: Iterable[str], where: str) -> dict[str, st
                 "npydir.manifest-fields", f"expected text for {left[:200]!r}, found {type(right).__name__}", where=where
             )
     pairs: Mapping[str, str] = found
+    for text in (*pairs, *pairs.values()):
+        if _leads_elsewhere(text):
+            raise FormatError(
+                "npydir.escape", f"expected names without slashes, not '.' or '..'; found {text[:200]!r}", where=where
+            )
     if not _is_by_name(pairs, set(keys)):
         turned: dict[str, str] = {}
         for key, name in pairs.items():
@@ -124,10 +129,6 @@ def parse_manifest(data: bytes, keys: Iterable[str], where: str) -> dict[str, st
         pairs = turned
     seen: dict[str, str] = {}
     for name, key in pairs.items():
-        if "/" in key or "\0" in key or key in (".", ".."):
-            raise FormatError(
-                "npydir.escape", f"expected the beginning of a file name in {FOLDER}/, found {key[:200]!r}", where=where
-            )
         if key in seen:
             raise FormatError(
                 "npydir.manifest-collision",
@@ -145,4 +146,8 @@ def _is_by_name(pairs: Mapping[str, str], keys: set[str]) -> bool:
         return True
     if all(left == safe_key(right) for left, right in pairs.items()):
         return False
-    return keys.issuperset(pairs.values()) or not keys.issuperset(pairs)
+    return len(keys.intersection(pairs.values())) >= len(keys.intersection(pairs))
+
+
+def _leads_elsewhere(text: str) -> bool:
+    return "/" in text or "\0" in text or text in (".", "..")
