@@ -8,6 +8,9 @@ from pathlib import Path
 
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.open import open as open_checkpoint
+from ingot.ops.tiers.choose import Choice
+from ingot.ops.tiers.prepare import prepare
+from ingot.ops.tiers.status import is_squish_directory
 
 AnyPath = str | PathLike[str]
 
@@ -49,8 +52,18 @@ def resolve(
     IngotError
         As ``ingot.open``.
     """
+    if is_squish_directory(path):
+        return _of_tiers(path, prepare(path, runtime, keep_packed=keep_packed, cache=cache), verify)
     checkpoint = open_checkpoint(path, verify=verify)
     return ModelSource(checkpoint, model_folder(path), "as stored", f"{fspath(path)} is the only form there is")
+
+
+def _of_tiers(path: AnyPath, choice: Choice, verify: bool) -> ModelSource:
+    """Open the tier that was chosen; config.json and the tokenizer lie in the directory itself."""
+    told = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
+    return ModelSource(
+        open_checkpoint(choice.path, verify=verify), model_folder(path), choice.tier.name, "; ".join(told)
+    )
 
 
 def model_folder(path: AnyPath) -> Path:

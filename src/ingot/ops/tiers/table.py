@@ -50,7 +50,7 @@ class Tier:
         return folder / self.sentinel if self.sentinel is not None else None
 
 
-TENSORS = Tier("tensors", 0, "", None, "npydir", None, True, "arrays in tensors/, decoded on load")
+TENSORS = Tier("tensors", 0, "", None, "npydir", None, True, "arrays in tensors/")
 FINALIZED = Tier("finalized", 1, "finalized", "finalized/.ready", "npy", "f16", True, "one float16 .npy per tensor")
 BF16 = Tier(
     "bf16",
