@@ -58,7 +58,8 @@ def show(path: str, list_records: bool, json: bool) -> None:
     print(f"{found.path}: kernel unit version {found.version} for target {found.target}, {size_text(found.nbytes)}")
     print(
         f"  {shape_text(found.shape)}, kernel format {found.kernel_format} ({found.form}), "
-        f"density {found.density:.3g}; {found.groups} groups of up to {found.ocg} channels, {found.copies} copies of the tables"
+        f"density {found.density:.3g}; {found.groups} groups of up to {found.ocg} channels, "
+        f"{found.copies} copies of the tables"
     )
     rows = [(name, *(f"{item[key]}" for key in ("offset", "length", "count", "type", "bits")))
             for name, item in found.sections.items()]  # fmt: skip

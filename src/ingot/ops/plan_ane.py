@@ -199,7 +199,7 @@ def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, known: dict[
         time=predict(form, decision, chip),
         room=budget(form, decision, chip),
         tables=form.table_bytes,
-        better=nearest_better(form, moved, tensor.shape[0], known),
+        better=None if decision.streams else nearest_better(form, moved, tensor.shape[0], known),
         winograd=_winograd(form, tensor.shape, chip, conditions),
     )
 

@@ -10,18 +10,20 @@ from math import inf, isfinite
 from os import PathLike, fspath
 from typing import Any
 
+import numpy as np
+
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import atomic_write
 from ingot.errors import IngotError, UsageError
 from ingot.model.tensor import Tensor
 from ingot.ops.assume import Assumptions, parse_assumptions
-from ingot.ops.measure_choice import trial_snr_db
+from ingot.ops.measure_choice import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.plan_ane import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes, predict
-from ingot.targets.ane.form import Form, form_of
+from ingot.targets.ane.form import SPARSE, Form, form_of
 from ingot.targets.ane.gates import decide
 
 # What is tried, by a name for people. A recipe's options; the encoder says which parameters and parts they become.
@@ -32,6 +34,8 @@ _WAYS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("palette6", "palette", {"bits": 6}),
     ("palette8", "palette", {"bits": 8}),
     ("palette4 per 16 channels", "palette", {"bits": 4, "group": 16}),
+    ("sparse, zeros as they are", "sparse_mask", {}),
+    ("sparse, half of the weights", "sparse_mask", {"sparsity": 0.5}),
     ("int8", "quantized_group", {"bits": 8, "group": "row", "symmetric": True, "scales": "f16", "quantizer": "absmax"}),
 )
 KEPT = "kept as stored"
@@ -156,8 +160,16 @@ def _form(tensor: Tensor, codec: str, options: Mapping[str, Any]) -> Form | None
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
     except IngotError:
         return None
+    if codec == "sparse_mask":  # how many are kept is known after a scan
+        kept = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)
+        return Form(SPARSE, tensor.size, nonzeros=round(kept * tensor.size), codec=codec)
     parts = {part.role: part.type or part.dtype for part in encoder.parts}
     return form_of(codec, tensor.shape, tensor.dtype, encoder.params, parts)
+
+
+def _nonzero_share(tensor: Tensor) -> float:
+    sample = sample_of(tensor)
+    return float(np.count_nonzero(sample) / sample.size) if sample.size else 1.0
 
 
 def _cost(form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
@@ -183,7 +195,7 @@ def recipe_text(picks: Sequence[Pick], chips: Sequence[str], max_error: float) -
         words = ", ".join(f"{key} = {_toml(value)}" for key, value in options.items())
         lines += ["", "[[rules]]", f"label = {_toml(f'{way}, error up to {worst:.3g}')}", "match = ["]
         lines += [f"    {_toml(_pattern(name))}," for name in names]
-        lines += ["]", f"codec = {_toml(codec)}", f"options = {{ {words} }}"]
+        lines += ["]", f"codec = {_toml(codec)}", f"options = {{ {words} }}" if words else "options = {}"]
     return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
 
 ENTRIES, KNOTS, SEGMENTS = 43, 33, 32
+_FINALISTS = 12  # domains that are evaluated in half precision over the whole interval
+_LARGEST = float(np.finfo(np.float16).max)
 CLAMP, TAILS = 0, 1
 """Mode flags of this record: outside the domain the end knot (B25), or the tail's line (inferred: see the spec)."""
 
@@ -122,7 +124,7 @@ def fit_lut(
     interval : (float, float), optional
         Inputs that matter; that of ``FUNCTIONS`` by default.
     domain : (float, float), optional
-        Where the knots lie; fitted by default, by trying domains within the interval on grids that get finer.
+        Where the knots lie; fitted by default, by trying domains within the interval on finer and finer grids.
 
     Raises
     ------
@@ -133,7 +135,7 @@ def fit_lut(
     call, interval = _resolve(function, interval)
     inputs = _halves(*interval)
     wanted = np.asarray(call(inputs.astype(np.float64)), np.float64)
-    if wanted.shape != inputs.shape or not (np.abs(wanted) <= np.finfo(np.float16).max).all():
+    if wanted.shape != inputs.shape or not (np.abs(wanted) <= _LARGEST).all():
         raise UsageError("expected a function with float16 values on the interval, found others", rule="ane.function")
     domains = [domain] if domain is not None else _search(call, interval, inputs, wanted)
     made = [lut for pair in domains for lut in _records(call, interval, *pair)]
@@ -156,8 +158,7 @@ def _resolve(function: str | Function, interval: tuple[float, float] | None) -> 
     else:
         call, usual = function, None
     pair = interval or usual
-    largest = float(np.finfo(np.float16).max)
-    if pair is None or not (-largest <= pair[0] < pair[1] <= largest):
+    if pair is None or not (-_LARGEST <= pair[0] < pair[1] <= _LARGEST):
         raise UsageError(f"expected an interval of float16 numbers, found {pair}", rule="ane.function")
     return call, (float(pair[0]), float(pair[1]))
 
@@ -170,24 +171,33 @@ def _halves(low: float, high: float) -> Array:
 
 
 def _search(call: Function, interval: tuple[float, float], inputs: Array, wanted: Array) -> list[tuple[float, float]]:
-    """Return the best domain of nested grids: 20 x 20, then three times 7 x 7 around the best so far."""
-    few = inputs[:: max(1, len(inputs) // 2048)]
-    sample = wanted[:: max(1, len(inputs) // 2048)]
-    (low, high), best = interval, interval
+    """Return the most promising domains of nested grids: 20 x 20, then three times 7 x 7 around the best so far.
+
+    They are scored without the roundings of the evaluation, which is left to the caller.
+    """
+    few = inputs[:: max(1, len(inputs) // 1024)].astype(np.float64)
+    sample = wanted[:: max(1, len(wanted) // 1024)]
+    (low, high), scored = interval, dict[tuple[float, float], float]()
     step = (high - low) / 40
     lows, highs = low + step * np.arange(20), high - step * np.arange(20)
     for _ in range(4):
-        scored = [
-            (float(np.abs(lut(few).astype(np.float64) - sample).max()), (lo, hi))
-            for lo in map(float, lows)
-            for hi in map(float, highs)
-            if low <= lo < hi <= high
-            for lut in _records(call, interval, lo, hi)
-        ]
-        best = min(scored)[1] if scored else best
+        for pair in ((float(lo), float(hi)) for lo in lows for hi in highs if low <= lo < hi <= high):
+            errors = [float(np.abs(_unrounded(lut, few) - sample).max()) for lut in _records(call, interval, *pair)]
+            scored[pair] = min(errors, default=math.inf)
+        best = min(scored, key=lambda pair: (scored[pair], pair), default=interval)
         step /= 3
         lows, highs = best[0] + step * np.arange(-3, 4), best[1] + step * np.arange(-3, 4)
-    return [best, interval]
+    return [*sorted(scored, key=lambda pair: (scored[pair], pair))[:_FINALISTS], interval]
+
+
+def _unrounded(lut: ActivationLut, x: Array) -> Array:
+    places = float(lut.lo) + np.arange(KNOTS) / float(lut.scale)
+    y: Array = np.interp(x, places, lut.knots.astype(np.float64))
+    if lut.mode == TAILS:
+        tails = lut.tails.astype(np.float64)
+        y = np.where(x < places[0], tails[0] * x + tails[1], y)
+        y = np.where(x > places[-1], tails[2] * x + tails[3], y)
+    return y
 
 
 def _records(call: Function, interval: tuple[float, float], low: float, high: float) -> list[ActivationLut]:
@@ -199,7 +209,7 @@ def _records(call: Function, interval: tuple[float, float], low: float, high: fl
     hi = np.float16(places[-1])
     with np.errstate(all="ignore"):
         curve = np.asarray(call(places), np.float64)
-    if not (hi > lo and np.isfinite(hi) and (np.abs(curve) <= np.finfo(np.float16).max).all()):
+    if not (hi > lo and np.isfinite(hi) and (np.abs(curve) <= _LARGEST).all()):
         return []
     on_curve = curve[::2]
     bulge = curve[1::2] - (on_curve[:-1] + on_curve[1:]) / 2  # how far a segment's middle is off its chord
@@ -218,6 +228,8 @@ def _tails(call: Function, interval: tuple[float, float], domain: tuple[float, f
     for far, end, knot in ((interval[0], domain[0], knots[0]), (interval[1], domain[1], knots[-1])):
         run = far - end
         value = float(np.asarray(call(np.array([far])), np.float64)[0])
-        slope = np.float16((value - float(knot)) / run if run else 0.0)
+        steep = (value - float(knot)) / run if run else 0.0
+        # A run of a few roundings says nothing of the curve beyond it.
+        slope = np.float16(steep if abs(steep) * max(abs(end), 1.0) < _LARGEST / 2 else 0.0)
         found += [slope, np.float16(float(knot) - float(slope) * end)]
     return np.array(found, np.float16)

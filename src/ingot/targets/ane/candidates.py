@@ -55,8 +55,9 @@ def outcomes(chip: Chip, conditions: Conditions) -> dict[str, Decision]:
 def nearest_better(form: Form, moved: int, channels: int, known: dict[str, Decision]) -> Better | None:
     """Return the streaming form nearest to the present one that moves fewer bytes than ``moved``; None without one.
 
-    Nearest: the fewest bits that are no fewer than the present ones, else the most bits. Zeros are not made: sparse
-    forms are for what is sparse already. ``moved`` is 0 for a refused weight, which is taken as dense.
+    For what does not stream. Nearest: the fewest bits that are no fewer than the present ones, else the most bits.
+    Zeros are not made: sparse forms are for what is sparse already. ``moved`` is 0 for a refused weight, which
+    counts as dense.
     """
     now = form.dense_bytes if moved == 0 else moved
     sparse = form.kind == SPARSE or form.codec in _CSR

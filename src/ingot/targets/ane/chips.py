@@ -140,7 +140,7 @@ def _require_kind(key: str, value: Any) -> None:
     elif isinstance(value, bool) or key in _SWITCHES:
         fits, expected = isinstance(value, bool) and key in _SWITCHES, "true or false, of a switch"
     else:
-        fits, expected = number and value == int(value) and 1 <= value <= 2**40, "a positive integer"
+        fits, expected = number and 1 <= value <= 2**40 and value == int(value), "a positive integer"
     if not fits:
         raise UsageError(f"expected {expected} for {key}, found {value!r}", rule="ane.assume")
 

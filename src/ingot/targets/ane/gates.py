@@ -171,7 +171,7 @@ def _seen(form: Form, chip: Chip) -> Decision | None:
     cell = chip.outcomes.get(label)
     if cell is None or (form.kind in (INTEGER, BLOCKWISE) and _not_int8(form, chip) is not None):
         return None
-    reason = {"streams": "streams in its stored bytes", "folds": "becomes dense fp16 before it moves"}
+    reason = {"streams": "moves in its stored bytes", "folds": "becomes dense fp16 before it moves"}
     plain = form if form.inner is None else form.inner
     if plain.kind == PALETTE and plain.entry != "half":
         return None
@@ -201,7 +201,7 @@ def _by_gate(form: Form, chip: Chip, key: str, offset: str, closed: str) -> Deci
     if not chip.value(key):
         return _decision("folds", gate, closed, [chip.cell(key)])
     cells = [chip.cell("gate_master"), chip.cell(key), *_rests_on(form, chip)]
-    return _decision("streams", gate, "streams in its stored bytes", cells, _stored_bits(form, chip))
+    return _decision("streams", gate, "moves in its stored bytes", cells, _stored_bits(form, chip))
 
 
 def _not_int8(form: Form, chip: Chip) -> Decision | None:

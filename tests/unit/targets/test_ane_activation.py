@@ -1,0 +1,142 @@
+"""Activation tables: the record of 43 entries, its evaluation in half precision, fits, plots."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.errors import FormatError, UsageError
+from ingot.targets.ane.activation import ENTRIES, FUNCTIONS, SEGMENTS, Fitted, fit_lut, read_lut
+from ingot.targets.ane.lut_plot import svg_plot, text_plot
+
+
+@pytest.fixture(scope="module")
+def fits() -> dict[str, Fitted]:
+    return {name: fit_lut(name) for name in FUNCTIONS}
+
+
+# The engine's own errors were measured as 0.0034, 0.0017 and 0.0059 for the first three (B3).
+LARGEST = {"sigmoid": 0.003, "tanh": 0.005, "gelu": 0.0059, "silu": 0.012, "exp": 0.005, "rsqrt": 0.008}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_errors_are_what_the_report_says(fits: dict[str, Fitted], name: str) -> None:
+    fitted, (function, interval) = fits[name], FUNCTIONS[name]
+    x = np.linspace(*interval, 20011).astype(np.float16)
+    x = x[(x >= interval[0]) & (x <= interval[1])]
+    error = np.abs(fitted.lut(x).astype(np.float64) - function(x.astype(np.float64)))
+    assert float(error.max()) <= fitted.max_error <= LARGEST[name]
+    assert fitted.rms_error <= fitted.max_error
+    at = np.array([fitted.worst_x])
+    assert abs(float(fitted.lut(at)[0]) - float(function(at)[0])) == fitted.max_error
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_records_have_43_entries_and_come_back(fits: dict[str, Fitted], name: str) -> None:
+    lut = fits[name].lut
+    entries = lut.entries()
+    assert entries.shape == (ENTRIES,)
+    assert entries.nbytes == 86  # the budget from H13 on
+    x = np.linspace(-30, 30, 501)
+    np.testing.assert_array_equal(read_lut(entries)(x), lut(x))
+    assert lut([np.nan])[0] == np.inf
+
+
+def test_evaluation_is_half_precision_step_by_step() -> None:
+    """Clamp, affine map, segment, fraction, interpolation: each rounded to float16, in scalar steps."""
+    lut = fit_lut(np.tanh, (-4.0, 4.0), (-3.0, 3.0)).lut
+    half = np.float16
+    for x in np.linspace(-5, 5, 301).astype(half):
+        if lut.lo <= x <= lut.hi:
+            place = min(half(half(x - lut.lo) * lut.scale), half(SEGMENTS))
+            segment = min(int(place), SEGMENTS - 1)
+            fraction = half(place - half(segment))
+            step = half(lut.knots[segment + 1] - lut.knots[segment])
+            expected = half(lut.knots[segment] + half(fraction * step))
+        elif lut.mode == 0:
+            expected = lut.knots[0] if x < lut.lo else lut.knots[-1]
+        else:
+            slope, offset = lut.tails[:2] if x < lut.lo else lut.tails[2:]
+            expected = half(half(slope * x) + offset)
+        assert lut(x) == expected
+
+
+def test_any_callable_and_a_given_domain() -> None:
+    fitted = fit_lut(lambda x: x * x, (-2.0, 2.0), (-2.0, 2.0))
+    assert (float(fitted.lut.lo), float(fitted.lut.hi)) == (-2.0, 2.0)
+    assert fitted.max_error <= (4 / SEGMENTS) ** 2 / 8 + 0.5 * 2**-7 + 4 * 2**-10  # chord, place, rounding
+
+
+def test_fitting_the_domain_beats_the_whole_interval() -> None:
+    function, interval = FUNCTIONS["gelu"]
+    assert fit_lut("gelu").max_error < fit_lut(function, interval, interval).max_error
+
+
+@settings(max_examples=8)
+@given(st.floats(-8, 7), st.floats(0.5, 8), st.floats(-3, 3), st.floats(-3, 3))
+def test_lines_are_exact_to_rounding(low: float, width: float, slope: float, offset: float) -> None:
+    interval = (low, low + width)
+    fitted = fit_lut(lambda x: slope * x + offset, interval, interval)
+    largest = abs(offset) + abs(slope) * 16
+    assert fitted.max_error <= 8 * 2**-11 * largest + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "interval", "domain"),
+    [
+        ("relu6", None, None),
+        ("gelu", (1.0, 1.0), None),
+        ("gelu", (0.0, 1e9), None),
+        ("exp", (0.0, 100.0), None),  # values past float16
+        ("rsqrt", (-1.0, 1.0), None),
+        ("tanh", (-1.0, 1.0), (1.0, -1.0)),
+        ("tanh", (float("nan"), 1.0), None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_cannot_be_fitted_is_refused(
+    name: str, interval: tuple[float, float] | None, domain: tuple[float, float] | None
+) -> None:
+    with pytest.raises(UsageError) as found:
+        fit_lut(name, interval, domain)
+    assert found.value.rule == "ane.function"
+
+
+def test_a_callable_needs_an_interval() -> None:
+    with pytest.raises(UsageError):
+        fit_lut(np.tanh)
+
+
+@pytest.mark.parametrize(
+    ("index", "value"), [(0, np.nan), (1, -100), (2, 7), (3, 0), (3, -1), (10, np.inf), (41, 1), (42, 1)]
+)
+def test_hostile_records_are_refused(fits: dict[str, Fitted], index: int, value: float) -> None:
+    entries = fits["tanh"].lut.entries()
+    entries[index] = value
+    with pytest.raises(FormatError) as found:
+        read_lut(entries)
+    assert found.value.rule == "ane.lut"
+
+
+@given(st.binary(min_size=86, max_size=86))
+def test_any_86_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        lut = read_lut(np.frombuffer(data, np.float16))
+    except FormatError:
+        return
+    assert lut(np.linspace(-5, 5, 11)).shape == (11,)
+
+
+def test_plots(fits: dict[str, Fitted]) -> None:
+    function, _ = FUNCTIONS["silu"]
+    text = text_plot(fits["silu"], function)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("*") == 72
+    root = ET.fromstring(svg_plot(fits["silu"], function, "silu <&>"))
+    names = [element.tag.rpartition("}")[2] for element in root.iter()]
+    assert names.count("polyline") == 3
+    assert 0 < names.count("circle") <= 33

@@ -1,0 +1,119 @@
+"""Write the tables of spec/ane-chips.md and spec/ane-times.md from the chips' data files.
+
+python tools/ane_tables.py            rewrite the pages
+python tools/ane_tables.py --check    exit with 1 if a page is not what the data say
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from check_docs import ROOT, replace_marked
+
+from ingot.targets.ane.candidates import outcomes
+from ingot.targets.ane.chips import Cell, Chip, chip_names, contradictions, load_chip
+from ingot.targets.ane.gates import Conditions
+from ingot.targets.ane.measured import measured_rows
+
+CHIPS = ("a12", "m1", "m2-pro", "m3", "m4", "m5-pro", "a19", "m6")
+CELLS = (
+    "isa_version", "gate_master", "gate_palette", "gate_affine", "gate_blockwise", "gate_e4m3",
+    "palette_width_1", "palette_width_2", "palette_width_3", "palette_width_4", "palette_width_6", "palette_width_8",
+    "asymmetric", "sparse_binary", "multi_palette", "vector_palette", "detect_zeros", "winograd", "double_int8",
+    "copies_per_core", "dense_cap", "streamed_cap", "working_set", "activation_lut_budget", "palette_lut_budget",
+    "weight_tiles", "num_nes", "ocg_channels", "tile_alignment", "segment_alignment", "bandwidth", "palette_rate",
+    "bandwidth_sparse", "bandwidth_sparse_palette", "floor",
+)  # fmt: skip
+CLASS = {"measured": "M", "decompiled": "D", "inferred": "I", "predicted": "P", "contradicted": "X", "unknown": "?"}
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def cell_text(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    value = cell.value
+    if value is None or isinstance(value, bool):
+        value = {True: "yes", False: "no", None: ""}[value]
+    return f"{value} {CLASS[cell.evidence]}".strip()
+
+
+def products() -> str:
+    rows = [[f"`{name}`", load_chip(name).target, load_chip(name).product] for name in chip_names()]
+    return table(["chip", "target", "product"], rows)
+
+
+def cells() -> str:
+    chips = [load_chip(name) for name in CHIPS]
+    rows = [[f"`{key}`", *(cell_text(chip.cells.get(key)) for chip in chips)] for key in CELLS]
+    return table(["cell", *(f"{chip.name} ({chip.target})" for chip in chips)], rows)
+
+
+def forms() -> str:
+    chips = [load_chip(name) for name in CHIPS]
+    found: list[dict[str, str]] = [_forms_of(chip) for chip in chips]
+    rows = [[label, *(item[label] for item in found)] for label in found[0]]
+    return table(["form", *(chip.name for chip in chips)], rows)
+
+
+def _forms_of(chip: Chip) -> dict[str, str]:
+    return {
+        label: f"{decision.outcome} {CLASS[decision.evidence]}"
+        for label, decision in outcomes(chip, Conditions()).items()
+    }
+
+
+def disputes() -> str:
+    rows = [
+        [f"`{item.key}`", item.about, "; ".join(item.sides), item.taken, ", ".join(f"`{key}`" for key in item.keys)]
+        for item in contradictions().values()
+    ]
+    return table(["key", "about", "who says what", "taken", "`--assume`"], rows)
+
+
+def times() -> str:
+    rows = [
+        [
+            row.chip, f"{row.weights:,}", row.form if row.density == 1 else f"{row.form}, {row.density:.0%} kept",
+            f"{row.moved:,}", f"{row.predicted:.4f}", f"{row.measured:.4f}", f"{row.off:+.1%}",
+            "fit" if row.fitted else "no", row.source,
+        ]
+        for row in measured_rows()
+    ]  # fmt: skip
+    columns = ["chip", "weights", "form", "bytes moved", "predicted ms", "measured ms", "off", "fitted", "source"]
+    return table(columns, rows)
+
+
+PAGES = {
+    "spec/ane-chips.md": {"products": products, "cells": cells, "forms": forms, "disputes": disputes},
+    "spec/ane-times.md": {"times": times},
+}
+
+
+def rendered(root: Path) -> dict[Path, str]:
+    """Return each page as it should be."""
+    found = {}
+    for name, blocks in PAGES.items():
+        text = (root / name).read_text("utf-8")
+        for mark, render in blocks.items():
+            text = replace_marked(text, mark, render())
+        found[root / name] = text
+    return found
+
+
+def main() -> int:
+    stale = {path: text for path, text in rendered(ROOT).items() if path.read_text("utf-8") != text}
+    if "--check" not in sys.argv[1:]:
+        for path, text in stale.items():
+            path.write_text(text, "utf-8")
+        return 0
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: out of date: python tools/ane_tables.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
