@@ -82,6 +82,13 @@ def command(
             rich_help_panel=PRUNING,
         ),
     ] = None,
+    importance: Annotated[
+        str | None,
+        typer.Option(
+            help="Checkpoint of activation norms, a vector per matrix, that say what errors of its columns weigh; for "
+            "recipes that make palettes."
+        ),
+    ] = None,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -121,6 +128,7 @@ def command(
         "prune": prune,
         "prune_block": prune_block,
         "activations": activations,
+        "importance": importance,
         "draft": draft,
         "coreml": coreml,
         "program": program,

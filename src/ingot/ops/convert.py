@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from os import PathLike
@@ -19,10 +20,12 @@ from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, FormatWriter, WriteOptions
 from ingot.model.attachments import NOTHING
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.tensor import Array
 from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import CONFIG, copy_companions
 from ingot.ops.destination import Destination, destination
 from ingot.ops.drive import RESERVE, drive, slab_budget
+from ingot.ops.importance import read_importance
 from ingot.ops.journal import Journal, fingerprint, intact
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.pipeline import Pipeline, cut
@@ -54,6 +57,8 @@ class ConvertOptions(TypedDict, total=False):
     measure : measure the error of lossy tensors (default True).
     prune : leave out this share (0 to 1) of the blocks of channels of every feed-forward network.
     prune_block : channels per block (64).
+    importance : a checkpoint with a vector per matrix, the norm of each input channel's activation, under the matrix's
+        name: what errors of its columns weigh where a recipe makes palettes.
     activations : a checkpoint with a vector per feed-forward network to choose the blocks by, under the name of its
         down projection: the norm of each intermediate channel's activation. By the weights alone without.
     draft : a published EAGLE-3 draft head (file or folder) to put in, in place of the source's own.
@@ -73,6 +78,7 @@ class ConvertOptions(TypedDict, total=False):
     prune: float | None
     prune_block: int | None
     activations: AnyPath | None
+    importance: AnyPath | None
     draft: AnyPath | None
     coreml: AnyPath | None
     program: AnyPath | None
@@ -188,7 +194,12 @@ def prepare(
         )
         options_of_writer = replace(_write_options(chosen, place), attachments=gathered.attachments)
         request = PlanRequest(
-            recipe, chosen.get("allow_requantize", False), options_of_writer, threads, pruning.tensors
+            recipe,
+            chosen.get("allow_requantize", False),
+            options_of_writer,
+            threads,
+            pruning.tensors,
+            _importance(chosen, checkpoint),
         )
         plan = plan_conversion(checkpoint, place.format, request)
         return Prepared(source, checkpoint, plan, place, recipe, pruning, gathered)
@@ -202,6 +213,11 @@ def _prune_request(options: ConvertOptions) -> PruneRequest:
     return PruneRequest(
         options.get("prune"), options.get("prune_block"), options.get("activations"), options.get("threads")
     )
+
+
+def _importance(options: ConvertOptions, source: Checkpoint) -> Mapping[str, Array]:
+    path = options.get("importance")
+    return {} if path is None else read_importance(path, source)
 
 
 def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
@@ -316,6 +332,7 @@ class _Job:
             "options": options,
             "steps": steps,
             "masks": dict(plan.masks),
+            "importance": dict(plan.importance),
             "attachments": [sorted(plan.options.attachments.kinds()), self._gathered.identity],
         }
 

@@ -24,7 +24,8 @@ from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, WriteOptions
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.model.tensor import Tensor
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.importance import digests
 from ingot.ops.measure_choice import Candidate, pick
 from ingot.ops.prune import Pruning
 from ingot.ops.work import Job
@@ -73,7 +74,8 @@ class ConvertPlan:
     """All steps in output order, and the size of the result.
 
     ``size`` counts every byte of the weight files, headers and padding included; where ``size_exact`` is False (zstd,
-    sparse) it is an upper bound: nothing shrinks, no value is zero. ``masks`` are those of pruned tensors, as hex.
+    sparse) it is an upper bound: nothing shrinks, no value is zero. ``masks`` are those of pruned tensors, as hex,
+    ``importance`` digests of what errors of columns weigh.
     """
 
     steps: Sequence[Step]
@@ -84,6 +86,7 @@ class ConvertPlan:
     size: int
     size_exact: bool
     masks: Mapping[str, str] = field(default_factory=dict)
+    importance: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -98,7 +101,8 @@ class ConvertPlan:
 class PlanRequest:
     """What is asked of a plan, beside source and target format.
 
-    ``workers`` are threads, as many as pay by default; ``prune`` tells what tensors lose, or have lost already.
+    ``workers`` are threads, as many as pay by default; ``prune`` tells what tensors lose, or have lost already;
+    ``importance`` what errors of a matrix's columns weigh where a palette is chosen.
     """
 
     recipe: Recipe | None = None
@@ -106,6 +110,7 @@ class PlanRequest:
     options: WriteOptions = field(default_factory=WriteOptions)
     workers: int | None = None
     prune: Mapping[str, Pruning] = field(default_factory=dict)
+    importance: Mapping[str, Array] = field(default_factory=dict)
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
@@ -143,6 +148,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         size=size,
         size_exact=all(part.length is not None for spec in specs for part in spec.parts),
         masks={name: item.blocks.mask.hex() for name, item in request.prune.items()},
+        importance=digests(request.importance),
     )
 
 
@@ -252,7 +258,7 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: 
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return _keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
     pruning = request.prune.get(tensor.name)
-    inner = CODECS.get_or_refuse(choice.codec).encoder(tensor.shape, tensor.dtype, choice.options)
+    inner = CODECS.get_or_refuse(choice.codec).encoder(tensor.shape, tensor.dtype, _options(tensor, choice, request))
     encoder, exact, loses = inner, inner.lossless, False
     if pruning is not None:
         within = {"inner": choice.codec, "options": choice.options}
@@ -278,6 +284,12 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: 
         )
     action = DECODED if not stored_exactly and exact else ENCODED
     return Step(tensor, spec, action, rule, exact=exact, encoder=encoder, keeps_weights=inner.lossless)
+
+
+def _options(tensor: Tensor, choice: Choice, request: PlanRequest) -> Mapping[str, Any]:
+    """Return a choice's options, with what the errors of this tensor's columns weigh where that is known."""
+    weighed = choice.codec == "palette" and tensor.name in request.importance and choice.options.get("vector", 1) == 1
+    return {**choice.options, "importance": request.importance[tensor.name]} if weighed else choice.options
 
 
 def _stored_exactly(tensor: Tensor) -> bool:

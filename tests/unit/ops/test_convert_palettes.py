@@ -59,6 +59,37 @@ def test_threads_and_ceilings_change_no_byte(source: Path, tmp_path: Path) -> No
     assert len(found) == 1
 
 
+def test_importance_bends_codebooks(source: Path, tmp_path: Path) -> None:
+    norms, plain, bent = (tmp_path / name for name in ("norms.safetensors", "plain.zt", "bent.zt"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    vector = np.where(np.arange(64) < 8, 30.0, 0.1).astype(np.float32)
+    ingot.save(norms, {name.removesuffix(".weight"): vector, "unknown": vector})
+    convert(source, plain, "palette4")
+    convert(source, bent, "palette4", importance=norms)
+    with ingot.open(source) as old, ingot.open(plain) as one, ingot.open(bent) as two:
+        weights = old[name].numpy("f32")
+        heavy = [float(((weights - found[name].numpy("f32"))[:, :8] ** 2).sum()) for found in (one, two)]
+        assert heavy[1] < 0.8 * heavy[0]
+        other = "model.layers.0.self_attn.q_proj.weight"
+        assert bytes(one[other].parts["indices"].view()) == bytes(two[other].parts["indices"].view())
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        {"unknown": np.ones(64)},
+        {"model.layers.0.mlp.up_proj": np.ones(63)},
+        {"model.layers.0.mlp.up_proj": np.zeros(64)},
+    ],
+    ids=["name", "length", "zeros"],
+)
+def test_importance_that_fits_nothing_is_refused(source: Path, tmp_path: Path, vectors: dict[str, np.ndarray]) -> None:
+    ingot.save(tmp_path / "norms.safetensors", vectors)
+    with pytest.raises(UsageError) as caught:
+        convert(source, tmp_path / "out.zt", "palette4", importance=tmp_path / "norms.safetensors")
+    assert caught.value.rule == "convert.importance"
+
+
 def test_pruning_what_is_pruned_already_asks(source: Path, tmp_path: Path) -> None:
     """A stored mask may not pass for the result of another pruning."""
     half, more, again = (tmp_path / name for name in ("half.zt", "more.zt", "again.zt"))
