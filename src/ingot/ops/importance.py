@@ -1,7 +1,7 @@
 """What the errors of a matrix's columns weigh when its codebook is chosen: the mean squares of what they multiply.
 
-Changing a weight by d changes the output by d times its input, so that the output's squared error is the sum of d^2 times
-the mean square of the column's input.
+Changing a weight by d changes the output by d times its input: the output's squared error is the sum of d^2 times the
+mean square of the column's input.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def read_importance(path: str | PathLike[str], source: Checkpoint) -> dict[str, 
 
     Parameters
     ----------
-    path : a checkpoint with a vector per matrix, under the matrix's name or that of its module: the root mean square (or,
-        what is the same up to a factor, the norm) of each input channel
+    path : a checkpoint with a vector per matrix, under the matrix's name or that of its module: the root mean square
+        (or, what is the same up to a factor, the norm) of each input channel
     source : the checkpoint whose matrices are meant
 
     Raises
     ------
     UsageError
-        ``convert.importance``: a vector that no matrix has the columns for, or that is no magnitude; and what opening the
-        checkpoint raises.
+        ``convert.importance``: a vector that no matrix has the columns for, or that is no magnitude; and what opening
+        the checkpoint raises.
     """
     found = {}
     with open_checkpoint(path) as norms:

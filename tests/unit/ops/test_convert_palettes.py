@@ -69,7 +69,7 @@ def test_importance_bends_codebooks(source: Path, tmp_path: Path) -> None:
     with ingot.open(source) as old, ingot.open(plain) as one, ingot.open(bent) as two:
         weights = old[name].numpy("f32")
         heavy = [float(((weights - found[name].numpy("f32"))[:, :8] ** 2).sum()) for found in (one, two)]
-        assert heavy[1] < 0.8 * heavy[0]
+        assert heavy[1] < 0.9 * heavy[0]
         other = "model.layers.0.self_attn.q_proj.weight"
         assert bytes(one[other].parts["indices"].view()) == bytes(two[other].parts["indices"].view())
 
