@@ -185,6 +185,7 @@ def check_commands(document: Document) -> Iterator[str]:
 def rules_raised(root: Path) -> tuple[set[str], set[str]]:
     """Return the rules that the source names, and the suffixes of those that begin with a codec's or table's name."""
     literals: set[str] = set()
+    modules: set[str] = set()
     families: set[str] = set()
     suffixes: set[str] = set()
     for path in sorted((root / "src").rglob("*.py")):
@@ -196,6 +197,7 @@ def rules_raised(root: Path) -> tuple[set[str], set[str]]:
                 literals |= {node.value, *told} if _is_rule(node.value) else set(told)
                 families |= {rule.partition(".")[0] for rule in told}
             if isinstance(node, ast.Call):
+                modules |= _modules(node)
                 for value in _rule_arguments(node):
                     if isinstance(value, ast.Constant) and _is_rule(str(value.value)):
                         families.add(value.value.partition(".")[0])
@@ -205,7 +207,14 @@ def rules_raised(root: Path) -> tuple[set[str], set[str]]:
         found = set(re.findall(r'"([a-z]+\.[a-z0-9-]+)"', path.read_text("utf-8")))
         literals |= found
         families |= {rule.partition(".")[0] for rule in found}
-    return {rule for rule in literals if rule.partition(".")[0] in families}, suffixes
+    return {rule for rule in literals - modules if rule.partition(".")[0] in families}, suffixes
+
+
+def _modules(call: ast.Call) -> set[str]:
+    """Return the name of the optional package's module that ``core.extras.require`` is asked for."""
+    if not isinstance(call.func, ast.Name) or call.func.id != "require" or not call.args:
+        return set()
+    return {call.args[0].value} if isinstance(call.args[0], ast.Constant) else set()
 
 
 def _is_rule(text: str) -> bool:
