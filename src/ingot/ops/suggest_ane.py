@@ -168,8 +168,10 @@ def _form(tensor: Tensor, codec: str, options: Mapping[str, Any]) -> Form | None
 
 
 def _nonzero_share(tensor: Tensor) -> float:
+    """Share of elements with a bit set: a mask of zeros as they are keeps -0."""
     sample = sample_of(tensor)
-    return float(np.count_nonzero(sample) / sample.size) if sample.size else 1.0
+    bits = sample.view(f"u{sample.itemsize}")
+    return float(np.count_nonzero(bits) / bits.size) if bits.size else 1.0
 
 
 def _cost(form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
