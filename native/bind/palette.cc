@@ -101,6 +101,10 @@ std::vector<float> all_values(Dtype type) {
 Points points_of(const double* weights, const double* sums, Dtype type) {
   static const std::vector<float> halves = all_values(Dtype::f16), brains = all_values(Dtype::bf16);
   Points found;
+  std::size_t there = 0;
+  for (std::size_t i = 0; i < kBins; ++i) there += weights[i] > 0;
+  found.values.reserve(there);
+  found.weights.reserve(there);
   for (std::size_t place = 0; place < kBins; ++place) {
     const std::size_t key = place < kBins / 2 ? kBins - 1 - place : place - kBins / 2;
     const double weight = weights[key];
@@ -129,8 +133,10 @@ std::size_t solve(const InDoubles& weights, const std::optional<InDoubles>& sums
   if (n == 0) return 0;
   const double centre = points.values.front() / 2 + points.values.back() / 2;
   ingot::Prefix at;
-  at.weight.assign(1, 0);
-  at.sum.assign(1, 0);
+  at.weight.reserve(n + 1);
+  at.sum.reserve(n + 1);
+  at.weight.push_back(0);
+  at.sum.push_back(0);
   for (std::size_t i = 0; i < n; ++i) {
     at.weight.push_back(at.weight.back() + points.weights[i]);
     at.sum.push_back(at.sum.back() + points.weights[i] * (points.values[i] - centre));

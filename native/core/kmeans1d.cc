@@ -8,7 +8,7 @@
 namespace ingot {
 namespace {
 
-constexpr std::size_t kCoarse = 2048;  // points of the first, rough search for the penalty
+constexpr std::size_t kCoarse = 1024;  // points of the first, rough search for the penalty
 constexpr int kTries = 128;
 
 // Least cost of a partition into any number of runs where each run costs `penalty` more. The squared error has the

@@ -1,4 +1,5 @@
 // Weights of values in 65536 bins, and the nearest entry of a codebook for each value (spec/palette.md).
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -70,8 +71,12 @@ void assign_narrow(const void* source, std::size_t n, const double* thresholds, 
       }
       to = low;
     }
-    for (std::size_t place = from; place < to; ++place) table[key_at(place)] = static_cast<std::uint8_t>(entry);
-    from = to > from ? to : from;
+    if (to <= from) continue;
+    const auto code = static_cast<std::uint8_t>(entry);
+    std::uint8_t* const bits = table.data();  // negative values lie from the end backwards
+    if (from < kHalf) std::fill(bits + kBins - std::min(to, kHalf), bits + kBins - from, code);
+    if (to > kHalf) std::fill(bits + std::max(from, kHalf) - kHalf, bits + to - kHalf, code);
+    from = to;
   }
   const auto* in = static_cast<const std::uint16_t*>(source);
   for (std::size_t i = 0; i < n; ++i) codes[i] = table[in[i]];

@@ -133,10 +133,11 @@ class PaletteEncoder:
         """
         codes = np.empty(values.size, np.uint8)
         books: list[tuple[Array, Array | None]] = []
+        histogram = fit.Histogram(self._settings.params.dtype)
         start = 0
         for count in counts:
             some = values[start : start + count].reshape(-1, 1)
-            codes[start : start + count], codebook, scale = self._one_group(some, 0, 1)
+            codes[start : start + count], codebook, scale = self._one_group(some, 0, histogram)
             books.append((codebook, scale))
             start += count
         parts = {
@@ -193,19 +194,22 @@ class PaletteEncoder:
         threads = None if rows.size >= _LARGE else 1
 
         def run(first: int, stop: int) -> None:
+            histogram = fit.Histogram(params.dtype)
             for group in range(first, stop):
                 some = np.ascontiguousarray(points[:, group]).reshape(-1, params.vector_size)
-                found, entries, scale = self._one_group(some, start, 1 if count > 1 else threads)
+                found, entries, scale = self._one_group(some, start, histogram, 1 if count > 1 else threads)
                 codes[:, group] = found.reshape(codes[:, group].shape)
                 codebook[group] = entries.reshape(codebook[group].shape)
                 if scale is not None:
                     scales[group] = scale[0]
 
-        for_ranges(count, 1, run, threads)
+        for_ranges(count, max(1, count // 16), run, threads)
         parts = {INDICES: pack(codes, params.bits), CODEBOOK: codebook}
         return {**parts, SCALES: scales} if settings.entries == "i8" else parts
 
-    def _one_group(self, points: Array, start: int, workers: int | None) -> tuple[Array, Array, Array | None]:
+    def _one_group(
+        self, points: Array, start: int, histogram: fit.Histogram, workers: int | None = 1
+    ) -> tuple[Array, Array, Array | None]:
         """Return codes, entries and scale of one group's points [n, vector size]."""
         settings, params = self._settings, self._settings.params
         amax = fit.require_finite(points, start, self._cols)
@@ -213,7 +217,7 @@ class PaletteEncoder:
             centroids = fit.vector_centroids(points, params.entries, workers).astype(np.float64)
             codebook, scale, values = fit.entries_of(centroids, settings.entries, settings.scales)
             return fit.nearest(points, values, workers)[0], codebook, scale
-        histogram = fit.Histogram(params.dtype, amax)
+        histogram.reset(amax)
         histogram.take(points, settings.importance)
         codebook, scale, values = fit.entries_of(histogram.centroids(params.entries), settings.entries, settings.scales)
         return fit.assign(points, values), codebook, scale

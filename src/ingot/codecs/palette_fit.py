@@ -57,7 +57,15 @@ class Histogram:
         self._weights = np.zeros(BINS)
         wide = dtype in ("f32", "f64")
         self._sums = np.zeros(BINS) if wide else None
-        self._exponent = 15 - frexp(amax)[1] if wide and amax else 0  # the largest lies between 2^14 and 2^15
+        self._exponent = 0
+        self.reset(amax)
+
+    def reset(self, amax: float = 0.0) -> None:
+        """Begin anew with values of at most ``amax``; the memory is kept."""
+        self._weights.fill(0)
+        if self._sums is not None:
+            self._sums.fill(0)
+            self._exponent = 15 - frexp(amax)[1] if amax else 0  # the largest lies between 2^14 and 2^15
 
     def take(self, values: Array, importance: Array | None = None) -> int:
         """Add values; return the index of the first that is not finite, or how many there are.
