@@ -167,9 +167,7 @@ def _rejected_manifests() -> dict[str, Files]:
         "npydir.missing-file+codes": folder({"l": {"s": INT8["s"], "shape": SHAPE}}),
         "npydir.missing-file+offsets": folder({"l": {"q4a": INT4A["q4a"], "s4a": INT4A["s4a"]}}),
         "npydir.missing-file+three-shape": folder({"l": {name: INT3[name] for name in ("q3", "s3", "z3")}}),
-        "npydir.missing-file+listed": folder(
-            {"w": PT}, more={"ingot.json": sidecar({"w": {"dtype": "f32", "digests": {"q": None}}})}
-        ),
+        "npydir.missing-file+listed": folder({"w": PT}, more={"ingot.json": listed}),
         "npydir.extra-file": folder({"w": PT}, more={"tensors/v__pt.npy": PT["pt"]}),
         "npydir.extra-file+suffix": folder({"w": PT}, more={"tensors/w__hello.npy": PT["pt"]}),
         "npydir.extra-file+plain": folder({"w": PT}, more={"tensors/w.npy": PT["pt"]}),

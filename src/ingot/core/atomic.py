@@ -17,10 +17,13 @@ from types import TracebackType
 from filelock import FileLock, Timeout
 
 from ingot.core.oserrors import write_error
+from ingot.core.parallel import ordered
 from ingot.errors import ResourceError, UsageError
 
 SUFFIX = ".ingot-partial"
 _ATTEMPTS = 20
+# Files flushed at once: a file system writes their journal entries together, many times faster than one by one.
+_FLUSHING = 16
 
 
 class Staging:
@@ -88,8 +91,9 @@ class Staging:
             )
         try:
             self._keep_only(names)
-            for name in names:
-                flush(self.files / name)
+            threads = min(max(len(names) - 1, 0), _FLUSHING)
+            for _ in ordered(lambda name: flush(self.files / name), names, threads):
+                pass
             if self._directory:
                 for folder in {(self.files / name).parent for name in names} | {self.files}:
                     flush(folder)

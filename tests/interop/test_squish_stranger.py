@@ -1,0 +1,129 @@
+"""A reader of Squish directories written from section 4 of squish's document: NumPy and nothing of Ingot's.
+
+It gives the values that Ingot gives, in f32, for real weights in every form; and what NumPy's own writer makes of a
+model in the document's way opens in Ingot.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+
+BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
+DEMO = Path(ingot.__file__).parent / "demo" / "data"
+MODELS = [
+    pytest.param(DEMO, id="demo"),
+    pytest.param(BASE, id="base", marks=pytest.mark.skipif(not BASE.is_dir(), reason="no model")),
+]
+
+Array = np.ndarray[Any, Any]
+
+
+class Squish:
+    """Loads as squish does: four bits before eight where the sentinel says so, plain values mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = json.loads((folder / "manifest.json").read_text())
+        self.int4 = (folder / ".squish_int4_ready").exists()
+
+    def array(self, name: str, suffix: str) -> Array | None:
+        path = self.folder / "tensors" / f"{self.manifest[name]}__{suffix}.npy"
+        return np.load(path, mmap_mode="r", allow_pickle=False) if path.exists() else None
+
+    def load(self, name: str) -> Array:
+        plain, codes = self.array(name, "pt"), self.array(name, "q")
+        four, three = self.array(name, "q4a"), self.array(name, "q3")
+        if four is not None and (self.int4 or codes is None):
+            values = self.four_bits(name, four)
+        elif three is not None:
+            values = self.three_bits(name, three)
+        elif plain is not None:
+            return plain
+        else:
+            assert codes is not None
+            values = codes.astype(np.float32) * self.array(name, "s")[:, None]
+        return values.reshape(self.array(name, "shape"))
+
+    def four_bits(self, name: str, packed: Array) -> Array:
+        rows, half = packed.shape
+        codes = np.empty((rows, 2 * half), np.float32)
+        codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
+        scales, offsets = self.array(name, "s4a"), self.array(name, "z4a")
+        groups = codes.reshape(rows, scales.shape[1], -1)
+        return offsets[:, :, None] + groups * scales[:, :, None]
+
+    def three_bits(self, name: str, packed: Array) -> Array:
+        triples = packed.reshape(-1, 3).astype(np.uint32)
+        words = triples[:, 0] | triples[:, 1] << 8 | triples[:, 2] << 16
+        codes = np.stack([words >> 3 * i & 7 for i in range(8)], -1).reshape(-1, 64).astype(np.float32)
+        return (codes - self.array(name, "z3")[:, None]) * self.array(name, "s3")[:, None]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("recipe", ["squish-int8", "squish-int4", "squish-int3", "int8"])
+def test_a_reader_of_the_document_has_the_same_values(model: Path, recipe: str, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "squish", recipe, "npydir")
+    stranger = Squish(tmp_path / "squish")
+    with ingot.open(tmp_path / "squish") as checkpoint:
+        assert list(stranger.manifest) == list(checkpoint)
+        for name, tensor in checkpoint.items():
+            assert np.array_equal(stranger.load(name).astype(np.float32), tensor.numpy("f32")), name
+
+
+def test_four_bits_in_place_are_read_by_the_stranger(tmp_path: Path) -> None:
+    from ingot.ops.squish_int4 import add_int4
+
+    ingot.convert(DEMO, tmp_path / "squish", "squish-int8", "npydir")
+    for drop in (False, True):
+        add_int4(tmp_path / "squish", drop_int8=drop)
+        stranger = Squish(tmp_path / "squish")
+        with ingot.open(tmp_path / "squish") as checkpoint:
+            for name, tensor in checkpoint.items():
+                assert np.array_equal(stranger.load(name).astype(np.float32), tensor.numpy("f32")), name
+
+
+def write_as_squish(folder: Path, tensors: dict[str, Array]) -> None:
+    """The document's section 3 and 4: INT8 per row for matrices, f16 for the rest, a manifest."""
+    (folder / "tensors").mkdir(parents=True)
+    for name, values in tensors.items():
+        start = folder / "tensors" / name.replace(".", "__")
+        if values.ndim < 2:
+            np.save(f"{start}__pt.npy", values.astype(np.float16))
+            continue
+        scales = (np.abs(values).max(1) / 127).astype(np.float32)
+        scales[scales == 0] = 1
+        codes = np.round(values / scales[:, None]).clip(-128, 127).astype(np.int8)
+        for suffix, array in (("q", codes), ("s", scales), ("shape", np.array(values.shape))):
+            np.save(f"{start}__{suffix}.npy", array)
+    (folder / "manifest.json").write_text(json.dumps({name: name.replace(".", "__") for name in tensors}))
+    (folder / "tensors" / ".manifest_ready").touch()
+
+
+def test_a_directory_that_squish_wrote_opens_and_converts(tmp_path: Path) -> None:
+    with ingot.open(DEMO) as checkpoint:
+        tensors = {name: tensor.numpy("f32") for name, tensor in checkpoint.items()}
+    write_as_squish(tmp_path / "squish", tensors)
+    ingot.convert(tmp_path / "squish", tmp_path / "model.zt")
+    ingot.convert(DEMO, tmp_path / "own.zt", "squish-int8")
+    with ingot.open(tmp_path / "squish") as found, ingot.open(tmp_path / "model.zt") as moved:
+        for name, values in tensors.items():
+            close = found[name].numpy("f32")
+            assert np.abs(close - values).max() <= np.abs(values).max() / 127 / 2 * 1.01 + 1e-7
+            assert np.array_equal(close, moved[name].numpy("f32"))
+
+
+def test_codes_are_those_of_the_documents_formula(tmp_path: Path) -> None:
+    values = np.random.default_rng(3).normal(0, 0.1, (64, 96)).astype(np.float32)
+    write_as_squish(tmp_path / "theirs", {"layers.0.mlp.w": values})
+    ingot.save(tmp_path / "a.safetensors", {"layers.0.mlp.w": values})
+    ingot.convert(tmp_path / "a.safetensors", tmp_path / "ours", "int8", "npydir")
+    for suffix in ("q", "s", "shape"):
+        name = f"tensors/layers__0__mlp__w__{suffix}.npy"
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
