@@ -15,9 +15,16 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-PEERS = ("numpy", "safetensors", "ztensor", "gguf", "zipnn", "zstandard")
+PEERS = ("numpy", "safetensors", "ztensor", "gguf", "deltatensors", "zipnn", "zstandard")
 HERE = Path(__file__).parent
-BENCHMARKS = {"kernels": [], "lossless": [], "load": [], "convert": ["--gigabytes", "8", "--max-ram", "1GiB"]}
+BENCHMARKS = {
+    "kernels": [],
+    "lossless": [],
+    "load": [],
+    "convert": ["--gigabytes", "8", "--max-ram", "1GiB"],
+    "delta": [],
+    "patch": ["--gigabytes", "1"],
+}
 DEMO = "import sys; from ingot.cli.main import run; sys.exit(run(['demo', '--json', '--out', sys.argv[1]]))"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("machine", "kernels", "lossless", "load", "convert", "demo")
+NAMES = ("machine", "kernels", "lossless", "load", "convert", "delta", "patch", "demo")
 _DECODE = ("INT4 g128", "INT4 g128 min-max", "INT8 per row", "INT3 g128", "INT2 g128")
 _MIB = 1 << 20
 
@@ -57,6 +57,10 @@ def render(figures: Figures) -> str:
         blocks += _load(figures["load"])
     if "convert" in figures:
         blocks += _convert(figures["convert"])
+    if "delta" in figures:
+        blocks += _delta(figures["delta"])
+    if "patch" in figures:
+        blocks += _patch(figures["patch"])
     return "\n\n".join(blocks)
 
 
@@ -167,6 +171,41 @@ def _convert(convert: Figures) -> list[str]:
         f"**Converting** {size:.1f} GB of bf16 by recipe int4 under `--max-ram {ceiling:.0f}MiB`:",
         _table(["", "seconds", "peak anonymous MiB"], rows),
     ]
+
+
+def _delta(delta: Figures) -> list[str]:
+    """Codecs of differences alone: what they cost, and how fast one thread makes and applies them."""
+    rows = [
+        [
+            row["source"],
+            row["name"],
+            f"{100 * row['ratio']:.1f}",
+            *(f"{row[key]:.2f}" if row[key] else "" for key in ("encode", "apply")),
+        ]
+        for row in delta["rows"]
+    ]
+    title = f"**Differences**, one thread, instruction set {delta['isa']}: size in % of the weights, GB/s of weights:"
+    return [title, _table(["pair", "codec", "size", "encode", "apply"], rows)]
+
+
+def _patch(patch: Figures) -> list[str]:
+    """Seconds beside the peer's, which are the first of each kind."""
+    found = {(row["strategy"], row["name"]): row for row in patch["rows"] if "seconds" in row}
+    names = list(dict.fromkeys(row["name"] for row in patch["rows"]))
+    strategies = list(dict.fromkeys(row["strategy"] for row in patch["rows"]))
+
+    def cell(strategy: str, name: str) -> str:
+        row = found.get((strategy, name))
+        if row is None:
+            return ""
+        return f"{row['seconds']:.2f}" + (f" ({row['ratio']:.1f} x)" if row.get("ratio") else "")
+
+    rows = [[name, *(cell(strategy, name) for strategy in strategies)] for name in names]
+    title = (
+        f"**Deltas of {patch['gigabytes']:g} GB** of bf16, from files, seconds (times as fast as deltatensors 0.2.0 in "
+        "the same run):"
+    )
+    return [title, _table(["", *strategies], rows)]
 
 
 def render_demo(demo: Figures) -> str:

@@ -176,7 +176,7 @@ class AddingReader(Protocol):
 
 
 # Elements that are added at a time: what is made of them between stays in a cache.
-_PIECE = 1 << 18
+_PIECE = 1 << 19
 _FUSED = ("f32", "f16", "bf16")
 
 

@@ -25,7 +25,7 @@ from ingot.ops.state import address, element_type, like, shared_array
 from ingot.ops.undo import TensorUndo
 from ingot.ops.wdelta_parent import matching_order
 
-SLAB = 1 << 18
+SLAB = 1 << 19
 _RECYCLED = 16 << 20
 _MISSING = object()
 PARENT = "wdelta"

@@ -99,3 +99,18 @@ def test_packed_weights_are_shown_where_they_were_measured(bench_table: ModuleTy
 def test_the_demo_table_names_the_container(bench_table: ModuleType) -> None:
     table = bench_table.render_demo({"rows": [DEMO_ROW]}).splitlines()
     assert table[2].split() == ["int4", ".squizd", "3.00", "MiB", "8.00", "10.00", "%", "5.00", "%", "19.250"]
+
+
+def test_deltas_are_shown_beside_the_peer(bench_table: ModuleType) -> None:
+    delta = {"isa": "v3", "rows": [{"source": "a pair", "name": "memcpy", "ratio": 1.0, "encode": 9.5, "apply": 0.0}]}
+    row = {"strategy": "int4", "name": "deltatensors diff", "seconds": 9.25, "ratio": None}
+    ours = {"strategy": "int4", "name": "ingot diff", "seconds": 1.0, "ratio": 9.25}
+    exact = {"strategy": "exact", "name": "ingot diff", "seconds": 2.5, "ratio": None}
+    failed = {"strategy": "exact", "name": "ingot patch to files", "failed": "why"}
+    patch = {"gigabytes": 0.5, "rows": [row, ours, exact, failed]}
+    text = bench_table.render({"delta": delta, "patch": patch})
+    assert "| a pair | memcpy | 100.0 | 9.50 |  |" in text
+    assert "Deltas of 0.5 GB" in text
+    assert "| deltatensors diff | 9.25 |  |" in text
+    assert "| ingot diff | 1.00 (9.2 x) | 2.50 |" in text
+    assert "| ingot patch to files |  |  |" in text
