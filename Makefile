@@ -40,6 +40,7 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz/fuzz_zt.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_squizd.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_wdelta.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_coreml.py -max_total_time=$(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

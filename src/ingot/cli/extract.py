@@ -13,7 +13,8 @@ EPILOG = (
     "Examples:\n\n"
     "  ingot extract model.squizd --draft eagle3.safetensors\n\n"
     "  ingot extract model.squizd --coreml\n\n"
-    "  ingot extract model.squizd --coreml --cache ./packages --json"
+    "  ingot extract model.squizd --coreml --cache ./packages --json\n\n"
+    "  ingot extract model.safetensors --layer model.layers.0.mlp.up_proj.weight --out up.mlpackage --opset iOS18"
 )
 
 
@@ -23,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    path: Annotated[str, typer.Argument(help="Artifact that carries a draft head or a Core ML package.")],
+    path: Annotated[
+        str, typer.Argument(help="Artifact that carries a draft head or a Core ML package; any for --layer.")
+    ],
     draft: Annotated[
         str | None, typer.Option(help="Write the draft head here: a file name with a format's suffix, or a folder.")
     ] = None,
@@ -33,23 +36,33 @@ def command(
     cache: Annotated[
         str | None, typer.Option(help="Folder for packages; default: coreml in $INGOT_CACHE or the user's cache.")
     ] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Make a Core ML package of the linear or convolution layer with this weight.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Package to write for --layer: X.mlpackage.")] = None,
+    opset: Annotated[str, typer.Option(help="For --layer: iOS16, iOS17 or iOS18.")] = "iOS16",
     format: Annotated[
         str | None, typer.Option("--format", "-f", help="Format of the draft head; default: by the suffix.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
     json: Json = False,
 ) -> None:
-    """Take out what an artifact carries beside its weights: the draft head, the Core ML package.
+    """Take out what an artifact carries beside its weights (the draft head, the Core ML package), or one layer.
 
-    Both are checked on the way out. Exit code 2 if the artifact has none.
+    All are checked on the way out. Exit code 2 if the artifact has none.
     """
-    if draft is None and not coreml:
-        raise UsageError("expected --draft OUT, --coreml or both", rule="extract.nothing")
+    if draft is None and not coreml and layer is None:
+        raise UsageError("expected --draft OUT, --coreml or --layer NAME", rule="extract.nothing")
+    if (layer is None) != (out is None):
+        raise UsageError("expected --layer NAME and --out X.mlpackage together", rule="extract.nothing")
     import dataclasses
 
     from ingot.ops.attachments import extract_coreml, extract_draft
+    from ingot.ops.coreml_layer import extract_layer
 
     found: dict[str, Any] = {"path": path}
+    if layer is not None and out is not None:
+        found["layer"] = dataclasses.asdict(extract_layer(path, layer, out, opset=opset, overwrite=overwrite))
     if draft is not None:
         shape = extract_draft(path, draft, format=format, overwrite=overwrite)
         found["draft"] = {"path": draft, **dataclasses.asdict(shape)}
@@ -66,3 +79,10 @@ def command(
         )
     if coreml:
         print(printable(found["coreml"]["path"]))
+    if layer is not None:
+        one = found["layer"]
+        rounded = ", rounded to f16" if one["rounded"] else ""
+        print(
+            f"{printable(one['path'])}: x {list(one['input'])} -> y {list(one['output'])}, "
+            f"weight {one['codec']}{rounded}, {one['size']} bytes"
+        )

@@ -28,7 +28,7 @@ class CoremlFormat:
     """
 
     name = "coreml"
-    suffixes = (".mlpackage",)
+    suffixes: tuple[str, ...] = (".mlpackage",)
     summary = "Core ML packages (.mlpackage): constants of an ML program, compressed or not"
     digests = False
     shards = False

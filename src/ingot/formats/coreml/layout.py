@@ -14,7 +14,7 @@ from ingot.formats.coreml.blob import HEADER, METADATA, Blob, aligned
 from ingot.formats.coreml.carry import PlannedOp, Stored, plan_operations
 from ingot.formats.coreml.site import LeftError, Site
 from ingot.formats.coreml.template import Template
-from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.values import BlobRef, Value
 from ingot.model.spec import TensorSpec
 
 INLINE_BELOW = 10
@@ -27,7 +27,9 @@ class Entry:
     """One array of a tensor to be stored: ``key`` says of which operation (-1: of the program as it was) and parameter.
 
     ``values`` are the places of a kept operation that name it. ``offset`` is of its metadata, None where it stands in
-    the program; then ``data`` are its bytes. ``copied`` is a blob of a kept operation that is no part.
+    the program; then ``data`` are its bytes. ``copied`` is a blob of a kept operation that is no part. ``share`` is
+    what it has in common with arrays that were the same blob, and may be again; ``reused`` tells that it lies where
+    such a one does.
     """
 
     key: Key
@@ -37,6 +39,8 @@ class Entry:
     inline: bool = False
     offset: int | None = None
     data: bytes = b""
+    share: tuple[object, ...] = ()
+    reused: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -150,6 +154,7 @@ class Layout:
         self.files = {name: FileEnd() for name in sorted(template.weights.files)}
         self.plans: list[TensorPlan] = []
         self.left: dict[tuple[str, int], LeftBlob] = {}
+        self._shared: dict[tuple[object, ...], Entry] = {}
         self._waiting = self._left_of(specs)
 
     def _left_of(self, specs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
@@ -184,7 +189,12 @@ class Layout:
             return TensorPlan(site, spec, file, (), self._kept(site))
         operations = plan_operations(spec, ios18=opset_number(self.template, site) >= IOS18)
         entries = [
-            Entry((index, item.key), item, inline=item.count < INLINE_BELOW or not file)
+            Entry(
+                (index, item.key),
+                item,
+                inline=item.count < INLINE_BELOW or not file,
+                share=(*site.shares, index, item.key) if site.shares else (),
+            )
             for index, operation in enumerate(operations)
             for item in operation.stored
         ]
@@ -199,7 +209,7 @@ class Layout:
             stored = Stored(role, slot.type, slot.dims, role, slot.dtype, spread=slot.spread)
             blob = slot.values[0].blob
             place = blob.offset if blob else -1
-            entries.append((place, Entry((-1, role), stored, slot.values, inline=blob is None)))
+            entries.append((place, Entry((-1, role), stored, slot.values, inline=blob is None, share=_shared(blob))))
         for operation in site.operations:
             for value in operation.values:
                 if value.blob is not None and id(value) not in known:
@@ -212,10 +222,30 @@ class Layout:
         return [entry for _, entry in sorted(entries, key=lambda item: item[0])]
 
     def place(self, plan: TensorPlan) -> None:
-        """Lay out a tensor behind what is there."""
+        """Lay out a tensor behind what is there; what was one blob before is one again, as far as sizes tell."""
         for entry in plan.entries:
-            if not entry.inline:
+            if entry.inline:
+                continue
+            known = self._shared.get(entry.share) if entry.share else None
+            if known is not None and (known.stored.type, known.stored.dims) == (entry.stored.type, entry.stored.dims):
+                entry.offset, entry.reused = known.offset, True
+            else:
                 entry.offset = self.files[plan.file].take(entry.nbytes)
+        self.remember(plan)
+
+    def part(self, plan: TensorPlan, entry: Entry) -> None:
+        """Give an array a place of its own after all: its bytes turned out to be others."""
+        entry.offset, entry.reused = self.files[plan.file].take(entry.nbytes), False
+
+    def remember(self, plan: TensorPlan) -> None:
+        """Let later arrays share those of a tensor that was laid out."""
+        for entry in plan.entries:
+            if entry.share and entry.offset is not None:
+                self._shared.setdefault(entry.share, entry)
+
+
+def _shared(blob: BlobRef | None) -> tuple[object, ...]:
+    return () if blob is None else (blob.file, blob.offset)
 
 
 def require_known_references(template: Template) -> None:

@@ -38,16 +38,10 @@ def package_size(specs: Sequence[TensorSpec], options: WriteOptions) -> int:
     template = template_of(options)
     layout = Layout(template, specs)
     plans: list[TensorPlan] = []
-    seen: dict[Any, TensorPlan] = {}
     for spec in specs:
         plan = layout.plan(spec)
         layout.place_left(*plan.site.first_offset)
-        same = seen.get(plan.site.shares) if plan.site.shares else None
-        if same is not None and same.spec.parts == spec.parts:
-            take_places(plan, same)
-        else:
-            layout.place(plan)
-            seen[plan.site.shares] = plan
+        layout.place(plan)
         for entry in plan.entries:
             if entry.inline:
                 entry.data = entry.values[0].bytes() if entry.values else bytes(entry.nbytes)
@@ -56,12 +50,6 @@ def package_size(specs: Sequence[TensorSpec], options: WriteOptions) -> int:
     files = sum(end.end for end in layout.files.values())
     rest = sum(template[path].length for path in (MANIFEST, *template.others))
     return files + rest + len(patched(layout, plans))
-
-
-def take_places(plan: TensorPlan, same: TensorPlan) -> None:
-    """Let a tensor be stored where another is that has the same bytes."""
-    for entry, other in zip(plan.entries, same.entries, strict=True):
-        entry.offset, entry.data = other.offset, other.data
 
 
 class CoremlWriter:
@@ -78,22 +66,17 @@ class CoremlWriter:
         self._layout = Layout(self._template, specs)
         self._plans: list[TensorPlan] = []
         self._current: TensorPlan | None = None
-        self._before: tuple[int, int] = (0, 0)
         self._written: dict[str, int] = {}
         self._held: dict[str, bytearray] = {}
         self._last: dict[str, int] = {}
         self._digests: dict[str, checksums.Hasher] = {}
         self._sinks: dict[str, Sink] = {}
-        self._shared: dict[Any, TensorPlan] = {}
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor; blobs that are no tensor's and lay before it are copied now."""
         self._expect(spec.name)
         plan = self._layout.plan(spec)
         self._copy_left(*plan.site.first_offset)
-        if plan.file:
-            end = self._layout.files[plan.file]
-            self._before = (end.end, end.count)
         self._layout.place(plan)
         roles = [part.role for part in spec.parts]
         self._written = dict.fromkeys(roles, 0)
@@ -117,8 +100,7 @@ class CoremlWriter:
         if role in self._held:
             self._held[role] += piece
         else:
-            assert entry.offset is not None
-            self._sink(plan.file).write_at(entry.offset + METADATA + self._written[role], piece)
+            self._put(plan, entry, self._written[role], piece)
             self._digests[role].update(piece)
         if piece.nbytes:
             self._last[role] = piece[-1]
@@ -135,7 +117,6 @@ class CoremlWriter:
             if written != expected:
                 raise UsageError(f"expected {expected} bytes, found {written}", rule="writer.length", where=name)
         digests = [self._complete(plan, entry) for entry in plan.entries]
-        self._share(plan)
         self._done(plan)
         state = self._layout.files[plan.file] if plan.file else None
         return {
@@ -164,7 +145,7 @@ class CoremlWriter:
         if plan.file:
             state = self._layout.files[plan.file]
             state.end, state.count = record["end"]
-        self._shared.setdefault(plan.site.shares, plan)
+        self._layout.remember(plan)
         self._done(plan)
 
     def finish(self) -> list[str]:
@@ -233,38 +214,27 @@ class CoremlWriter:
             if entry.offset is None:
                 entry.data = data
                 return ""
-            self._sink(plan.file).write_at(entry.offset + METADATA, data)
+            self._put(plan, entry, 0, memoryview(data))
             digest = checksums.digest("crc32c", data)
         assert entry.offset is not None
         self._sink(plan.file).write_at(entry.offset, metadata(entry.offset, stored.type, stored.count))
         return digest
 
-    def _share(self, plan: TensorPlan) -> None:
-        """Where two constants were the same blobs and still are the same bytes, store them once."""
-        same = self._shared.setdefault(plan.site.shares, plan) if plan.site.shares else plan
-        if same is plan or len(same.entries) != len(plan.entries):
-            return
-        pairs = list(zip(plan.entries, same.entries, strict=True))
-        if any((one.stored, one.data) != (other.stored, other.data) for one, other in pairs if not one.copied):
-            return
-        if all(self._equal(plan.file, one, other) for one, other in pairs):
-            take_places(plan, same)
-            state = self._layout.files[plan.file]
-            state.end, state.count = self._before
-            self._sink(plan.file).truncate(state.end)
-
-    def _equal(self, file: str, one: Entry, other: Entry) -> bool:
-        if one.offset is None or other.offset is None:
-            return one.offset is other.offset
-        sink, buffers = self._sink(file), (bytearray(CHUNK), bytearray(CHUNK))
-        for start in range(0, one.nbytes, CHUNK):
-            size = min(CHUNK, one.nbytes - start)
-            for buffer, entry in zip(buffers, (one, other), strict=True):
-                assert entry.offset is not None
-                sink.readinto(entry.offset + METADATA + start, memoryview(buffer)[:size])
-            if buffers[0][:size] != buffers[1][:size]:
-                return False
-        return True
+    def _put(self, plan: TensorPlan, entry: Entry, start: int, piece: memoryview) -> None:
+        """Write an array's next bytes; where they are there already, as another's, only compare."""
+        assert entry.offset is not None
+        sink, place = self._sink(plan.file), entry.offset + METADATA
+        if entry.reused:
+            if _same(sink, place + start, piece):
+                return
+            self._layout.part(plan, entry)
+            own = entry.offset + METADATA
+            for done in range(0, start, CHUNK):
+                held = bytearray(min(CHUNK, start - done))
+                sink.readinto(place + done, memoryview(held))
+                sink.write_at(own + done, held)
+            place = own
+        sink.write_at(place + start, piece)
 
     def _copy_left(self, file: str | None = None, before: int = 0) -> None:
         for item in self._layout.place_left(file, before):
@@ -299,6 +269,15 @@ class CoremlWriter:
     def _done(self, plan: TensorPlan) -> None:
         self._plans.append(plan)
         self._current = None
+
+
+def _same(sink: Sink, offset: int, piece: memoryview) -> bool:
+    for start in range(0, piece.nbytes, CHUNK):
+        held = bytearray(min(CHUNK, piece.nbytes - start))
+        sink.readinto(offset + start, memoryview(held))
+        if held != piece[start : start + len(held)]:
+            return False
+    return True
 
 
 class SinkSource:
