@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
 from typing import Any
@@ -34,15 +34,25 @@ class CodecInfo:
     summary: str
 
 
+# A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight.
+_LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "quantized_group": ({}, {"bits": 4, "group": 32, "zero_kind": "offset", "scales": "f32"}, {"bits": 8}),
+}
+
+
 def carries(format: Any, codec: str) -> bool:
-    """Whether a format takes tensors of a codec with its default options, asked with a small matrix."""
+    """Whether a format takes tensors of a codec, asked with a small matrix in a few layouts."""
+    return any(_takes(format, codec, options) for options in _LAYOUTS.get(codec, ({},)))
+
+
+def _takes(format: Any, codec: str, options: Mapping[str, Any]) -> bool:
     for dtype in ("f32", "bf16"):
         try:
-            encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, {})
+            encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, options)
         except UnsupportedError:
             continue
         stored = str(encoder.params.get("dtype", dtype))
-        spec = TensorSpec("w", (64, 64), stored, codec, encoder.parts, dict(encoder.params))
+        spec = TensorSpec("x.weight", (64, 64), stored, codec, encoder.parts, dict(encoder.params))
         return format.refuses(spec) is None
     return False
 
