@@ -1,5 +1,6 @@
-"""Fuzzes the reader of Core ML packages: protobuf, blob storage, manifest. Anything opens, decodes and is written again, or
-ends in an IngotError. Nothing else may escape.
+"""Fuzzes the reader of Core ML packages: protobuf, blob storage, manifest.
+
+Anything opens, decodes and is written again, or ends in an IngotError. Nothing else may escape.
 
     pip install '.[fuzz]'
     python tests/fuzz/fuzz_coreml.py -max_total_time=600

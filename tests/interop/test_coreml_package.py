@@ -12,6 +12,7 @@ import pytest
 
 import ingot
 from ingot.formats.coreml.mil import parse_model
+from ingot.ops.coreml_layer import extract_layer
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 
@@ -71,20 +72,20 @@ class Oracle:
                 model = getattr(coreml, name)(model, config=chosen, **joint)
             model.save(str(path))
 
-    def values(self, path: Path) -> dict[str, np.ndarray]:
-        """What each ``add`` adds, decompressed by coremltools."""
+    def dense(self, path: Path) -> tuple[Any, Any]:
+        """Open a package, let coremltools decompress it; return model and program."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = self.ct.models.MLModel(str(path), skip_model_load=True)
             dense = self.ct.optimize.coreml.decompress_weights(model)
-            program = self.load(
-                dense._spec, specification_version=dense._spec.specificationVersion, file_weights_dir=dense.weights_dir
-            )
-            found = {}
-            for op in program.functions["main"].operations:
-                if op.op_type == "add":
-                    found[op.name.removeprefix("add_")] = np.array(op.y.val)
-            return found
+            version = dense._spec.specificationVersion
+            program = self.load(dense._spec, specification_version=version, file_weights_dir=dense.weights_dir)
+            return dense, program
+
+    def values(self, path: Path) -> dict[str, np.ndarray]:
+        """What each ``add`` adds, decompressed by coremltools."""
+        operations = self.dense(path)[1].functions["main"].operations
+        return {op.name.removeprefix("add_"): np.array(op.y.val) for op in operations if op.op_type == "add"}
 
 
 @pytest.fixture(scope="module")
@@ -313,3 +314,44 @@ def test_what_is_compressed_here_opens_in_coremltools_with_the_same_values(
             assert plain[name].codec == "dense"
             np.testing.assert_array_equal(plain[name].numpy(), packed[name].numpy())
     assert check(oracle, tmp_path / "plain.mlpackage") == 2
+
+
+@pytest.mark.parametrize("opset", ["iOS16", "iOS18"])
+@pytest.mark.parametrize("shape", [(32, 64), (8, 4, 3, 3)])
+def test_a_layer_made_here_opens_in_coremltools(
+    oracle: Oracle, tmp_path: Path, opset: str, shape: tuple[int, ...]
+) -> None:
+    ingot.save(tmp_path / "m.safetensors", {"a.weight": numbers(1, *shape), "a.bias": numbers(2, shape[0])})
+    report = extract_layer(tmp_path / "m.safetensors", "a.weight", tmp_path / "a.mlpackage", opset=opset)
+    ingot.convert(tmp_path / "a.mlpackage", tmp_path / "b.mlpackage", by("palette", bits=4))
+    model, program = oracle.dense(tmp_path / "b.mlpackage")
+    given, made = model._spec.description.input[0], model._spec.description.output[0]
+    assert tuple(given.type.multiArrayType.shape) == report.input
+    assert tuple(made.type.multiArrayType.shape) == report.output
+    (layer,) = (op for op in program.functions["main"].operations if op.op_type in ("linear", "conv"))
+    assert tuple(layer.outputs[0].shape) == report.output
+    with ingot.open(tmp_path / "b.mlpackage") as found:
+        np.testing.assert_array_equal(found["weight"].numpy(), layer.weight.val)
+        np.testing.assert_array_equal(found["bias"].numpy(), layer.bias.val)
+
+
+def test_what_coremltools_optimizes_is_read_and_restored(
+    oracle: Oracle, packages: dict[str, Path], tmp_path: Path
+) -> None:
+    coreml, source = oracle.ct.optimize.coreml, packages["dense-iOS18"]
+    lut = coreml.OpPalettizerConfig(nbits=4, mode="uniform", granularity="per_grouped_channel", group_size=16)
+    sparse = coreml.OpMagnitudePrunerConfig(target_sparsity=0.5)
+    int8 = coreml.OpLinearQuantizerConfig(mode="linear", dtype="int8")
+    table8 = coreml.OpLinearQuantizerConfig(mode="linear_symmetric", dtype="int8", granularity="per_tensor")
+    ways = {
+        "sparse-lut": (("prune_weights", sparse), ("palettize_weights", lut)),
+        "sparse-int8": (("prune_weights", sparse), ("linear_quantize_weights", int8)),
+        "int8-lut": (("palettize_weights", lut), ("linear_quantize_weights", table8)),
+    }
+    for name, steps in ways.items():
+        target = tmp_path / f"{name}.mlpackage"
+        oracle.optimized(source, target, *steps)
+        assert check(oracle, target) == 2, name
+        ingot.convert(target, tmp_path / f"{name}-again.mlpackage")
+        for file in FILES:
+            assert (tmp_path / f"{name}-again.mlpackage" / file).read_bytes() == (target / file).read_bytes(), name
