@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,14 +106,31 @@ def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
         print(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
     elif found.kernels:
         print("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
+    tables = sum(weight.tables_fit is False for weight in found.kernels)
+    if tables:
+        print(f"  tables  {tables} weights have codebooks past the budget that is assumed")
     beside = [weight for weight in found.weights if weight.use != "kernel"]
     if beside:
         kinds = ", ".join(f"{sum(item.use == use for item in beside)} {use}" for use in ("gather", "vector", "other"))
         print(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
+    reasons = Counter(weight.winograd for weight in found.kernels if weight.winograd is not None)
+    for reason, count in reasons.items():
+        told = f"not: {reason}" if reason else "may run as Winograd (B20; sources disagree before H17)"
+        print(f"  winograd {count} convolutions {told}")
     _print_forms(found)
+    _print_contradictions(found)
+
+
+def _print_contradictions(found: ChipPlan) -> None:
+    """Tell in full what these weights rest on, and name the rest."""
+    concerned = {key for weight in found.kernels if weight.decision for key in weight.decision.contradictions}
     for item in found.contradictions:
-        keys = ", ".join(item.keys) or "nothing here depends on it"
-        print(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
+        if item.key in concerned:
+            keys = ", ".join(item.keys) or "nothing here depends on it"
+            print(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
+    others = [item.key for item in found.contradictions if item.key not in concerned]
+    if others:
+        print(f"  !       sources also disagree about forms not used here: {', '.join(others)}; --json has the sides")
 
 
 def _print_forms(found: ChipPlan) -> None:

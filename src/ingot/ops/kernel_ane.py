@@ -209,6 +209,8 @@ def is_kernel_file(path: str | PathLike[str]) -> bool:
     """Whether a path is a file that begins as a kernel unit does."""
     place = Path(fspath(path))
     try:
+        if not place.is_file():  # a pipe would wait for ever
+            return False
         with place.open("rb") as file:
             return is_unit(file.read(_HEAD))
     except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from os import PathLike, fspath
 
@@ -17,7 +17,7 @@ from ingot.ops.assume import Assumptions, parse_assumptions
 from ingot.ops.open import open as open_checkpoint
 from ingot.targets.ane.candidates import Better, nearest_better, outcomes
 from ingot.targets.ane.chips import EVIDENCE, Chip, Contradiction, contradictions, load_chip
-from ingot.targets.ane.cost import Budget, Time, budget, moved_bytes, predict
+from ingot.targets.ane.cost import Budget, Time, budget, moved_bytes, predict, tables_fit
 from ingot.targets.ane.form import FOREIGN, Form, form_of
 from ingot.targets.ane.gates import Conditions, Decision, decide
 from ingot.targets.ane.winograd import winograd
@@ -31,8 +31,9 @@ class WeightPlan:
 
     ``use``: ``kernel`` (a matrix or convolution), ``gather`` (an embedding, looked up and not multiplied), ``vector``
     (norms and biases: they travel beside kernels), ``other`` (no weight). Only kernels have the fields that follow
-    ``form``. ``moved`` are bytes per dispatch, ``tables`` those of codebooks; ``time`` has milliseconds; ``winograd``
-    says of convolutions why not, or is empty.
+    ``form``. ``moved`` are bytes per dispatch, ``tables`` those of codebooks, ``tables_fit`` whether they are within
+    the chip's budget (None: it is not published); ``time`` has milliseconds; ``winograd`` says of convolutions why
+    not, or is empty.
     """
 
     name: str
@@ -47,6 +48,7 @@ class WeightPlan:
     time: Time | None = None
     room: Budget | None = None
     tables: int = 0
+    tables_fit: bool | None = None
     better: Better | None = None
     winograd: str | None = None
 
@@ -160,13 +162,18 @@ def plan_checkpoint(checkpoint: Checkpoint, chips: Sequence[Chip], assumptions: 
 
 def _on_chip(checkpoint: Checkpoint, chip: Chip, assumptions: Assumptions) -> ChipPlan:
     known: dict[Conditions, dict[str, Decision]] = {}
+    equal: dict[tuple[object, ...], WeightPlan] = {}
     weights = []
     for name in checkpoint:
         tensor = checkpoint[name]
         conditions = assumptions.conditions(name)
         if conditions not in known:
             known[conditions] = outcomes(chip, conditions)
-        weights.append(plan_tensor(tensor, chip, conditions, known[conditions]))
+        form = form_of_tensor(tensor)
+        key = (tensor.codec, form, use_of(tensor, form), tensor.shape, conditions)
+        if key not in equal:
+            equal[key] = plan_tensor(tensor, chip, conditions, known[conditions])
+        weights.append(replace(equal[key], name=name, stored=tensor.nbytes))
     ordinary = Conditions()
     forms = known.get(ordinary) or outcomes(chip, ordinary)
     decisions = [*(weight.decision for weight in weights), *forms.values()]
@@ -199,6 +206,7 @@ def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, known: dict[
         time=predict(form, decision, chip),
         room=budget(form, decision, chip),
         tables=form.table_bytes,
+        tables_fit=tables_fit(form, chip) if chip.known("palette_lut_budget") is not None else None,
         better=None if decision.streams else nearest_better(form, moved, tensor.shape[0], known),
         winograd=_winograd(form, tensor.shape, chip, conditions),
     )

@@ -26,7 +26,7 @@ def test_plan_shows_equal_layers_once(model: str, capsys: pytest.CaptureFixture[
     assert run(["plan", model, "--chip", "m1,m5"]) == 0
     out = capsys.readouterr().out
     assert out.count("layers.*.mlp.up_proj.weight (3 x)") == 2
-    assert "--assume" in out  # contradictions are told
+    assert "palette-widths" in out  # contradictions are named
     assert run(["plan", model, "--all", "--no-tensors"]) == 0
     assert "up_proj" not in capsys.readouterr().out
     assert run(["plan", model, "--all"]) == 0
@@ -44,6 +44,19 @@ def test_plan_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert weight["decision"]["evidence"]
     assert weight["better"]["label"] == "int8"  # 64 scales are smaller than a table of 256
     assert weight["room"]["cap"] == 65536
+
+
+def test_what_weights_rest_on_is_told_in_full(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "i8.zt")
+    assert run(["convert", model, out, "--recipe", "int8", "--quiet"]) == 0
+    assert run(["plan", out, "--chip", "m5"]) == 0
+    text = capsys.readouterr().out
+    assert "folds !" in text
+    assert "--assume: int8" in text
+    assert run(["plan", out, "--chip", "m5", "--assume", "int8=streams"]) == 0
+    text = capsys.readouterr().out
+    assert "folds !" not in text
+    assert "assumed" in text
 
 
 def test_plan_without_a_known_bandwidth_says_what_to_do(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -285,3 +285,20 @@ def test_values_past_float16_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ingot.IngotError) as found:
             pack_kernel(tmp_path / "m.safetensors", name, tmp_path / "w.anek")
         assert found.value.rule == rule
+
+
+def test_a_core_ml_package_is_planned_recompressed_and_restored(model: Path, tmp_path: Path) -> None:
+    from ingot.ops.coreml_layer import extract_layer
+
+    source = model.with_suffix(".safetensors")
+    package, small, back = (tmp_path / f"{name}.mlpackage" for name in ("whole", "small", "back"))
+    extract_layer(source, "conv.weight", package, opset="iOS18")
+    assert ingot.plan(package, "m1")["m1"].outcomes == {"dense": 1}
+    suggest(package, "m1", tmp_path / "m1.toml", 0.15)
+    ingot.convert(package, small, str(tmp_path / "m1.toml"))
+    found = ingot.plan(small, "m1")["m1"]
+    assert found.outcomes == {"streams": 1}
+    assert found.kernels[0].form == "palette4"
+    ingot.convert(small, back, "decompress")
+    assert ingot.plan(back, "m1")["m1"].outcomes == {"dense": 1}
+    assert ingot.compare(small, back).same
