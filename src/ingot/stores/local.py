@@ -63,7 +63,7 @@ class LocalStore:
         if not stat.S_ISDIR(mode):
             raise UsageError("expected a folder", rule="store.not-a-folder", where=self.location)
         self._asked = io
-        self.io = _choose(io, self._folder)
+        self.io = _choose(io, os.path.realpath(self._folder))
 
     def names(self, folder: str = "") -> list[str]:
         """Names of the regular files (or links to such) in the folder, or in ``folder`` in it; hidden ones left out."""
@@ -108,7 +108,7 @@ class LocalStore:
         descriptor = _open_regular(real, where)
         try:
             size = os.fstat(descriptor).st_size
-            mode = self.io if self._asked != "auto" else _choose("auto", Path(real).parent)
+            mode = self.io if self._asked != "auto" else _choose("auto", os.path.dirname(real))  # noqa: PTH120
             if mode == "pread":
                 return PreadSource(descriptor, size, where)
             try:
@@ -342,10 +342,11 @@ def _stamp(descriptor: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _choose(io: str, folder: Path) -> str:
+def _choose(io: str, folder: str) -> str:
+    """Choose for a folder whose path is resolved."""
     if io != "auto":
         return io
-    return "pread" if is_network(os.path.realpath(folder)) else "mmap"
+    return "pread" if is_network(folder) else "mmap"
 
 
 def _is_regular(entry: os.DirEntry[str]) -> bool:
@@ -372,7 +373,7 @@ def _cannot_open(error: Exception, where: str) -> Exception:
 
 def _open_regular(real: str, where: str) -> int:
     try:
-        mode = Path(real).stat().st_mode
+        mode = os.stat(real).st_mode  # noqa: PTH116 - a directory may have thousands of files
         if stat.S_ISREG(mode):
             # O_NONBLOCK: were the file replaced by a fifo at this moment, open would wait for a writer.
             descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.core import encodings
 from ingot.errors import IntegrityError
-from ingot.model.bytesource import ByteSource, Stamped, Store
+from ingot.model.bytesource import ByteSource, Store
 
 # Files held open for the next read; whoever reads one after the other needs no more.
 _KEPT = 16
@@ -59,7 +59,7 @@ class LazyFile:
         source = pool.get(name)
         self.name = name
         self.size, self.mapped = source.size, source.mapped
-        self._stamp = source.stamp if isinstance(source, Stamped) else None
+        self._stamp = stamp_of(source)
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return bytes of the file; a mapping stays as long as the view does."""
@@ -90,7 +90,13 @@ class LazyFile:
         return source
 
     def _differs(self, source: ByteSource) -> bool:
-        return source.size != self.size or (isinstance(source, Stamped) and source.stamp != self._stamp)
+        return source.size != self.size or stamp_of(source) != self._stamp
+
+
+def stamp_of(source: ByteSource) -> tuple[int, ...] | None:
+    """Return the stamp of a source that has one (``Stamped``); a check by protocol is too slow for so many files."""
+    found: tuple[int, ...] | None = getattr(source, "stamp", None)
+    return found
 
 
 class _Stored:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
-from ingot.errors import FormatError, UnsupportedError
+from ingot.errors import FormatError, IngotError, UnsupportedError
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER = 1 << 16
@@ -103,6 +104,16 @@ def parse(head: bytes, where: str) -> NpyHeader:
     UnsupportedError
         ``npydir.npy-dtype``.
     """
+    try:
+        return _parse(head)
+    except IngotError as error:
+        raise error.at(where) from None
+
+
+@lru_cache(maxsize=1024)
+def _parse(head: bytes) -> NpyHeader:
+    """Check a header; layers are alike, and so are the headers of their arrays."""
+    where = ""
     fields = _fields(head[10 if head[6] == 1 else 12 :], where)
     dtype = _dtype(fields["descr"], where)
     if fields["fortran_order"] != b"False":
