@@ -8,7 +8,7 @@ from typing import Any
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.coreml.carry import plan_operations
 from ingot.formats.coreml.layout import reason_against
-from ingot.formats.coreml.package import MANIFEST
+from ingot.formats.coreml.package import DATA, MANIFEST
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
@@ -44,8 +44,8 @@ class CoremlFormat:
         return name == MANIFEST
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """The manifest."""
-        return MANIFEST if MANIFEST in names else None
+        """The manifest, where the folder ``Data`` lies beside it."""
+        return MANIFEST if MANIFEST in names and f"{DATA}/" in names else None
 
     def fit(self, options: WriteOptions) -> CoremlFormat:
         """Return the format for the program that the options bring; errors as ``template_of``."""

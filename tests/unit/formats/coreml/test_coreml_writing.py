@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import prod
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
+from ingot.cli.main import run
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
 from ingot.formats.coreml.grid import affine_params, run_axis, scale_dims
@@ -256,3 +258,19 @@ def test_constants_that_were_one_blob_part_where_their_values_differ(tmp_path: P
     with ingot.open(tmp_path / "b.mlpackage") as found:
         np.testing.assert_array_equal(found["main/w"].numpy(), values[0])
         np.testing.assert_array_equal(found["other/w"].numpy(), values[1])
+
+
+def test_a_model_folder_with_a_manifest_of_its_own_is_no_package(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "model.safetensors", {"w": np.zeros(3, np.float32)})
+    (tmp_path / "Manifest.json").write_text("{}")
+    with ingot.open(tmp_path) as found:
+        assert found.format == "safetensors"
+
+
+def test_the_command_makes_a_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ingot.save(tmp_path / "m.zt", {"a.weight": np.ones((8, 4), np.float16)})
+    out = str(tmp_path / "a.mlpackage")
+    assert run(["extract", str(tmp_path / "m.zt"), "--layer", "a.weight", "--out", out, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["layer"]
+    assert (found["path"], found["input"], found["output"], found["codec"]) == (out, [1, 4], [1, 8], "dense")
+    assert run(["extract", str(tmp_path / "m.zt"), "--layer", "a.weight"]) == 2
