@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from os import PathLike, fspath
 
+from ingot.core.dtypes import DTYPES
 from ingot.core.names import role_of
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
@@ -220,8 +221,9 @@ def form_of_tensor(tensor: Tensor) -> Form:
 
 def use_of(tensor: Tensor, form: Form) -> str:
     """Return what the engine does with a tensor, told from its name, rank and element type."""
-    if form.kind == FOREIGN and tensor.codec == "dense":
-        return OTHER  # integers and bools
+    known = DTYPES.get(tensor.dtype)
+    if form.kind == FOREIGN and tensor.codec == "dense" and not (known is not None and known.is_float):
+        return OTHER
     if len(tensor.shape) < 2 or prod(tensor.shape[1:]) == 1:
         return VECTOR
     role = role_of(tensor.name)

@@ -302,3 +302,29 @@ def test_a_core_ml_package_is_planned_recompressed_and_restored(model: Path, tmp
     ingot.convert(small, back, "decompress")
     assert ingot.plan(back, "m1")["m1"].outcomes == {"dense": 1}
     assert ingot.compare(small, back).same
+
+
+def test_odd_tensors_are_planned_too(tmp_path: Path) -> None:
+    arrays = {
+        "no_rows": np.zeros((0, 5), np.float16),
+        "no_cols": np.zeros((5, 0), np.float16),
+        "scalar": np.zeros((), np.float32),
+        "column": np.zeros((8, 1), np.float16),
+        "fp8": np.zeros((8, 8), numpy_dtype("f8_e4m3fn")),
+        "other_fp8": np.zeros((8, 8), numpy_dtype("f8_e4m3fnuz")),
+        "doubles": np.zeros((8, 8)),
+        "bools": np.zeros((8, 8), np.bool_),
+    }
+    ingot.save(tmp_path / "odd.zt", arrays)
+    found = {weight.name: weight for weight in ingot.plan(tmp_path / "odd.zt", "m1,a19")["m1"].weights}
+    assert {name: weight.use for name, weight in found.items()} == {
+        **dict.fromkeys(("no_rows", "no_cols", "fp8", "other_fp8", "doubles"), "kernel"),
+        **dict.fromkeys(("scalar", "column"), "vector"),
+        "bools": "other",
+    }
+    assert {name: weight.decision.outcome for name, weight in found.items() if weight.decision is not None} == {
+        "no_rows": "dense", "no_cols": "dense", "fp8": "refused", "other_fp8": "folds", "doubles": "dense",
+    }  # fmt: skip
+    with pytest.raises(UsageError) as refused:
+        pack_kernel(tmp_path / "odd.zt", "no_rows", tmp_path / "x.anek")
+    assert refused.value.rule == "ane.layout"

@@ -124,7 +124,7 @@ def _check(weight: KernelWeight) -> None:
     for holds, what in (
         (
             0 not in weight.shape and max(weight.shape) < 1 << 32 and len(weight.shape) <= 8,
-            "a shape of up to 8 dimensions",
+            "up to 8 dimensions, none of them 0",
         ),
         (weight.values.size == rows * per_channel, f"{rows} x {per_channel} values"),
         (weight.values.dtype.name == kinds.get(weight.bits, "uint8"), "float16, int8, or indices uint8"),
