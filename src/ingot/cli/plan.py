@@ -106,6 +106,8 @@ def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
         print(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
     elif found.kernels:
         print("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
+    if found.outcomes.get("refused"):
+        print(f"  refused {found.outcomes['refused']} weights are in no figure: the chip's compiler does not take them")
     tables = sum(weight.tables_fit is False for weight in found.kernels)
     if tables:
         print(f"  tables  {tables} weights have codebooks past the budget that is assumed")

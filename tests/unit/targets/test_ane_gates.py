@@ -69,6 +69,7 @@ def test_e4m3_needs_its_byte_and_e5m2_folds() -> None:
         assert decide(e4m3, chip).outcome == ("streams" if chip.value("gate_e4m3") else "refused")
         assert decide(e5m2, chip).outcome == "folds"
     assert decide(e4m3, load_chip("a19")).streams
+    assert decide(e4m3, load_chip("a19"), Conditions(mutable=True)).outcome == "folds"
     assert decide(palette(4, entry="e4m3"), load_chip("m5")).outcome == "refused"
 
 
@@ -127,7 +128,7 @@ def test_three_bits_are_stored_as_four_before_h18() -> None:
 
 FORMS = st.builds(
     Form,
-    kind=st.sampled_from(("dense", "int", "blockwise", "palette", "foreign")),
+    kind=st.sampled_from(("dense", "int", "blockwise", "palette", "foreign", "fp8")),
     elements=st.integers(0, 1 << 30),
     bits=st.integers(1, 8),
     entry=st.sampled_from(("half", "int8", "uint8")),
@@ -142,7 +143,7 @@ FORMS = st.builds(
 def test_every_form_has_an_answer_with_evidence(
     chip: str, form: Form, mutable: bool, stride: int, sparse: bool
 ) -> None:
-    if sparse and form.kind != "foreign":
+    if sparse and form.kind not in ("foreign", "fp8"):
         form = Form("sparse", form.elements, nonzeros=form.elements // 3, inner=None if form.kind == "dense" else form)
     conditions = Conditions(stride=stride, mutable=mutable)
     found = decide(form, load_chip(chip), conditions)

@@ -87,23 +87,16 @@ def _no_form(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
         return _decision(
             "folds", "kernel-format", f"the engine has no form like {form.codec}: decoded first", [_CHAPTER]
         )
-    if form.kind == FP8:
-        return _fp8(form, chip)
+    if form.kind == FP8 and form.entry == "e5m2":
+        reason = "E5M2 is the upper byte of fp16: folded on the way in (B36)"
+        return _decision("folds", "dma-convertible", reason, [_CHAPTER])
     return None
 
 
-def _fp8(form: Form, chip: Chip) -> Decision:
-    if form.entry == "e5m2":
-        return _decision(
-            "folds", "dma-convertible", "E5M2 is the upper byte of fp16: folded on the way in (B36)", [_CHAPTER]
-        )
-    gate = chip.cell("gate_e4m3")
-    if chip.value("gate_e4m3"):
-        return _decision("streams", "gate_e4m3 (0x52d)", "E4M3 is a weight type here", [gate])
-    return _decision("refused", "gate_e4m3 (0x52d)", "no E4M3 before H18: the compiler asserts", [gate])
-
-
 def _illegal(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
+    if form.kind == FP8 and not chip.value("gate_e4m3"):
+        reason = "no E4M3 before H18: the compiler asserts"
+        return _decision("refused", "gate_e4m3 (0x52d)", reason, [chip.cell("gate_e4m3")])
     inner = form.inner if form.kind == SPARSE else form
     if inner is None:
         return None
@@ -182,6 +175,8 @@ def _seen(form: Form, chip: Chip) -> Decision | None:
 
 
 def _gated(form: Form, chip: Chip) -> Decision:
+    if form.kind == FP8:
+        return _by_gate(form, chip, "gate_e4m3", "0x52d", "no E4M3 on this chip")
     if form.kind == PALETTE:
         return _by_gate(form, chip, "gate_palette", "0x529", "the palette gate is clear")
     if form.kind == BLOCKWISE:
