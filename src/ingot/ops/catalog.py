@@ -42,19 +42,18 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 def carries(format: Any, codec: str) -> bool:
     """Whether a format takes tensors of a codec, asked with a small matrix in a few layouts."""
-    return any(_takes(format, codec, options) for options in _LAYOUTS.get(codec, ({},)))
+    layouts = _LAYOUTS.get(codec, ({},))
+    return any(_takes(format, codec, options, dtype) for options in layouts for dtype in ("f32", "f16", "bf16"))
 
 
-def _takes(format: Any, codec: str, options: Mapping[str, Any]) -> bool:
-    for dtype in ("f32", "bf16"):
-        try:
-            encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, options)
-        except UnsupportedError:
-            continue
-        stored = str(encoder.params.get("dtype", dtype))
-        spec = TensorSpec("x.weight", (64, 64), stored, codec, encoder.parts, dict(encoder.params))
-        return format.refuses(spec) is None
-    return False
+def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> bool:
+    try:
+        encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, options)
+    except UnsupportedError:
+        return False
+    stored = str(encoder.params.get("dtype", dtype))
+    spec = TensorSpec("x.weight", (64, 64), stored, codec, encoder.parts, dict(encoder.params))
+    return format.refuses(spec) is None
 
 
 def formats() -> list[FormatInfo]:
