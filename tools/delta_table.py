@@ -1,7 +1,8 @@
-"""Measure what deltas of a language model cost in perplexity, and render ``spec/deltas-quality.md``.
+"""Measure what deltas of a language model cost in perplexity, and render ``spec/deltas-quality.md`` and its plot.
 
-    python tools/delta_table.py MODELS     measures; MODELS holds base/, finetune/, heldout_prose.txt, heldout_code.txt
-    python tools/delta_table.py            renders the page from bench/delta_quality.json, which is committed
+    python tools/delta_table.py MODELS [NAME...]   measures all rows, or those named; MODELS holds base/, finetune/,
+                                                   heldout_prose.txt, heldout_code.txt
+    python tools/delta_table.py                    renders the page from bench/delta_quality.json, which is committed
 
 Measuring needs the package ``tokenizers`` and, for the peer's rows, ``deltatensors==0.2.0``'s figures in the JSON file.
 Protocol: the first 96 x 256 tokens of each text, each window scored by itself, exp of the mean loss, in float32.
@@ -13,44 +14,51 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from delta_plot import svg
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "bench" / "delta_quality.json"
 PAGE = ROOT / "spec" / "deltas-quality.md"
+PLOT = PAGE.with_suffix(".svg")
 WINDOWS, WINDOW = 96, 256
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "int1": {"strategy": "int1"},
     "auto, share 0.067": {"strategy": "auto", "target_size": 0.067},
+    "auto, share 0.094 (1.5 bits)": {"strategy": "auto", "target_size": 0.094},
+    "low-rank, 32": {"strategy": "low-rank"},
+    "low-rank, 96": {"strategy": "low-rank", "options": {"rank": 96}},
     "auto, share 0.15": {"strategy": "auto", "target_size": 0.15},
     "int2": {"strategy": "int2"},
     "int3": {"strategy": "int3"},
     "int4": {"strategy": "int4"},
     "auto, share 0.3": {"strategy": "auto", "target_size": 0.3},
+    "exact": {"strategy": "exact"},
+    "int8": {"strategy": "int8"},
 }
 
 
-def measure(models: Path) -> dict[str, Any]:
-    """Make every delta, patch the base with it, and score the result; the peer's and references' figures stay."""
+def measure(models: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Make these deltas, patch the base with each, and score the results; all other figures stay."""
     import ingot
 
     figures: dict[str, Any] = json.loads(FIGURES.read_text("utf-8"))
     texts = _tokens(models)
-    rows = [row for row in figures["rows"] if row["name"] not in RUNS]
+    rows = [row for row in figures["rows"] if row["name"] not in names]
     weights = sum(path.stat().st_size for path in (models / "finetune").glob("*.safetensors"))
     with tempfile.TemporaryDirectory() as folder:
-        for name, how in RUNS.items():
+        for name in names:
             delta, tuned = Path(folder) / "delta.zt", Path(folder) / "tuned.zt"
-            ingot.diff(models / "base", models / "finetune", delta, **how)
+            ingot.diff(models / "base", models / "finetune", delta, **RUNS[name])
             ingot.patch(models / "base", [delta], tuned)
             size = delta.stat().st_size
             row = {"name": name, "bytes": size, "share": size / weights, **_score(models, tuned, texts)}
-            print(row)
+            print(row, flush=True)
             rows.append(row)
     figures["rows"] = sorted(rows, key=lambda row: row["share"])
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
@@ -98,6 +106,8 @@ def render(figures: Mapping[str, Any]) -> str:
         "base's. Perplexity on held-out text, the first 96 x 256 tokens of each; a gap is that of the patched base",
         "less that of the fine-tune. Shares are of the fine-tune's bytes, whole files.",
         "",
+        f"![Perplexity gap on code against the size of the delta]({PLOT.name})",
+        "",
         "| Delta | Share | Prose | Code | Gap prose | Gap code |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -114,8 +124,12 @@ def _line(name: str, share: float, row: Mapping[str, float], tuned: Mapping[str,
 
 def main() -> int:
     """Measure where a folder is given; render."""
-    figures = measure(Path(sys.argv[1])) if len(sys.argv) > 1 else json.loads(FIGURES.read_text("utf-8"))
+    if len(sys.argv) > 1:
+        figures = measure(Path(sys.argv[1]), sys.argv[2:] or list(RUNS))
+    else:
+        figures = json.loads(FIGURES.read_text("utf-8"))
     PAGE.write_text(render(figures), "utf-8")
+    PLOT.write_text(svg(figures), "utf-8")
     return 0
 
 
