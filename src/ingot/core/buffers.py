@@ -45,7 +45,7 @@ class Pool:
                 self._free = [item for item in self._free if item is not fit]
         block = np.empty(nbytes, np.uint8) if fit is None else fit
         # Views of views keep the outermost array alive, whose base is no array: this one.
-        root = np.frombuffer(memoryview(block), np.uint8)
+        root = np.frombuffer(block.data, np.uint8)
         key = id(root)
         reference = weakref.ref(root, lambda _: self._give(key))
         with self._lock:
