@@ -45,6 +45,7 @@ PRESETS = (
 """Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 
 _LARGEST_FILE = 1 << 20
+_DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
 _ROOT_KEYS = ("name", "description", "rules")
 _WAY_KEYS = ("codec", "options", "encoding")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
@@ -209,9 +210,23 @@ def _options(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _mistyped("a table", value, where)
     for key, item in value.items():
-        if not isinstance(item, str | int | float | bool):
-            raise _mistyped("a string, number or boolean", item, f"{where}.{key}")
+        _require_plain(item, f"{where}.{key}", _DEEPEST_OPTIONS)
     return value
+
+
+def _require_plain(value: Any, where: str, depth: int) -> None:
+    """Refuse dates, and what nests deeper than any codec's options do."""
+    if isinstance(value, str | int | float | bool):
+        return
+    if depth and isinstance(value, dict):
+        for key, item in value.items():
+            _require_plain(item, f"{where}.{key}", depth - 1)
+    elif depth and isinstance(value, list):
+        for index, item in enumerate(value):
+            _require_plain(item, f"{where}[{index}]", depth - 1)
+    else:
+        expected = "a string, number, boolean, list or table" if depth else "a string, number or boolean"
+        raise _mistyped(expected, value, where)
 
 
 def _mistyped(expected: str, found: Any, where: str) -> UsageError:

@@ -165,9 +165,16 @@ def test_first_rule_wins_and_none_keeps() -> None:
         ("[[rules]]\ncodec = 'sparse_coo'\nencoding = 'zstd'", "recipe.encoding", "my.toml: rules[0]"),
         ("[[rules]]\ncodec = 'dense'\noptions = 'bf16'", "recipe.type", "my.toml: rules[0].options"),
         (
-            "[[rules]]\ncodec = 'dense'\noptions = { dtype = ['bf16'] }",
+            "[[rules]]\ncodec = 'dense'\noptions = { dtype = 1979-05-27 }",
             "recipe.type",
             "my.toml: rules[0].options.dtype",
+        ),
+        ("[[rules]]\ncodec = 'dense'\noptions = { dtype = ['bf16'] }", "dense.option", "my.toml: rules[0]"),
+        ("[[rules]]\ncodec = 'sparse_mask'\noptions = { sparsity = [0.5] }", "sparse_mask.option", "my.toml: rules[0]"),
+        (
+            "[[rules]]\ncodec = 'sparse_mask'\noptions = { n_m = [[[[[2, 4]]]]] }",
+            "recipe.type",
+            "my.toml: rules[0].options.n_m[0][0][0][0]",
         ),
         ("[[rules]]\ncodec = 'dense'\noptions = { bits = 4 }", "dense.option", "my.toml: rules[0]"),
         ("[[rules]]\ncodec = 'dense'\noptions = { dtype = 'i32' }", "recipe.options", "my.toml: rules[0]"),
@@ -225,6 +232,22 @@ def test_first_rule_wins_and_none_keeps() -> None:
 def test_refusals_name_file_rule_and_key(text: str, rule: str, where: str) -> None:
     error = refusal(text)
     assert (error.rule, error.where) == (rule, where)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "{ sparsity = 0.5, inner = 'palette', options = { bits = 4 } }",
+            {"sparsity": 0.5, "inner": "palette", "options": {"bits": 4}},
+        ),
+        ("{ n_m = [2, 4] }", {"n_m": [2, 4]}),
+    ],
+)
+def test_options_may_hold_lists_and_the_options_of_a_codec_within(text: str, expected: dict[str, object]) -> None:
+    (rule,) = recipe(f"codec = 'sparse_mask'\noptions = {text}").rules
+    assert isinstance(rule.choice, Choice)
+    assert rule.choice.options == expected
 
 
 def test_wrong_affine_options_are_refused_at_load() -> None:
