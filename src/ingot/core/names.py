@@ -2,8 +2,8 @@
 
 The tables know the usual checkpoints: Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-J, GPT-NeoX, Falcon, OPT, Bloom,
 MPT, BERT and its kin (MiniLM, DistilBERT, ALBERT), ViT (timm and transformers), CLIP, T5, Mixtral, Qwen-MoE, DeepSeek,
-gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF and Flax. A name that no row knows has the role ``other``, which
-recipes leave alone by default: not knowing a tensor is never a reason to quantize it.
+gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF, Flax and Core ML programs. A name that no row knows has the role
+``other``, which recipes leave alone by default: not knowing a tensor is never a reason to quantize it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ _CONTAINERS = (
 _LAYER = re.compile(
     rf"(?:^|[./])(?:(?:{'|'.join(_CONTAINERS)})[./]|(?:layers?|blocks?)_)([0-9]{{1,6}})(?=[./]|$)",
     re.IGNORECASE,
+)
+
+# Core ML programs have identifiers for names: `model_layers_3_self_attn_q_proj_weight_to_fp16`. Words that belong together:
+_FLAT = re.compile(r"(?:[^./]+/)?([^./]+_(?:weight|bias))(?:_[0-9]+)?(?:_to_fp(?:16|32)[a-z0-9_]*)?")
+_TOGETHER = re.compile(
+    r"(?:^|(?<=_))(?:gate_up_proj|[a-z]+_(?:proj|lin)|lm_head|feed_forward|query_key_value|c_(?:fc|attn)|fc_(?:in|out)"
+    r"|wi_[01]|ln_[a-z0-9]+|to_(?:[qkv]|out)|dense_h_to_4h|dense_4h_to_h|shared_expert_gate|[a-z]+_projection"
+    r"|relative_(?:attention|position)_bias|qa_outputs)(?=_|$)"
 )
 
 # What a module calls its own arrays; the segment before is the module.
@@ -95,7 +103,7 @@ def layer_of(name: str) -> int | None:
 
     The first number behind a known container word counts: 2 in ``encoder.block.2.layer.1.layer_norm.weight`` (T5).
     """
-    found = _LAYER.search(name)
+    found = _LAYER.search(name) or _LAYER.search(_dotted(name))
     return int(found[1]) if found else None
 
 
@@ -106,8 +114,26 @@ def role_of(name: str) -> str:
     """
     if len(name) > _LONGEST:
         return "other"
+    dotted = _dotted(name)
+    role = _role_in_layer(dotted) if dotted else "other"
+    return _role_in_layer(name) if role == "other" else role
+
+
+def _role_in_layer(name: str) -> str:
     found = _LAYER.search(name)
     return _role(name[found.end() + 1 :], True) if found else _role(name, False)
+
+
+def _dotted(name: str) -> str:
+    """Return a Core ML program's name of a weight or bias with dots between its words; empty for all other names."""
+    found = _FLAT.fullmatch(name) if len(name) <= _LONGEST else None
+    if found is None:
+        return ""
+    words, done = [], 0
+    for together in _TOGETHER.finditer(found[1]):
+        words += [found[1][done : together.start()].replace("_", "."), together[0]]
+        done = together.end()
+    return "".join(words) + found[1][done:].replace("_", ".")
 
 
 @lru_cache(maxsize=1 << 14)

@@ -181,6 +181,35 @@ def test_known_names(name: str, layer: int | None, role: str) -> None:
     assert (layer_of(name), role_of(name)) == (layer, role)
 
 
+# What the dots said is lost in these; none is taken for a matrix of attention or mlp that is not one.
+LOST = {
+    "embed_out.weight",
+    "cls.seq_relationship.weight",
+    "transformer_blocks.4.norm1.linear.weight",
+    "model.layers.61.shared_head.head.weight",
+    "blk.7.ffn_gate.weight",
+    "blk.7.ffn_gate_exps.weight",
+    "token_embd.weight",
+    "feature_extractor.conv_layers.0.conv.weight",
+}
+FLAT = [case for case in CASES if case[0].endswith((".weight", ".bias"))]
+
+
+@pytest.mark.parametrize(("name", "layer", "role"), FLAT, ids=[case[0] for case in FLAT])
+@pytest.mark.parametrize("tail", ["", "_to_fp16", "_to_fp16_palettized"])
+def test_names_as_core_ml_programs_have_them(name: str, layer: int | None, role: str, tail: str) -> None:
+    for flat in (name.replace(".", "_") + tail, "main/" + name.replace(".", "_") + tail):
+        if name in LOST:
+            assert role_of(flat) not in ("attention", "mlp", "ssm")
+        else:
+            assert (layer_of(flat), role_of(flat)) == (layer, role)
+
+
+def test_names_of_core_ml_programs_that_say_nothing() -> None:
+    assert role_of("const_0_to_fp16") == role_of("linear_0_weight_0_to_fp16") == "other"
+    assert role_of("model_layers_3_mlp_gate_weight_to_fp16") == "router"
+
+
 def test_every_role_occurs_in_the_cases() -> None:
     assert {role for _, _, role in CASES} == set(ROLES)
 
@@ -192,7 +221,7 @@ def test_numbers_that_are_no_layers(name: str) -> None:
     assert layer_of(name) is None
 
 
-@pytest.mark.parametrize("word", ["norm", "head_", "router", "layers.", "embed", "."])
+@pytest.mark.parametrize("word", ["norm", "head_", "router", "layers.", "embed", ".", "gate_up_proj_", "_weight"])
 def test_hostile_names_end_quickly(word: str) -> None:
     assert role_of(word * 200_000 + ".x") == "other"
     assert role_of(word * 150 + ".x") in ROLES
