@@ -37,7 +37,8 @@ _LAYER = re.compile(
     re.IGNORECASE,
 )
 
-# Core ML programs have identifiers for names: `model_layers_3_self_attn_q_proj_weight_to_fp16`. Words that belong together:
+# Core ML programs have identifiers for names: `model_layers_3_self_attn_q_proj_weight_to_fp16`. The second pattern has the
+# words that belong together.
 _FLAT = re.compile(r"(?:[^./]+/)?([^./]+_(?:weight|bias))(?:_[0-9]+)?(?:_to_fp(?:16|32)[a-z0-9_]*)?")
 _TOGETHER = re.compile(
     r"(?:^|(?<=_))(?:gate_up_proj|[a-z]+_(?:proj|lin)|lm_head|feed_forward|query_key_value|c_(?:fc|attn)|fc_(?:in|out)"
