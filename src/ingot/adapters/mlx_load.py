@@ -16,6 +16,7 @@ from ingot.codecs.affine import AffineCodec
 from ingot.codecs.base import Relay
 from ingot.core.dtypes import DTYPES
 from ingot.core.extras import require
+from ingot.core.memory import require_ram
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.safetensors import mlx_layers
 from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
@@ -25,14 +26,18 @@ from ingot.model.tensor import Tensor
 
 EXTRA = "mlx"
 """Installs mlx and mlx-lm."""
+_LOADED = frozenset({"f32", "f16", "bf16", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"})
+"""Element types that ``mx.load`` reads as they are."""
 
 
-def load_model(path: AnyPath, *, cache: bool = True, lazy: bool = False) -> tuple[Any, Any]:
+def load_model(
+    path: AnyPath, *, cache: bool = True, lazy: bool = False, max_ram: int | str | None = None
+) -> tuple[Any, Any]:
     """Return a model of mlx_lm in evaluation mode, and its tokenizer: what ``mlx_lm.load`` returns.
 
-    A folder that mlx_lm opens is opened by mlx_lm, so that it is loaded as fast and as lazily. From any other
-    checkpoint the weights are handed over: layers whose integers MLX can compute with stay packed, all others are
-    decoded.
+    A folder that mlx_lm opens is opened by mlx_lm, and another safetensors file (the bf16 tier of a Squish directory)
+    by ``mx.load``, so that it is loaded as fast and as lazily. From any other checkpoint the weights are handed over:
+    layers whose integers MLX can compute with stay packed, all others are decoded.
 
     Parameters
     ----------
@@ -41,7 +46,9 @@ def load_model(path: AnyPath, *, cache: bool = True, lazy: bool = False) -> tupl
     cache : bool
         Whether faster stored forms beside the path may be used and made.
     lazy : bool
-        Leave weights of a folder that mlx_lm opens unread until they are used.
+        Leave weights of safetensors files unread until they are used.
+    max_ram : int or str, optional
+        A size that replaces what the machine says is free; weights that take more are refused.
 
     Raises
     ------
@@ -50,6 +57,8 @@ def load_model(path: AnyPath, *, cache: bool = True, lazy: bool = False) -> tupl
         for these tensors, or misses some.
     UnsupportedError
         ``model.architecture``: mlx_lm has no such model type.
+    ResourceError
+        ``ram.guard``: MLX's weights lie in memory of their own, except unread ones.
     MissingExtraError
         mlx or mlx-lm is not installed.
     IngotError
@@ -64,7 +73,10 @@ def load_model(path: AnyPath, *, cache: bool = True, lazy: bool = False) -> tupl
         config = read_json(folder / CONFIG, "model.config", "model.config-missing")
         _require_architecture(utils, config, folder)
         try:
-            model = utils.load_model(folder, lazy=lazy)[0] if own else _build(utils, folder, checkpoint)
+            if own:
+                model = _opened(utils, folder, checkpoint, lazy, max_ram)
+            else:
+                model = _build(utils, folder, _weights(mx, checkpoint, lazy, max_ram))
         except (ValueError, KeyError, TypeError) as error:  # what mlx_lm raises of a config or weights that do not fit
             raise FormatError(
                 "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=str(folder)
@@ -95,17 +107,49 @@ def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Path) -
         ) from error
 
 
-def _build(utils: Any, folder: Path, checkpoint: Checkpoint) -> Any:
-    """Make the skeleton from config.json and give it the checkpoint's weights."""
+def _opened(utils: Any, folder: Path, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> Any:
+    """Let mlx_lm open a folder."""
+    if not lazy:
+        _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
+    return utils.load_model(folder, lazy=lazy)[0]
+
+
+def _weights(mx: Any, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
+    """Return a checkpoint's weights as mlx arrays: those of one safetensors file unread, others in memory."""
+    location = Path(checkpoint.location)
+    dtypes = {tensor.dtype for tensor in checkpoint.values()}
+    if checkpoint.format == "safetensors" and location.is_file() and dtypes <= _LOADED:
+        if not lazy:
+            _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
+        found: dict[str, Any] = mx.load(str(location), format="safetensors")
+        return found
+    forms = {name: packed_form(tensor) for name, tensor in checkpoint.items()}
+    needed = sum(_nbytes(tensor, forms[name]) for name, tensor in checkpoint.items())
+    _require_room(needed, checkpoint, max_ram)
+    weights: dict[str, Any] = {}
+    for name, tensor in checkpoint.items():
+        weights.update(_arrays(tensor, forms[name]))
+    return weights
+
+
+def _nbytes(tensor: Tensor, form: Relay | None) -> int:
+    row = DTYPES.get(tensor.dtype)
+    return tensor.nbytes if form is not None or row is None else row.nbytes(tensor.size)
+
+
+def _require_room(nbytes: int, checkpoint: Checkpoint, max_ram: int | str | None) -> None:
+    advice = "take a tier or a recipe with fewer bits, close other programs, or set max_ram if this figure is wrong"
+    require_ram(nbytes, "weights in MLX's memory", advice, max_ram, checkpoint.location)
+
+
+def _build(utils: Any, folder: Path, weights: dict[str, Any]) -> Any:
+    """Make the skeleton from config.json and give it the weights."""
     nn = require("mlx.nn", EXTRA)
     config = utils.load_config(folder)
     for key in mlx_layers.KEYS:  # of another folder's packing
         config.pop(key, None)
     model_class, arguments = utils._get_classes(config)
     model = model_class(arguments.from_dict(config))
-    weights: dict[str, Any] = {}
-    for tensor in checkpoint.values():
-        weights.update(arrays_of(tensor))
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
 
@@ -120,9 +164,8 @@ def _build(utils: Any, folder: Path, checkpoint: Checkpoint) -> Any:
     return model
 
 
-def arrays_of(tensor: Tensor) -> dict[str, Any]:
-    """Return a tensor as mlx arrays: one under its name, or the three of a packed layer where MLX computes with it."""
-    relay = packed_form(tensor)
+def _arrays(tensor: Tensor, relay: Relay | None) -> dict[str, Any]:
+    """Return a tensor as mlx arrays: one under its name, or the three of a packed layer in the layout ``relay``."""
     if relay is None:
         return {tensor.name: from_numpy(tensor.numpy())}
     reader = relay.reader()

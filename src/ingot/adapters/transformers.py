@@ -12,10 +12,11 @@ from ingot.adapters.model_source import AnyPath, ModelSource, resolve
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
 from ingot.adapters.transformers_packed import packable, put_packed
-from ingot.adapters.transformers_weights import Loading, decoded_bytes, is_mapped, require_memory, weights_of
+from ingot.adapters.transformers_weights import NO_ROOM, Loading, decoded_bytes, is_mapped, weights_of
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
+from ingot.core.memory import require_ram
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 
@@ -92,7 +93,7 @@ def load_model(
     UnsupportedError
         ``model.architecture``, ``model.quantized``, ``model.dtype``.
     ResourceError
-        ``model.memory``.
+        ``ram.guard``.
     UsageError
         ``model.device``, ``model.option``.
     MissingExtraError
@@ -138,7 +139,8 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
     dtype = getattr(torch, str(DTYPES[target].torch))
     packed = packable(checkpoint) if wanted.keep_packed else set()
     if place.type == "cpu":
-        require_memory(decoded_bytes(checkpoint, target, packed), options.get("max_ram"), checkpoint.location)
+        needed, max_ram = decoded_bytes(checkpoint, target, packed), options.get("max_ram")
+        require_ram(needed, "decoded weights", NO_ROOM, max_ram, checkpoint.location)
     strict = options.get("strict", True)
 
     def attempt(some: set[str]) -> Any:

@@ -18,9 +18,10 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
-from ingot.core.memory import available_ram, format_size, parse_size
-from ingot.errors import ResourceError
 from ingot.model.tensor import Tensor
+
+NO_ROOM = "keep them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
+"""What to do where the decoded weights do not fit into memory."""
 
 # Set on a parameter without values: the stored tensor that stands for it until the model is complete.
 PACKED = "ingot_tensor"
@@ -107,21 +108,6 @@ def decoded_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str]) 
         for name, tensor in tensors.items()
         if name not in packed and not is_mapped(tensor, target)
     )
-
-
-def require_memory(needed: int, max_ram: str | int | None, where: str) -> None:
-    """Refuse to decode more than there is room for: rule ``model.memory``.
-
-    ``max_ram`` is a size that replaces what the machine and its control groups say is free.
-    """
-    room = available_ram() if max_ram is None else parse_size(max_ram)
-    if needed > room:
-        raise ResourceError(
-            f"expected room for {format_size(needed)} of decoded weights, found {format_size(room)}; keep them packed, "
-            "take a smaller dtype, close other programs, or set max_ram if this figure is wrong",
-            rule="model.memory",
-            where=where,
-        )
 
 
 def _itemsize(tensor: Tensor, target: str) -> int:

@@ -30,6 +30,9 @@ def command(
     dtype: Annotated[str, typer.Option(help="Element type to compute in.")] = "f32",
     keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,
+    max_ram: Annotated[
+        str | None, typer.Option(help="Memory that weights may be decoded into, such as 2GiB; by default what is free.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure a model on a text: perplexity, speed, memory; with --reference also KL and top-1 agreement.
@@ -38,7 +41,8 @@ def command(
     """
     from ingot.adapters.evaluate import Protocol, evaluate
 
-    found = evaluate(model, text, reference, Protocol(window, sequences, dtype, keep_packed), cache=cache)
+    protocol = Protocol(window, sequences, dtype, keep_packed)
+    found = evaluate(model, text, reference, protocol, cache=cache, max_ram=max_ram)
     if json:
         print_json(found)
         return

@@ -29,6 +29,9 @@ def command(
     keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
     dtype: Annotated[str | None, typer.Option(help="Element type of the weights; config.json's by default.")] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,
+    max_ram: Annotated[
+        str | None, typer.Option(help="Memory that weights may be decoded into, such as 2GiB; by default what is free.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Load a model with transformers, continue a prompt, always by the likeliest token, and say what it took.
@@ -37,7 +40,7 @@ def command(
     """
     from ingot.adapters.generate import generate
 
-    found = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache)
+    found = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache, max_ram=max_ram)
     if json:
         print_json(found)
         return

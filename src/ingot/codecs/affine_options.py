@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.codecs.affine_params import SCALE_DTYPES, AffineParams
 from ingot.codecs.affine_sign import SIGNS
-from ingot.errors import UsageError
+from ingot.errors import UnsupportedError, UsageError
 
 QUANTIZERS = ("absmax", "minmax", "mse", *SIGNS)
 OPTIONS = (
@@ -107,8 +107,14 @@ def _cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: AffinePar
     if cut == "axis0":
         first = shape[0] if shape else 1
         return _with_matrix(settings, shape, (first, size // first))
-    if settings.group_size is None or size % settings.group_size:
-        raise _wrong(f"a group that divides the {size} elements for cut flat", options.get("group"))
+    if settings.group_size is None:
+        raise _wrong("a group for cut flat", options.get("group"))
+    if size % settings.group_size:
+        raise UnsupportedError(  # nothing is wrong with the option: a recipe's next candidate takes this tensor
+            f"codec quantized_group expects elements that group {settings.group_size} divides for cut flat, found "
+            f"{size}; take cut rows or another group",
+            rule="affine.cut",
+        )
     group = settings.group_size
     whole = replace(settings, granularity="row", group_size=None)
     return _with_matrix(whole, shape, (size // group, group))

@@ -93,19 +93,33 @@ def available_ram() -> int:
     return max(0, min([machine, *rooms]))
 
 
-def require_ram(nbytes: int, purpose: str, advice: str) -> None:
+def require_ram(
+    nbytes: int, purpose: str, advice: str, max_ram: int | str | None = None, where: str | None = None
+) -> None:
     """Refuse what would not fit into memory, before it is begun.
+
+    Parameters
+    ----------
+    nbytes : int
+        What will be taken.
+    purpose, advice : str
+        For the message: what takes it, and what to do if there is too little.
+    max_ram : int or str, optional
+        A size that replaces what ``available_ram`` says.
+    where : str, optional
+        For the message.
 
     Raises
     ------
     ResourceError
-        ``ram.guard``: ``nbytes`` are more than ``available_ram``; ``advice`` says what to do about it.
+        ``ram.guard``.
     """
-    available = available_ram()
-    if nbytes > available:
+    room = available_ram() if max_ram is None else parse_size(max_ram)
+    if nbytes > room:
         raise ResourceError(
-            f"{purpose} takes {format_size(nbytes)} of memory, and {format_size(available)} are available: {advice}",
+            f"expected room for {format_size(nbytes)} of {purpose}, found {format_size(room)}; {advice}",
             rule="ram.guard",
+            where=where,
         )
 
 

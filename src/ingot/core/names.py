@@ -9,6 +9,7 @@ gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF, Flax and Core ML programs. A
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 ROLES = ("embedding", "head", "norm", "bias", "attention", "mlp", "ssm", "router", "conv", "other")
@@ -37,8 +38,8 @@ _LAYER = re.compile(
     re.IGNORECASE,
 )
 
-# Core ML programs have identifiers for names: `model_layers_3_self_attn_q_proj_weight_to_fp16`. The second pattern has the
-# words that belong together.
+# Core ML programs have identifiers for names: `model_layers_3_self_attn_q_proj_weight_to_fp16`. The second pattern has
+# the words that belong together.
 _FLAT = re.compile(r"(?:[^./]+/)?([^./]+_(?:weight|bias))(?:_[0-9]+)?(?:_to_fp(?:16|32)[a-z0-9_]*)?")
 _TOGETHER = re.compile(
     r"(?:^|(?<=_))(?:gate_up_proj|[a-z]+_(?:proj|lin)|lm_head|feed_forward|query_key_value|c_(?:fc|attn)|fc_(?:in|out)"
@@ -106,6 +107,11 @@ def layer_of(name: str) -> int | None:
     """
     found = _LAYER.search(name) or _LAYER.search(_dotted(name))
     return int(found[1]) if found else None
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """Return one more than the highest layer number among the names of tensors; 0 where none is inside a layer."""
+    return 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)
 
 
 def role_of(name: str) -> str:

@@ -16,7 +16,7 @@ from ingot.codecs.table import CODECS
 from ingot.core import encodings
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.stats import measure
-from ingot.errors import CodecError
+from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import SMALLEST, Choice, Measured
@@ -141,17 +141,15 @@ class _Trials:
         """Return the signal-to-noise ratio over the sample; infinite for what is exact, None where it is refused."""
         if candidate.exact or candidate.choice is None:
             return inf
-        rows = self._rows()
-        encoder = CODECS[candidate.choice.codec].encoder(
-            self._shape(rows), self._tensor.dtype, candidate.choice.options
-        )
+        rows, choice = self._rows(), candidate.choice
         decoded = np.empty(rows.shape, np.float32)
         try:
+            encoder = CODECS[choice.codec].encoder(self._shape(rows), self._tensor.dtype, choice.options)
             for _ in range(encoder.scans):
                 encoder.scan(rows)
             encoder.decode(encoder.encode(rows), decoded)
-        except CodecError as error:
-            self._failed(candidate.choice, error)
+        except (CodecError, UnsupportedError) as error:  # the latter: groups that fit the tensor and not its sample
+            self._failed(choice, error)
             return None
         return measure(rows, decoded).snr_db
 
@@ -166,7 +164,7 @@ class _Trials:
             self._failed(choice, error)
             return None
 
-    def _failed(self, choice: Choice, error: CodecError) -> None:
+    def _failed(self, choice: Choice, error: IngotError) -> None:
         self.failed.append((choice, error.rule or "refused"))
 
     def _rows(self) -> Array:

@@ -17,7 +17,7 @@ from ingot.codecs.dense_relay import wider
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
-from ingot.core.names import layer_of
+from ingot.core.names import count_layers
 from ingot.core.parallel import ordered
 from ingot.core.retype import HOLDERS
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
@@ -128,7 +128,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     """
     if isinstance(format, Fitting):
         format = format.fit(request.options)
-    layer_count = 1 + max((layer for name in source if (layer := layer_of(name)) is not None), default=-1)
+    layer_count = count_layers(source)
     with gc_paused():  # many small objects, none of them garbage
         found = [_step_or_where(source[name], format, request, layer_count) for name in source]
     open_steps = [item for item in found if isinstance(item, _Open)]

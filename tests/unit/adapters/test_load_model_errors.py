@@ -139,7 +139,7 @@ def test_damage_is_found_while_loading(llama: Path, tmp_path: Path) -> None:
 
 def test_memory(llama: Path) -> None:
     error = refused(llama, dtype="f32", max_ram="10KiB")
-    assert error.rule == "model.memory"
+    assert error.rule == "ram.guard"
     load_model(llama, max_ram="10KiB")  # mapped as stored: nothing is decoded
     load_model(llama, dtype="f32", max_ram="1GiB")
 

@@ -67,7 +67,7 @@ def test_needs_no_room_for_what_stays_packed(packed: dict[str, Path]) -> None:
     load_model(packed["llama"], keep_packed=True, max_ram="4KiB")
     with pytest.raises(ingot.IngotError) as caught:
         load_model(packed["llama"], max_ram="4KiB")
-    assert caught.value.rule == "model.memory"
+    assert caught.value.rule == "ram.guard"
 
 
 def test_nothing_packed_is_an_ordinary_load(tmp_path: Path) -> None:

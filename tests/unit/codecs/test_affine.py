@@ -368,7 +368,6 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
     {"zero_point": 7, "symmetric": False},
     {"zero_point": 7, "group": "tensor"},
     {"cut": "columns"},
-    {"cut": "flat", "group": 3},
     {"cut": "flat", "group": "row"},
     {"cut": "axis0", "group": "tensor"},
 ]
@@ -403,6 +402,11 @@ def test_an_offset_past_its_type_is_refused() -> None:
 @pytest.mark.parametrize("options", WRONG_OPTIONS, ids=str)
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     assert refused(UsageError, lambda: CODEC.encoder((2, 8), "f32", options)) == "affine.option"
+
+
+def test_runs_that_do_not_divide_the_elements_are_refused() -> None:
+    options = {"cut": "flat", "group": 3}
+    assert refused(UnsupportedError, lambda: CODEC.encoder((2, 8), "f32", options)) == "affine.cut"
 
 
 @pytest.mark.parametrize("dtype", ["i8", "bool", "f8_e4m3fn", "complex64"])

@@ -150,9 +150,11 @@ def test_a_sentinel_without_its_weights_does_not_count(squish):
 )
 def test_a_sentinel_without_a_record_is_judged_by_times_and_shapes(squish, content):
     build(squish, "bf16")
-    (squish / ".squish_ready").write_bytes(content)
+    mark = squish / ".squish_ready"
+    mark.write_bytes(content)
     assert states(squish)["bf16"] == "complete"
-    os.utime(squish / "manifest.json")
+    later = mark.stat().st_mtime_ns + 1  # "now" may be the same tick of the file system's clock
+    os.utime(squish / "manifest.json", ns=(later, later))
     assert states(squish)["bf16"] == "stale"
 
 

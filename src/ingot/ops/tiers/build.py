@@ -15,12 +15,16 @@ from filelock import FileLock, Timeout
 from ingot.core.atomic import flush
 from ingot.core.oserrors import write_error
 from ingot.core.progress import ProgressCallback
-from ingot.errors import IntegrityError, ResourceError, UsageError
+from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
 from ingot.ops.convert import convert
+from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers import sentinel, snapshot
+from ingot.ops.tiers.gate import Gate, Passed, Search
 from ingot.ops.tiers.sentinel import Sentinel
 from ingot.ops.tiers.status import TierStatus, is_squish_directory, mark_of, source_files, status_of, tier_files
 from ingot.ops.tiers.table import BUILT, TIERS, Tier, tier_of
+from ingot.recipes.load import load_recipe
+from ingot.recipes.recipe import Recipe
 
 LOCK = ".ingot-tiers.lock"
 _PATIENCE = 3600.0  # seconds to wait for another process that builds; a lock whose holder died is free at once
@@ -28,13 +32,18 @@ _PATIENCE = 3600.0  # seconds to wait for another process that builds; a lock wh
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """A tier that is there now: ``built`` is False where it was complete before. Bytes of its files, wall seconds."""
+    """A tier that is there now: ``built`` is False where it was complete before. Bytes of its files, wall seconds.
+
+    ``raised`` are the tensors that have more bits than its name says, ``gate`` is what its gate found.
+    """
 
     tier: str
     path: str
     built: bool
     nbytes: int
     seconds: float
+    raised: tuple[str, ...] = ()
+    gate: Passed | None = None
 
 
 def build(
@@ -43,6 +52,7 @@ def build(
     *,
     max_ram: int | str | None = None,
     force: bool = False,
+    gate: Gate | None = None,
     progress: ProgressCallback | None = None,
 ) -> BuildReport:
     """Build a tier from the tensors of a Squish directory, tensor by tensor, and mark it complete.
@@ -60,12 +70,18 @@ def build(
         Ceiling of anonymous memory, as for ``convert``.
     force : bool
         Build it anew though it is complete.
+    gate : Gate, optional
+        Of the packed tiers: mark it only if the model passes, with more bits for some tensors where it must be. A
+        complete tier is built anew unless it passed the same gate.
     progress : callable, optional
 
     Raises
     ------
     UsageError
-        ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``: there is no such step; ``tier.no-source``.
+        ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``: there is no such step; ``tier.no-source``;
+        ``tier.no-gate``: a gate for a tier that is exact.
+    CodecError
+        ``tier.gate``: the model does not pass; the tier is gone.
     IntegrityError
         ``tier.source-changed``: the tensors were written to meanwhile.
     ResourceError
@@ -73,13 +89,20 @@ def build(
     """
     started, folder, wanted = time.perf_counter(), Path(path), tier_of(tier)
     _require_buildable(folder, wanted)
+    if gate is not None and wanted.bits is None:
+        raise UsageError(f"tier {tier} is not quantized: there is nothing to gate", rule="tier.no-gate")
     with building(folder):
         found = status_of(folder, wanted)
-        needed = force or not found.usable
+        needed = force or not found.usable or (gate is not None and not _passed(found.gate, gate))
         if needed:
-            _build(folder, wanted, max_ram, progress)
+            _build(folder, wanted, max_ram, gate, progress)
             found = status_of(folder, wanted)
-    return BuildReport(tier, found.path, needed, found.nbytes, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return BuildReport(tier, found.path, needed, found.nbytes, seconds, found.raised, found.gate)
+
+
+def _passed(found: Passed | None, gate: Gate) -> bool:
+    return found is not None and found.text == gate.text and found.rise <= gate.max_rise
 
 
 def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]:
@@ -137,26 +160,42 @@ def unmark(folder: Path, tier: Tier) -> None:
         flush(mark.parent)
 
 
-def _build(folder: Path, tier: Tier, max_ram: int | str | None, progress: ProgressCallback | None) -> None:
+def _build(
+    folder: Path, tier: Tier, max_ram: int | str | None, gate: Gate | None, progress: ProgressCallback | None
+) -> None:
     before = _times(folder)
-    mark = tier.mark(folder)
+    mark, location = tier.mark(folder), tier.location(folder)
     assert mark is not None
     assert tier.recipe is not None
+
+    def make(recipe: Recipe) -> None:
+        convert(
+            folder,
+            location,
+            recipe,
+            tier.format,
+            max_ram,
+            progress=progress,
+            allow_requantize=True,  # a tier never replaces what it is made from
+            overwrite=True,
+            measure=False,
+        )
+
+    recipe = load_recipe(tier.recipe)
+    search = None if gate is None else Search(folder, recipe, make, location, gate)
     try:
         unmark(folder, tier)
     except OSError as error:
         raise write_error(error, str(mark)) from error
-    convert(
-        folder,
-        tier.location(folder),
-        tier.recipe,
-        tier.format,
-        max_ram,
-        progress=progress,
-        allow_requantize=True,  # a tier never replaces what it is made from
-        overwrite=True,
-        measure=False,
-    )
+    passed = None
+    if search is None:
+        make(recipe)
+    else:
+        try:
+            passed = search.run()
+        except CodecError:
+            _remove(location)
+            raise
     source = snapshot.take(folder, source_files(folder))
     if before != _times(folder):
         raise IntegrityError(
@@ -164,7 +203,16 @@ def _build(folder: Path, tier: Tier, max_ram: int | str | None, progress: Progre
             "the tensors were written to while a tier was built from them; try again when they are complete",
             where=str(folder),
         )
-    sentinel.write(mark, Sentinel(tier.name, source, snapshot.take(folder, tier_files(folder, tier))))
+    files = snapshot.take(folder, tier_files(folder, tier))
+    sentinel.write(mark, Sentinel(tier.name, source, files, _raised(location, tier), passed))
+
+
+def _raised(location: Path, tier: Tier) -> tuple[str, ...]:
+    """Return the tensors of a packed tier that have more bits than its name says."""
+    if tier.bits is None:
+        return ()
+    with open_checkpoint(location, verify=False) as checkpoint:
+        return tuple(name for name, tensor in checkpoint.items() if tensor.params.get("bits", 0) > tier.bits)
 
 
 def _times(folder: Path) -> dict[str, tuple[int, int, int]]:

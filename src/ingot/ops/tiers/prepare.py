@@ -44,7 +44,7 @@ def prepare(
         Those of ``choose`` and ``build``.
     """
     choice = choose(path, runtime, keep_packed=keep_packed)
-    if choice.tier is not TENSORS or keep_packed or not cache:
+    if choice.tier is not TENSORS or (keep_packed and runtime == "torch") or not cache:
         return choice
     try:
         wanted = _first_tier(path, runtime)

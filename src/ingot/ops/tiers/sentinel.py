@@ -11,6 +11,7 @@ import msgspec
 
 from ingot.core.atomic import atomic_write
 from ingot.ops.tiers import snapshot
+from ingot.ops.tiers.gate import Passed, passed_from_json
 from ingot.ops.tiers.snapshot import Snapshot
 
 VERSION = 1
@@ -19,11 +20,17 @@ _LONGEST = 256 << 20  # a million files
 
 @dataclass(frozen=True, slots=True)
 class Sentinel:
-    """The content of a sentinel that Ingot wrote: the tier, the files it was made from, the files it consists of."""
+    """The content of a sentinel that Ingot wrote.
+
+    The tier, the files it was made from, the files it consists of; for packed tiers the tensors that have more bits
+    than the tier's name says, and what its gate found, None where there was no gate.
+    """
 
     tier: str
     source: Snapshot
     files: Snapshot
+    raised: tuple[str, ...] = ()
+    gate: Passed | None = None
 
 
 def write(path: Path, sentinel: Sentinel) -> None:
@@ -31,12 +38,16 @@ def write(path: Path, sentinel: Sentinel) -> None:
 
     squish looks at nothing but whether the file is there.
     """
-    data = {
+    data: dict[str, Any] = {
         "ingot_tier": VERSION,
         "tier": sentinel.tier,
         "source": snapshot.to_json(sentinel.source),
         "files": snapshot.to_json(sentinel.files),
     }
+    if sentinel.raised:
+        data["raised"] = sentinel.raised
+    if sentinel.gate is not None:
+        data["gate"] = sentinel.gate.to_json()
     atomic_write(path, msgspec.json.encode(data))
 
 
@@ -51,4 +62,8 @@ def read(path: Path) -> Sentinel | None:
     if not isinstance(found, dict) or found.get("ingot_tier") != VERSION or not isinstance(found.get("tier"), str):
         return None
     source, files = snapshot.from_json(found.get("source")), snapshot.from_json(found.get("files"))
-    return None if source is None or files is None else Sentinel(found["tier"], source, files)
+    if source is None or files is None:
+        return None
+    listed = found.get("raised")
+    raised = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
+    return Sentinel(found["tier"], source, files, raised, passed_from_json(found.get("gate")))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from ingot.core.oserrors import read_error
 from ingot.errors import IngotError, UsageError
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers import sentinel, snapshot
+from ingot.ops.tiers.gate import Passed
 from ingot.ops.tiers.table import OTHER_MARKS, TENSORS, TIERS, Tier
 
 MANIFEST = "manifest.json"
@@ -38,6 +39,10 @@ class TierStatus:
         Where the tier's weights lie.
     nbytes : int
         Bytes of its files.
+    raised : tuple of str
+        Tensors that have more bits than the tier's name says, of a complete packed tier that Ingot made.
+    gate : Passed or None
+        What its gate found, likewise.
     """
 
     tier: str
@@ -46,6 +51,8 @@ class TierStatus:
     why: str
     path: str
     nbytes: int
+    raised: tuple[str, ...] = ()
+    gate: Passed | None = None
 
     @property
     def usable(self) -> bool:
@@ -92,7 +99,10 @@ def status_of(folder: Path, tier: Tier) -> TierStatus:
         state, why = _tensors(folder) if tier is TENSORS else _built(folder, tier)
     except OSError as error:
         raise read_error(error, str(folder)) from error
-    return TierStatus(tier.name, tier.number, state, why, str(tier.location(folder)), nbytes)
+    found = TierStatus(tier.name, tier.number, state, why, str(tier.location(folder)), nbytes)
+    mark = mark_of(tier, folder)
+    written = sentinel.read(mark) if found.usable and mark is not None else None
+    return found if written is None else replace(found, raised=written.raised, gate=written.gate)
 
 
 def source_files(folder: Path) -> list[str]:

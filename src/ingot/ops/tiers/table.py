@@ -28,6 +28,8 @@ class Tier:
         Preset that makes it from the tensors; None for those themselves.
     exact : bool
         Whether its values are those of the tensors, rounded at most to its element type.
+    bits : int or None
+        Of a code, where it is packed: those that its name says; a tensor may have more.
     summary : str
         In a few words.
     """
@@ -40,6 +42,7 @@ class Tier:
     recipe: str | None
     exact: bool
     summary: str
+    bits: int | None = None
 
     def location(self, folder: Path) -> Path:
         """Where the tier's weights lie."""
@@ -62,8 +65,12 @@ BF16 = Tier(
     True,
     "bf16 in one safetensors file",
 )
-FOUR_BIT = Tier("4bit", 3, "squish_4bit", ".squish_4bit_ready", "mlx", "mlx-4bit", False, "4 bits, as mlx_lm loads it")
-THREE_BIT = Tier("3bit", 3, "squish_3bit", ".squish_3bit_ready", "mlx", "mlx-3bit", False, "3 bits, as mlx_lm loads it")
+FOUR_BIT = Tier(
+    "4bit", 3, "squish_4bit", ".squish_4bit_ready", "mlx", "mlx-4bit", False, "4 bits, as mlx_lm loads it", 4
+)
+THREE_BIT = Tier(
+    "3bit", 3, "squish_3bit", ".squish_3bit_ready", "mlx", "mlx-3bit", False, "3 bits, as mlx_lm loads it", 3
+)
 
 TIERS = {tier.name: tier for tier in (FOUR_BIT, THREE_BIT, BF16, FINALIZED, TENSORS)}
 """In the order in which the decision tree asks for them."""

@@ -1,0 +1,79 @@
+"""The gate of packed tiers by perplexity: what a tier may cost on a text is measured before it counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+
+from ingot.adapters.evaluate import Protocol, evaluate
+from ingot.adapters.model_source import AnyPath
+from ingot.core.checksums import Crc32c
+from ingot.core.oserrors import read_error
+from ingot.errors import UsageError
+
+MAX_RISE = 0.02
+"""By which share the perplexity of a tier may be above the reference's, where nobody says otherwise."""
+_LONGEST = 64 << 20
+_CHUNK = 1 << 20
+
+
+class PerplexityGate:
+    """Reads a text with the tensors that tiers are made from, and with a tier (``ingot.ops.tiers.gate.Gate``).
+
+    One model is held at a time, in the memory that ``load_model`` says. The reference is decoded from the tensors, or
+    mapped from a complete tier that is exact; no tier is built for it.
+
+    Parameters
+    ----------
+    folder : path
+        The Squish directory, with config.json and tokenizer.
+    text : path
+        As for ``evaluate``.
+    max_rise : float
+        Share by which the perplexity may rise: 0.02 is 2 %.
+    protocol : Protocol, optional
+        How the text is read.
+    max_ram : int or str, optional
+        As for ``load_model``.
+
+    Raises
+    ------
+    UsageError
+        ``tier.max-rise``: no finite number of at least 0; ``store.missing``: no such text.
+    """
+
+    def __init__(
+        self,
+        folder: AnyPath,
+        text: AnyPath,
+        max_rise: float = MAX_RISE,
+        protocol: Protocol | None = None,
+        max_ram: int | str | None = None,
+    ) -> None:
+        if not (isfinite(max_rise) and max_rise >= 0):
+            raise UsageError(f"expected a share of at least 0 to rise by, found {max_rise!r}", rule="tier.max-rise")
+        self.max_rise = float(max_rise)
+        self._folder, self._path, self._protocol = Path(folder), Path(text), protocol or Protocol()
+        self._options = {"cache": False, "max_ram": max_ram}
+        self.text = f"{_digest(self._path)} {self._protocol.sequences} x {self._protocol.window}"
+
+    def reference(self) -> float:
+        """Return the perplexity of the tensors; raises what ``evaluate`` raises."""
+        return self.perplexity(self._folder)
+
+    def perplexity(self, tier: Path) -> float:
+        """Return the perplexity of the weights at ``tier``; raises what ``evaluate`` raises."""
+        return evaluate(tier, self._path, None, replace(self._protocol, keep_packed=False), **self._options).perplexity
+
+
+def _digest(path: Path) -> str:
+    hasher, left = Crc32c(), _LONGEST
+    try:
+        with path.open("rb") as file:
+            while left and (data := file.read(min(_CHUNK, left))):
+                hasher.update(data)
+                left -= len(data)
+    except OSError as error:
+        raise read_error(error, str(path)) from error
+    return hasher.text()
