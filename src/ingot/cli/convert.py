@@ -149,11 +149,12 @@ def command(
 def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options: ConvertOptions, json: bool) -> None:
     from ingot.ops.attachments import KINDS
     from ingot.ops.convert import prepare
+    from ingot.ops.report import unused_recipe
 
     with prepare(src, dst, recipe, format, options) as prepared:
         plan = prepared.plan
         carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
-        notes = [*carried, *prepared.pruning.notes, *prepared.gathered.notes]
+        notes = [*carried, *prepared.pruning.notes, *prepared.gathered.notes, *unused_recipe(plan)]
         if json:
             print_json({**_plan_data(plan), "notes": notes})
             return

@@ -31,7 +31,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ConvertPlan, PlanRequest, Step, plan_conversion
 from ingot.ops.prune import NOT_PRUNED, PrunePlan, PruneRequest, prepare_pruning
-from ingot.ops.report import ConvertReport, TensorReport, tensor_report
+from ingot.ops.report import ConvertReport, TensorReport, tensor_report, unused_recipe
 from ingot.ops.work import Cut
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
@@ -391,5 +391,5 @@ class _Job:
             files=files,
             companions=companions,
             resumed=resumed,
-            notes=[*self._pruning.notes, *self._gathered.notes],
+            notes=[*self._pruning.notes, *self._gathered.notes, *unused_recipe(self._plan)],
         )

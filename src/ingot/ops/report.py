@@ -9,7 +9,8 @@ from math import prod
 from typing import Any
 
 from ingot.core.stats import ErrorStats
-from ingot.ops.plan_convert import Step
+from ingot.ops.plan_convert import ConvertPlan, Step
+from ingot.recipes.recipe import NO_RULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,17 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorRe
         error=error.summary() if error is not None and error.count else None,
         sparsity=_sparsity(step.spec.params) if step.spec.codec == "sparse_blocks" else 0.0,
     )
+
+
+def unused_recipe(plan: ConvertPlan) -> list[str]:
+    """Return a note where a recipe leaves every tensor as it is because no rule hits any."""
+    if plan.recipe == "keep" or not plan.steps or any(step.rule != NO_RULE.rule_label for step in plan.steps):
+        return []
+    text = (
+        f"recipe {plan.recipe} changes nothing here: no rule hits any of {len(plan.steps)} tensors. Rules go by role, "
+        "name and shape (`ingot recipes`); those of ane-m1, ane-m4, ane-m5 and ane-int8 take names that say nothing"
+    )
+    return [text]
 
 
 def _sparsity(params: Mapping[str, Any]) -> float:

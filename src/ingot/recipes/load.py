@@ -33,6 +33,7 @@ PRESETS = (
     "palette4-grouped",
     "palette4",
     "sparse50",
+    "ane-int8",
     "ane-m1",
     "ane-m4",
     "ane-m5",

@@ -227,6 +227,48 @@ def test_small_narrow_and_unknown_tensors_stay(preset: str) -> None:
     assert resolve(recipe, name, (8, 4096, 64), "f32", LAYERS).choice is not None
 
 
+PACKAGE = {
+    "const_0_to_fp16": (64, 32, 3, 3),  # a convolution with its norm folded in
+    "conv2_weight_to_fp16": (64, 32, 3, 3),
+    "conv_seq_weight_to_fp16": (64, 64, 3),
+    "linear_0_weight_0_to_fp16": (128, 64),
+    "fc1_weight_to_fp16": (128, 64),
+    "model_layers_3_self_attn_q_proj_weight_to_fp16": (128, 128),
+    "lm_head_weight_to_fp16": (500, 128),
+}
+BESIDE = {
+    "emb_weight_to_fp16": (500, 128),
+    "model_embed_tokens_weight_to_fp16": (500, 128),
+    "model_layers_3_input_layernorm_weight_to_fp16": (4096,),
+    "fc1_bias_to_fp16": (4096,),
+    "linear_0_bias_0_to_fp16": (4096,),
+    "small_weight_to_fp16": (4, 8),
+}
+
+
+@pytest.mark.parametrize("preset", ["ane-m1", "ane-m4", "ane-m5", "ane-int8"])
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_presets_for_the_engine_take_the_kernels_of_a_core_ml_package(preset: str, dtype: str) -> None:
+    found = decisions(load_recipe(preset), PACKAGE | BESIDE, dtype)
+    assert {name for name, one in found.items() if one.choice} == set(PACKAGE)
+    for name, one in found.items():
+        ways = one.choice.candidates if isinstance(one.choice, Measured) else [one.choice] if one.choice else []
+        for way in ways:
+            encoder = CODECS[way.codec].encoder(PACKAGE[name], dtype, way.options)
+            assert {part.dtype for part in encoder.parts} <= {"u8", "i8", dtype, "f16"}
+
+
+def test_int8_for_the_engine_has_a_scale_per_output_channel_of_the_weights_type() -> None:
+    choice = resolve(load_recipe("ane-int8"), "conv2_weight", (64, 32, 3, 3), "f32", 0).choice
+    assert isinstance(choice, Choice)
+    for dtype, size in (("f16", 2), ("f32", 4)):
+        encoder = CODECS[choice.codec].encoder((64, 32, 3, 3), dtype, choice.options)
+        assert {part.role: part.length for part in encoder.parts} == {
+            "packed_weight": 64 * 32 * 9,
+            "scales": 64 * size,
+        }
+
+
 def test_keep_keeps_and_lossless_is_exact_on_everything() -> None:
     for dtype in ("f32", "i64", "bool", "f8_e5m2"):
         assert resolve(load_recipe("keep"), "a", (3,), dtype, 0) == Decision(None, "no rule", None)

@@ -100,7 +100,8 @@ def _float(spec: TensorSpec, role: str) -> MilType:
     """Return the type of a part of floats, which has to be the tensor's."""
     dtype = _part_dtype(spec, role)
     if dtype not in FLOATS or dtype != spec.dtype:
-        raise LeftError(f"{role} and tensor have to be both f16 or both f32, found {dtype} and {spec.dtype}")
+        advice = '; give the rule scales = "source", as preset ane-int8 has it' if role == "scales" else ""
+        raise LeftError(f"{role} and tensor have to be both f16 or both f32, found {dtype} and {spec.dtype}{advice}")
     return BY_DTYPE[dtype]
 
 

@@ -274,3 +274,43 @@ def test_the_command_makes_a_layer(tmp_path: Path, capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)["layer"]
     assert (found["path"], found["input"], found["output"], found["codec"]) == (out, [1, 4], [1, 8], "dense")
     assert run(["extract", str(tmp_path / "m.zt"), "--layer", "a.weight"]) == 2
+
+
+@pytest.mark.parametrize("opset", ["CoreML6", "CoreML8"])
+def test_a_run_that_was_stopped_is_continued_to_the_same_bytes(tmp_path: Path, opset: str) -> None:
+    made = Package(opset)
+    for index in range(12):
+        name = f"layer_{index}_weight"
+        made.add("const", name, ("fp16", SHAPE), {"val": made.blob("fp16", SHAPE, numbers(*SHAPE, index + 1)[:1024])})
+    source = put(tmp_path / "a.mlpackage", made.files())
+
+    def stop(event: ingot.ProgressEvent) -> None:
+        if event.done > event.total / 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "b.mlpackage"
+    with pytest.raises(KeyboardInterrupt):
+        ingot.convert(source, out, LUT4, resume=True, progress=stop, threads=1)
+    assert not out.exists()
+    report = ingot.convert(source, out, LUT4, resume=True)
+    assert 0 < report.resumed < 12
+    ingot.convert(source, tmp_path / "c.mlpackage", LUT4)
+    for name in ("Manifest.json", MODEL, WEIGHTS):
+        assert (out / name).read_bytes() == (tmp_path / "c.mlpackage" / name).read_bytes(), name
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mlpackage", "b.mlpackage", "c.mlpackage"}
+
+
+def test_int8_says_how_a_package_of_f16_takes_it(tmp_path: Path) -> None:
+    source = put(tmp_path / "a.mlpackage", two().files())
+    wide = Recipe("wide", (Rule(Choice("quantized_group", {"bits": 8, "group": "row", "scales": "f32"})),))
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(source, tmp_path / "b.mlpackage", wide)
+    assert caught.value.rule == "convert.unsupported"
+    assert "ane-int8" in str(caught.value)
+
+
+def test_a_recipe_that_hits_nothing_is_told(tmp_path: Path) -> None:
+    source = put(tmp_path / "a.mlpackage", two().files())
+    assert len(ingot.convert(source, tmp_path / "b.mlpackage", "palette4").notes) == 1
+    assert not ingot.convert(source, tmp_path / "c.mlpackage", LUT4).notes
+    assert not ingot.convert(source, tmp_path / "d.mlpackage").notes
