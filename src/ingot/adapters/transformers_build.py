@@ -16,6 +16,7 @@ from typing import Any
 from ingot.adapters.transformers_config import EXTRA, one_line
 from ingot.adapters.transformers_weights import Loading, Weight
 from ingot.core.extras import require
+from ingot.core.memory import require_ram
 from ingot.errors import FormatError, IngotError
 
 _SHOWN = 4
@@ -55,6 +56,7 @@ def build(
         _check_missing(model, info, where)
         if strict:
             _check_unexpected(model, info, where)
+        _check_buffers(model)
 
     hooked = _with_check(kind, check)
     try:
@@ -153,6 +155,12 @@ def _check_unexpected(model: Any, info: Any, where: str) -> None:
             "leaves them out",
             where=where,
         )
+
+
+def _check_buffers(model: Any) -> None:
+    """Refuse tables (of positions, say) that are larger than memory: config.json alone says how large they are."""
+    nbytes = sum(buffer.nbytes for buffer in model.buffers() if buffer.is_meta)
+    require_ram(nbytes, "tables that config.json asks for", "make its positions fewer")
 
 
 def _tied_to_present(model: Any, missing: set[str]) -> set[str]:

@@ -21,6 +21,17 @@ _GENERATION = "generation_config.json"
 _LARGEST = 16 << 20
 # However small a checkpoint is, so many layers may share its tensors (ALBERT has 12 layers in one group).
 _SHARED_LAYERS = 256
+# A classifier's labels: transformers makes a name for each before it looks at any weight.
+_LABELS = 1 << 17
+# Ways to compute that come with torch. Others are names of packages, and "owner/name" is code from the internet.
+_IMPLEMENTATIONS = {
+    "attn_implementation": ("eager", "sdpa"),
+    "_attn_implementation": ("eager", "sdpa"),
+    "_attn_implementation_internal": ("eager", "sdpa"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+    "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+    "_experts_implementation_internal": ("eager", "batched_mm", "grouped_mm"),
+}
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 
 
@@ -63,7 +74,9 @@ def read_config(folder: Path, tensors: int) -> Any:
             where=where,
         )
     # MLX describes its packing here; what Ingot hands over is decoded, and transformers must not look for packed parts.
-    plain = {key: value for key, value in values.items() if key not in ("quantization", "quantization_config")}
+    plain = _without_code(
+        {key: value for key, value in values.items() if key not in ("quantization", "quantization_config")}
+    )
     try:
         return mapping[kind].from_dict(plain)
     except Exception as error:  # whatever a validator of one of hundreds of config classes raises
@@ -155,13 +168,25 @@ def _class_named(name: Any, config: Any) -> Any:
 
 
 def _refuse_layers(values: dict[str, Any], most: int, where: str) -> None:
-    """Refuse layer counts that no checkpoint of so many tensors has, before transformers builds them one by one."""
+    """Refuse layer counts that no checkpoint of so many tensors has, before transformers builds them one by one; and
+    more labels than a classifier has."""
     nested = [value for value in values.values() if isinstance(value, dict)]
+    limits = {**dict.fromkeys(_COUNTS, most), "num_labels": _LABELS}
     for some in (values, *nested):
-        for key in _COUNTS:
+        for key, limit in limits.items():
             count = some.get(key)
-            if isinstance(count, int) and count > most:
-                raise FormatError("model.config", f"expected {key} up to {most}, found {count}", where=where)
+            if isinstance(count, int) and count > limit:
+                raise FormatError("model.config", f"expected {key} up to {limit}, found {count}", where=where)
+
+
+def _without_code(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out ways to compute that transformers would fetch or import code for, also of the configs within."""
+    kept = {}
+    for key, value in values.items():
+        if key in _IMPLEMENTATIONS and value not in _IMPLEMENTATIONS[key]:
+            continue
+        kept[key] = _without_code(value) if isinstance(value, dict) else value
+    return kept
 
 
 def _version() -> str:

@@ -30,7 +30,7 @@ def load_tokenizer(folder: Path) -> Any:
         own = _own(folder)
         if own is not None:
             return transformers.PreTrainedTokenizerFast(tokenizer_object=own)
-        return transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        found = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except FormatError:
         raise
     except Exception as error:  # readers of dozens of tokenizer classes, over files that may be anything
@@ -39,6 +39,24 @@ def load_tokenizer(folder: Path) -> Any:
             f"expected a tokenizer ({_FILE}) beside the weights, found none that transformers reads: {one_line(error)}",
             where=str(folder),
         ) from error
+    _require_vocabulary(found, folder)
+    return found
+
+
+def _require_vocabulary(tokenizer: Any, folder: Path) -> None:
+    """Refuse a tokenizer without its files: of some model types transformers makes an empty one."""
+    names = set((getattr(tokenizer, "vocab_files_names", None) or {}).values())
+    if not names:  # of bytes, say
+        return
+    there = {path.name for path in folder.iterdir()} - {"tokenizer_config.json"}
+    if not any(
+        name in names or name.endswith(".tiktoken") or name.startswith(("tokenizer.", "tekken")) for name in there
+    ):
+        raise FormatError(
+            "model.tokenizer",
+            f"expected a tokenizer ({', '.join(sorted(names))}) beside the weights, found none; copy it there",
+            where=str(folder),
+        )
 
 
 def _own(folder: Path) -> Any:

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, Change]] = {
     "negative sizes": ("model.config", set_config(hidden_size=-32)),
     "text for a number": ("model.config", set_config(hidden_size="large")),
     "no heads": ("model.config", set_config(num_attention_heads=0)),
+    "a billion labels": ("model.config", set_config(num_labels=10**9)),
     "unknown type": ("model.architecture", set_config(model_type="nobody_knows")),
     "no type": ("model.architecture", lambda config, tensors: config.pop("model_type")),
     "type of no text": ("model.architecture", set_config(model_type=["llama"])),
@@ -125,6 +126,27 @@ def test_code_of_the_model_is_never_run(llama: Path, tmp_path: Path) -> None:
     assert refused(changed(llama, tmp_path, change)).rule == "model.architecture"
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_code_named_in_a_config_is_not_fetched(llama: Path, tmp_path: Path, key: str) -> None:
+    model = load_model(changed(llama, tmp_path, set_config(**{key: "somebody/kernel"})))
+    assert "/" not in str(getattr(model.config, "_" + key.removeprefix("_")))
+    assert (output_of(model) == output_of(load_model(llama))).all()
+
+
+def test_way_to_compute_is_kept(llama: Path, tmp_path: Path) -> None:
+    model = load_model(changed(llama, tmp_path, set_config(attn_implementation="eager")))
+    assert model.config._attn_implementation == "eager"
+
+
+def test_tables_larger_than_memory(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPTJConfig(vocab_size=16, n_positions=8, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)
+    transformers.GPTJForCausalLM(config).save_pretrained(tmp_path)
+    values = {**json.loads((tmp_path / "config.json").read_text()), "n_positions": 10**12}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert refused(tmp_path).rule == "ram.guard"
+
+
 def test_damage_is_found_while_loading(llama: Path, tmp_path: Path) -> None:
     changed(llama, tmp_path, lambda config, tensors: None)
     with ingot.open(tmp_path) as checkpoint:
@@ -173,3 +195,11 @@ def test_no_tokenizer(llama: Path, tmp_path: Path) -> None:
         with pytest.raises(IngotError) as caught:
             load_tokenizer(tmp_path)
         assert caught.value.rule == "model.tokenizer"
+
+
+def test_empty_tokenizer_of_a_model_type(tmp_path: Path) -> None:
+    """transformers makes a tokenizer without tokens of a config.json alone."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(IngotError) as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.rule == "model.tokenizer"
