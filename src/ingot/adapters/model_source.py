@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.open import open as open_checkpoint
@@ -30,7 +31,13 @@ class ModelSource:
 
 
 def resolve(
-    path: AnyPath, runtime: str = "torch", keep_packed: bool = False, cache: bool = True, *, verify: bool = True
+    path: AnyPath,
+    runtime: str = "torch",
+    keep_packed: bool = False,
+    cache: bool = True,
+    *,
+    verify: bool = True,
+    dtype: Any = None,
 ) -> ModelSource:
     """Open the checkpoint that is best loaded for ``path``.
 
@@ -46,6 +53,8 @@ def resolve(
         Whether other stored forms beside the path may be used and made.
     verify : bool
         As for ``ingot.open``.
+    dtype : optional
+        Element type that the weights are wanted in; by default the model's own.
 
     Raises
     ------
@@ -53,7 +62,8 @@ def resolve(
         As ``ingot.open``.
     """
     if is_squish_directory(path):
-        return _of_tiers(path, prepare(path, runtime, keep_packed=keep_packed, cache=cache), verify)
+        choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=dtype)
+        return _of_tiers(path, choice, verify)
     checkpoint = open_checkpoint(path, verify=verify)
     return ModelSource(checkpoint, model_folder(path), "as stored", f"{fspath(path)} is the only form there is")
 

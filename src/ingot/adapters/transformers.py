@@ -110,7 +110,7 @@ def load_model(
     began = time.perf_counter()
     place = _device(torch, device)
     verify, cache = options.get("verify", True), options.get("cache", True)
-    source = resolve(path, "torch", keep_packed, cache, verify=verify)
+    source = resolve(path, "torch", keep_packed, cache, verify=verify, dtype=dtype)
     with source.checkpoint as checkpoint:
         try:
             model, done = _load(torch, source, _Wanted(place, dtype, keep_packed, options))

@@ -103,6 +103,37 @@ def test_packed_weights_stay_what_they_are(squish):
     assert prepare(squish, keep_packed=True).tier.name == "tensors"
 
 
+@pytest.mark.parametrize("runtime", ["torch", "mlx"])
+def test_weights_of_32_bits_are_not_rounded_through_a_tier(tmp_path, runtime):
+    arrays = {name: array.astype(np.float32) * np.float32(1.001) for name, array in weights().items()}
+    ingot.save(tmp_path / "model.safetensors", arrays)
+    folder = tmp_path / "squish"
+    ingot.convert(tmp_path / "model.safetensors", folder, None, "npydir")
+    assert same(values(prepare(folder, runtime).path), arrays)
+    build(folder, "bf16")
+    assert prepare(folder, runtime).tier.name == "tensors"
+    assert prepare(folder, runtime, dtype="bf16").tier.name == "bf16"
+    shutil.rmtree(folder / "tensors")
+    (folder / "manifest.json").unlink()
+    assert prepare(folder, runtime).tier.name == "bf16"
+
+
+def test_the_type_that_is_wanted_decides_between_tiers_that_round(squish):
+    build(squish, "bf16")
+    build(squish, "finalized")
+    found = {dtype: choose(squish, dtype=dtype).tier.name for dtype in (None, "bfloat16", "f16", "f32", "float64")}
+    assert found == {None: "bf16", "bfloat16": "bf16", "f16": "finalized", "f32": "tensors", "float64": "tensors"}
+    for text, tier in (
+        ('{"torch_dtype": "float16"}', "finalized"),
+        ('{"dtype": "float32", "torch_dtype": "bfloat16"}', "tensors"),
+        ('{"dtype": 5}', "bf16"),
+        ("no JSON", "bf16"),
+        ("[" * 100_000, "bf16"),
+    ):
+        (squish / "config.json").write_text(text)
+        assert choose(squish).tier.name == tier
+
+
 @pytest.mark.parametrize("tier", ["bf16", "finalized", "4bit", "3bit"])
 def test_every_tier_is_built_found_and_dropped(squish, tier):
     report = build(squish, tier)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from ingot.errors import UsageError
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers.status import COMPLETE, TierStatus, status
 from ingot.ops.tiers.table import BF16, FINALIZED, FOUR_BIT, TENSORS, THREE_BIT, TIERS, Tier
+from ingot.ops.tiers.wanted import wanted_dtype
 
 _TREE = {
     # The document's tree, for the runtime that it was written for: MLX computes from 4-bit weights as they are.
@@ -18,6 +20,13 @@ _TREE = {
     "torch": (BF16, FINALIZED, TENSORS, FOUR_BIT, THREE_BIT),
     # Weights that stay packed in memory: the integers as they were made, then those that were made from them.
     "packed": (TENSORS, FOUR_BIT, THREE_BIT),
+}
+# A tier of 16 bits rounds what is wanted in another type: it comes after the tensors then. Wanted in bf16, weights are
+# rounded to it once, in the tier or while decoding.
+_ROUNDING = {
+    "f16": (FINALIZED, TENSORS, BF16),
+    "f32": (TENSORS, FINALIZED, BF16),
+    "f64": (TENSORS, FINALIZED, BF16),
 }
 
 
@@ -46,7 +55,9 @@ class Choice:
         }
 
 
-def choose(path: str | PathLike[str], runtime: str = "torch", *, keep_packed: bool = False) -> Choice:
+def choose(
+    path: str | PathLike[str], runtime: str = "torch", *, keep_packed: bool = False, dtype: Any = None
+) -> Choice:
     """Take the best complete tier of a Squish directory.
 
     Parameters
@@ -57,13 +68,16 @@ def choose(path: str | PathLike[str], runtime: str = "torch", *, keep_packed: bo
         Who computes with the weights.
     keep_packed : bool
         For torch: weights are to stay packed.
+    dtype : optional
+        Element type that weights are wanted in; by default that of ``wanted_dtype``. Tiers that would round to
+        another come after the tensors.
 
     Raises
     ------
     UsageError
         ``tier.no-directory``, ``tier.runtime``; ``tier.none``: no tier can be used, with each one's reason.
     """
-    order = _order(runtime, keep_packed)
+    order = _order(runtime, keep_packed, wanted_dtype(path, dtype))
     found = {one.tier: one for one in status(path)}
     skipped: list[tuple[str, str]] = []
     for tier in order:
@@ -75,10 +89,13 @@ def choose(path: str | PathLike[str], runtime: str = "torch", *, keep_packed: bo
     raise UsageError(f"expected a tier that {runtime} can load; found none ({told})", rule="tier.none", where=str(path))
 
 
-def _order(runtime: str, keep_packed: bool) -> tuple[Tier, ...]:
+def _order(runtime: str, keep_packed: bool, dtype: str | None) -> tuple[Tier, ...]:
     if runtime not in ("torch", "mlx"):
         raise UsageError(f"expected runtime torch or mlx, found {runtime!r}", rule="tier.runtime")
-    return _TREE["packed" if keep_packed and runtime == "torch" else runtime]
+    if keep_packed and runtime == "torch":
+        return _TREE["packed"]
+    dense = iter(_ROUNDING.get(dtype or "", (BF16, FINALIZED, TENSORS)))
+    return tuple(tier if tier in (FOUR_BIT, THREE_BIT) else next(dense) for tier in _TREE[runtime])
 
 
 def _unusable(found: TierStatus, tier: Tier, *, packed: bool) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from os import PathLike
+from typing import Any
 
 from ingot.core.progress import ProgressCallback
 from ingot.errors import ResourceError
@@ -11,6 +12,7 @@ from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers.build import build
 from ingot.ops.tiers.choose import Choice, choose
 from ingot.ops.tiers.table import BF16, FOUR_BIT, TENSORS, THREE_BIT, Tier
+from ingot.ops.tiers.wanted import wanted_dtype
 
 
 def prepare(
@@ -19,11 +21,13 @@ def prepare(
     *,
     keep_packed: bool = False,
     cache: bool = True,
+    dtype: Any = None,
     progress: ProgressCallback | None = None,
 ) -> Choice:
     """Choose a tier; on the first load, save the one that later loads are to take, and take that.
 
-    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits, the packed folder with as many.
+    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits, the packed folder with as many. Where weights
+    are wanted in another type than bf16, which that tier would round, none is built.
 
     A disk that is full or cannot be written to is no obstacle: the tensors are then decoded into memory, and a note
     says so.
@@ -32,7 +36,7 @@ def prepare(
     ----------
     path : path
         A Squish directory.
-    runtime, keep_packed
+    runtime, keep_packed, dtype
         As for ``choose``.
     cache : bool
         Whether a tier may be built.
@@ -43,11 +47,13 @@ def prepare(
     UsageError, IntegrityError
         Those of ``choose`` and ``build``.
     """
-    choice = choose(path, runtime, keep_packed=keep_packed)
+    choice = choose(path, runtime, keep_packed=keep_packed, dtype=dtype)
     if choice.tier is not TENSORS or (keep_packed and runtime == "torch") or not cache:
         return choice
     try:
-        wanted = _first_tier(path, runtime)
+        wanted = _first_tier(path, runtime, dtype)
+        if wanted is None:
+            return choice
         done = build(path, wanted.name, progress=progress)
     except ResourceError as error:
         return replace(choice, notes=(*choice.notes, f"no faster tier was saved: {error}"))
@@ -56,14 +62,15 @@ def prepare(
         if done.built
         else "another process built it"
     )
-    found = choose(path, runtime, keep_packed=keep_packed)
+    found = choose(path, runtime, keep_packed=keep_packed, dtype=dtype)
     return replace(found, notes=(*found.notes, note))
 
 
-def _first_tier(path: str | PathLike[str], runtime: str) -> Tier:
-    """Return the tier that the first load builds."""
-    if runtime != "mlx":
-        return BF16
-    with open_checkpoint(path, verify=False) as checkpoint:
-        bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
-    return FOUR_BIT if bits == {4} else THREE_BIT if bits in ({3}, {3, 4}) else BF16
+def _first_tier(path: str | PathLike[str], runtime: str, dtype: Any) -> Tier | None:
+    """Return the tier that the first load builds; None where the tensors are best."""
+    if runtime == "mlx":
+        with open_checkpoint(path, verify=False) as checkpoint:
+            bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
+        if bits in ({4}, {3}, {3, 4}):
+            return FOUR_BIT if bits == {4} else THREE_BIT
+    return BF16 if wanted_dtype(path, dtype) in ("bf16", None) else None
