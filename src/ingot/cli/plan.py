@@ -43,7 +43,9 @@ def command(
     ] = None,
     max_error: Annotated[
         float | None,
-        typer.Option(help="Largest error of a weight for --suggest: RMS of the error over RMS of the weight; 0.1."),
+        typer.Option(
+            help="Largest error of a weight for --suggest: RMS of the error over RMS of the weight, at most 1; 0.1."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from os import PathLike, fspath
 from typing import Any
 
@@ -15,11 +15,15 @@ import numpy as np
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import atomic_write
 from ingot.errors import IngotError, UsageError
+from ingot.formats.base import Fitting, Format, WriteOptions
+from ingot.formats.table import FORMATS
+from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.ops.assume import Assumptions, parse_assumptions
 from ingot.ops.measure_choice import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.plan_ane import KERNEL, form_of_tensor, load_chips, use_of
+from ingot.ops.plan_convert import encoded_spec
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes, predict
@@ -99,21 +103,26 @@ def suggest(
     For each kernel the ways are tried from the fastest on: encoded on a sample of the weight (all of it up to about a
     million elements), decoded, compared. The error is the RMS of the difference over the RMS of the weight. With
     several chips a way has to stream on all of them, and their times are added; bytes stand for time where no bandwidth
-    is known.
+    is known. For a Core ML package only what its program can have is tried.
 
     Raises
     ------
     UsageError
-        ``ane.suggest``: ``max_error`` is not above 0; those of ``ingot.plan``.
+        ``ane.suggest``: ``max_error`` is not above 0 or is above 1; those of ``ingot.plan``.
     """
-    if not (isfinite(max_error) and max_error > 0):
-        raise UsageError(f"expected an error above 0, found {max_error}", rule="ane.suggest")
+    if not 0 < max_error <= 1:
+        raise UsageError(
+            "expected an error above 0 and at most 1: the RMS of the error over the RMS of the weight, no percentage "
+            f"and no decibels (0.1 is 20 dB), found {max_error}",
+            rule="ane.suggest",
+        )
     chips = load_chips(chip)
     assumptions = parse_assumptions(assume, [item.name for item in chips])
     known = [assumptions.apply(item) for item in chips]
     with open_checkpoint(path) as checkpoint:
+        program = _program(checkpoint)
         picks = [
-            _pick(checkpoint[name], known, assumptions, max_error)
+            _pick(checkpoint[name], known, assumptions, max_error, program)
             for name in checkpoint
             if use_of(checkpoint[name], form_of_tensor(checkpoint[name])) == KERNEL
         ]
@@ -122,7 +131,17 @@ def suggest(
     return Suggestion(fspath(path), fspath(recipe), names, max_error, tuple(picks))
 
 
-def _pick(tensor: Tensor, chips: Sequence[Chip], assumptions: Assumptions, max_error: float) -> Pick:
+def _program(checkpoint: Checkpoint) -> Format | None:
+    """Return the format that knows what a checkpoint's own program can have; None where there is no program."""
+    if checkpoint.attachments.program is None:
+        return None
+    format = FORMATS[checkpoint.format]
+    return format.fit(WriteOptions(attachments=checkpoint.attachments)) if isinstance(format, Fitting) else None
+
+
+def _pick(
+    tensor: Tensor, chips: Sequence[Chip], assumptions: Assumptions, max_error: float, program: Format | None
+) -> Pick:
     present = form_of_tensor(tensor)
     conditions = assumptions.conditions(tensor.name)
     decisions = [decide(present, chip, conditions) for chip in chips]
@@ -133,7 +152,7 @@ def _pick(tensor: Tensor, chips: Sequence[Chip], assumptions: Assumptions, max_e
         return kept
     ways: list[tuple[float, int, str, Choice]] = []
     for name, codec, options in _WAYS:
-        form = _form(tensor, codec, options)
+        form = _form(tensor, codec, options, program)
         if form is None:
             continue
         found = [decide(form, chip, conditions) for chip in chips]
@@ -152,13 +171,15 @@ def _pick(tensor: Tensor, chips: Sequence[Chip], assumptions: Assumptions, max_e
     return kept
 
 
-def _form(tensor: Tensor, codec: str, options: Mapping[str, Any]) -> Form | None:
-    """Return the form that a way gives a tensor; None where the codec or the tensor's shape does not allow it."""
+def _form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Format | None) -> Form | None:
+    """Return the form that a way gives a tensor; None where codec, tensor's shape or program do not allow it."""
     if codec not in CODECS:
         return None
     try:
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
     except IngotError:
+        return None
+    if program is not None and program.refuses(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
         return None
     if codec == "sparse_mask":  # how many are kept is known after a scan
         kept = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)
@@ -184,7 +205,7 @@ def _cost(form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
 
 def recipe_text(picks: Sequence[Pick], chips: Sequence[str], max_error: float) -> str:
     """Return the TOML of a recipe: one rule per way, with the names of its weights."""
-    about = f"Fastest forms for {', '.join(chips)} with errors of at most {max_error:g} per weight."
+    about = f"Fastest forms for {', '.join(chips)}, RMS of the error at most {max_error:g} of each weight's own RMS."
     lines = [
         f"name = {_toml('ane-' + '-'.join(chips))}",
         f"description = {_toml(about)}",

@@ -15,6 +15,9 @@ from ingot.errors import UnsupportedError, UsageError
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
 
+# Shapes of the weights that options are tried on; what every number up to 16 divides takes patterns of 3 in 5, say.
+_PROBED = ((64, 64), (64, 720720))
+
 SMALLEST, ACCURATE = "smallest", "accurate"
 PICKS = (SMALLEST, ACCURATE)
 
@@ -48,13 +51,14 @@ class Choice:
             )
 
     def _probe(self) -> Encoder:
-        """Return an encoder of some weights with these options; no codec has to take every type of weights."""
+        """Return an encoder of some weights with these options; no codec has to take every type or shape of weights."""
         reason: UnsupportedError | None = None
-        for dtype in ("f32", "bf16", "f16"):
-            try:
-                return CODECS[self.codec].encoder((64, 64), dtype, self.options)
-            except UnsupportedError as error:
-                reason = reason or error
+        for shape in _PROBED:
+            for dtype in ("f32", "bf16", "f16"):
+                try:
+                    return CODECS[self.codec].encoder(shape, dtype, self.options)
+                except UnsupportedError as error:
+                    reason = reason or error
         assert reason is not None
         raise UsageError(reason.message, rule="recipe.options") from reason
 

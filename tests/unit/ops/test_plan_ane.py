@@ -11,6 +11,7 @@ import pytest
 import ingot
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
+from ingot.ops.coreml_layer import extract_layer
 from ingot.ops.kernel_ane import inspect_kernel, is_kernel_file, load_kernel, pack_kernel
 from ingot.ops.plan_ane import pattern_of
 from ingot.ops.suggest_ane import KEPT, Pick, recipe_text, suggest
@@ -211,7 +212,7 @@ def test_what_is_lossy_already_stays(model: Path, tmp_path: Path) -> None:
     assert ways["plain"] != KEPT
 
 
-@pytest.mark.parametrize("error", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("error", [0.0, -1.0, 1.001, 25.0, float("nan"), float("inf")])
 def test_errors_that_bound_nothing_are_refused(model: Path, tmp_path: Path, error: float) -> None:
     with pytest.raises(UsageError) as found:
         suggest(model, "m1", tmp_path / "x.toml", error)
@@ -328,3 +329,15 @@ def test_odd_tensors_are_planned_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         pack_kernel(tmp_path / "odd.zt", "no_rows", tmp_path / "x.anek")
     assert refused.value.rule == "ane.layout"
+
+
+@pytest.mark.parametrize(("opset", "way"), [("iOS16", "palette4"), ("iOS18", "palette3")])
+def test_a_package_is_suggested_only_what_its_program_can_have(tmp_path: Path, opset: str, way: str) -> None:
+    weight = np.random.default_rng(5).uniform(-1, 1, (64, 128)).astype(np.float16)
+    ingot.save(tmp_path / "m.safetensors", {"a.weight": weight})
+    extract_layer(tmp_path / "m.safetensors", "a.weight", tmp_path / "a.mlpackage", opset=opset)
+    found = suggest(tmp_path / "a.mlpackage", "m4", tmp_path / "x.toml", 0.2)
+    assert [pick.way for pick in found.picks] == [way]
+    assert (
+        ingot.convert(tmp_path / "a.mlpackage", tmp_path / "b.mlpackage", tmp_path / "x.toml").actions["encoded"] == 1
+    )

@@ -242,6 +242,7 @@ def test_refusals_name_file_rule_and_key(text: str, rule: str, where: str) -> No
             {"sparsity": 0.5, "inner": "palette", "options": {"bits": 4}},
         ),
         ("{ n_m = [2, 4] }", {"n_m": [2, 4]}),
+        ("{ n_m = [1, 3] }", {"n_m": [1, 3]}),
     ],
 )
 def test_options_may_hold_lists_and_the_options_of_a_codec_within(text: str, expected: dict[str, object]) -> None:

@@ -15,6 +15,11 @@ from ingot.model.spec import TensorSpec
 
 FLOATS = ("f16", "f32")
 _INT32 = BY_NAME["int32"]
+# What a recipe has to say where the types of these parts do not fit.
+_ADVICE = {
+    "scales": '; give the rule scales = "source", as preset ane-int8 has it',
+    "codebook": "; give the rule entries of the tensor's type",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,9 @@ def _float(spec: TensorSpec, role: str) -> MilType:
     """Return the type of a part of floats, which has to be the tensor's."""
     dtype = _part_dtype(spec, role)
     if dtype not in FLOATS or dtype != spec.dtype:
-        advice = '; give the rule scales = "source", as preset ane-int8 has it' if role == "scales" else ""
-        raise LeftError(f"{role} and tensor have to be both f16 or both f32, found {dtype} and {spec.dtype}{advice}")
+        raise LeftError(
+            f"{role} and tensor have to be both f16 or both f32, found {dtype} and {spec.dtype}{_ADVICE.get(role, '')}"
+        )
     return BY_DTYPE[dtype]
 
 
