@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,13 +14,18 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def run_example(name: str, *arguments: str) -> None:
-    sys.argv = [name, *arguments]
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    """Run it as a user does, and print what it printed: its ceilings of memory are its own, not of all tests."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name, *arguments], check=False, capture_output=True, text=True
+    )
+    print(done.stdout, end="")
+    print(done.stderr, end="", file=sys.stderr)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_after_the_demo(after_demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", sys.argv)
+def _in_a_folder_after_the_demo(after_demo: Path) -> None:
+    pass
 
 
 def test_convert_folder(capsys: pytest.CaptureFixture[str]) -> None:
