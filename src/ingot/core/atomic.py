@@ -54,7 +54,8 @@ class Staging:
     UsageError
         ``target.no-parent``, ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``.
     ResourceError
-        ``store.locked`` if another process is writing to the same ``dst``; those of ``core.oserrors.write_error``.
+        ``store.locked`` if another process is writing to the same ``dst``; ``store.link``; those of
+        ``core.oserrors.write_error``.
     """
 
     def __init__(
@@ -241,8 +242,13 @@ def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
 def _claim(folder: Path, dst: Path) -> FileLock:
     """Make the staging folder and lock it, or raise ``store.locked``.
 
-    A process that is just done with the same target may remove folder or lock between any two steps: then once more.
+    A process that is just done with the same target may remove folder or lock between any two steps: then once more. A
+    link in its place is refused (``store.link``): what it leads to is not ours to empty.
     """
+    if folder.is_symlink():
+        raise ResourceError(
+            "expected no link where work is staged; remove it if it is yours", rule="store.link", where=str(folder)
+        )
     for attempt in range(_ATTEMPTS):
         lock = FileLock(folder / "lock")
         try:

@@ -85,7 +85,7 @@ def build(
     IntegrityError
         ``tier.source-changed``: the tensors were written to meanwhile.
     ResourceError
-        ``tier.locked``, and those of ``convert``: disk full, read-only, ...
+        ``tier.locked``; ``tier.link``: a link in the tier's place; those of ``convert``: disk full, read-only, ...
     """
     started, folder, wanted = time.perf_counter(), Path(path), tier_of(tier)
     _require_buildable(folder, wanted)
@@ -181,6 +181,7 @@ def _build(
             measure=False,
         )
 
+    _require_own(folder, tier)
     recipe = load_recipe(tier.recipe)
     search = None if gate is None else Search(folder, recipe, make, location, gate)
     try:
@@ -205,6 +206,17 @@ def _build(
         )
     files = snapshot.take(folder, tier_files(folder, tier))
     sentinel.write(mark, Sentinel(tier.name, source, files, _raised(location, tier), passed))
+
+
+def _require_own(folder: Path, tier: Tier) -> None:
+    """Refuse to write through links: a directory from elsewhere must not choose what is replaced."""
+    for place in (tier.location(folder), *tier.marks(folder)):
+        if place.is_symlink():
+            raise ResourceError(
+                "expected a tier in the directory itself, found a link; remove it to build the tier here",
+                rule="tier.link",
+                where=str(place),
+            )
 
 
 def _raised(location: Path, tier: Tier) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ingot.errors import IngotError, UsageError
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers import sentinel, snapshot
 from ingot.ops.tiers.gate import Passed
-from ingot.ops.tiers.table import OTHER_MARKS, TENSORS, TIERS, Tier
+from ingot.ops.tiers.table import TENSORS, TIERS, Tier
 
 MANIFEST = "manifest.json"
 SOURCE = (MANIFEST, "tensors", "ingot.json")
@@ -117,12 +117,7 @@ def tier_files(folder: Path, tier: Tier) -> list[str]:
 
 def mark_of(tier: Tier, folder: Path) -> Path | None:
     """Return the sentinel that marks a tier; None if there is none."""
-    own = tier.mark(folder)
-    if own is None:
-        return None
-    other = OTHER_MARKS.get(tier.name)
-    places = (own, *((folder / other,) if other else ()))
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in tier.marks(folder) if place.is_file()), None)
 
 
 def _tensors(folder: Path) -> tuple[str, str]:

@@ -52,6 +52,11 @@ class Tier:
         """Where the tier's sentinel lies."""
         return folder / self.sentinel if self.sentinel is not None else None
 
+    def marks(self, folder: Path) -> tuple[Path, ...]:
+        """Where sentinels of the tier are looked for: the tier's own place, then others."""
+        own, other = self.mark(folder), OTHER_MARKS.get(self.name)
+        return (*((own,) if own else ()), *((folder / other,) if other else ()))
+
 
 TENSORS = Tier("tensors", 0, "", None, "npydir", None, True, "arrays in tensors/")
 FINALIZED = Tier("finalized", 1, "finalized", "finalized/.ready", "npy", "f16", True, "one float16 .npy per tensor")
