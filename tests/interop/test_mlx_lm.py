@@ -17,6 +17,8 @@ from ingot.testing.codecs import encode_tensor
 mx = pytest.importorskip("mlx.core")
 mlx_lm = pytest.importorskip("mlx_lm")
 
+from ingot.mlx import load_model  # noqa: E402
+
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
 needs_base = pytest.mark.skipif(not BASE.is_dir(), reason="the shared model is not there")
 IDS = mx.array([[1, 2, 3, 500, 77, 4000, 9]])
@@ -89,6 +91,9 @@ def test_what_mlx_lm_writes_is_read(tmp_path: Path, bits: int) -> None:
             ulp = 2.0**-7 * (np.abs(own).max() + np.abs(tensor.parts["zeros"].array().astype(np.float32)).max())
             assert np.abs(tensor.numpy("f32") - own).max() <= ulp
         assert packed == 44
+    own, tokenizer = load_model(path)
+    assert np.array_equal(as_numpy(own(IDS)), as_numpy(model(IDS)))
+    assert tokenizer.encode("hello") == mlx_lm.utils.load_tokenizer(path).encode("hello")
     ingot.convert(path, tmp_path / "again", format="mlx")
     again, _ = mlx_lm.utils.load_model(tmp_path / "again")
     assert np.array_equal(as_numpy(again(IDS)), as_numpy(model(IDS)))
