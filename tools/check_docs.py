@@ -28,7 +28,22 @@ _PLACEHOLDER = re.compile(r"\[|…|\.\.\.|<[a-z]")
 _PATH = re.compile(r"(?:src|tests|tools|bench|spec|examples|native|\.ci)/[\w./*-]*")
 _NOT_KEPT = ("bench/results",)
 _RULE = re.compile(r"([a-z][a-z0-9_]*)\.([a-z][a-z0-9-]*)")
-_FILE_SUFFIXES = {"py", "md", "json", "jsonl", "toml", "txt", "cc", "h", "zt", "safetensors", "numpy", "torch"}
+_FILE_SUFFIXES = {
+    "py",
+    "md",
+    "json",
+    "jsonl",
+    "toml",
+    "txt",
+    "cc",
+    "h",
+    "zt",
+    "safetensors",
+    "mlmodel",
+    "numpy",
+    "torch",
+}
+_WEIGHTS = {"model.norm"}  # names of tensors that look like rules
 
 
 @dataclass(frozen=True)
@@ -219,7 +234,7 @@ def _modules(call: ast.Call) -> set[str]:
 
 def _is_rule(text: str) -> bool:
     found = _RULE.fullmatch(text)
-    return found is not None and found[2] not in _FILE_SUFFIXES
+    return found is not None and found[2] not in _FILE_SUFFIXES and text not in _WEIGHTS
 
 
 def _rule_arguments(call: ast.Call) -> Iterator[ast.expr]:
