@@ -11,7 +11,7 @@ from os import fspath
 from pathlib import Path
 from typing import Any
 
-from ingot.adapters.generate import require_room, require_vocabulary, vocabulary
+from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.adapters.model_source import AnyPath, model_folder
 from ingot.adapters.transformers import LoadReport, load_model
 from ingot.adapters.transformers_config import EXTRA
@@ -106,13 +106,13 @@ def evaluate(
         ``eval.text``: no UTF-8, or fewer tokens than a window; ``eval.window``; ``eval.vocabulary``: the reference has
         another vocabulary.
     IngotError
-        As ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``, ``generate.prompt``.
+        As ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
     torch = require("torch", EXTRA)
     chosen = protocol or Protocol()
     reports: list[LoadReport] = []
     model = load_model(path, dtype=chosen.dtype, keep_packed=chosen.keep_packed, report=reports.append, **options)
-    require_room(model, 1, chosen.window - 1)
+    _require_window(model, chosen.window)
     windows = read_windows(load_tokenizer(model_folder(path)), text, chosen).to(model.device)
     require_vocabulary(model, windows)
     sums = _Sums()
@@ -166,9 +166,19 @@ def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     return found.reshape(count, protocol.window)
 
 
+def _require_window(model: Any, window: int) -> None:
+    require_room(model, 1, 0)
+    most = positions(model)
+    if most is not None and window > most:
+        raise UsageError(
+            f"expected a window of at most {most} tokens, which the model has positions for, found {window}",
+            rule="eval.window",
+        )
+
+
 def _reference(path: AnyPath, protocol: Protocol, size: int, options: dict[str, Any]) -> Any:
     model = load_model(path, dtype=protocol.dtype, **options)
-    require_room(model, 1, protocol.window - 1)
+    _require_window(model, protocol.window)
     if vocabulary(model) != size:
         raise UsageError(
             f"expected a reference with a vocabulary of {size}, found {vocabulary(model)}",

@@ -127,9 +127,18 @@ def require_room(model: Any, prompt: int, new: int) -> None:
         raise UnsupportedError(
             f"expected a model with a language head, found {type(model).__name__}", rule="generate.no-head"
         )
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not prompt or (isinstance(most, int) and prompt + new > most):
+    if not prompt:
+        raise UsageError("expected a prompt of at least 1 token, found none", rule="generate.prompt")
+    most = positions(model)
+    if most is not None and prompt + new > most:
         raise UsageError(
-            f"expected a prompt of 1 to {(most or 0) - new} tokens with {new} new ones, found {prompt}",
+            f"expected at most {most} tokens, which the model has positions for, found {prompt} of the prompt and "
+            f"{new} new ones",
             rule="generate.prompt",
         )
+
+
+def positions(model: Any) -> int | None:
+    """Return how many tokens a model has positions for; None where its config does not say."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return most if isinstance(most, int) else None

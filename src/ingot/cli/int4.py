@@ -44,6 +44,6 @@ def command(
     elif not quiet:
         gone = ", eight bits removed" if report.dropped else ""
         print(
-            f"{printable(report.path)}: {len(report.converted)} tensors at four bits, {len(report.kept)} at eight; "
+            f"{printable(report.path)}: {len(report.converted)} tensors got 4 bits, {len(report.kept)} stay at 8; "
             f"{size_text(report.int8_bytes)} -> {size_text(report.int4_bytes)} ({report.savings_pct:.1f} % less){gone}"
         )

@@ -24,8 +24,7 @@ from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
 
 IO_MODES = ("auto", "mmap", "pread")
-# Linux gives each architecture its own value (include/uapi/asm-generic/mman-common.h and the two exceptions); Python
-# knows the name since 3.13.
+# Linux gives each architecture its own value (include/uapi/asm-generic/mman-common.h); Python knows it since 3.13.
 _NORESERVE_OF_MACHINE = {"ppc64le": 0x40, "ppc64": 0x40, "ppc": 0x40, "sparc64": 0x40}
 _NORESERVE = getattr(
     mmap, "MAP_NORESERVE", _NORESERVE_OF_MACHINE.get(platform.machine(), 0x4000) if sys.platform == "linux" else 0
@@ -42,8 +41,8 @@ class LocalStore:
     path : str or path-like
         An existing folder.
     io : {"auto", "mmap", "pread"}
-        ``auto`` maps files on local file systems and reads those on network file systems, where each touched page
-        would be a round trip. The choice made for the folder is in ``io``, that for a file in its source's ``io``.
+        ``auto`` maps local files and reads those on network file systems, where each touched page would be a round
+        trip. The choice made for the folder is in ``io``, that for a file in its source's ``io``.
 
     Raises
     ------
@@ -114,8 +113,7 @@ class LocalStore:
             try:
                 return MmapSource(descriptor, size, where)
             except OSError as error:
-                # Some file systems cannot map (ENODEV); "auto" promises only that the bytes can be had.
-                if self._asked == "auto":
+                if self._asked == "auto":  # some file systems cannot map (ENODEV)
                     return PreadSource(descriptor, size, where)
                 raise ResourceError(
                     f"cannot map this file ({error.strerror or error}): open it with io='pread'",
@@ -181,8 +179,10 @@ class _FileSource:
             )
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
+        try:  # at the interpreter's end contextlib may be gone, as may os
             self.close()
+        except Exception:
+            return
 
 
 class PreadSource(_FileSource):
@@ -303,8 +303,10 @@ class LocalSink:
                 raise write_error(error, self.name) from error
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        try:  # at the interpreter's end contextlib may be gone, as may os
             self.close()
+        except Exception:
+            return
 
 
 def checked_name(name: str, where: str) -> str:

@@ -104,7 +104,7 @@ def test_packed_evaluates_like_decoded(demo: Path, small: Path) -> None:
     [
         (b"too short", SHORT, "eval.text"),
         (b"\xff\xfe" * 500, SHORT, "eval.text"),
-        (b"word " * 500, Protocol(300, 1), "generate.prompt"),
+        (b"word " * 500, Protocol(300, 1), "eval.window"),
     ],
 )
 def test_texts_that_cannot_be_read(demo: Path, tmp_path: Path, text: bytes, protocol: Protocol, rule: str) -> None:
@@ -124,6 +124,8 @@ def test_wrong_calls(demo: Path, tmp_path: Path) -> None:
     assert refused(lambda: generate(demo, "The", 0)) == "generate.max-tokens"
     assert refused(lambda: generate(demo, "", 4)) == "generate.prompt"
     assert refused(lambda: generate(demo, "The", 1000)) == "generate.prompt"
+    with pytest.raises(IngotError, match="at most 256 tokens"):
+        generate(demo, "The", 1000)
     bert = make("bert", tmp_path / "bert")
     (bert / "tokenizer.json").write_bytes((demo / "tokenizer.json").read_bytes())
     assert refused(lambda: generate(bert, "The", 4)) == "generate.no-head"

@@ -199,4 +199,4 @@ def test_the_command(squish: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told["converted"]
     assert 0 < told["savings_pct"] < 50
     assert run(["int4", str(squish)]) == 0
-    assert "0 tensors at four bits" in capsys.readouterr().out
+    assert "0 tensors got 4 bits" in capsys.readouterr().out
