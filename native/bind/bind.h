@@ -10,6 +10,7 @@ void bind_cbor(nb::module_& m);
 void bind_cbor_encode(nb::module_& m);
 void bind_checksum(nb::module_& m);
 void bind_delta(nb::module_& m);
+void bind_delta_add(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_floats(nb::module_& m);
 void bind_isa(nb::module_& m);

@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   bind_cbor(m);
   bind_cbor_encode(m);
   bind_delta(m);
+  bind_delta_add(m);
   bind_entropy(m);
   bind_floats(m);
   bind_palette(m);

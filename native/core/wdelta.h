@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/dtype.h"
+
 namespace ingot {
 
 struct FloatRange {
@@ -19,6 +21,17 @@ struct Placed {
   const std::int64_t* positions;
   const void* values;
   std::size_t count;
+};
+
+// `count` elements of `type` (f32, f16, bf16) to which differences are added: out = round(base + d), or base - d where
+// `less`; back = round(out - d) unless it is null.
+struct Addition {
+  const void* base;
+  void* out;
+  void* back;
+  std::size_t count;
+  Dtype type;
+  bool less;
 };
 
 }  // namespace ingot

@@ -1,83 +1,10 @@
 // Decoding of float32 differences into elements of two or four bytes, whose bits were prepared by the caller: sixteen
 // values of a 4-bit code, a scale per row, values at positions.
-#include <cstring>
-
 #include "kernels/kernels.h"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "kernels/wdelta_codes.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
-
-// Two codes to two elements.
-template <class T>
-struct Pairs {
-  struct Pair {
-    T first, second;
-  };
-  Pair of[256];
-  T one[16];
-
-  explicit Pairs(const T* table) {
-    for (int code = 0; code < 16; ++code) one[code] = table[code];
-    for (int byte = 0; byte < 256; ++byte) of[byte] = {table[byte >> 4], table[byte & 15]};
-  }
-
-  // Decodes `n` codes that begin with code `first` of the stream.
-  void expand(const std::uint8_t* packed, std::size_t first, std::size_t n, T* out) const {
-    packed += first / 2;
-    if (first % 2 && n) {
-      *out++ = one[*packed++ & 15];
-      --n;
-    }
-    for (std::size_t i = expand_many(packed, n / 2, out); i < n / 2; ++i)
-      std::memcpy(out + 2 * i, &of[packed[i]], sizeof(Pair));
-    if (n % 2) out[n - 1] = one[packed[n / 2] >> 4];
-  }
-
- private:
-  // Decodes as many of `bytes` bytes as registers that hold the table take; returns how many.
-  std::size_t expand_many(const std::uint8_t* packed, std::size_t bytes, T* out) const {
-    std::size_t i = 0;
-#if defined(__AVX2__)
-    if constexpr (sizeof(T) == 2) {  // by low and by high bytes
-      const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(one));
-      const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(one + 8));
-      const __m128i mask = _mm_set1_epi16(0xff), nibble = _mm_set1_epi8(15);
-      const __m128i low = _mm_packus_epi16(_mm_and_si128(first, mask), _mm_and_si128(second, mask));
-      const __m128i high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
-      const auto store = [&](__m128i codes, T* to) {
-        const __m128i lows = _mm_shuffle_epi8(low, codes), highs = _mm_shuffle_epi8(high, codes);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(lows, highs));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8), _mm_unpackhi_epi8(lows, highs));
-      };
-      for (; i + 16 <= bytes; i += 16) {
-        const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i));
-        const __m128i even = _mm_and_si128(_mm_srli_epi16(both, 4), nibble), odd = _mm_and_si128(both, nibble);
-        store(_mm_unpacklo_epi8(even, odd), out + 2 * i);
-        store(_mm_unpackhi_epi8(even, odd), out + 2 * i + 16);
-      }
-    }
-#if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4) {  // masks, since GCC 12 takes the plain forms for uses of something uninitialized
-      const __m512i table = _mm512_loadu_si512(one);
-      const __m128i nibble = _mm_set1_epi8(15);
-      for (; i + 8 <= bytes; i += 8) {
-        const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed + i));
-        const __m128i even = _mm_and_si128(_mm_srli_epi16(both, 4), nibble), odd = _mm_and_si128(both, nibble);
-        const __m512i codes = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_unpacklo_epi8(even, odd));
-        _mm512_storeu_si512(out + 2 * i, _mm512_maskz_permutexvar_epi32(0xffff, codes, table));
-      }
-    }
-#endif
-#else
-    static_cast<void>(packed), static_cast<void>(bytes), static_cast<void>(out);
-#endif
-    return i;
-  }
-};
 
 template <class T>
 void place(const Placed& what, T* out) {
@@ -103,44 +30,6 @@ void int4(const std::uint8_t* packed, std::size_t first, const T* table, const P
     at = end + 1;
   }
   pairs.expand(packed, first, n - at, out + at);
-}
-
-// masks[byte][j] is the sign bit where bit 7 - j of the byte is 0.
-template <class T>
-struct SignMasks {
-  T of[256][8];
-  constexpr SignMasks() : of() {
-    for (int byte = 0; byte < 256; ++byte)
-      for (int j = 0; j < 8; ++j)
-        of[byte][j] = (byte >> (7 - j)) & 1 ? T{0} : static_cast<T>(T{1} << (8 * sizeof(T) - 1));
-  }
-};
-template <class T>
-constexpr SignMasks<T> kMasks;
-
-template <class T>
-using Eight __attribute__((vector_size(8 * sizeof(T)))) = T;
-
-template <class T>
-void sign_row(const std::uint8_t* bits, std::size_t first, T scale, std::size_t n, T* out) {
-  bits += first / 8;
-  const unsigned shift = first % 8;
-  std::size_t i = 0;
-  Eight<T> scales = Eight<T>{} + scale, signs;
-  const auto put = [&](unsigned byte) {
-    std::memcpy(&signs, kMasks<T>.of[byte], sizeof signs);
-    signs ^= scales;
-    std::memcpy(out + i, &signs, sizeof signs);
-  };
-  if (shift)
-    for (; i + 8 <= n; i += 8, ++bits) put((bits[0] << shift | bits[1] >> (8 - shift)) & 255u);
-  else
-    for (; i + 8 <= n; i += 8, ++bits) put(bits[0]);
-  for (std::size_t j = 0; i + j < n; ++j) {
-    const std::size_t at = shift + j;
-    const T sign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
-    out[i + j] = static_cast<T>(scale ^ ((bits[at / 8] >> (7 - at % 8)) & 1 ? T{0} : sign));
-  }
 }
 
 template <class T>

@@ -13,9 +13,10 @@ import numpy as np
 
 from ingot.codecs.base import Codec, RowReader
 from ingot.codecs.table import CODECS
+from ingot.core import native
 from ingot.core.buffers import scratch
 from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.floats import cast_into
+from ingot.core.floats import as_bits, cast_into, float_name
 from ingot.core.registry import Instances
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -137,6 +138,15 @@ class Additive:
         return AdditiveApplier(self._codec.reader(tensor))
 
 
+@runtime_checkable
+class AddingEncoder(Protocol):
+    """What an ``Encoder`` has beside if it adds while it decodes, as an ``AddingReader``."""
+
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        """Write ``base`` plus what ``decode`` gives of ``parts`` into ``out``, as of ``AddingReader.add_into``."""
+        ...
+
+
 class AdditiveEncoder:
     """Encodes ``tuned - base`` in float32 by an ordinary encoder."""
 
@@ -158,6 +168,9 @@ class AdditiveEncoder:
         return parts
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        if isinstance(self._inner, AddingEncoder) and fusible(base, out):
+            self._inner.add_decoded(parts, base, out)
+            return
         total = scratch(base.shape, np.float32)
         self._inner.decode(parts, total)
         added(total, base, out)
@@ -175,6 +188,22 @@ class AddingReader(Protocol):
         ...
 
 
+@runtime_checkable
+class UndoingReader(AddingReader, Protocol):
+    """What an ``AddingReader`` has beside if it tells in the same pass how near subtracting comes to the base.
+
+    Arrays are as of ``add_into``; ``back`` is apart from both others.
+    """
+
+    def add_back_into(self, base: Array, out: Array, back: Array) -> None:
+        """As ``add_into``, and write ``out`` less the same rows, computed in f32 and rounded once, into ``back``."""
+        ...
+
+    def subtract_from(self, base: Array, out: Array) -> None:
+        """Write ``base`` less the next rows, computed in f32 and rounded once, into ``out``."""
+        ...
+
+
 # Elements that are added at a time: what is made of them between stays in a cache.
 _PIECE = 1 << 19
 _FUSED = ("f32", "f16", "bf16")
@@ -187,7 +216,7 @@ class AdditiveApplier:
         self._reader = reader
 
     def apply(self, base: Array, out: Array) -> None:
-        if isinstance(self._reader, AddingReader) and _fusible(base, out):
+        if isinstance(self._reader, AddingReader) and fusible(base, out):
             self._reader.add_into(base, out)
             return
         step = max(1, _PIECE // max(base.shape[-1], 1)) if base.ndim > 1 else max(len(base), 1)
@@ -201,17 +230,26 @@ class AdditiveApplier:
         self._reader.finish()
 
 
-def _fusible(base: Array, out: Array) -> bool:
+def fusible(base: Array, out: Array) -> bool:
     """Whether both are of one type that kernels add to, in C order, and the same array or apart."""
-    plain = all(array.flags.c_contiguous and array.flags.aligned for array in (base, out))
-    alike = base.dtype == out.dtype and resolve_dtype(base.dtype).name in _FUSED
     start, other = base.ctypes.data, out.ctypes.data
-    return plain and alike and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
+    return _plain(base, out) and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
+
+
+def _plain(one: Array, other: Array) -> bool:
+    """Whether both are of one type that kernels know, in C order."""
+    plain = all(array.flags.c_contiguous and array.flags.aligned for array in (one, other))
+    return plain and one.dtype == other.dtype and resolve_dtype(one.dtype).name in _FUSED
 
 
 def difference(base: Array, tuned: Array) -> Array:
     """Return ``tuned - base`` in float32; what overflows is infinite, and infinities cancel to NaN."""
     wide = scratch(tuned.shape, np.float32)
+    if _plain(base, tuned):
+        native.kernels.differences(
+            as_bits(tuned.reshape(-1)), as_bits(base.reshape(-1)), wide.reshape(-1), float_name(base)
+        )
+        return wide
     new, old, out = tuned.reshape(-1), base.reshape(-1), wide.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, out.size, _PIECE):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -257,3 +258,53 @@ def place(positions: Array, values: Array, out: Array, where: str | None = None)
 def rounded(values: Array, out: Array, where: str | None = None) -> Array:
     """Return values in the element type of ``out``; ``dense.overflow`` where it cannot hold one."""
     return cast(values, float_name(out), where)
+
+
+class Addition(NamedTuple):
+    """What a piece of differences is added to, or subtracted from: flat arrays of one float type.
+
+    ``out`` gets ``base`` plus the differences, or less them, and ``back``, where given, ``out`` less them again: each
+    computed in float32 and rounded once.
+    """
+
+    base: Array
+    out: Array
+    back: Array | None
+    less: bool
+
+    @property
+    def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
+        """What the kernels that add take last."""
+        back = None if self.back is None else as_bits(self.back)
+        return as_bits(self.base), as_bits(self.out), back, self.less, float_name(self.out)
+
+
+class AddsByPieces(ABC):
+    """A ``RowReader`` that adds while it decodes (``codecs.delta.AddingReader``, ``UndoingReader``).
+
+    ``by_rows`` tells whether pieces are of whole rows.
+    """
+
+    by_rows: ClassVar[bool] = False
+
+    @abstractmethod
+    def add(self, piece: Addition) -> None:
+        """Add the next differences, as many as the piece has elements."""
+
+    def add_into(self, base: Array, out: Array) -> None:
+        self._run(base, out, None, less=False)
+
+    def add_back_into(self, base: Array, out: Array, back: Array) -> None:
+        self._run(base, out, back, less=False)
+
+    def subtract_from(self, base: Array, out: Array) -> None:
+        self._run(base, out, None, less=True)
+
+    def _run(self, base: Array, out: Array, back: Array | None, *, less: bool) -> None:
+        if not out.size:
+            return
+        step = max(1, PIECE // out.shape[-1]) * out.shape[-1] if self.by_rows else PIECE
+        one, two, three = base.reshape(-1), out.reshape(-1), None if back is None else back.reshape(-1)
+        for start in range(0, out.size, step):
+            piece = slice(start, start + step)
+            self.add(Addition(one[piece], two[piece], None if three is None else three[piece], less))

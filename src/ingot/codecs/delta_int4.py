@@ -16,6 +16,8 @@ from ingot.codecs.base import decode_by_rows
 from ingot.codecs.cast import cast
 from ingot.codecs.delta_flat import (
     PIECE,
+    Addition,
+    AddsByPieces,
     Codes,
     Placed,
     Values,
@@ -104,6 +106,12 @@ class Int4Encoder(WholeEncoder):
         apart = parts["outlier_idx"].astype(np.int64, copy=False), parts["outlier_vals"]
         _expand((parts["packed"], 0), codes, apart, self.layout == 1, out.reshape(-1))
 
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        positions = parts["outlier_idx"].astype(np.int64, copy=False)
+        values, codes = parts["outlier_vals"].astype(np.float32), table(parts["scale"], parts["zero_point"])
+        target = Addition(base.reshape(-1), out.reshape(-1), None, less=False)
+        native.kernels.int4_add(parts["packed"], 0, codes, positions, values, self.layout == 1, *target.arguments)
+
 
 def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:
     """Decode into the flat ``out``: ``codes`` are the sixteen values in its element type, positions count from 0."""
@@ -112,7 +120,7 @@ def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array],
     native.kernels.int4_decode(packed[0], packed[1], as_bits(codes), positions, values, gaps, as_bits(out))
 
 
-class Int4Reader:
+class Int4Reader(AddsByPieces):
     """Sequential decoding; holds the outliers of a piece."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -129,10 +137,21 @@ class Int4Reader:
         codes = cast(self._table, float_name(out), self._name)
         for start in range(0, flat.size, PIECE):
             piece = flat[start : start + PIECE]
-            positions, values = self._apart.all_until(self._next + piece.size)
-            packed = self._packed.next(piece.size - (positions.size if self._gaps else 0))
-            _expand(packed, codes, (positions - self._next, values), self._gaps, piece)
-            self._next += piece.size
+            packed, positions, values = self._take(piece.size)
+            _expand(packed, codes, (positions, values), self._gaps, piece)
+
+    def add(self, piece: Addition) -> None:
+        (packed, first), positions, values = self._take(piece.base.size)
+        wide = values.astype(np.float32)
+        native.kernels.int4_add(packed, first, self._table, positions, wide, self._gaps, *piece.arguments)
+
+    def _take(self, count: int) -> tuple[tuple[Array, int], Array, Array]:
+        """Return the next codes, and positions, from the first of them, and values of the outliers among them."""
+        positions, values = self._apart.all_until(self._next + count)
+        packed = self._packed.next(count - (positions.size if self._gaps else 0))
+        positions = positions - self._next
+        self._next += count
+        return packed, positions, values
 
     def finish(self) -> None:
         self._apart.finish()

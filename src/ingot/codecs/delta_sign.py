@@ -12,6 +12,8 @@ import numpy as np
 from ingot.codecs.base import decode_by_rows
 from ingot.codecs.delta_flat import (
     PIECE,
+    Addition,
+    AddsByPieces,
     Codes,
     Values,
     check_parts,
@@ -79,6 +81,12 @@ class SignEncoder:
             scales = np.repeat(rounded(parts["scales"], out), self.per_scale)
             native.kernels.sign_decode(parts["packed_signs"], 0, as_bits(scales), as_bits(out.reshape(-1)))
 
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        if out.size:
+            scales = np.repeat(parts["scales"].astype(np.float32), self.per_scale)
+            target = Addition(base.reshape(-1), out.reshape(-1), None, less=False)
+            native.kernels.sign_add(parts["packed_signs"], 0, scales, *target.arguments)
+
 
 class RowScales:
     """Sequential reading of scales, each repeated for the rows of the matrix that it serves."""
@@ -102,8 +110,10 @@ class RowScales:
         self._values.finish()
 
 
-class SignReader:
+class SignReader(AddsByPieces):
     """Sequential decoding through a buffer of about ``PIECE`` signs (never less than a row's)."""
+
+    by_rows: ClassVar[bool] = True
 
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name
@@ -121,6 +131,11 @@ class SignReader:
             scales = rounded(self._scales.next(len(target)), out, self._name)
             signs, first = self._signs.next(target.size)
             native.kernels.sign_decode(signs, first, as_bits(scales), as_bits(target.reshape(-1)))
+
+    def add(self, piece: Addition) -> None:
+        scales = self._scales.next(piece.base.size // self._cols).astype(np.float32)
+        signs, first = self._signs.next(piece.base.size)
+        native.kernels.sign_add(signs, first, scales, *piece.arguments)
 
     def finish(self) -> None:
         self._scales.finish()

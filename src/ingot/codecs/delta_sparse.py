@@ -12,6 +12,8 @@ import numpy as np
 from ingot.codecs.base import decode_by_rows
 from ingot.codecs.delta_flat import (
     PIECE,
+    Addition,
+    AddsByPieces,
     Placed,
     WholeEncoder,
     check_parts,
@@ -21,6 +23,7 @@ from ingot.codecs.delta_flat import (
     require_source,
     share_option,
 )
+from ingot.core import native
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -49,8 +52,12 @@ class SparseEncoder(WholeEncoder):
         flat.view(np.uint8).fill(0)
         place(parts["indices"], parts["values"], flat)
 
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        target = Addition(base.reshape(-1), out.reshape(-1), None, less=False)
+        native.kernels.placed_add(parts["indices"], parts["values"], *target.arguments)
 
-class SparseReader:
+
+class SparseReader(AddsByPieces):
     """Sequential decoding; holds the stored values of a piece."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -66,6 +73,11 @@ class SparseReader:
             for positions, values in self._stored.until(self._next + piece.size):
                 place(positions - self._next, values, piece, self._name)
             self._next += piece.size
+
+    def add(self, piece: Addition) -> None:
+        positions, values = self._stored.all_until(self._next + piece.base.size)
+        native.kernels.placed_add(positions - self._next, values, *piece.arguments)
+        self._next += piece.base.size
 
     def finish(self) -> None:
         self._stored.finish()

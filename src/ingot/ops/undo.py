@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ingot.codecs.base import RowReader
-from ingot.codecs.delta import delta_codec, widened
+from ingot.codecs.delta import UndoingReader, delta_codec, fusible, widened
 from ingot.codecs.table import CODECS
 from ingot.core import checksums
 from ingot.core.buffers import scratch
+from ingot.core.changes import few_changes
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import cast_into
 from ingot.model.part import memory_part
@@ -76,11 +77,11 @@ class ExactLog:
 def difference_between(start: Array, wanted: Array) -> Log:
     """Return what turns ``start`` into ``wanted`` (of one type and shape, [rows, cols], C order)."""
     old, new = _words(start), _words(wanted)
-    changed = np.flatnonzero(old != new)
-    if changed.size > old.size // _FEW:
+    few = few_changes(old, new, old.size // _FEW)
+    if few is None:
         return ExactLog(_exact(start, wanted))
-    steps = (new[changed] - old[changed]).view(f"i{old.itemsize}")
-    return SparseLog(_narrow(np.diff(changed, prepend=-1), "u"), _narrow(steps, "i"))
+    gaps, steps = few
+    return SparseLog(_narrow(gaps, "u"), _narrow(steps.view(f"i{old.itemsize}"), "i"))
 
 
 def _words(array: Array) -> Array:
@@ -129,13 +130,16 @@ class TensorUndo:
 
     def change(self, rows: Array, reader: RowReader) -> None:
         """Add the next differences to ``rows`` in place, and log what subtracting them will not give back."""
-        added, total = scratch(rows.shape, np.float32), scratch(rows.shape, np.float32)
-        reader.read_into(added)
         result, back = scratch(rows.shape, rows.dtype), scratch(rows.shape, rows.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.add(widened(rows), added, out=total)
-        cast_into(total, result)
-        _less(result, added, back)
+        if isinstance(reader, UndoingReader) and fusible(rows, result):
+            reader.add_back_into(rows, result, back)
+        else:
+            added, total = scratch(rows.shape, np.float32), scratch(rows.shape, np.float32)
+            reader.read_into(added)
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.add(widened(rows), added, out=total)
+            cast_into(total, result)
+            _less(result, added, back)
         self._log(back, rows, result)
 
     def replace(self, rows: Array, result: Array) -> None:
@@ -160,9 +164,8 @@ class TensorUndo:
             rows = matrix[number * self.step : (number + 1) * self.step]
             start = rows
             if reader is not None:
-                added, start = np.empty(rows.shape, np.float32), np.empty_like(rows)
-                reader.read_into(added)
-                _less(rows, added, start)
+                start = scratch(rows.shape, rows.dtype)
+                _subtract(reader, rows, start)
             log.put_back(start, rows)
         self.logs.clear()
         self.sums.clear()
@@ -172,6 +175,16 @@ class TensorUndo:
         self.logs.append(log)
         self.sums.append(known)
         rows[...] = result
+
+
+def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
+    """Write ``rows`` less the next differences into ``out``."""
+    if isinstance(reader, UndoingReader) and fusible(rows, out):
+        reader.subtract_from(rows, out)
+        return
+    added = scratch(rows.shape, np.float32)
+    reader.read_into(added)
+    _less(rows, added, out)
 
 
 def _less(result: Array, added: Array, out: Array) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -66,14 +67,18 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
 def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: str) -> str | None:
     """Return the order in which ``base`` hashes to ``expected``; None if there is none, so that it is another base.
 
-    The orders are tried as many at a time as there are processors, the likeliest first; the right one ends the search.
+    The likeliest order is tried alone, for it nearly always is the right one; the others then as many at a time as
+    there are processors. The right one ends the search.
     """
     orders = parent_orders(base, names)
     workers = default_workers()
-    hashed = ordered(
-        lambda key: (key, parent_hash(base, orders[key], wide=key.endswith(WIDE))), orders, workers, workers
-    )
-    return next((key for key, found in hashed if found == expected), None)
+
+    def hashed(key: str) -> tuple[str, str]:
+        return key, parent_hash(base, orders[key], wide=key.endswith(WIDE))
+
+    first, *rest = orders
+    tries = chain([hashed(first)], ordered(hashed, rest, workers, workers) if rest else ())
+    return next((key for key, found in tries if found == expected), None)
 
 
 def parent_hash(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool = False) -> str:

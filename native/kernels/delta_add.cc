@@ -1,0 +1,249 @@
+// out = round(base + d) and, where it is asked for, back = round(out - d): differences are decoded to f32 a block at a
+// time, which stays in the first-level cache, added in f32, and rounded once. `out` may be `base`.
+#include "kernels/delta_add.h"
+
+#include <bit>
+#include <cstring>
+
+#include "kernels/floats.h"
+#include "kernels/wdelta_codes.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kBlock = 1024;
+
+// The sum, or difference, whose NaN is that of the first operand, else of the second: compilers may exchange them.
+template <bool kLess>
+inline float sum_of(float first, float second) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(first);
+  const float sum = kLess ? first - second : first + second;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? std::bit_cast<float>(bits | 0x00400000u) : sum;
+}
+
+// out = round(d + base), or round(base - d): NaNs of the first prevail.
+template <Dtype kDtype, bool kLess>
+void add_block(const float* __restrict d, const TypeOf<kDtype>* base, std::size_t n, TypeOf<kDtype>* out) {
+  alignas(64) float sums[kBlock];
+  load_block<kDtype>(base, n, sums);
+  for (std::size_t i = 0; i < n; ++i) sums[i] = kLess ? sum_of<true>(sums[i], d[i]) : sum_of<false>(d[i], sums[i]);
+  store_block<kDtype>(sums, n, out);
+}
+
+#if defined(__AVX512BW__)
+// Sixteen bf16 at a time. Of a NaN the first operand's prevails, as the instruction has it.
+template <bool kLess>
+std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n, std::uint16_t* out) {
+  const __m512i below = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x00400000);
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(base + i));
+    const __m512i shifted = _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, from), 16);
+    const __m512 wide = _mm512_castsi512_ps(shifted), by = _mm512_loadu_ps(d + i), first = kLess ? wide : by;
+    const __m512 sum = kLess ? _mm512_sub_ps(wide, by) : _mm512_add_ps(by, wide);
+    const __m512i bits = _mm512_castps_si512(sum);
+    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 16), one);
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), bits, quiet);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(first, first, _CMP_UNORD_Q),
+                                   _mm512_castps_si512(first), quiet);
+    const __m512i high = _mm512_maskz_srli_epi32(0xffff, rounded, 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_maskz_cvtepi32_epi16(0xffff, high));
+  }
+  return i;
+}
+#endif
+
+template <Dtype kDtype, bool kLess>
+void add_some(const float* d, const TypeOf<kDtype>* base, std::size_t n, TypeOf<kDtype>* out) {
+  std::size_t i = 0;
+#if defined(__AVX512BW__)
+  if constexpr (kDtype == Dtype::bf16) i = add_vectors<kLess>(d, base, n, out);
+#endif
+  add_block<kDtype, kLess>(d + i, base + i, n - i, out + i);
+}
+
+// Runs through all elements; `decode(start, count, d)` writes the next differences.
+template <Dtype kDtype, class Decode>
+void add_all(const Addition& what, const Decode& decode) {
+  using T = TypeOf<kDtype>;
+  const T* base = static_cast<const T*>(what.base);
+  T *out = static_cast<T*>(what.out), *back = static_cast<T*>(what.back);
+  alignas(64) float d[kBlock];
+  for (std::size_t start = 0; start < what.count; start += kBlock) {
+    const std::size_t n = what.count - start < kBlock ? what.count - start : kBlock;
+    decode(start, n, d);
+    if (what.less)
+      add_some<kDtype, true>(d, base + start, n, out + start);
+    else
+      add_some<kDtype, false>(d, base + start, n, out + start);
+    if (back) add_some<kDtype, true>(d, out + start, n, back + start);
+  }
+}
+
+template <class Decode>
+void add_typed(const Addition& what, const Decode& decode) {
+  switch (what.type) {
+    case Dtype::f32:
+      return add_all<Dtype::f32>(what, decode);
+    case Dtype::f16:
+      return add_all<Dtype::f16>(what, decode);
+    case Dtype::bf16:
+      return add_all<Dtype::bf16>(what, decode);
+    case Dtype::f64:
+      return;
+  }
+}
+
+// A bit for each of 32 elements that differ.
+template <class T>
+inline std::uint32_t differing(const T* old, const T* fresh) {
+  std::uint32_t found = 0;
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(T) == 2)
+    return _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(old), _mm512_loadu_si512(fresh));
+  if constexpr (sizeof(T) == 4)
+    return _mm512_cmpneq_epi32_mask(_mm512_loadu_si512(old), _mm512_loadu_si512(fresh)) |
+           static_cast<std::uint32_t>(
+               _mm512_cmpneq_epi32_mask(_mm512_loadu_si512(old + 16), _mm512_loadu_si512(fresh + 16)))
+               << 16;
+#elif defined(__AVX2__)
+  const auto equal = [&](std::size_t at) {
+    const __m256i one = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + at));
+    const __m256i other = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(fresh + at));
+    return sizeof(T) == 2 ? _mm256_cmpeq_epi16(one, other) : _mm256_cmpeq_epi32(one, other);
+  };
+  if constexpr (sizeof(T) == 2) {
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(equal(0), equal(16)), 0b11011000);
+    return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
+  }
+  if constexpr (sizeof(T) == 4) {
+    for (std::size_t at = 0; at < 32; at += 8)
+      found |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal(at)))) << at;
+    return ~found;
+  }
+#endif
+  for (std::size_t i = 0; i < 32; ++i) found |= std::uint32_t{old[i] != fresh[i]} << i;
+  return found;
+}
+
+template <class T>
+std::size_t changed(const T* old, const T* fresh, std::size_t n, std::int64_t* gaps, T* steps, std::size_t room) {
+  std::size_t found = 0, i = 0;
+  std::int64_t last = -1;
+  const auto note = [&](std::size_t at) {
+    gaps[found] = static_cast<std::int64_t>(at) - last;
+    steps[found++] = static_cast<T>(fresh[at] - old[at]);
+    last = static_cast<std::int64_t>(at);
+  };
+  for (; i + 32 <= n; i += 32) {
+    std::uint32_t hits = differing(old + i, fresh + i);
+    if (static_cast<std::size_t>(std::popcount(hits)) > room - found) return room + 1;
+    for (; hits; hits &= hits - 1) note(i + static_cast<std::size_t>(std::countr_zero(hits)));
+  }
+  for (; i < n; ++i) {
+    if (old[i] == fresh[i]) continue;
+    if (found == room) return room + 1;
+    note(i);
+  }
+  return found;
+}
+
+// Differences of 16-bit or f32 values: both widened, subtracted in f32.
+template <Dtype kDtype>
+void subtract_all(const void* tuned, const void* base, std::size_t n, float* out) {
+  const auto* first = static_cast<const TypeOf<kDtype>*>(tuned);
+  const auto* second = static_cast<const TypeOf<kDtype>*>(base);
+  alignas(64) float minuend[kBlock], d[kBlock];
+  for (std::size_t start = 0; start < n; start += kBlock) {
+    const std::size_t some = n - start < kBlock ? n - start : kBlock;
+    load_block<kDtype>(first + start, some, minuend);
+    load_block<kDtype>(second + start, some, d);
+    for (std::size_t i = 0; i < some; ++i) out[start + i] = sum_of<true>(minuend[i], d[i]);
+  }
+}
+
+}  // namespace
+
+void int4_add(const std::uint8_t* packed, std::size_t first, const float* table, const Placed& outliers, bool gaps,
+              const Addition& what) {
+  const Pairs<float> pairs(table);
+  const float* values = static_cast<const float*>(outliers.values);
+  std::size_t next = 0;
+  add_typed(what, [&](std::size_t start, std::size_t n, float* d) {
+    if (!gaps) pairs.expand(packed, first + start, n, d);
+    std::size_t at = 0;
+    for (; next < outliers.count; ++next) {
+      const std::size_t end = static_cast<std::size_t>(outliers.positions[next]) - start;
+      if (end >= n) break;
+      if (gaps) {
+        pairs.expand(packed, first, end - at, d + at);
+        first += end - at;
+      }
+      d[end] = values[next];
+      at = end + 1;
+    }
+    if (gaps) {
+      pairs.expand(packed, first, n - at, d + at);
+      first += n - at;
+    }
+  });
+}
+
+void sign_add(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols,
+              const Addition& what) {
+  alignas(64) std::uint32_t words[kBlock];
+  add_typed(what, [&](std::size_t start, std::size_t n, float* d) {
+    for (std::size_t at = start; at < start + n;) {
+      const std::size_t row = at / cols, end = (row + 1) * cols, stop = end < start + n ? end : start + n;
+      sign_row(bits, first + at, std::bit_cast<std::uint32_t>(scales[row]), stop - at, words);
+      std::memcpy(d + (at - start), words, (stop - at) * sizeof *d);
+      at = stop;
+    }
+  });
+}
+
+void placed_add(const Placed& values, const Addition& what) {
+  const float* from = static_cast<const float*>(values.values);
+  std::size_t next = 0;
+  add_typed(what, [&](std::size_t start, std::size_t n, float* d) {
+    std::memset(d, 0, n * sizeof *d);
+    for (; next < values.count; ++next) {
+      const std::size_t at = static_cast<std::size_t>(values.positions[next]) - start;
+      if (at >= n) break;
+      d[at] = from[next];
+    }
+  });
+}
+
+void differences(const void* tuned, const void* base, std::size_t n, Dtype type, float* out) {
+  switch (type) {
+    case Dtype::f32:
+      return subtract_all<Dtype::f32>(tuned, base, n, out);
+    case Dtype::f16:
+      return subtract_all<Dtype::f16>(tuned, base, n, out);
+    case Dtype::bf16:
+      return subtract_all<Dtype::bf16>(tuned, base, n, out);
+    case Dtype::f64:
+      return;
+  }
+}
+
+std::size_t changed_words(const void* old, const void* fresh, std::size_t n, int width, std::int64_t* gaps, void* steps,
+                          std::size_t room) {
+  const auto run = [&]<class T>(T) {
+    return changed(static_cast<const T*>(old), static_cast<const T*>(fresh), n, gaps, static_cast<T*>(steps), room);
+  };
+  switch (width) {
+    case 1:
+      return run(std::uint8_t{});
+    case 2:
+      return run(std::uint16_t{});
+    case 4:
+      return run(std::uint32_t{});
+    default:
+      return run(std::uint64_t{});
+  }
+}
+
+}  // namespace ingot::INGOT_ISA
