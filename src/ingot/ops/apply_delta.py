@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -113,13 +114,14 @@ def apply_delta(
     if isinstance(delta, Checkpoint):
         opened = delta
     else:
-        source = _opened(delta)
+        source = open_delta(delta)
         opened = checkpoint_of(source)
     try:
-        link = link_of(opened)
-        job = _Apply(state_dict, link, workers)
-        if verify_base:
-            job.require_base()
+        with _whole(source):
+            link = link_of(opened)
+            job = _Apply(state_dict, link, workers)
+            if verify_base:
+                job.require_base()
         base, result = link.info.base.content, link.info.result.content
         applied = Applied(opened, source is not None, base, result, len(job.routes), state_dict, source=source)
         job.run(applied, undo=undo)
@@ -130,14 +132,21 @@ def apply_delta(
     return applied
 
 
-def _opened(path: str | PathLike[str]) -> Source:
-    source = open_delta(path)
-    try:
-        source.require_whole()
-    except BaseException:
-        source.close()
-        raise
-    return source
+@contextmanager
+def _whole(source: Source | None) -> Iterator[None]:
+    """Check the digest of a delta's whole file beside what is done inside; that it is damaged is said before all else.
+
+    Raises ``IntegrityError`` with the format's rule.
+    """
+    if source is None:
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(source.require_whole)
+        try:
+            yield
+        finally:
+            checked.result()
 
 
 def revert(state_dict: State, applied: Applied) -> None:
