@@ -150,8 +150,10 @@ def fused(arguments: argparse.Namespace) -> Iterator[Row]:
     source, out = Source(f"fused into bf16, {base.nbytes >> 20} MiB", [(base, base)]), base.copy()
     copy = base.nbytes / seconds(arguments.repeat, lambda: np.copyto(out, base)) / 1e9
     yield entry(source, "memcpy", base.nbytes, (copy, copy), None) | {"section": "fused"}
-    for strategy in ("int8", "int4", "int3", "int2", "int1"):
-        options, codec = STRATEGIES[strategy].options, CODECS["quantized_group"]
+    ways = [(name, "quantized_group", STRATEGIES[name].options) for name in ("int8", "int4", "int3", "int2", "int1")]
+    ways += [(name, name, {}) for name in ("delta_int4", "delta_sign", "delta_sparse")]
+    for name, codec_id, options in ways:
+        codec = CODECS[codec_id]
         encoder = codec.encoder(base.shape, "f32", options)
         parts = encoder.encode(change)
         encode = base.nbytes / seconds(1, lambda encoder=encoder: encoder.encode(change)) / 1e9
@@ -164,8 +166,8 @@ def fused(arguments: argparse.Namespace) -> Iterator[Row]:
             applier.finish()
 
         rate = base.nbytes / seconds(arguments.repeat, apply) / 1e9
-        target = (1, None, copy / 2) if strategy == "int4" else None
-        yield entry(source, strategy, tensor.nbytes, (encode, rate), target) | {"section": "fused"}
+        target = (1, None, copy / 2) if name in ("int4", "delta_int4") else None
+        yield entry(source, name, tensor.nbytes, (encode, rate), target) | {"section": "fused"}
 
 
 def entry(source: Source, name: str, size: int, rates: Sequence[float], target: Sequence[float | None] | None) -> Row:

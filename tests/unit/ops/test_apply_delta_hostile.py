@@ -150,3 +150,16 @@ def test_a_tensor_that_cannot_be_read_keeps_no_other_from_its_values(tmp_path: P
             assert {name: value.tobytes() for name, value in state.items()} == {
                 name: value.tobytes() for name, value in base.items()
             }
+
+
+def test_a_damaged_file_is_named_before_a_wrong_base(tmp_path: Path) -> None:
+    weights = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64)
+    path = delta(tmp_path, {"w": weights}, {"w": weights * 1.01}, "int4", "delta.wdelta")
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    state = {"w": weights + 1}
+    with pytest.raises(IntegrityError) as caught:
+        ingot.apply_delta(state, path)
+    assert caught.value.rule == "wdelta.digest-mismatch"
+    assert np.array_equal(state["w"], weights + 1)
