@@ -71,6 +71,23 @@ struct Pairs {
         _mm512_storeu_si512(out + 2 * i, _mm512_maskz_permutexvar_epi32(0xffff, codes, table));
       }
     }
+#else
+    if constexpr (sizeof(T) == 4) {  // each half of the table, chosen by bit 3
+      const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one));
+      const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one + 8));
+      const __m128i nibble = _mm_set1_epi8(15);
+      for (; i + 4 <= bytes; i += 4) {
+        int four;
+        std::memcpy(&four, packed + i, sizeof four);
+        const __m128i both = _mm_cvtsi32_si128(four);
+        const __m128i even = _mm_and_si128(_mm_srli_epi16(both, 4), nibble), odd = _mm_and_si128(both, nibble);
+        const __m256i codes = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd));
+        const __m256i lows = _mm256_permutevar8x32_epi32(low, codes), highs = _mm256_permutevar8x32_epi32(high, codes);
+        const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28));
+        const __m256 chosen = _mm256_blendv_ps(_mm256_castsi256_ps(lows), _mm256_castsi256_ps(highs), upper);
+        _mm256_storeu_ps(reinterpret_cast<float*>(out + 2 * i), chosen);
+      }
+    }
 #endif
 #else
     static_cast<void>(packed), static_cast<void>(bytes), static_cast<void>(out);
