@@ -31,7 +31,8 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
     Raises
     ------
     UsageError
-        ``format`` is unknown or contradicts the suffix, or the path is that of an existing file without a known suffix.
+        ``format`` is unknown or contradicts the suffix, or the path is that of an existing file without a known suffix
+        (``save.suffix``); a file where a package, a folder, is to be (``target.exists``).
     """
     text = fspath(path)
     location = Path(text)
@@ -40,6 +41,13 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
     whole = by_suffix is not None and getattr(by_suffix, "folder", False)
     is_folder = location.is_dir() or text.endswith(("/", "\\")) or by_suffix is None or whole
     if is_folder and not (whole and chosen is not by_suffix):
+        if whole and location.is_file():
+            raise UsageError(
+                "expected a folder, which such a package is, or nothing; found a file of this name: remove it or "
+                "choose another destination",
+                rule="target.exists",
+                where=text,
+            )
         if location.is_file():
             suffixes = ", ".join(suffix for name in FORMATS for suffix in FORMATS[name].suffixes)
             raise UsageError(f"expected a folder or a file name ending in {suffixes}", rule="save.suffix", where=text)

@@ -314,3 +314,12 @@ def test_a_recipe_that_hits_nothing_is_told(tmp_path: Path) -> None:
     assert len(ingot.convert(source, tmp_path / "b.mlpackage", "palette4").notes) == 1
     assert not ingot.convert(source, tmp_path / "c.mlpackage", LUT4).notes
     assert not ingot.convert(source, tmp_path / "d.mlpackage").notes
+
+
+def test_a_file_where_a_package_is_to_be_is_refused_and_stays(tmp_path: Path) -> None:
+    source = put(tmp_path / "a.mlpackage", two().files())
+    (tmp_path / "b.mlpackage").write_bytes(b"mine")
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(source, tmp_path / "b.mlpackage")
+    assert caught.value.rule == "target.exists"
+    assert (tmp_path / "b.mlpackage").read_bytes() == b"mine"
