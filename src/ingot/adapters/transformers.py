@@ -12,7 +12,7 @@ from ingot.adapters.model_source import AnyPath, ModelSource, resolve
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
 from ingot.adapters.transformers_packed import packable, put_packed
-from ingot.adapters.transformers_weights import NO_ROOM, Loading, decoded_bytes, is_mapped, weights_of
+from ingot.adapters.transformers_weights import NO_ROOM, Loading, copied_bytes, is_mapped, merged_names, weights_of
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
@@ -138,8 +138,9 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
     target = _target(torch, wanted.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
     packed = packable(checkpoint) if wanted.keep_packed else set()
+    merged = merged_names(config, checkpoint)
     if place.type == "cpu":
-        needed, max_ram = decoded_bytes(checkpoint, target, packed), options.get("max_ram")
+        needed, max_ram = copied_bytes(checkpoint, target, packed, merged), options.get("max_ram")
         require_ram(needed, "decoded weights", NO_ROOM, max_ram, checkpoint.location)
     strict = options.get("strict", True)
 
@@ -155,7 +156,8 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
     model.config.name_or_path = str(source.folder)
     if place.type != "cpu":
         model.to(place)
-    mapped = sum(tensor.nbytes for tensor in checkpoint.values() if is_mapped(tensor, target))
+    stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
+    mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
     return model, {
         "format": checkpoint.format,
         "tier": source.tier,
@@ -164,7 +166,7 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
         "dtype": target,
         "device": str(place),
         "mapped": mapped,
-        "decoded": decoded_bytes(checkpoint, target, kept),
+        "decoded": copied_bytes(checkpoint, target, kept, merged),
         "packed": sum(checkpoint[name].nbytes for name in kept),
     }
 

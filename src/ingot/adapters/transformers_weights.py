@@ -8,7 +8,8 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,13 +102,33 @@ def is_mapped(tensor: Tensor, target: str) -> bool:
     return row is not None and tensor.dtype == data.dtype and (not row.is_float or tensor.dtype == target)
 
 
-def decoded_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str]) -> int:
-    """Return the bytes of memory that decoding will take for all tensors that are neither mapped nor kept packed."""
+def copied_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str], merged: set[str]) -> int:
+    """Return the bytes of memory for all tensors that are neither kept packed nor left in a mapped file.
+
+    ``merged`` are those that transformers joins with others, which copies them (``merged_names``).
+    """
     return sum(
         tensor.size * _itemsize(tensor, target)
         for name, tensor in tensors.items()
-        if name not in packed and not is_mapped(tensor, target)
+        if name not in packed and (name in merged or not is_mapped(tensor, target))
     )
+
+
+def merged_names(config: Any, names: Iterable[str]) -> set[str]:
+    """Return the tensors that transformers rearranges on the way into the model: experts into one stack, for the most.
+
+    transformers 5, ``conversion_mapping``: patterns in which ``*`` stands for a number.
+    """
+    known = require("transformers.conversion_mapping", "transformers")
+    kinds = {getattr(one, "model_type", None) for one in (config, getattr(config, "text_config", None))}
+    steps = [step for kind in kinds if kind for step in known.get_checkpoint_conversion_mapping(kind) or ()]
+    patterns = [
+        re.compile(re.escape(pattern).replace(r"\*", "[0-9]+"))
+        for step in steps
+        if isinstance(step, known.WeightConverter)
+        for pattern in step.source_patterns
+    ]
+    return {name for name in names if any(pattern.search(name) for pattern in patterns)}
 
 
 def _itemsize(tensor: Tensor, target: str) -> int:

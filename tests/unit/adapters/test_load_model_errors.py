@@ -203,3 +203,14 @@ def test_empty_tokenizer_of_a_model_type(tmp_path: Path) -> None:
     with pytest.raises(IngotError) as caught:
         load_tokenizer(tmp_path)
     assert caught.value.rule == "model.tokenizer"
+
+
+def test_experts_that_are_joined_are_copies_and_count(tmp_path: Path) -> None:
+    mixtral = make("mixtral", tmp_path / "mixtral")
+    assert refused(mixtral, max_ram="10KiB").rule == "ram.guard"
+    found: list[Any] = []
+    load_model(mixtral, max_ram="1GiB", report=found.append)
+    assert found[0].decoded > 0
+    with ingot.open(mixtral) as checkpoint:
+        experts = sum(tensor.nbytes for name, tensor in checkpoint.items() if ".experts." in name)
+        assert found[0].mapped == checkpoint.nbytes - experts
