@@ -177,8 +177,22 @@ def test_a_sentinel_without_its_weights_does_not_count(squish):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"ingot_tier": 1, "tier": "bf16", "source": {"../x": [1,1,1,"a"]}, "files": {}}']
+    "content",
+    [
+        b'{"ingot_tier": 99, "tier": "bf16", "source": {}, "files": {}}',
+        b'{"ingot_tier": 1, "tier": "bf16", "source": {"../x": [1,1,1,"a"]}, "files": {}}',
+        b'{"ingot_tier": 1, "tier": "bf16", "source": {}}',
+    ],
 )
+def test_a_record_that_cannot_be_read_is_damage(squish, content):
+    build(squish, "bf16")
+    (squish / ".squish_ready").write_bytes(content)
+    assert states(squish)["bf16"] == "damaged"
+    assert prepare(squish).tier.name == "bf16"
+    assert states(squish)["bf16"] == "complete"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}"])
 def test_a_sentinel_without_a_record_is_judged_by_times_and_shapes(squish, content):
     build(squish, "bf16")
     mark = squish / ".squish_ready"

@@ -33,6 +33,10 @@ class Sentinel:
     gate: Passed | None = None
 
 
+UNREADABLE = Sentinel("", {}, {})
+"""What ``read`` returns for a record of Ingot's that is garbled, or of a version that this one does not know."""
+
+
 def write(path: Path, sentinel: Sentinel) -> None:
     """Put a sentinel in place, flushed to disk; see ``core.atomic.atomic_write`` for what it raises.
 
@@ -59,11 +63,11 @@ def read(path: Path) -> Sentinel | None:
         found: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("ingot_tier") != VERSION or not isinstance(found.get("tier"), str):
+    if not isinstance(found, dict) or "ingot_tier" not in found:
         return None
     source, files = snapshot.from_json(found.get("source")), snapshot.from_json(found.get("files"))
-    if source is None or files is None:
-        return None
+    if found["ingot_tier"] != VERSION or not isinstance(found.get("tier"), str) or source is None or files is None:
+        return UNREADABLE
     listed = found.get("raised")
     raised = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
     return Sentinel(found["tier"], source, files, raised, passed_from_json(found.get("gate")))

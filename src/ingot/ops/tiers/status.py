@@ -140,6 +140,8 @@ def _built(folder: Path, tier: Tier) -> tuple[str, str]:
 
 def _own(folder: Path, tier: Tier, written: sentinel.Sentinel) -> tuple[str, str]:
     """Judge a tier by what Ingot wrote down when it was built."""
+    if written is sentinel.UNREADABLE:
+        return DAMAGED, "the sentinel's record is garbled, or of a later version of Ingot"
     if written.tier != tier.name:
         return DAMAGED, f"the sentinel is of tier {written.tier}"
     wrong = snapshot.difference(folder, written.files)
