@@ -11,7 +11,7 @@ import numpy as np
 from ingot.adapters.mlx import from_numpy
 from ingot.adapters.model_source import AnyPath, resolve
 from ingot.adapters.transformers_config import CONFIG, one_line, read_json
-from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.transformers_tokenizer import load_tokenizer, require_vocabulary
 from ingot.codecs.affine import AffineCodec
 from ingot.codecs.base import Relay
 from ingot.core.dtypes import DTYPES
@@ -197,8 +197,10 @@ def _tokenizer(utils: Any, folder: Path) -> Any:
     """Return mlx_lm's tokenizer; around one that transformers' own loader does not know, too."""
     config = utils.load_config(folder)
     try:
-        return utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        found = utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
     except Exception:  # readers of dozens of tokenizer classes; load_tokenizer below says what is wrong
         wrapper = require("mlx_lm.tokenizer_utils", EXTRA).TokenizerWrapper
         end = config.get("eos_token_id")
         return wrapper(load_tokenizer(folder), eos_token_ids=end if isinstance(end, list) or end is None else [end])
+    require_vocabulary(found._tokenizer, folder)
+    return found

@@ -39,12 +39,15 @@ def load_tokenizer(folder: Path) -> Any:
             f"expected a tokenizer ({_FILE}) beside the weights, found none that transformers reads: {one_line(error)}",
             where=str(folder),
         ) from error
-    _require_vocabulary(found, folder)
+    require_vocabulary(found, folder)
     return found
 
 
-def _require_vocabulary(tokenizer: Any, folder: Path) -> None:
-    """Refuse a tokenizer without its files: of some model types transformers makes an empty one."""
+def require_vocabulary(tokenizer: Any, folder: Path) -> None:
+    """Refuse a tokenizer without its files: of some model types transformers makes an empty one.
+
+    Raises ``FormatError`` ``model.tokenizer``.
+    """
     names = set((getattr(tokenizer, "vocab_files_names", None) or {}).values())
     if not names:  # of bytes, say
         return

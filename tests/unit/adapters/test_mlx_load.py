@@ -13,6 +13,7 @@ import ingot
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import IngotError
 from ingot.testing.codecs import bits
+from ingot.testing.models import make
 
 mx = pytest.importorskip("mlx.core")
 utils = pytest.importorskip("mlx_lm.utils")
@@ -104,6 +105,14 @@ def test_a_wrong_config_is_refused(tmp_path: Path, config: str | None, rule: str
     with pytest.raises(IngotError) as found:
         load_model(tmp_path)
     assert found.value.rule == rule
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Of a Qwen2 transformers would make an empty one."""
+    qwen2 = make("tied qwen2", tmp_path / "qwen2")
+    with pytest.raises(IngotError) as found:
+        load_model(qwen2)
+    assert found.value.rule == "model.tokenizer"
 
 
 def test_files_come_back(tmp_path: Path) -> None:
