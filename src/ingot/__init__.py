@@ -1,7 +1,7 @@
 """Ingot: model weights at rest and on the move.
 
-Shrinks, ships, verifies, converts and loads model weights in every container people use. Names are imported on first
-use, so that ``import ingot`` costs little more than NumPy.
+Shrinks, ships, verifies, patches, converts and loads model weights in the containers people use. Names are imported on
+first use, so that ``import ingot`` costs little more than NumPy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ingot import mlx as mlx
     from ingot import numpy as numpy
     from ingot import torch as torch
     from ingot.adapters.transformers import load_model as load_model
@@ -45,7 +46,7 @@ _NAMES = {
     "save": "ingot.ops.save",
     "verify": "ingot.ops.verify",
 }
-_MODULES = ("numpy", "torch")
+_MODULES = ("mlx", "numpy", "torch")
 
 __all__ = [
     "Checkpoint",
@@ -56,6 +57,7 @@ __all__ = [
     "convert",
     "diff",
     "load_model",
+    "mlx",
     "numpy",
     "open",
     "patch",

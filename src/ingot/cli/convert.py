@@ -19,7 +19,10 @@ EPILOG = (
     "  ingot convert model.zt back.safetensors\n\n"
     "  ingot convert ./Llama-3-8B out.zt --recipe my-recipe.toml --dry-run\n\n"
     "  ingot convert ./Llama-3-8B model.squizd --recipe int2-hybrid --draft ./EAGLE3-head --coreml X.mlpackage\n\n"
-    "  ingot convert ./Llama-3-8B pruned.zt --recipe int4 --prune 0.1 --activations norms.safetensors"
+    "  ingot convert ./Llama-3-8B pruned.zt --recipe int4 --prune 0.1 --activations norms.safetensors\n\n"
+    "  ingot convert ./Llama-3-8B ./Llama-3-8B-squish --format npydir --recipe squish-int8\n\n"
+    "  ingot convert ./Llama-3-8B ./Llama-3-8B-mlx --format mlx --recipe mlx-4bit\n\n"
+    "  ingot convert X.mlpackage Y.mlpackage --recipe ane-m1"
 )
 PRUNING = "Pruning"
 ATTACHMENTS = "Beside the weights"
@@ -58,7 +61,7 @@ def command(
     threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
     digest: Annotated[
         Literal["crc32c", "sha256", "none"],
-        typer.Option(help="Digest written per part, where the format has digests (zt, squizd)."),
+        typer.Option(help="Digest written per part, where the format has digests (zt, squizd, npydir)."),
     ] = "crc32c",
     max_shard_size: Annotated[
         str | None, typer.Option(help="Largest safetensors shard, such as 2GB; default 5GB in folders.")

@@ -52,7 +52,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="ingot",
     cls=_Commands,
-    help="Model weights at rest and on the move: convert, inspect, verify and compare, exactly or measured.",
+    help="Model weights at rest and on the move: convert, verify, compare, patch, plan and run, exactly or measured.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,

@@ -20,7 +20,9 @@ from ingot.stores.local import LocalStore
 # What each extra brings, and what it is for.
 EXTRAS = {
     "torch": ("torch", "ckpt[...].torch(), ingot.torch"),
-    "mlx": ("mlx", "state_dict(framework='mlx')"),
+    "transformers": ("transformers", "ingot.load_model, ingot generate, ingot eval"),
+    "mlx": ("mlx-lm", "ingot.mlx, state_dict(framework='mlx')"),
+    "eval": ("lm-eval", "python -m ingot.lm_eval"),
     "jax": ("jax", "state_dict(framework='jax')"),
     "astc": ("astc-encoder-py", "encoding and decoding of ASTC textures"),
 }

@@ -56,7 +56,8 @@ def address(array: Array) -> tuple[int, int]:
 
 def _layout(name: str, found: str) -> UnsupportedError:
     return UnsupportedError(
-        f"expected a writable NumPy array or CPU torch tensor in C order to change in place, found {found}",
+        f"expected a writable NumPy array or CPU torch tensor in C order to change in place, found {found}; "
+        "ingot.numpy.load_file and ingot.torch.load_file give such ones",
         rule="delta.layout",
         where=name,
     )

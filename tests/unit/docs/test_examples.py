@@ -76,11 +76,34 @@ def test_squizd_with_draft_head(capsys: pytest.CaptureFixture[str]) -> None:
     assert not [finding for finding in ingot.verify("with-draft.squizd", strict=True) if finding.level == "error"]
 
 
+def test_swap_fine_tunes(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("swap_fine_tunes.py")
+    printed = capsys.readouterr().out
+    assert printed.count("the same bits") == 4
+    assert "DIFFERENT" not in printed
+    assert Path("coder-delta.zt").stat().st_size < 100_000
+
+
+def test_squish_tiers(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    run_example("squish_tiers.py")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if "bytes mapped" in line] == [
+        "tensors",
+        "bf16",
+        "bf16",
+        "tensors",
+    ]
+    assert "was built" in lines[3]
+    assert "was built" not in lines[5]
+    assert {"tier bf16: complete", "tier 4bit: missing"} <= set(lines)
+
+
 def test_every_example_is_listed_and_tested() -> None:
     index = (EXAMPLES / "README.md").read_text("utf-8")
     tested = Path(__file__).read_text("utf-8")
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 5
+    assert len(scripts) == 7
     for name in scripts:
         assert f"({name})" in index
         assert f'run_example("{name}")' in tested

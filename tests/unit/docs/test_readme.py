@@ -39,50 +39,49 @@ def execute(line: str) -> int:
 
 
 @pytest.fixture
-def toured(after_demo: Path, readme: Any) -> Path:
-    """The folder after all commands of the tour; each returned the exit code that the README gives, 0 if none."""
+def toured(after_demo: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The folder after all commands of the tour.
+
+    Each returned the exit code that the README gives, 0 if none, and printed, in this order, the lines that a console
+    block shows under it, up to an ellipsis.
+    """
     (recipe,) = blocks_of(readme, "toml")
     (after_demo / "mine.toml").write_text(recipe)
+    shown: dict[str, list[str]] = {}
+    for block in blocks_of(readme, "console"):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                shown[line] = []
+            elif line.strip() != "...":
+                shown[next(reversed(shown))].append(line)
     for line in command_lines(readme):
         stated = EXPECTED.search(line)
         code = execute(line)
         assert code == (int(stated[1]) if stated else 0), line
+        wanted = shown[f"$ {line}"]
+        assert capsys.readouterr().out.splitlines()[: len(wanted)] == wanted
+    assert sum(map(len, shown.values())) >= 4
     return after_demo
 
 
-def test_the_commands_do_what_they_say(toured: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_do_what_they_say(toured: Path, readme: Any) -> None:
     assert len(command_lines(readme)) >= 8
-    assert {"model-int4.zt", "back.safetensors", "small", "mixed", "model.squizd", "moved.zt"} <= {
-        path.name for path in toured.iterdir()
-    }
+    assert {
+        "model-int4.zt",
+        "back.safetensors",
+        "small",
+        "mixed",
+        "model.squizd",
+        "moved.zt",
+        "squish",
+        "up-m1.zt",
+    } <= {path.name for path in toured.iterdir()}
     assert not [path for path in toured.rglob("*") if "ingot-partial" in path.name]
 
 
-def test_the_output_that_is_shown_is_what_comes(
-    after_demo: Path, readme: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Lines that a console block shows under a command, up to an ellipsis, are printed by it in this order."""
-    (recipe,) = blocks_of(readme, "toml")
-    (after_demo / "mine.toml").write_text(recipe)
-    compared = 0
-    for block in blocks_of(readme, "console"):
-        shown: list[str] = []
-        for line in [*block.splitlines(), "$ "]:
-            if not line.startswith("$ "):
-                shown.append(line)
-                continue
-            printed = capsys.readouterr().out.splitlines()
-            wanted = [text for text in shown if text.strip() != "..."]
-            assert printed[: len(wanted)] == wanted
-            compared += len(wanted)
-            shown = []
-            if line.startswith("$ ingot "):
-                execute(line.removeprefix("$ "))
-    assert compared >= 4
-
-
 def test_the_python_blocks_run(toured: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
+    for needed in ("torch", "transformers", "mlx_lm"):
+        pytest.importorskip(needed)
     blocks = blocks_of(readme, "python")
     assert len(blocks) >= 2
     program = "\n".join([*blocks, "assert layer is None  # what follows the layers comes last"])
