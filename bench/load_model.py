@@ -2,7 +2,7 @@
 
     python bench/load_model.py --json load_model.json
 
-The model has random weights (3.1 GB in bf16) and is made with all its forms in a temporary folder that needs 12 GB;
+The model has random weights (3.1 GB in bf16) and is made with all its forms in a temporary folder that needs 25 GB;
 ``--layers 4`` makes a small one. Every way runs in a process of its own, ``--repeat`` times; seconds are the best with
 the files in the page cache, memory is that of the first load. ``--cold`` drops the files from the page cache first.
 Transformers reads GGUF only with the packages gguf and accelerate; without them that way is left out.
@@ -59,6 +59,11 @@ WAYS = {
     "ingot, INT8 kept packed": ("ingot", "int8", {"keep_packed": True}),
     "ingot, INT4 kept packed": ("ingot", "int4", {"keep_packed": True}),
     "transformers, GGUF Q4_0 decoded": ("gguf", "gguf", {}),
+    "ingot, Squish INT4, first load": ("first", "squish", {}),
+    "ingot, Squish INT4, bf16 tier": ("ingot", "squish", {}),
+    "ingot, Squish, finalized f16 tier": ("ingot", "squish-f16", {"dtype": "f16"}),
+    "mlx_lm, 4 bits": ("mlx_lm", "mlx", {}),
+    "ingot.mlx, 4 bits": ("ingot.mlx", "mlx", {}),
 }
 
 
@@ -83,6 +88,7 @@ def make_source(folder: Path, layers: int) -> None:
 
 def make_forms(root: Path) -> None:
     import ingot
+    from ingot.ops.tiers.build import build
 
     (root / "int4.toml").write_text(RECIPE)
     eight = RECIPE.replace('{ bits = 4, group = 64, scales = "f16" }', "{ bits = 8 }")
@@ -94,6 +100,10 @@ def make_forms(root: Path) -> None:
         "int4": {"recipe": root / "int4.toml"},
     }.items():
         ingot.convert(root / "source", root / name, **options)
+    for name in ("squish", "squish-f16"):
+        ingot.convert(root / "source", root / name, "squish-int4", "npydir")
+    build(root / "squish-f16", "finalized")
+    ingot.convert(root / "source", root / "mlx", "mlx-4bit", "mlx")
 
 
 def make_gguf(root: Path, layers: int) -> None:
@@ -130,7 +140,9 @@ def make_gguf(root: Path, layers: int) -> None:
 
 
 def forget(folder: Path) -> None:
-    for path in folder.iterdir():
+    for path in folder.rglob("*"):
+        if not path.is_file():
+            continue
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -144,10 +156,12 @@ def measure(kind: str, folder: Path, options: dict[str, Any], repeat: int, cold:
 
     from ingot.adapters.transformers import load_model
     from ingot.core.memory import anonymous_rss
+    from ingot.ops.tiers.build import drop
 
     ways: dict[str, Any] = {
         "transformers": transformers.AutoModelForCausalLM.from_pretrained,
         "ingot": load_model,
+        "first": load_model,
         "gguf": lambda path: transformers.AutoModelForCausalLM.from_pretrained(
             path, gguf_file="model.gguf", dtype=torch.bfloat16
         ),
@@ -156,6 +170,8 @@ def measure(kind: str, folder: Path, options: dict[str, Any], repeat: int, cold:
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
     found: dict[str, float] = {}
     for number in range(repeat):
+        if kind == "first":
+            drop(folder)
         if cold:
             forget(folder)
         before, began, used = anonymous_rss(), time.perf_counter(), time.process_time()
@@ -179,6 +195,41 @@ def measure(kind: str, folder: Path, options: dict[str, Any], repeat: int, cold:
     return found
 
 
+def measure_mlx(kind: str, folder: Path, repeat: int, cold: bool) -> dict[str, float]:
+    """The same for MLX, which holds the weights in memory of its own; tokenizers, which this model lacks, left out."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    from ingot.adapters import mlx_load
+    from ingot.core.memory import anonymous_rss
+
+    mlx_load._tokenizer = lambda *_: None
+    ways: dict[str, Any] = {"mlx_lm": load_model, "ingot.mlx": mlx_load.load_model}
+    found: dict[str, float] = {}
+    for number in range(repeat):
+        if cold:
+            forget(folder)
+        before, began, used = anonymous_rss(), time.perf_counter(), time.process_time()
+        model = ways[kind](folder)[0]
+        loaded, processor = time.perf_counter() - began, time.process_time() - used
+        if not number:
+            found["load_anonymous_mb"] = (anonymous_rss() - before) / 1e6
+        cache = make_prompt_cache(model)
+        mx.eval(model(mx.array([[1, 2, 3, 4, 5]]), cache=cache))
+        first = time.perf_counter() - began
+        if not number:
+            found["anonymous_mb"] = (anonymous_rss() - before) / 1e6
+        began = time.perf_counter()
+        for _ in range(3):
+            mx.eval(model(mx.array([[7]]), cache=cache))
+        each = (time.perf_counter() - began) / 3
+        values = {"load_s": loaded, "load_cpu_s": processor, "first_token_s": first, "token_s": each}
+        found |= {name: min(value, found.get(name, value)) for name, value in values.items()}
+        del model, cache
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=28)
@@ -191,7 +242,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         kind, folder, given = options.measure
-        print(json.dumps(measure(kind, Path(folder), json.loads(given), options.repeat, options.cold)))
+        if "mlx" in kind:
+            print(json.dumps(measure_mlx(kind, Path(folder), options.repeat, options.cold)))
+        else:
+            print(json.dumps(measure(kind, Path(folder), json.loads(given), options.repeat, options.cold)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         root = options.folder or Path(scratch)

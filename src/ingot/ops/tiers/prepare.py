@@ -7,11 +7,11 @@ from os import PathLike
 from typing import Any
 
 from ingot.core.progress import ProgressCallback
-from ingot.errors import ResourceError
+from ingot.errors import CodecError, ResourceError
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers.build import build
 from ingot.ops.tiers.choose import Choice, choose
-from ingot.ops.tiers.table import BF16, FOUR_BIT, TENSORS, THREE_BIT, Tier
+from ingot.ops.tiers.table import BF16, FINALIZED, FOUR_BIT, TENSORS, THREE_BIT, Tier
 from ingot.ops.tiers.wanted import wanted_dtype
 
 
@@ -26,11 +26,11 @@ def prepare(
 ) -> Choice:
     """Choose a tier; on the first load, save the one that later loads are to take, and take that.
 
-    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits, the packed folder with as many. Where weights
-    are wanted in another type than bf16, which that tier would round, none is built.
+    This is the bf16 tier, and the finalized one where weights are wanted in f16; for MLX, where the tensors have 4 or
+    3 bits, the packed folder with as many. Where weights are wanted in a type that both would round, none is built.
 
-    A disk that is full or cannot be written to is no obstacle: the tensors are then decoded into memory, and a note
-    says so.
+    A disk that is full or cannot be written to, or values that the tier's type does not hold, are no obstacle: the
+    tensors are then decoded into memory, and a note says so.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def prepare(
         if wanted is None:
             return choice
         done = build(path, wanted.name, progress=progress)
-    except ResourceError as error:
+    except (ResourceError, CodecError) as error:  # no room, or values that the tier's type does not hold
         return replace(choice, notes=(*choice.notes, f"no faster tier was saved: {error}"))
     note = (
         f"first load: tier {wanted.name} was built in {done.seconds:.1f} s"
@@ -73,4 +73,4 @@ def _first_tier(path: str | PathLike[str], runtime: str, dtype: Any) -> Tier | N
             bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
         if bits in ({4}, {3}, {3, 4}):
             return FOUR_BIT if bits == {4} else THREE_BIT
-    return BF16 if wanted_dtype(path, dtype) in ("bf16", None) else None
+    return {"bf16": BF16, None: BF16, "f16": FINALIZED}.get(wanted_dtype(path, dtype))
