@@ -93,13 +93,6 @@ def test_the_first_load_builds_the_bf16_tier_and_the_second_takes_it(squish):
     assert same(values(first.path, "bf16"), values(squish, "bf16"))
 
 
-def test_the_first_load_in_f16_builds_the_finalized_tier(squish):
-    first = prepare(squish, dtype="f16")
-    assert first.tier.name == "finalized"
-    assert same(values(first.path, "f16"), values(squish, "f16"))
-    assert prepare(squish, dtype="f32").tier.name == "tensors"
-
-
 def test_without_a_cache_nothing_is_written(squish):
     before = sorted(squish.iterdir())
     assert prepare(squish, cache=False).tier.name == "tensors"

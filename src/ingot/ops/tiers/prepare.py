@@ -11,7 +11,7 @@ from ingot.errors import CodecError, ResourceError
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers.build import build
 from ingot.ops.tiers.choose import Choice, choose
-from ingot.ops.tiers.table import BF16, FINALIZED, FOUR_BIT, TENSORS, THREE_BIT, Tier
+from ingot.ops.tiers.table import BF16, FOUR_BIT, TENSORS, THREE_BIT, Tier
 from ingot.ops.tiers.wanted import wanted_dtype
 
 
@@ -26,8 +26,8 @@ def prepare(
 ) -> Choice:
     """Choose a tier; on the first load, save the one that later loads are to take, and take that.
 
-    This is the bf16 tier, and the finalized one where weights are wanted in f16; for MLX, where the tensors have 4 or
-    3 bits, the packed folder with as many. Where weights are wanted in a type that both would round, none is built.
+    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits, the packed folder with as many. Where weights
+    are wanted in another type than bf16, which that tier would round, none is built.
 
     A disk that is full or cannot be written to, or values that the tier's type does not hold, are no obstacle: the
     tensors are then decoded into memory, and a note says so.
@@ -73,4 +73,4 @@ def _first_tier(path: str | PathLike[str], runtime: str, dtype: Any) -> Tier | N
             bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
         if bits in ({4}, {3}, {3, 4}):
             return FOUR_BIT if bits == {4} else THREE_BIT
-    return {"bf16": BF16, None: BF16, "f16": FINALIZED}.get(wanted_dtype(path, dtype))
+    return BF16 if wanted_dtype(path, dtype) in ("bf16", None) else None
