@@ -9,15 +9,13 @@ import numpy as np
 
 from ingot.codecs.affine_params import AffineParams
 from ingot.core import native
-from ingot.core.floats import as_bits, cast_into, float_name
+from ingot.core.floats import LARGEST, as_bits, cast_into, float_name
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.tensor import Array
 
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
 STEP = 1 << 20
-
-_LARGEST = {"f16": 65504.0, "bf16": 2.0**127 * 1.9921875, "f32": 2.0**127 * (2 - 2.0**-23)}
 
 
 def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
@@ -81,7 +79,7 @@ class _Rows:
         """Whether the largest scale and zero point leave room for a value past the range of ``dtype``."""
         most, zero = 2.0**self.params.bits, 0.0 if self.zeros is None else _largest(self.zeros)
         scale = _largest(self.scales)
-        return not (scale * most + zero if self.params.offset else scale * (most + zero)) <= _LARGEST[dtype]
+        return not (scale * most + zero if self.params.offset else scale * (most + zero)) <= LARGEST[dtype]
 
     def refuse_overflow(self, out: Array) -> None:
         """Raise where ``out`` is not finite though scale and zero point are."""
@@ -97,7 +95,7 @@ class _Rows:
         if sound.any():
             raise CodecError(
                 "affine.overflow",
-                f"expected values that {float_name(out)} can hold, found one past {_LARGEST[float_name(out)]:g}; "
+                f"expected values that {float_name(out)} can hold, found one past {LARGEST[float_name(out)]:g}; "
                 "decode to f32 or bf16",
             )
 

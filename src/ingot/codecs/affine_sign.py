@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import LARGEST
 from ingot.model.tensor import Array
 
 SIGNS = ("sign", "sign-rms")
 """Quantizers: the magnitude of least squared error, mean |w| (BitDelta, arXiv 2402.10193, section 3.1), or that keeps
 the group's norm, the root mean square of w."""
-
-_LARGEST = {"f16": 65504.0, "bf16": float.fromhex("0x1.fep127"), "f32": float.fromhex("0x1.fffffep127")}
 
 
 def sign_codes(rows: Array, msb: bool) -> Array:
@@ -37,7 +36,7 @@ def sign_scales(rows: Array, group: int, quantizer: str, scale_dtype: str) -> Ar
     else:
         magnitude = np.sqrt(np.add.reduceat(np.square(wide), starts, axis=1) / counts)
     scales = 2 * magnitude
-    scales[scales > _LARGEST[scale_dtype]] = np.inf
+    scales[scales > LARGEST[scale_dtype]] = np.inf
     return scales.astype(np.float32).astype(numpy_dtype(scale_dtype))
 
 

@@ -13,7 +13,7 @@ from ingot.codecs.dense import require_part
 from ingot.codecs.low_rank_fit import factors
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import cast, cast_into
+from ingot.core.floats import LARGEST, cast, cast_into, float_name
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec
@@ -34,16 +34,44 @@ def product_into(left: Array, right: Array, out: Array) -> None:
     ----------
     left, right : f32, [rows, r] and [r, cols]
     out : [rows, cols], C order, f32, f16 or bf16
+
+    Raises
+    ------
+    CodecError
+        ``low_rank.overflow``: finite factors give a value past the range of ``out.dtype``. Others decode as IEEE 754
+        says.
     """
     rows, cols = out.shape
     step = max(1, _SCRATCH // max(cols, 1))
+    risky = _may_overflow(left, right, float_name(out))
     for start in range(0, rows, step):
         target = out[start : start + step]
         total, term = np.zeros(target.shape, np.float32), np.empty(target.shape, np.float32)
-        for column, row in zip(left[start : start + step].T, right, strict=True):
-            np.multiply(column[:, None], row, out=term)
-            total += term
+        with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+            for column, row in zip(left[start : start + step].T, right, strict=True):
+                np.multiply(column[:, None], row, out=term)
+                total += term
         cast_into(total, target)
+        if risky:
+            _refuse_overflow(left[start : start + step], right, target)
+
+
+def _may_overflow(left: Array, right: Array, dtype: str) -> bool:
+    """Whether the largest factors leave room for a sum past the range of ``dtype``, or are not finite."""
+    most = float(np.abs(left).max(initial=0)) * float(np.abs(right).max(initial=0)) * len(right)
+    return not most * (1 + len(right) * 2.0**-22) <= LARGEST[dtype]  # each term and each sum may be rounded up
+
+
+def _refuse_overflow(left: Array, right: Array, out: Array) -> None:
+    """Raise where ``out`` is not finite though its row of ``left`` and its column of ``right`` are."""
+    sound = np.logical_and.outer(np.isfinite(left).all(axis=1), np.isfinite(right).all(axis=0))
+    if bool((sound & ~np.isfinite(out)).any()):
+        dtype = float_name(out)
+        raise CodecError(
+            f"{ID}.overflow",
+            f"expected values that {dtype} can hold, found one past {LARGEST[dtype]:g}"
+            + ("; decode to f32 or bf16" if dtype == "f16" else ""),
+        )
 
 
 class LowRankReader:
@@ -51,6 +79,7 @@ class LowRankReader:
 
     def __init__(self, tensor: Tensor) -> None:
         self._rank = _checked(tensor)
+        self._where = tensor.name
         self._rows, self._cols = tensor.matrix_shape
         self._left, self._right = (tensor.parts[role] for role in ("left", "right"))
         self._reader, self._after = self._left.reader(), self._right.reader()
@@ -68,7 +97,11 @@ class LowRankReader:
         step = max(1, (_SCRATCH << 4) // max(self._cols, self._rank, 1))
         for start in range(0, len(out), step):
             target = out[start : start + step]
-            product_into(_read(self._reader, self._left.dtype, (len(target), self._rank)), self._wide, target)
+            left = _read(self._reader, self._left.dtype, (len(target), self._rank))
+            try:
+                product_into(left, self._wide, target)
+            except CodecError as error:
+                raise error.at(self._where) from None
 
     def finish(self) -> None:
         self._reader.finish()
@@ -99,7 +132,7 @@ class LowRankEncoder:
         """Find the factors.
 
         Raises ``CodecError``: ``low_rank.non-finite``, ``low_rank.whole``, ``low_rank.overflow`` (the factors' type
-        cannot hold them).
+        cannot hold them, or the tensor's type what they give).
         """
         if rows.shape != self._matrix:
             raise CodecError(f"{ID}.whole", f"expected all of {list(self._matrix)} in one slab, found {rows.shape}")
@@ -112,7 +145,16 @@ class LowRankEncoder:
             self._found = cast(left, self._kind), cast(right, self._kind)
         if not all(np.isfinite(factor.astype(np.float32)).all() for factor in self._found):
             raise CodecError(f"{ID}.overflow", f"expected factors that {self._kind} can hold; use factors=bf16 or f32")
+        self._refuse_overflow(*(cast(factor, "f32") for factor in self._found))
         self.params = {"codec_version": VERSION, "rank": len(self._found[1]), "dtype": self._dtype}
+
+    def _refuse_overflow(self, left: Array, right: Array) -> None:
+        """Try the product, a few rows at a time, where it may leave the range of the tensor's type."""
+        if _may_overflow(left, right, self._dtype):
+            step = max(1, _SCRATCH // max(right.shape[1], 1))
+            for start in range(0, len(left), step):
+                rows = left[start : start + step]
+                product_into(rows, right, np.empty((len(rows), right.shape[1]), numpy_dtype(self._dtype)))
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         if self._found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import frexp, prod
 from typing import Any
 
 import numpy as np
@@ -214,9 +214,12 @@ class PaletteEncoder:
         settings, params = self._settings, self._settings.params
         amax = fit.require_finite(points, start, self._cols)
         if params.vector_size > 1:
-            centroids = fit.vector_centroids(points, params.entries, workers).astype(np.float64)
+            # Near 1, where no square leaves the range of f32; a power of two changes no bit of the result.
+            exponent = frexp(amax)[1]
+            near = np.ldexp(points, -exponent)
+            centroids = np.ldexp(fit.vector_centroids(near, params.entries, workers).astype(np.float64), exponent)
             codebook, scale, values = fit.entries_of(centroids, settings.entries, settings.scales)
-            return fit.nearest(points, values, workers)[0], codebook, scale
+            return fit.nearest(near, np.ldexp(values, -exponent), workers)[0], codebook, scale
         histogram.reset(amax)
         histogram.take(points, settings.importance)
         codebook, scale, values = fit.entries_of(histogram.centroids(params.entries), settings.entries, settings.scales)

@@ -68,9 +68,9 @@ class BlocksEncoder:
         return self.inner.lossless and self.blocks.kept == self.blocks.channels
 
     def scan(self, rows: Array) -> None:
-        kept = self._kept(rows, self._scanned)
-        self._scanned = (self._scanned + len(rows)) % max(self.rows, 1)
-        if len(kept):
+        start, kept = self._scanned, self._kept(rows, self._scanned)
+        self._scanned = (start + len(rows)) % max(self.rows, 1)
+        if self._reach(kept, start):
             self.inner.scan(kept)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
@@ -78,7 +78,7 @@ class BlocksEncoder:
         kept = self._kept(rows, start)
         slab = _Slab(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
         slab.start = start
-        if len(kept) or (start == 0 and self._before(self.rows) == 0):
+        if self._reach(kept, start):
             slab.update(self.inner.encode(kept, self._before(start)))
         else:
             slab.update({part.role: np.empty(0, numpy_dtype(part.dtype)) for part in self.parts[1:]})
@@ -102,6 +102,10 @@ class BlocksEncoder:
             else:
                 out[first - start : last - start] = kept[done : done + last - first]
             done += last - first
+
+    def _reach(self, kept: Array, start: int) -> bool:
+        """Whether a slab is the inner encoder's: it has kept rows, or no slab has any and this is the first."""
+        return len(kept) > 0 or (start == 0 and self._before(self.rows) == 0)
 
     def _before(self, row: int) -> int:
         """Return how many kept rows precede ``row``."""

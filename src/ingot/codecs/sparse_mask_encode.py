@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.affine_encode import AffineEncoder
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense import DenseEncoder
 from ingot.codecs.palette_encode import PaletteEncoder
@@ -38,7 +39,9 @@ class MaskEncoder:
         self._shape, self._dtype, self._keep, self._inner = shape, dtype, keep, inner
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
-        self.whole = inner.codec == PALETTE or self._bits % 8 > 0
+        # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of quantized_group.
+        self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
+        self.whole = inner.codec == PALETTE or self._bits % 8 > 0 or self._inner_cols != self._cols
         self.step = 8 // gcd(8, max(self._cols, 1))
         self.scans = keep.scans
         self.lossless = keep.exact and type(keep) is Keep
@@ -80,7 +83,8 @@ class MaskEncoder:
             parts = self._inner.encode_kept(select(mask, rows, count), [int(one) for one in counts])
         else:
             parts = self._inner.encode(np.where(keep, rows, np.zeros((), rows.dtype)), start)
-            packed = parts[CODES[AFFINE]].reshape(len(rows), -(-self._cols * self._bits // 8))
+            row_bytes = -(-self._inner_cols * self._bits // 8)
+            packed = parts[CODES[AFFINE]].reshape(rows.size // max(self._inner_cols, 1), row_bytes)
             parts[CODES[AFFINE]] = pack(select(mask, self._unpacked(packed), count), self._bits)
         codes = parts.pop(CODES[self._inner.codec])
         return {MASK: mask, NONZEROS: codes, **parts}
@@ -99,7 +103,7 @@ class MaskEncoder:
 
     def _unpacked(self, packed: Array) -> Array:
         """Return rows of packed codes as one byte each."""
-        rows = [unpack(row, self._bits, self._cols) for row in packed] if self._bits < 8 else packed
+        rows = [unpack(row, self._bits, self._inner_cols) for row in packed] if self._bits < 8 else packed
         return np.ascontiguousarray(rows, np.uint8).reshape(-1)
 
     def _stated(self, nnz: int | None) -> Mapping[str, Any]:

@@ -13,11 +13,14 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, decode_by_rows, row_step
+from ingot.codecs.cast import cast
+from ingot.codecs.delta import added
 from ingot.codecs.dense import require_part
 from ingot.codecs.table import CODECS
+from ingot.core import floats
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import cast, float_name
+from ingot.core.floats import float_name
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import PartReader
 from ingot.model.spec import PartSpec
@@ -85,23 +88,23 @@ class OutlierReader:
             target = out[start : start + self._step]
             self._inner.read_into(target)
             columns, values = self._next(len(target))
-            np.put_along_axis(target, columns, cast(values, float_name(out)), axis=1)
+            np.put_along_axis(target, columns, cast(values, float_name(out), self._where), axis=1)
 
     def add_into(self, base: Array, out: Array) -> None:
         """Write ``base`` plus the next rows into ``out``; see ``codecs.delta.AddingReader``."""
         for start in range(0, len(out) if out.size else 0, self._step):
             old, target = base[start : start + self._step], out[start : start + self._step]
             columns, values = self._next(len(target))
-            total = cast(values, "f32")
-            total += cast(np.take_along_axis(old, columns, axis=1), "f32")
+            total = floats.cast(values, "f32")
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum past the range is infinite, as everywhere
+                total += floats.cast(np.take_along_axis(old, columns, axis=1), "f32")
             if isinstance(self._inner, _Adding):
                 self._inner.add_into(old, target)
             else:
                 rest = np.empty(target.shape, np.float32)
                 self._inner.read_into(rest)
-                rest += cast(old, "f32")
-                target[...] = cast(rest, float_name(out))
-            np.put_along_axis(target, columns, cast(total, float_name(out)), axis=1)
+                added(rest, old, target)
+            np.put_along_axis(target, columns, floats.cast(total, float_name(out)), axis=1)
 
     def finish(self) -> None:
         self._inner.finish()
@@ -159,8 +162,9 @@ class OutlierEncoder:
         """
         columns = self._columns(rows)
         found = np.take_along_axis(rows, columns, axis=1)
-        values = cast(found, self._values)
-        if bool((np.isinf(values.astype(np.float32)) & np.isfinite(found)).any()):
+        values = floats.cast(found, self._values)
+        back = floats.cast(values, self._dtype)  # a value that was rounded up may be past the tensor's own range
+        if bool((np.isinf(back.astype(np.float32)) & np.isfinite(found)).any()):
             raise CodecError(f"{ID}.overflow", f"expected outliers that {self._values} can hold; use values=f32")
         inner = self._inner.encode(self._without(rows, columns), start)
         return {POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values, **inner}

@@ -14,6 +14,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 
+LARGEST = {"f16": 65504.0, "bf16": float.fromhex("0x1.fep127"), "f32": float.fromhex("0x1.fffffep127")}
+"""The largest finite number of each type that decoders write."""
+
+TINY = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126}
+"""The smallest number of each type that has all its bits."""
+
+SMALLEST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149}
+"""The smallest positive number of each type."""
+
 
 def float_name(array: Array) -> str:
     """Return the canonical name of an array's element type; ``UnsupportedError`` unless it is one of ``FLOATS``."""

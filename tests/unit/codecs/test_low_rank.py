@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from ingot.codecs.low_rank import LowRankCodec
+from ingot.codecs.low_rank_fit import factors
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import float_name
 from ingot.errors import CodecError, UsageError
+from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Case, CodecSuite, encode_tensor
 
@@ -126,3 +128,60 @@ def test_what_has_no_factors_is_refused() -> None:
     with pytest.raises(CodecError) as caught:
         encode(np.full((4, 4), 1e30, np.float32), factors="f16")
     assert caught.value.rule == "low_rank.overflow"
+
+
+def stored(left: Array, right: Array, dtype: str = "f32") -> Tensor:
+    """A tensor of these factors."""
+    params = {"codec_version": 1, "rank": len(right), "dtype": dtype}
+    parts = {"left": memory_part(left, float_name(left)), "right": memory_part(right, float_name(right))}
+    return Tensor("t", (len(left), right.shape[1]), dtype, "low_rank", parts, params, CODEC)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("size", "dtype"), [(1e20, "f32"), (3e19, "bf16"), (300.0, "f16")])
+def test_products_past_the_type_asked_for_are_refused_and_never_infinite(size: float, dtype: str) -> None:
+    ones = np.ones((3, 1), np.float32)
+    tensor = stored(ones * np.float32(size), ones.T * np.float32(size))
+    with pytest.raises(CodecError) as caught:
+        tensor.numpy(dtype)
+    assert caught.value.rule == "low_rank.overflow"
+    assert caught.value.where == "t"
+    half = stored(ones * np.float32(size), ones.T * np.float32(size / 2**100))
+    assert np.isfinite(half.numpy(dtype).astype(np.float32)).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_factors_that_are_not_finite_decode_as_they_say() -> None:
+    left, right = np.ones((3, 2), np.float32), np.ones((2, 4), np.float32)
+    left[1, 0], right[1, 2] = np.inf, np.nan
+    decoded = stored(left, right).numpy()
+    assert np.isposinf(decoded[1, [0, 1, 3]]).all()
+    assert np.isnan(decoded[:, 2]).all()
+    assert (decoded[[0, 2]][:, [0, 1, 3]] == 2).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_would_not_decode_is_not_encoded() -> None:
+    largest = np.full((4, 4), np.finfo(np.float32).max)
+    with pytest.raises(CodecError) as caught:
+        encode(largest, factors="bf16")
+    assert caught.value.rule == "low_rank.overflow"
+    array = np.full((4, 4), 65504, np.float16)
+    with pytest.raises(CodecError) as caught:
+        encode(array, factors="bf16")
+    assert caught.value.rule == "low_rank.overflow"
+    assert np.isfinite(encode(array, factors="f32").numpy()).all()
+
+
+@pytest.mark.parametrize(("terms", "total"), [((1e8, -1e8, 1), 1), ((1, 1e8, -1e8), 0), ((1e8, 1, -1e8), 0)])
+def test_terms_are_added_in_order(terms: tuple[float, ...], total: float) -> None:
+    right = np.repeat(np.array(terms, np.float32)[:, None], 3, axis=1)
+    assert (stored(np.ones((3, 3), np.float32), right).numpy() == total).all()
+
+
+def test_the_largest_element_of_each_vector_of_left_is_positive() -> None:
+    left = factors(product(30, 40, 4), 4, None)[0]
+    at = np.abs(left).argmax(axis=0)
+    assert (left[at, range(4)] > 0).all()
+    mirrored = factors(-product(30, 40, 4), 4, None)
+    assert (mirrored[0][np.abs(mirrored[0]).argmax(axis=0), range(4)] > 0).all()

@@ -276,3 +276,14 @@ def test_shapes_that_vectors_do_not_divide_are_refused() -> None:
     assert caught.value.rule == "palette.vector-size"
     with pytest.raises(UnsupportedError):
         CODEC.encoder((4, 4), "i8", {})
+
+
+@pytest.mark.parametrize("exponent", [-100, 90])
+@pytest.mark.parametrize("size", [2, 4])
+def test_vectors_are_found_at_any_size(exponent: int, size: int) -> None:
+    """A power of two moves the entries and no index."""
+    weights = np.random.default_rng(5).normal(0, 1, (8, 64)).astype(np.float32)
+    options = {"bits": 4, "vector": size, "vector_axis": 1, "entries": "f32"}
+    one, other = (encode_tensor(CODEC, array, options, dtype="f32") for array in (weights, np.ldexp(weights, exponent)))
+    assert bits(other.parts["indices"].array()) == bits(one.parts["indices"].array())
+    assert bits(other.parts["codebook"].array()) == bits(np.ldexp(one.parts["codebook"].array(), exponent))

@@ -57,6 +57,8 @@ class TestSparseBlocks(CodecSuite):
         Case((12, 20), "f32", options(20, 4, 1, "11010", **PER_TENSOR)),
         Case((12, 20), "f32", options(12, 4, 0, "000", **PER_TENSOR)),
         Case((12, 20), "f32", options(12, 4, 0, "011", **CSR)),
+        *(Case((12, 20), "f32", options(12, 4, 0, "000", inner=inner)) for inner in ("low_rank", "palette")),
+        *(Case((12, 20), "f32", options(20, 4, 1, "00000", inner=inner)) for inner in ("low_rank", "palette")),
         Case((6, 5), "f32", options(6, 2, 0, "000")),
         Case((6, 5), "f32", options(5, 2, 1, "000")),
         Case((0, 5), "f32", options(0, 2, 0, "")),

@@ -147,3 +147,39 @@ def test_columns_past_16_bits_take_32() -> None:
     tensor = encode(array, count=1)
     assert tensor.parts["outlier_positions"].dtype == "u32"
     assert tensor.numpy()[0, -1] == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_outliers_past_the_type_asked_for_are_refused_and_never_infinite() -> None:
+    array = rows_with_outliers(3, 64)
+    array[1, 7] = 1e6
+    tensor = encode(array, count=1, values="f32")
+    assert tensor.numpy("bf16")[1, 7] == 999424.0
+    with pytest.raises(CodecError) as caught:
+        tensor.numpy("f16")
+    assert caught.value.rule == "dense.overflow"
+    assert caught.value.where == tensor.name
+    rounded_up = np.full((1, 64), 65504, np.float16)  # 65536 in bf16
+    with pytest.raises(CodecError) as caught:
+        encode(rounded_up, count=1, values="bf16")
+    assert caught.value.rule == "with_outliers.overflow"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("inner", ["quantized_group", "low_rank"])
+def test_a_sum_past_the_range_is_infinite_as_any_sum_is(inner: str) -> None:
+    """Outliers and all others alike, and without a warning."""
+    array = np.full((2, 40), 1e38, np.float32)
+    array[:, 3] = 3e38
+    tensor = encode(
+        array,
+        count=1,
+        values="f32",
+        inner=inner,
+        options={"rank": 2, "factors": "f32"} if inner == "low_rank" else {"scales": "f32"},
+    )
+    base = np.full((2, 40), 3e38, np.float32)
+    applier = delta_codec("with_outliers").applier(tensor, "f32")
+    applier.apply(base, base)
+    applier.finish()
+    assert np.isposinf(base).all()
