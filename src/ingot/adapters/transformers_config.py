@@ -13,6 +13,7 @@ from typing import Any
 from ingot.core.extras import require
 from ingot.core.oserrors import read_error
 from ingot.errors import FormatError, UnsupportedError
+from ingot.ops.dialects import of_config
 
 EXTRA = "transformers"
 
@@ -65,14 +66,9 @@ def read_config(folder: Path, tensors: int) -> Any:
             where=where,
         )
     _refuse_layers(values, max(tensors, _SHARED_LAYERS), where)
-    method = values.get("quantization_config")
-    if isinstance(method, dict) and method.get("quant_method"):
-        raise UnsupportedError(
-            f"expected weights that Ingot decodes, found quant_method {str(method['quant_method'])[:80]!r}; load it "
-            "with transformers itself, or start from the checkpoint it was made of",
-            rule="model.quantized",
-            where=where,
-        )
+    packed = of_config(values, where)
+    if packed is not None:
+        raise packed.refusal()
     # MLX describes its packing here; what Ingot hands over is decoded, and transformers must not look for packed parts.
     plain = _without_code(
         {key: value for key, value in values.items() if key not in ("quantization", "quantization_config")}

@@ -107,6 +107,8 @@ def _overview(found: Any, by: str, list_tensors: bool) -> None:
         print(f"  {printable(str(key))}: {printable(str(value))[:160]}")
     if found.companions:
         print(f"  companions: {', '.join(map(printable, found.companions))}")
+    for note in found.notes:
+        print(f"  note: {printable(note)}")
     if list_tensors:
         rows = [
             (

@@ -118,6 +118,19 @@ class LooksInside(Protocol):
 
 
 @runtime_checkable
+class Marked(Protocol):
+    """What a format with ``folder = True`` has if a file marks a finished artifact: its sentinel.
+
+    Other weights beside a marked artifact are forms of the same model. Beside one without a mark they are another
+    checkpoint, and whoever opens the folder has to choose.
+    """
+
+    def marked(self, store: Store) -> bool:
+        """Whether the sentinel is there; reads little."""
+        ...
+
+
+@runtime_checkable
 class ConfigKeys(Protocol):
     """What a format has beside ``Format`` if ``config.json`` tells how its tensors are packed.
 
@@ -145,7 +158,7 @@ class Format(Protocol):
 
     ``digests`` tells whether it can store digests of parts, ``shards`` whether it can be split into several files,
     ``attachments`` which kinds of attachments it carries. One whose artifact is a folder as a whole has an attribute
-    ``folder = True``: other weights in such a folder are forms of the same, and it is opened as what it is.
+    ``folder = True``; see ``Marked`` for other weights in such a folder.
     """
 
     name: str

@@ -1,55 +1,22 @@
 """Which format a file or folder is of, by its first bytes, then by its name.
 
-Containers that Ingot does not read are recognised by their magic numbers and named in the error; nothing of them is
-parsed, least of all a pickle.
+What Ingot does not read is recognised and named in the error (``formats.foreign``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.formats.base import Format, LooksInside
+from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
+from ingot.formats.base import Format, LooksInside, Marked
+from ingot.formats.foreign import HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
 from ingot.model.bytesource import Store
 
-HEAD = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Foreign:
-    """A container that is not for us: magic bytes at an offset, what it is, what to do, and the rule of the refusal."""
-
-    magic: bytes
-    rule: str
-    what: str
-    advice: str
-    offset: int = 0
-    suffixes: tuple[str, ...] = ()
-
-
-_CONVERT = "convert it to safetensors with the tool that made it"
-_PICKLE = "a pickle can run code when it is loaded, so Ingot never opens one: convert it to safetensors first"
-
-# Order matters: of several rows with one magic, the first whose suffixes fit (or that has none) is taken.
-_FOREIGN = (
-    _Foreign(b"PK\x03\x04", "detect.npz", "a NumPy .npz archive", _CONVERT, suffixes=(".npz",)),
-    _Foreign(b"PK\x03\x04", "detect.zip", "a Keras archive", _CONVERT, suffixes=(".keras",)),
-    _Foreign(b"PK\x03\x04", "detect.pickle", "a zip archive as torch.save writes it, with a pickle inside", _PICKLE),
-    _Foreign(b"\x80\x02", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"\x80\x04", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"\x80\x05", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"GGUF", "detect.gguf", "a GGUF file", "Ingot does not read GGUF; start from the original checkpoint"),
-    _Foreign(b"\x89HDF\r\n\x1a\n", "detect.hdf5", "an HDF5 file", _CONVERT),
-    _Foreign(b"\x93NUMPY", "detect.npy", "a NumPy .npy array", "load it with numpy.load and save it with ingot.save"),
-    _Foreign(b"TFL3", "detect.tflite", "a TensorFlow Lite model", _CONVERT, offset=4),
-    _Foreign(b"version https://", "detect.lfs-pointer", "a Git LFS pointer and not the weights", "run `git lfs pull`"),
-    _Foreign(b"\x1f\x8b", "detect.archive", "a gzip stream", "decompress it first"),
-    _Foreign(b"\x28\xb5\x2f\xfd", "detect.archive", "a zstd stream", "decompress it first"),
-    _Foreign(b"\xfd7zXZ\x00", "detect.archive", "an xz stream", "decompress it first"),
-)
+# So many files of a folder without a checkpoint are looked at for what they are instead.
+_LOOKED_AT = 64
+# Containers of others that our formats have inside their folders: what is wrong there, they say themselves.
+_WITHIN = ("detect.npy", "detect.archive")
 
 
 def detect_file(name: str, head: bytes) -> Format:
@@ -64,13 +31,9 @@ def detect_file(name: str, head: bytes) -> Format:
     """
     if not head:
         raise FormatError("detect.empty", "expected a checkpoint, found an empty file", where=name)
-    foreign = _foreign(name, head)
+    foreign = foreign_file(name, head)
     if foreign is not None:
-        raise UnsupportedError(
-            f"expected a checkpoint in a format that Ingot reads, found {foreign.what}; {foreign.advice}",
-            rule=foreign.rule,
-            where=name,
-        )
+        raise foreign
     for key in FORMATS:
         candidate: Format = FORMATS[key]
         if candidate.claims(name, head):
@@ -92,10 +55,15 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
 
     ``store`` is the folder, for formats that have to look inside; without it they are passed over.
 
+    A format whose artifact is the whole folder is taken before other weights in it if its sentinel is there
+    (``Marked``). Without one, nothing says which of the two is meant.
+
     Raises
     ------
     FormatError
         What a format looked at inside is damaged.
+    UnsupportedError
+        There is no checkpoint, but a file in another container, or in the place of one: see ``foreign_file``.
     UsageError
         ``detect.none``: no checkpoint among them; ``detect.several``: more than one, the caller has to choose.
     """
@@ -112,27 +80,62 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         elif any(entry == other for _, other in found):
             continue
         found.append((candidate, entry))
-    found = [pair for pair in found if getattr(pair[0], "folder", False)] or found
+    if len(found) > 1:
+        marked = [pair for pair in found if store is not None and isinstance(pair[0], Marked) and pair[0].marked(store)]
+        found = marked if len(marked) == 1 else found
     if len(found) == 1:
         return found[0]
     if found:
-        files = ", ".join(entry for _, entry in found)
-        raise UsageError(f"expected one checkpoint in the folder, found {files}; name the file", rule="detect.several")
+        files = " and ".join(f"{entry} (format {format.name})" for format, entry in found)
+        raise UsageError(
+            f"expected one checkpoint in the folder, found {files}, and nothing says which one is meant: name the "
+            "file, or move the other one away",
+            rule="detect.several",
+        )
     known = tuple(suffix for key in FORMATS for suffix in FORMATS[key].suffixes)
     several = [name for name in names if name.lower().endswith(known)]
     if several:
         listed = ", ".join(several[:4]) + (", ..." if len(several) > 4 else "")
         raise UsageError(f"expected one checkpoint in the folder, found {listed}; name the file", rule="detect.several")
+    if store is not None:
+        _refuse_foreign(names, store)
     raise UsageError(
         f"expected a folder with a checkpoint ({', '.join(known)}), found none among its {len(names)} files",
         rule="detect.none",
     )
 
 
-def _foreign(name: str, head: bytes) -> _Foreign | None:
-    if head[4:9] == b"\0\0\0\0{":  # a safetensors header length may look like any magic of up to four bytes
-        return None
-    for row in _FOREIGN:
-        if head[row.offset :].startswith(row.magic) and (not row.suffixes or name.lower().endswith(row.suffixes)):
-            return row
-    return None
+def _refuse_foreign(names: Sequence[str], store: Store) -> None:
+    """Raise the refusal of the first file in a folder that holds weights for others."""
+    for name in [name for name in names if name.lower().endswith(WEIGHT_SUFFIXES)][:_LOOKED_AT]:
+        reason = foreign_file(name, head_of(store, name))
+        if reason is not None:
+            raise reason
+
+
+def head_of(store: Store, name: str) -> bytes:
+    """Return a file's first ``HEAD`` bytes, or all that it has."""
+    source = store.open(name)
+    try:
+        head = bytearray(min(HEAD, source.size))
+        source.readinto(0, memoryview(head))
+        return bytes(head)
+    finally:
+        source.close()
+
+
+def explain(error: IngotError, store: Store) -> IngotError:
+    """Return why a format refused a file, in better words where the file is none of its own.
+
+    A shard or an array in the middle of a checkpoint may be a Git LFS pointer, a web page or another container: that
+    is what its reader meets as a header that makes no sense.
+    """
+    name = (error.where or "").split(": ")[0]
+    if not isinstance(error, FormatError | IntegrityError) or not name:
+        return error
+    try:
+        head = head_of(store, name)
+    except IngotError:
+        return error
+    found = foreign_file(name, head)
+    return error if found is None or found.rule in _WITHIN else found

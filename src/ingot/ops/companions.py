@@ -102,6 +102,14 @@ def _merge_config(source: Path, target: Path, drop: Sequence[str]) -> None:
     target.write_bytes(raw if merged == found else (json.dumps(merged, indent=2) + "\n").encode())
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return what a folder's ``config.json`` says; nothing where there is none that can be read as an object."""
+    try:
+        return _object((folder / CONFIG).read_bytes(), folder / CONFIG)
+    except (OSError, FormatError):
+        return {}
+
+
 def _object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(raw)

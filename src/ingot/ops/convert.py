@@ -31,6 +31,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ConvertPlan, PlanRequest, Step, plan_conversion
 from ingot.ops.prune import NOT_PRUNED, PrunePlan, PruneRequest, prepare_pruning
+from ingot.ops.remarks import remarks
 from ingot.ops.report import ConvertReport, TensorReport, tensor_report, unused_recipe
 from ingot.ops.work import Cut
 from ingot.recipes.load import load_recipe
@@ -188,6 +189,7 @@ def prepare(
     try:
         refuse_same(source, place)
         checkpoint = checkpoint_of(source)
+        _require_weights(source, place, recipe, chosen)
         pruning = prepare_pruning(checkpoint, _prune_request(chosen), progress)
         gathered = gather(
             checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"), chosen.get("program")
@@ -207,6 +209,15 @@ def prepare(
         gathered.close()
         source.close()
         raise
+
+
+def _require_weights(source: Source, place: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
+    """Refuse words that another program packed, unless they move as they are, beside the config.json that says so."""
+    dialect = source.dialect()
+    as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.get("prune") is None
+    travels = place.directory and source.path.is_dir() and not isinstance(place.format, ConfigKeys)
+    if dialect is not None and not (as_stored and travels):
+        raise dialect.refusal()
 
 
 def _prune_request(options: ConvertOptions) -> PruneRequest:
@@ -391,5 +402,10 @@ class _Job:
             files=files,
             companions=companions,
             resumed=resumed,
-            notes=[*self._pruning.notes, *self._gathered.notes, *unused_recipe(self._plan)],
+            notes=[
+                *(message for _, message in remarks(self._source)),
+                *self._pruning.notes,
+                *self._gathered.notes,
+                *unused_recipe(self._plan),
+            ],
         )

@@ -35,7 +35,7 @@ from ingot.ops.destination import Destination, destination
 from ingot.ops.diff_inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.drive import drive, recycled, slab_budget
 from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source, open_source, weights_of
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ENCODED, MOVED, Step, encoded_spec, moved_spec
 from ingot.ops.watch import ContentWatch, ParentWatch
@@ -158,7 +158,7 @@ class _Diff:
 
     def __init__(self, sources: Sequence[Source], place: Destination, strategy: str, options: DiffOptions) -> None:
         self._sources, self._place, self._strategy, self._options = sources, place, strategy, options
-        self._base, self._tuned = (checkpoint_of(source) for source in sources)
+        self._base, self._tuned = (weights_of(source) for source in sources)
         self._wdelta = place.format.name == PARENT
         self._patch = place.format.name == PATCH
         self._auto = strategy == AUTO and place.format.name == "zt"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.formats.base import Format, WriteOptions
-from ingot.formats.detect import HEAD, detect_file
+from ingot.formats.detect import detect_file
+from ingot.formats.foreign import HEAD
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.open import Source, checkpoint_of
+from ingot.ops.open import Source, weights_of
 from ingot.ops.save import plan_tensors, write_tensors
 from ingot.stores.memory import MemoryStore, MemoryTarget
 
@@ -25,7 +26,7 @@ def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> 
     store = MemoryStore({_NAME: data}, _NAME)
     found = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
     catalog = found.read(store, _NAME, verify=verify)
-    return checkpoint_of(Source(Path(_NAME), store, found, _NAME, catalog, "mmap"))
+    return weights_of(Source(Path(_NAME), store, found, _NAME, catalog, "mmap"))
 
 
 def save_bytes(

@@ -13,6 +13,7 @@ from typing import Any
 from ingot.core.names import layer_of, role_of
 from ingot.formats.base import Detail
 from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.remarks import remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A checkpoint from outside: sizes in bytes, every tensor, totals."""
+    """A checkpoint from outside: sizes in bytes, every tensor, totals; ``notes`` on what it is beside what it looks."""
 
     path: str
     format: str
@@ -63,6 +64,7 @@ class Inspection:
     companions: Sequence[str]
     tensors: Sequence[TensorInfo]
     details: Sequence[Detail] = ()
+    notes: Sequence[str] = ()
 
     @property
     def elements(self) -> int:
@@ -104,6 +106,7 @@ def inspect(path: str | PathLike[str]) -> Inspection:
             companions=sorted(checkpoint.companions),
             tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
             details=source.catalog.details(),
+            notes=[message for _, message in remarks(source)],
         )
     finally:
         source.close()

@@ -11,13 +11,15 @@ from ingot.codecs.table import CODECS
 from ingot.core.oserrors import read_error
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
-from ingot.formats.detect import detect_file, detect_folder, listing
+from ingot.formats.detect import detect_file, detect_folder, explain, head_of, listing
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bytesource import Store
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
-from ingot.ops.companions import find_companions
+from ingot.ops.companions import CONFIG, find_companions, read_config
+from ingot.ops.dialects import Dialect, of_config, of_tensors
+from ingot.ops.missing import missing_path
 from ingot.stores.local import LocalStore
 
 
@@ -56,6 +58,14 @@ class Source:
         """
         if self.verify and self.catalog.check_whole is not None:
             self.catalog.check_whole()
+
+    def dialect(self) -> Dialect | None:
+        """Return who packed the weights, where that is a program whose words Ingot does not decode.
+
+        Told by the folder's ``config.json``, and by the tensors themselves.
+        """
+        config = read_config(self.path) if self.path.is_dir() else {}
+        return of_config(config, str(self.path / CONFIG)) or of_tensors(self.catalog.tensors)
 
     @property
     def folder(self) -> Path:
@@ -112,9 +122,20 @@ def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) ->
     UsageError
         The path does not exist, or the folder holds no checkpoint or several.
     FormatError, IntegrityError, UnsupportedError
-        The file breaks a rule of its format.
+        The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
     """
-    source = open_source(path, io=io, verify=verify)
+    return weights_of(open_source(path, io=io, verify=verify))
+
+
+def weights_of(source: Source) -> Checkpoint:
+    """Make the user's view of an opened source whose tensors are to be read as numbers.
+
+    Raises ``UnsupportedError`` ``model.quantized``, and closes the source, where another program has packed them.
+    """
+    dialect = source.dialect()
+    if dialect is not None:
+        source.close()
+        raise _located(dialect.refusal(), source.path)
     return checkpoint_of(source)
 
 
@@ -152,7 +173,7 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
     except OSError as error:
         raise read_error(error, str(location)) from error
     if missing:
-        raise UsageError("no such file or folder", rule="open.missing", where=fspath(path) or "''")
+        raise missing_path(fspath(path))
     folder = location if location.is_dir() else location.parent
     store = LocalStore(folder, io=io)
     try:
@@ -160,11 +181,15 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
             format, entry = detect_folder(listing(store), store)
         else:
             entry = location.name
-            format = detect_file(entry, _head(store, entry))
+            format = detect_file(entry, head_of(store, entry))
         catalog = format.read(store, entry, verify=verify)
     except IngotError as error:
-        raise error if str(location) in (error.where or "") else error.at(str(location)) from None
+        raise _located(explain(error, store), location) from None
     return Source(location, store, format, entry, catalog, _io_of(catalog), verify)
+
+
+def _located(error: IngotError, location: Path) -> IngotError:
+    return error if str(location) in (error.where or "") else error.at(str(location))
 
 
 def open_delta(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
@@ -180,16 +205,6 @@ def open_delta(path: str | PathLike[str], *, io: str = "auto", verify: bool = Tr
             source.close()
             raise
     return source
-
-
-def _head(store: Store, name: str) -> bytes:
-    source = store.open(name)
-    try:
-        head = bytearray(min(16, source.size))
-        source.readinto(0, memoryview(head))
-        return bytes(head)
-    finally:
-        source.close()
 
 
 def _io_of(catalog: Catalog) -> str:

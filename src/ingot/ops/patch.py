@@ -29,7 +29,7 @@ from ingot.ops.delta_proof import Proof
 from ingot.ops.delta_report import PatchReport
 from ingot.ops.destination import Destination, destination
 from ingot.ops.drive import drive, recycled, slab_budget
-from ingot.ops.open import Source, checkpoint_of, open_delta, open_source
+from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
 from ingot.ops.patch_job import PatchJob
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import DECODED, MOVED, Step, encoded_spec, moved_spec
@@ -132,7 +132,7 @@ class _Patch:
 
     def __init__(self, sources: Sequence[Source], place: Destination, options: PatchOptions) -> None:
         self._sources, self._place, self._options = sources, place, options
-        self._base = checkpoint_of(sources[0])
+        self._base = weights_of(sources[0])
         self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
         self._workers = options.get("threads") or default_workers()
         self._progress = Progress(

@@ -23,6 +23,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.attachments import check_package
 from ingot.ops.draft import check_draft
 from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.remarks import remarks
 from ingot.ops.slabs import matrix_of, slabs
 
 _CHUNK = 4 << 20
@@ -89,6 +90,7 @@ def verify(
     elif not source.format.digests:
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", str(path), message))
+    findings += [Finding("note", rule, str(path), message) for rule, message in remarks(source)]
     return sorted(findings, key=lambda item: item.level != "error")
 
 

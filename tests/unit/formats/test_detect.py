@@ -45,6 +45,13 @@ def test_formats_by_head_and_name(name: str, head: bytes, format: str) -> None:
         ("a.tar.gz", b"\x1f\x8b\x08", "detect.archive"),
         ("a.zst", b"\x28\xb5\x2f\xfd", "detect.archive"),
         ("README", b"# title", "detect.unknown"),
+        ("model.safetensors", b"<!DOCTYPE html>\n", "detect.html"),
+        ("model.zt", b"\n  <html lang=", "detect.html"),
+        ("model.safetensors", b"Entry not found", "detect.error-text"),
+        ("model.zt", b"<?xml version='1", "detect.error-text"),
+        ("model.squizd", b'{"error":"Reposi', "detect.error-text"),
+        ("model.safetensors.part", ST_HEAD, "detect.unfinished"),
+        ("x.incomplete", b"ZTEN1000", "detect.unfinished"),
     ],
 )
 def test_other_containers_are_named(name: str, head: bytes, rule: str) -> None:

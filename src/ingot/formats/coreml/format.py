@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.errors import FormatError
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.coreml.carry import plan_operations
 from ingot.formats.coreml.layout import reason_against
-from ingot.formats.coreml.package import DATA, MANIFEST
+from ingot.formats.coreml.package import DATA, MANIFEST, MAX_MANIFEST, parse_manifest
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
@@ -46,6 +47,17 @@ class CoremlFormat:
     def entry(self, names: Sequence[str]) -> str | None:
         """The manifest, where the folder ``Data`` lies beside it."""
         return MANIFEST if MANIFEST in names and f"{DATA}/" in names else None
+
+    def marked(self, store: Store) -> bool:
+        """Whether the manifest names a root model: a package has no other sentinel."""
+        source = store.open(MANIFEST)
+        try:
+            parse_manifest(bytes(source.view(0, min(source.size, MAX_MANIFEST))), MANIFEST)
+        except FormatError:
+            return False
+        finally:
+            source.close()
+        return True
 
     def fit(self, options: WriteOptions) -> CoremlFormat:
         """Return the format for the program that the options bring; errors as ``template_of``."""

@@ -13,7 +13,7 @@ from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
 from ingot.formats.npydir.files import FilePool
-from ingot.formats.npydir.names import MANIFEST, refuses_name
+from ingot.formats.npydir.names import MANIFEST, exists, refuses_name
 from ingot.model.bytesource import Buffer, Store, Target
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
@@ -41,6 +41,10 @@ class NpyFormat:
     def entry(self, names: Sequence[str]) -> str | None:
         """The first array, where arrays lie in the folder itself and no manifest speaks for them."""
         return None if MANIFEST in names else next(iter(sorted(_arrays(names))), None)
+
+    def marked(self, store: Store) -> bool:
+        """Whether squish's sentinel ``.ready`` is there."""
+        return exists(store, READY)
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why a folder of arrays cannot carry the tensor; None if it can."""

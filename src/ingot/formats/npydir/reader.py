@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ingot.core.gcpause import gc_paused
-from ingot.errors import FormatError, UsageError
+from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.npydir.arrays import Group, extra_file, foreign, list_arrays, open_arrays
 from ingot.formats.npydir.files import FilePool
@@ -18,6 +18,7 @@ from ingot.formats.npydir.names import (
     MAX_MANIFEST,
     READY,
     SIDECAR,
+    exists,
     file_of,
     parse_manifest,
 )
@@ -48,7 +49,7 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
     with gc_paused():
         groups, others = list_arrays(store)
         pairs = parse_manifest(raw, groups, MANIFEST)
-        reading = _Reading(FilePool(store), verify, _exists(store, INT4_READY), {MANIFEST: raw})
+        reading = _Reading(FilePool(store), verify, exists(store, INT4_READY), {MANIFEST: raw})
         sidecar = _sidecar(store, pairs, reading)
         known = set(pairs.values())
         for key, group in groups.items():
@@ -63,12 +64,19 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
             }
         finally:
             reading.pool.clear()
+    marked = exists(store, READY)
+    if not tensors and not marked:
+        raise FormatError(
+            "npydir.empty",
+            f"expected tensors, or {READY}, which marks a directory of none as finished; found neither",
+            where=MANIFEST,
+        )
     return Catalog(
         tensors=tensors,
         metadata=sidecar.metadata if sidecar else {},
         headers=reading.headers,
         sources=tuple(reading.sources),
-        notes=tuple(_notes(others, reading, marked=_exists(store, READY))),
+        notes=tuple(_notes(others, reading, marked=marked)),
     )
 
 
@@ -177,14 +185,6 @@ def _small_file(store: Store, name: str) -> bytes:
         return bytes(data)
     finally:
         source.close()
-
-
-def _exists(store: Store, name: str) -> bool:
-    try:
-        store.open(name).close()
-    except UsageError:
-        return False
-    return True
 
 
 def _notes(others: list[str], reading: _Reading, *, marked: bool) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,35 @@
+"""What is worth telling of an opened source beside what its format says: notes for ``inspect``, ``verify``, reports."""
+
+from __future__ import annotations
+
+import re
+
+from ingot.ops.dialects import RULE
+from ingot.ops.open import Source
+
+_SHARD = re.compile(r"-(\d+)-of-(\d+)\.[^.]+")
+
+
+def remarks(source: Source) -> list[tuple[str, str]]:
+    """Return pairs of rule and message.
+
+    ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
+    """
+    found = []
+    dialect = source.dialect()
+    if dialect is not None:
+        found.append((RULE, dialect.note()))
+    shard = _shard(source)
+    if shard:
+        found.append(("open.one-shard", shard))
+    return found
+
+
+def _shard(source: Source) -> str:
+    """Tell by the name, as Hugging Face gives names to shards, that a file is not the whole model."""
+    numbers = _SHARD.search(source.entry)
+    if numbers is None or int(numbers[2]) < 2:
+        return ""
+    return (
+        f"{source.entry} is shard {int(numbers[1])} of {int(numbers[2])}: open the folder, or its index, for all of it"
+    )
