@@ -457,3 +457,37 @@ def test_scales_that_are_not_finite_decode_as_they_are() -> None:
         found = np.isnan(damaged.numpy(dtype).astype(np.float64))
         assert found[1, 4:].all()
         assert found.sum() == 4
+
+
+def stored(scale: float, zero: float, scale_dtype: str = "f32", **changes: Any) -> Tensor:
+    """Eight unsigned codes, 0 to 255, under one scale and zero point."""
+    params = {"codec_version": 1, "bits": 8, "granularity": "row", "axis": -1, "packing": "rows_lsb"}
+    params |= {"signed": False, "zeros": True, "dtype": "f32", **changes}
+    codes = np.array([0, 1, 2, 3, 100, 200, 254, 255], np.uint8)
+    parts = {"packed_weight": memory_part(codes, "u8")}
+    for role, value in (("scales", scale), ("zeros", zero)):
+        parts[role] = memory_part(np.array([value], numpy_dtype(scale_dtype)), scale_dtype)
+    return Tensor("tensor", (1, 8), "f32", "quantized_group", parts, params, CODEC)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dtype"),
+    [
+        (stored(1, 1e5), "f16"),
+        (stored(1, 7e4, zero_kind="offset"), "f16"),
+        (stored(257, 0), "f16"),
+        (stored(1, 3.399e38, zero_kind="offset"), "bf16"),
+        (stored(1, 3.397e38), "bf16"),
+        (stored(2.0**121, 0), "f32"),
+    ],
+)
+def test_zero_points_and_all_codes_count_towards_the_range(tensor: Tensor, dtype: str) -> None:
+    assert refused(CodecError, lambda: tensor.numpy(dtype)) == "affine.overflow"
+    if dtype != "f32":
+        assert np.isfinite(tensor.numpy("f32")).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_an_infinite_zero_point_decodes_to_infinity(dtype: str) -> None:
+    assert np.isneginf(stored(1, np.inf).numpy(dtype).astype(np.float32)).all()
+    assert np.isposinf(stored(1, np.inf, zero_kind="offset").numpy(dtype).astype(np.float32)).all()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine_offset import offsets
 from ingot.codecs.affine_relay import AffineRelay
 from ingot.codecs.affine_rows import align_rows, join_rows
+from ingot.core.dtypes import numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import relaid
@@ -100,3 +103,24 @@ def test_rows_join_and_part_again(row_bits: int, count: int) -> None:
     joined = join_rows(rows, row_bits)
     assert bytes(joined) == np.packbits(stream, bitorder="little").tobytes()
     assert bytes(align_rows(joined, 0, (count, row_bits))) == rows.tobytes()
+
+
+def test_a_zero_point_that_doubles_cannot_shift_is_not_exact() -> None:
+    """2^58 and 2^58 + 8 are the same double: both tests of a shift would pass."""
+    source = tensor((1, 2), np.array([0x10], np.uint8))
+    for zero, shifts in ((8.0, True), (2.0**16, True), (2.0**45, False), (2.0**58, False)):
+        part = memory_part(np.array([zero], np.float32), "f32")
+        parts = {**source.parts, "scales": memory_part(np.ones(1, np.float32), "f32"), "zeros": part}
+        one = replace(source, params={**source.params, "zeros": True}, parts=parts)
+        found = [relay.exact() for relay in CODEC.relays(one) if relay.params["signed"]]
+        assert found
+        assert set(found) == {shifts}
+
+
+def test_scales_whose_products_leave_float32_have_no_offsets() -> None:
+    zeros = np.full(1, 8, numpy_dtype("bf16"))
+    for exponent, fits in ((0, True), (117, True), (118, False), (120, False)):
+        assert (offsets(np.full(1, 2.0**exponent, zeros.dtype), zeros) is not None) == fits
+    odd = np.array([1 + 2.0**-10], np.float16)
+    assert offsets(odd, np.array([3], np.float16)) is None  # the product needs more bits than f16 has
+    assert offsets(odd, np.array([4], np.float16)) is not None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine_sign import sign_scales, unbiased_scales
 from ingot.core.floats import float_name
 from ingot.errors import CodecError, UsageError
 from ingot.model.tensor import Array, Tensor
@@ -118,3 +119,15 @@ def test_unbiased_is_for_groups_and_rows_of_integers() -> None:
         with pytest.raises(UsageError) as caught:
             CODEC.encoder((4, 4), "f32", {"bits": 1, "unbiased": True, **options})
         assert caught.value.rule == "affine.option"
+
+
+def test_unbiased_factors_end_at_two() -> None:
+    rows, scales = np.full((1, 8), 6, np.float32), np.array([[1.0, 1.0]], np.float32)
+    decoded = np.array([[4, 4, 4, 4, 2, 2, 2, 2]], np.float32)
+    assert unbiased_scales(rows, decoded, 4, scales).tolist() == [[1.5, 2.0]]
+
+
+def test_a_magnitude_is_infinite_where_its_type_has_no_room_and_never_rounded_into_it() -> None:
+    rows = np.full((1, 4), 32756, np.float32)  # twice that is 65512, which rounds to 65504
+    assert np.isinf(sign_scales(rows, 4, "sign", "f16")).all()
+    assert sign_scales(rows - 4, 4, "sign", "f16").tolist() == [[65504]]

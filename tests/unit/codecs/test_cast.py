@@ -94,6 +94,11 @@ def test_integers_that_a_double_may_not_hold_are_refused(dtype: str) -> None:
     with pytest.raises(CodecError) as caught:
         cast(last + 1, "f64")
     assert caught.value.rule == "dense.inexact"
+    if dtype == "i64":
+        assert cast(-last, "f64")[0] == -(2.0**53)
+        with pytest.raises(CodecError) as caught:
+            cast(-last - 1, "f64")
+        assert caught.value.rule == "dense.inexact"
 
 
 def test_integers_round_once() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.palette import PaletteCodec
-from ingot.codecs.palette_fit import Histogram
+from ingot.codecs.palette_fit import Histogram, assign, entries_of
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
@@ -287,3 +287,24 @@ def test_vectors_are_found_at_any_size(exponent: int, size: int) -> None:
     one, other = (encode_tensor(CODEC, array, options, dtype="f32") for array in (weights, np.ldexp(weights, exponent)))
     assert bits(other.parts["indices"].array()) == bits(one.parts["indices"].array())
     assert bits(other.parts["codebook"].array()) == bits(np.ldexp(one.parts["codebook"].array(), exponent))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_the_middle_between_two_entries_gets_the_lower(dtype: str) -> None:
+    entries = np.array([-2, -1, 0.5, 2.5], np.float32)
+    middle = np.array([-1.5, -0.25, 1.5], numpy_dtype(dtype))
+    above = middle + 2.0 ** {"f16": -9, "bf16": -6}.get(dtype, -22)  # f64 is rounded to f32 first
+    above = above.astype(middle.dtype)
+    assert assign(middle, entries).tolist() == [0, 1, 2]
+    assert assign(above, entries).tolist() == [1, 2, 3]
+
+
+def test_scales_of_i8_entries_are_the_largest_over_127() -> None:
+    for largest in (1.0, 0.3, 1e-4):
+        _, scale, _ = entries_of(np.array([largest / 3, -largest]), "i8", "f16")
+        assert scale is not None
+        assert bits(scale) == bits(np.array([largest / 127], np.float16))
+    codebook, scale, _ = entries_of(np.array([-1e-8, 0.5e-8]), "i8", "f16")
+    assert scale is not None
+    assert scale.tolist() == [2.0**-24]
+    assert codebook.tolist() == [0, 0]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ingot.codecs import base
 from ingot.codecs.sparse_coo import CooCodec
 from ingot.codecs.sparse_csr import CsrCodec
 from ingot.codecs.table import CODECS
@@ -255,3 +256,14 @@ def test_doubles_are_found_across_pieces(piece: int, monkeypatch: pytest.MonkeyP
     assert refused(csr([0, 3, 3, 3], [1, 2, 1])) == "sparse_csr.duplicate"
     unordered = coo([[2, 0, 1], [1, 3, 0]])
     assert np.asarray(unordered.numpy()).sum() == 6
+
+
+def test_more_than_there_is_room_for_is_refused_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system grants more than it has: from 256 MiB on what is free is looked at."""
+    monkeypatch.setattr(base, "available_ram", lambda: 1 << 20)
+    assert base.empty((1 << 13, 1 << 13), "f32", "t").nbytes == 1 << 28
+    with pytest.raises(CodecError) as caught:
+        base.empty((1 << 13, (1 << 13) + 1), "f32", "t")
+    assert caught.value.rule == "codec.too-large"
+    monkeypatch.setattr(base, "available_ram", lambda: 1 << 29)
+    assert base.empty((1 << 13, (1 << 13) + 1), "f32", "t").nbytes > 1 << 28

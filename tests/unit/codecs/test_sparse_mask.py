@@ -253,3 +253,11 @@ def test_shapes_and_types_that_do_not_fit_are_refused() -> None:
         CODEC.encoder((4, 4), "i8", {})
     with pytest.raises(IngotError):
         CODEC.decode(_tensor("palette"), "i8")
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_a_threshold_between_two_floats_parts_them(upper: bool) -> None:
+    pair = np.array([[1, np.nextafter(np.float32(1), np.float32(2))]], np.float32)
+    gap = float(pair[0, 1]) - 1
+    threshold = 1 + gap * (0.9 if upper else 0.1)  # whose nearest float32 is one of the two
+    assert encode_tensor(CODEC, pair, {"threshold": threshold}, dtype="f32").numpy().tolist() == [[0, pair[0, 1]]]

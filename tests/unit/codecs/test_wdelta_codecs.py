@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.codecs.delta import delta_codec
 from ingot.codecs.delta_flat import PIECE
 from ingot.codecs.delta_int4 import DeltaInt4
 from ingot.codecs.delta_sign import DeltaSign
@@ -232,3 +233,38 @@ def test_a_layout_that_is_not_known_is_refused(params: dict[str, Any]) -> None:
     with pytest.raises(CodecError) as caught:
         CODECS["delta_int4"].check(replace(tensor, params=params))
     assert caught.value.rule == "delta_int4.layout"
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("shift", [1, 8])
+def test_arrays_that_overlap_in_part_are_not_mixed_up(id: str, shift: int) -> None:
+    tensor = encode_tensor(CODECS[id], delta((6, 40)), dtype="f32")
+    for base_at, out_at in ((0, shift), (shift, 0)):
+        room = np.random.default_rng(2).normal(0, 0.02, 240 + shift).astype(np.float32)
+        base, out = (room[at : at + 240].reshape(6, 40) for at in (base_at, out_at))
+        wanted = base + tensor.numpy()
+        applier = delta_codec(id).applier(tensor, "f32")
+        applier.apply(base, out)
+        applier.finish()
+        assert bits(out) == bits(wanted)
+
+
+def test_sums_of_signs_are_float32_as_numpy_adds_them() -> None:
+    """Rows whose mean is, but for the rounding of sums, the middle between two float16."""
+    rng = np.random.default_rng(11)
+    matrix = np.abs(rng.normal(1, 0.2, (200, 3000)))
+    matrix *= (1 + 2.0**-11) / matrix.astype(np.float32).mean(axis=1, dtype=np.float64)[:, None]
+    source = matrix.astype(np.float32)
+    exact = source.mean(axis=1, dtype=np.float64).astype(np.float16)
+    wanted = source.mean(axis=1).astype(np.float16)
+    assert np.count_nonzero(exact != wanted) > 20
+    assert arrays(encode_tensor(CODECS["delta_sign"], source, dtype="f32"))["scales"].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("layout", [1, 2])
+def test_a_spread_of_1e_7_has_codes(layout: int) -> None:
+    """Values are equal up to 1e-8 (deltatensors 0.2.0), not up to 1e-6."""
+    encoder = CODECS["delta_int4"].encoder((1, 17), "f32", {"layout": layout, "outlier_fraction": 0})
+    source = np.append(np.linspace(-9e-7, 0, 16), 1).astype(np.float32)[None]
+    codes = encoder.encode(source)["packed"]
+    assert codes[:8].tolist() == [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]

@@ -294,3 +294,16 @@ def test_impossible_layouts_are_refused(change: dict[str, Any]) -> None:
     kernels.AffineLayout(**possible)
     with pytest.raises((ValueError, TypeError)):
         kernels.AffineLayout(**{**possible, **change})
+
+
+def test_errors_of_many_rows_are_added_in_doubles() -> None:
+    values = np.random.default_rng(1).normal(0, 1, (5000, 33)).astype(np.float32)
+    low, high, _ = kernels.affine_range(values, "f32")
+    grid = Grid(4, 33, True, "f32", search=True, per_tensor=True)
+    scales, zeros = (np.empty(kernels.AFFINE_CANDIDATES, np.float32) for _ in range(2))
+    kernels.affine_candidates(low, high, 4, True, True, "f32", scales, zeros)
+    totals = np.zeros(kernels.AFFINE_CANDIDATES)
+    kernels.affine_errors(values, "f32", 4, True, True, scales, zeros, totals)
+    for scale, zero, total in zip(scales, zeros, totals, strict=True):
+        every = (np.full(len(values), value, np.float32) for value in (scale, zero))
+        assert total == np.cumsum(reference.squared_errors(values, *every, grid).astype(np.float64))[-1]

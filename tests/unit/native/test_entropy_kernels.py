@@ -282,3 +282,14 @@ def test_arguments_are_checked() -> None:
             kernels.entropy_encode(*arguments)
     with pytest.raises(ValueError, match="expected"):
         kernels.entropy_decode(out, sizes, 4, words)
+
+
+@pytest.mark.parametrize("symbols", [256, 257, 300, 512, 513])
+def test_joint_planes_have_at_most_256_symbols(symbols: int) -> None:
+    """Of ten bits of each value; more would fit the tables, and readers refuse them."""
+    rng = np.random.default_rng(symbols)
+    joint = np.concatenate([np.arange(symbols), rng.integers(0, 8, 40_000)])
+    words = (rng.permutation(joint).astype(np.uint16) << np.uint16(6)) | rng.integers(0, 64, joint.size, np.uint16)
+    sizes, planes = encode(words, 1 << 17, max=True, joint=True)
+    wanted = reference.encode(words, 1 << 17, max=True, joint=True)
+    assert (sizes.tolist(), planes.tobytes()) == wanted

@@ -163,3 +163,16 @@ def test_wrong_sizes_are_refused() -> None:
         kernels.mask_expand(byte, byte, np.zeros(9, np.uint8))
     with pytest.raises(ValueError, match="expected"):
         kernels.palette_count(np.zeros(4, np.float32), "f32", 3, None, 0, np.zeros(65536), np.zeros(65536))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_of_equal_centroids_wherever_they_stand_the_first_is_taken(size: int) -> None:
+    points = rng(3).normal(0, 1, (4, size)).astype(np.float32)
+    far = rng(4).normal(50, 1, (40, size)).astype(np.float32)
+    codes, sums, counts = np.empty(4, np.uint8), np.zeros(40 * size), np.zeros(40)
+    for first in range(39):
+        for second in range(first + 1, 40):
+            centroids = far.copy()
+            centroids[first] = centroids[second] = points[0]
+            native.kernels.palette_nearest(points, centroids, codes, sums, counts)
+            assert codes[0] == first

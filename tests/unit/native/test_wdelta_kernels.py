@@ -202,3 +202,13 @@ def test_codes_that_do_not_suffice_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="expected"):
             K.int4_decode(np.empty(packed, np.uint8), first, table[:size], positions, values, False, out)
+
+
+def test_sums_are_numpys_for_every_length() -> None:
+    """NumPy halves at multiples of 8 from 129 on; where it does shows in the last bit."""
+    values = normal(2000) * 3
+    bits = np.empty(250, np.uint8)
+    for count in range(1, 2001):
+        total = np.empty(1, np.float32)
+        assert K.sign_encode(values[:count], total, bits[: (count + 7) // 8]) == count
+        assert total[0] == np.add.reduce(np.abs(values[:count])), count

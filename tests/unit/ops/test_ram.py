@@ -15,6 +15,7 @@ import ingot
 from ingot.core.memory import parse_size
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
+from ingot.ops import drive
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
 
@@ -153,3 +154,9 @@ def test_re_laying_holds_no_whole_tensor(tmp_path: Path) -> None:
         (stored,) = checkpoint.values()
         assert stored.params["packing"] == "flat_lsb"
         assert (np.frombuffer(stored.parts["packed_weight"].view(), np.uint8) == 0x88).all()
+
+
+def test_without_a_ceiling_slabs_take_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, budget in ((16 << 30, 4 << 30), (1 << 30, 1 << 28), (0, 1 << 28)):
+        monkeypatch.setattr(drive, "available_ram", lambda free=free: free)
+        assert drive.slab_budget(None, [], 2) == budget
