@@ -76,7 +76,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         self.batch_size = _batch_size(batch_size, most)
         if str(device).startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # the harness names cuda:0 where nobody named a device
-        self.model = load_model(self.path, device, None if dtype == "auto" else dtype, keep_packed, **options)
+        self.model = load_model(self.path, device, dtype, keep_packed, **options)
         require_room(self.model, 1, 0)
         self.tokenizer = load_tokenizer(model_folder(self.path))
         self._device = self.model.device

@@ -79,8 +79,8 @@ def load_model(
     device : str or torch.device
         Where the weights go.
     dtype : optional
-        Element type of the floating-point weights, in any spelling; by default config.json's, else that of the first
-        floating-point tensor.
+        Element type of the floating-point weights, in any spelling; by default, and with ``auto``, config.json's, else
+        that of the first floating-point tensor.
     keep_packed : bool
         Leave linear layers and embeddings of codec ``quantized_group`` packed and compute from there.
     **options :
@@ -91,7 +91,7 @@ def load_model(
     FormatError
         ``model.*``: config.json is missing or wrong, or disagrees with the weights (``spec/loading.md``).
     UnsupportedError
-        ``model.architecture``, ``model.quantized``, ``model.dtype``.
+        ``model.architecture``, ``model.quantized``, ``model.dtype``, ``model.unchecked``.
     ResourceError
         ``ram.guard``.
     UsageError
@@ -109,6 +109,7 @@ def load_model(
     require("transformers", EXTRA)
     began = time.perf_counter()
     place = _device(torch, device)
+    dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
     verify, cache = options.get("verify", True), options.get("cache", True)
     source = resolve(path, "torch", keep_packed, cache, verify=verify, dtype=dtype)
     with source.checkpoint as checkpoint:

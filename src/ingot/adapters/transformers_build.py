@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ingot.adapters.transformers_config import EXTRA, one_line
+from ingot.adapters.transformers_config import EXTRA, one_line, version
 from ingot.adapters.transformers_weights import Loading, Weight
 from ingot.core.extras import require
 from ingot.core.memory import require_ram
-from ingot.errors import FormatError, IngotError
+from ingot.errors import FormatError, IngotError, UnsupportedError
 
 _SHOWN = 4
 
@@ -44,11 +44,15 @@ def build(
     ------
     FormatError
         ``model.config``, ``model.missing``, ``model.unexpected``, ``model.shape``, ``model.rearrange``.
+    UnsupportedError
+        ``model.unchecked``: this transformers loads in another way, and nothing would be known of missing weights.
     IngotError
         What decoding a weight raised.
     """
+    checked = False
 
     def check(model: Any, info: Any) -> None:
+        nonlocal checked
         if loading.failures:
             raise loading.failures[0]
         _check_shapes(info, where)
@@ -57,6 +61,7 @@ def build(
         if strict:
             _check_unexpected(model, info, where)
         _check_buffers(model)
+        checked = True
 
     hooked = _with_check(kind, check)
     try:
@@ -70,13 +75,24 @@ def build(
         raise FormatError(
             "model.config", f"transformers cannot build {kind.__name__} from it: {one_line(error)}", where=where
         ) from error
+    if not checked:
+        raise UnsupportedError(
+            f"expected a transformers whose loading Ingot can check, found {version()}: it never asked, and may have made "
+            "up what is missing; install a release that Ingot's extra 'transformers' names",
+            rule="model.unchecked",
+            where=where,
+        )
     model.__class__ = kind
     return model
 
 
 def _with_check(kind: Any, check: Callable[[Any, Any], None]) -> Any:
     """Return a subclass of ``kind`` for the time of loading that calls ``check(model, loading_info)`` once all weights
-    are in and nothing has been filled in yet."""
+    are in and nothing has been filled in yet.
+
+    The method that it overrides is transformers' own business (5.1 brought it) and may go: whoever calls this has to
+    see that ``check`` was called.
+    """
 
     def finalize(model: Any, *args: Any, **kwargs: Any) -> Any:
         check(model, next(item for item in (*args, *kwargs.values()) if hasattr(item, "missing_keys")))
@@ -116,7 +132,7 @@ def _check_shapes(info: Any, where: str) -> None:
 
 
 def _check_rearranged(info: Any, where: str) -> None:
-    errors = dict(getattr(info, "conversion_errors", None) or {})
+    errors = dict(info.conversion_errors or {})
     if errors:
         name, text = next(iter(sorted(errors.items())))
         last = str(text).strip().splitlines()[-1]

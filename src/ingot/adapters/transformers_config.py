@@ -60,7 +60,7 @@ def read_config(folder: Path, tensors: int) -> Any:
     mapping = require("transformers.models.auto.configuration_auto", EXTRA).CONFIG_MAPPING
     if not isinstance(kind, str) or kind not in mapping:
         raise UnsupportedError(
-            f"expected a model_type that transformers {_version()} has, found {str(kind)[:80]!r}; a newer release may "
+            f"expected a model_type that transformers {version()} has, found {str(kind)[:80]!r}; a newer release may "
             "know it (code that travels with a model is never run)",
             rule="model.architecture",
             where=where,
@@ -99,7 +99,7 @@ def model_class(config: Any, where: str) -> Any:
                 found = table[type(config)]
                 return found[0] if isinstance(found, tuple) else found
     raise UnsupportedError(
-        f"expected an architecture that transformers {_version()} has for model_type {config.model_type!r}, found "
+        f"expected an architecture that transformers {version()} has for model_type {config.model_type!r}, found "
         f"{', '.join(str(name)[:80] for name in named[:4]) or 'none'}",
         rule="model.architecture",
         where=where,
@@ -185,5 +185,6 @@ def _without_code(values: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _version() -> str:
+def version() -> str:
+    """Return which transformers is installed."""
     return str(require("transformers", EXTRA).__version__)

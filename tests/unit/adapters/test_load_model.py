@@ -68,6 +68,10 @@ def test_dtype(models: dict[str, Path], dtype: object) -> None:
     require_equal(load_model(models["llama"], dtype=dtype), reference(models["llama"], "llama", dtype=wanted))
 
 
+def test_dtype_auto_is_the_models_own(models: dict[str, Path]) -> None:
+    require_equal(load_model(models["llama"], dtype="auto"), load_model(models["llama"]), same_file=True)
+
+
 def test_a_file_with_its_config_beside(models: dict[str, Path]) -> None:
     model = load_model(models["llama"] / "model.safetensors")
     require_equal(model, reference(models["llama"], "llama"))

@@ -214,3 +214,14 @@ def test_experts_that_are_joined_are_copies_and_count(tmp_path: Path) -> None:
     with ingot.open(mixtral) as checkpoint:
         experts = sum(tensor.nbytes for name, tensor in checkpoint.items() if ".experts." in name)
         assert found[0].mapped == checkpoint.nbytes - experts
+
+
+def test_a_transformers_that_checks_nothing(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if its hook had another name: it fills in what is missing, and nobody was asked."""
+    transformers = pytest.importorskip("transformers")
+    load = transformers.PreTrainedModel.from_pretrained.__func__
+    renamed = classmethod(lambda cls, *args, **options: load(cls.__mro__[1], *args, **options))
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", renamed)
+    path = changed(llama, tmp_path, lambda config, tensors: tensors.pop("model.norm.weight"))
+    assert refused(path).rule == "model.unchecked"
+    assert refused(llama).rule == "model.unchecked"
