@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+import transformers
+
+from ingot.testing.models import make, make_tokenizer
 
 pytest.importorskip("lm_eval")
 
@@ -93,3 +100,55 @@ def test_generation_rolling_and_refusals(demo: Path) -> None:
         with pytest.raises(IngotError) as caught:
             IngotLM(**arguments)
         assert caught.value.rule == rule
+
+
+@pytest.fixture
+def hflm(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The harness's own model. It imports accelerate at once, and uses nothing of it for a model that is in memory."""
+    with monkeypatch.context() as patch:
+        if importlib.util.find_spec("accelerate") is None:
+            for name in ("accelerate", "accelerate.utils"):
+                module: Any = ModuleType(name)
+                module.__getattr__ = lambda attribute: None
+                module.__spec__ = importlib.util.spec_from_loader(name, None)
+                patch.setitem(sys.modules, name, module)
+        found: type = importlib.import_module("lm_eval.models.huggingface").HFLM
+    return found
+
+
+PAIRS = (
+    ("in the", " 123 cafe"),
+    ("<s>in the", " end"),
+    ("", "in the 12"),
+    # More tokens than the model has positions for, and none twice in a row: the harness would take one window's logits
+    # for another of the same tokens.
+    (" ".join(map(str, range(50))), " thing"),
+    ("a", "the thin " * 3),
+)
+
+
+@pytest.mark.parametrize(
+    ("begins", "options"),
+    [(True, {}), (False, {}), (True, {"add_bos_token": False}), (False, {"add_bos_token": True})],
+)
+def test_scores_are_those_of_the_harness_own_model(
+    hflm: Any, tmp_path: Path, begins: bool, options: dict[str, Any]
+) -> None:
+    from lm_eval.api.instance import Instance
+
+    from ingot.adapters.lm_eval import IngotLM
+
+    def requests(kind: str, arguments: Any) -> list[Instance]:
+        return [Instance(request_type=kind, doc={}, arguments=item, idx=i) for i, item in enumerate(arguments)]
+
+    make("llama", tmp_path, "float32", vocab_size=make_tokenizer(tmp_path, begins=begins))
+    wanted = hflm(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), batch_size=3, **options)
+    found = IngotLM(str(tmp_path), batch_size=3, **options)
+    for text in [one for pair in PAIRS for one in pair if one]:
+        for special in (None, True, False):
+            assert found.tok_encode(text, special) == wanted.tok_encode(text, special)
+    pairs = requests("loglikelihood", PAIRS)
+    for left, right in zip(found.loglikelihood(pairs), wanted.loglikelihood(pairs), strict=True):
+        assert left == (pytest.approx(right[0], rel=1e-5), right[1])
+    texts = requests("loglikelihood_rolling", [(one,) for pair in PAIRS for one in pair if one])
+    assert found.loglikelihood_rolling(texts) == pytest.approx(wanted.loglikelihood_rolling(texts), rel=1e-5)

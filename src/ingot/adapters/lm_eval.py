@@ -46,6 +46,8 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         Requests per pass of the model; ``auto`` is 8.
     max_batch_size : int, optional
         Most requests per pass.
+    add_bos_token : bool, optional
+        Whether texts get the token that begins one; by default as the tokenizer has it, as the harness's model ``hf``.
     max_length : int, optional
         Tokens that the model reads at most; its positions by default, 2048 if it names none.
     **options :
@@ -73,12 +75,13 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         if not self.path:
             raise UsageError("expected --model_args path=FOLDER", rule="lm-eval.path")
         most, self._max_length = options.pop("max_batch_size", None), options.pop("max_length", None)
+        self._add_bos: bool | None = options.pop("add_bos_token", None)
         self.batch_size = _batch_size(batch_size, most)
         if str(device).startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # the harness names cuda:0 where nobody named a device
         self.model = load_model(self.path, device, dtype, keep_packed, **options)
         require_room(self.model, 1, 0)
-        self.tokenizer = load_tokenizer(model_folder(self.path))
+        self.tokenizer = load_tokenizer(model_folder(self.path), add_bos_token=self._add_bos)
         self._device = self.model.device
 
     @property
@@ -96,21 +99,39 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
     @property
     def prefix_token_id(self) -> int:
         """What an empty context is replaced by: the token with which a text begins, else that with which it ends."""
-        found = self.tokenizer.bos_token_id if self.tokenizer.bos_token_id is not None else self.eot_token_id
+        found = self._prefix()
         if found is None:
             raise UsageError(
                 "this model has no token to begin a text with: take a task whose contexts are not empty",
                 rule="lm-eval.prefix",
             )
-        return int(found)
+        return found
+
+    def _prefix(self) -> int | None:
+        found: int | None = self.tokenizer.bos_token_id
+        return found if found is not None else self.eot_token_id
 
     @property
     def tokenizer_name(self) -> str:
         return str(self.path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return the tokens of a text, with special ones if asked for; none by default."""
-        return list(self.tokenizer(string, add_special_tokens=bool(add_special_tokens), verbose=False).input_ids)
+        """Return the tokens of a text, with special ones if asked for.
+
+        By default with those that the tokenizer adds, unless the text itself begins with the first of them; so does the
+        harness's model ``hf``.
+        """
+        special = self._add_bos if add_special_tokens is None else add_special_tokens
+        if add_special_tokens is None and self._begins(string):
+            special = False
+        options = {} if special is None else {"add_special_tokens": special}
+        return list(self.tokenizer(string, **options, verbose=False).input_ids)
+
+    def _begins(self, text: str) -> bool:
+        """Whether a text itself begins with the token that texts begin with."""
+        found = self._prefix()
+        begin = "" if found is None else self.tokenizer.decode([found])
+        return bool(begin) and text.startswith(begin)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return str(

@@ -11,7 +11,7 @@ import numpy as np
 from ingot.adapters.mlx import from_numpy
 from ingot.adapters.model_source import AnyPath, resolve
 from ingot.adapters.transformers_config import CONFIG, one_line, read_json
-from ingot.adapters.transformers_tokenizer import load_tokenizer, require_vocabulary
+from ingot.adapters.transformers_tokenizer import load_tokenizer, require_vocabulary, same_tokens
 from ingot.codecs.affine import AffineCodec
 from ingot.codecs.base import Relay
 from ingot.core.dtypes import DTYPES
@@ -194,13 +194,18 @@ def packed_form(tensor: Tensor) -> Relay | None:
 
 
 def _tokenizer(utils: Any, folder: Path) -> Any:
-    """Return mlx_lm's tokenizer; around one that transformers' own loader does not know, too."""
+    """Return mlx_lm's tokenizer; around the folder's own where transformers' loader does not know it, or makes another
+    of it."""
     config = utils.load_config(folder)
     try:
         found = utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
     except Exception:  # readers of dozens of tokenizer classes; load_tokenizer below says what is wrong
-        wrapper = require("mlx_lm.tokenizer_utils", EXTRA).TokenizerWrapper
-        end = config.get("eos_token_id")
-        return wrapper(load_tokenizer(folder), eos_token_ids=end if isinstance(end, list) or end is None else [end])
-    require_vocabulary(found._tokenizer, folder)
-    return found
+        found = None
+    if found is not None:
+        require_vocabulary(found._tokenizer, folder)
+    own = load_tokenizer(folder)
+    if found is not None and same_tokens(found._tokenizer, own):
+        return found
+    wrapper = require("mlx_lm.tokenizer_utils", EXTRA).TokenizerWrapper
+    end = config.get("eos_token_id")
+    return wrapper(own, eos_token_ids=end if isinstance(end, list) or end is None else [end])

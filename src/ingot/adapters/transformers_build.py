@@ -77,8 +77,8 @@ def build(
         ) from error
     if not checked:
         raise UnsupportedError(
-            f"expected a transformers whose loading Ingot can check, found {version()}: it never asked, and may have made "
-            "up what is missing; install a release that Ingot's extra 'transformers' names",
+            f"expected a transformers whose loading Ingot can check, found {version()}, which may have made up what is "
+            "missing; install a release that Ingot's extra 'transformers' names",
             rule="model.unchecked",
             where=where,
         )

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ingot.adapters.transformers_config import EXTRA, one_line, read_json
 from ingot.core.extras import require
-from ingot.errors import FormatError
+from ingot.errors import FormatError, printable
 
 _FILE = "tokenizer.json"
+# Where ways to cut a text part: digits, contractions, spaces and lines, marks that compose, wide and joined characters.
+_PROBE = (
+    "It's 1234567 o'clock,  DON'T\tstop...\r\n\n  def f_1(x): return x**2  # e\u0301t\u00e9 \u212b \ufb01 \uff11\u00bd"
+    " \u6f22\u5b57\u304b\u306a\ud55c\uae00 \U0001f469\u200d\U0001f4bb \u00a0end "
+)
 # The byte-level BPE of Ingot's demo model; its words, as in ``ingot.demo.tokenizer``.
 _OWN = "ingot-byte-bpe"
 _WORD = r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, *, add_bos_token: bool | None = None) -> Any:
     """Return the tokenizer of a model folder; no code that travels with the model is run.
+
+    The folder's tokenizer.json decides how text is cut. For some model types transformers' own loader builds a class
+    that only takes the vocabulary from there; where that would make other tokens, a ``UserWarning`` says so.
+
+    Parameters
+    ----------
+    folder : path
+    add_bos_token : bool, optional
+        Whether texts get the token that begins one; by default as the folder's files say.
 
     Raises
     ------
@@ -26,11 +42,14 @@ def load_tokenizer(folder: Path) -> Any:
         transformers is not installed.
     """
     transformers = require("transformers", EXTRA)
+    options = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
     try:
         own = _own(folder)
         if own is not None:
             return transformers.PreTrainedTokenizerFast(tokenizer_object=own)
-        found = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        stored = (folder / _FILE).is_file()
+        kind = transformers.PreTrainedTokenizerFast if stored else transformers.AutoTokenizer
+        found = kind.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
     except FormatError:
         raise
     except Exception as error:  # readers of dozens of tokenizer classes, over files that may be anything
@@ -40,7 +59,36 @@ def load_tokenizer(folder: Path) -> Any:
             where=str(folder),
         ) from error
     require_vocabulary(found, folder)
+    if stored:
+        other = _chosen_by_transformers(folder, options)
+        if other is not None and not same_tokens(other, found):
+            warnings.warn(
+                f"{printable(str(folder))}: transformers takes {type(other).__name__} for this model, which makes "
+                f"other tokens than the {_FILE} beside the weights; Ingot uses {_FILE}",
+                stacklevel=2,
+            )
     return found
+
+
+def same_tokens(left: Any, right: Any) -> bool:
+    """Whether two tokenizers make the same tokens of a text in which tokenizers use to differ."""
+    return all(
+        left(_PROBE, add_special_tokens=special, verbose=False).input_ids
+        == right(_PROBE, add_special_tokens=special, verbose=False).input_ids
+        for special in (False, True)
+    )
+
+
+def _chosen_by_transformers(folder: Path, options: Mapping[str, Any]) -> Any:
+    """Return the tokenizer that transformers' own loader makes; None where it makes the plain one, or fails."""
+    transformers = require("transformers", EXTRA)
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True, **options
+        )
+    except Exception:  # nobody asked for that one
+        return None
+    return None if type(found) is transformers.PreTrainedTokenizerFast else found
 
 
 def require_vocabulary(tokenizer: Any, folder: Path) -> None:

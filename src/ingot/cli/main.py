@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -145,6 +146,10 @@ def _say(text: str) -> None:
     print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
 
 
+def _warned(message: Warning | str, *_: Any, **__: Any) -> None:
+    _say(f"warning: {printable(' '.join(str(message).split()))}")
+
+
 def _terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -163,6 +168,7 @@ def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _terminated)  # a polite kill cleans up like Ctrl-C
     _prepare_streams()
+    warnings.showwarning = _warned  # in one line, and not by the line of code that found it
     sys.exit(run())
 
 

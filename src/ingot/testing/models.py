@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 
@@ -40,10 +42,10 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def make(kind: str, folder: Path, dtype: str = "bfloat16") -> Path:
+def make(kind: str, folder: Path, dtype: str = "bfloat16", **values: Any) -> Path:
     """Save a model of that kind with random weights as transformers does; return its folder."""
-    config_name, model_name, values = KINDS[kind]
-    config = getattr(transformers, config_name)(**values, dtype=dtype)
+    config_name, model_name, usual = KINDS[kind]
+    config = getattr(transformers, config_name)(**{**usual, **values}, dtype=dtype)
     torch.manual_seed(7)
     model = getattr(transformers, model_name)(config).to(getattr(torch, dtype))
     for name, parameter in model.named_parameters():
@@ -51,6 +53,35 @@ def make(kind: str, folder: Path, dtype: str = "bfloat16") -> Path:
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.1)
     model.save_pretrained(folder)
     return folder
+
+
+def make_tokenizer(folder: Path, *, begins: bool = True) -> int:
+    """Save a byte-level tokenizer, as tokenizer.json and tokenizer_config.json; return the size of its vocabulary.
+
+    Runs of digits stay together and nothing is normalized, unlike in some classes of transformers. Where ``begins``,
+    it puts ``<s>`` in front of every text, as those of Llama and Gemma do.
+    """
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = [("1", "2"), ("12", "3"), ("t", "h"), ("th", "e"), ("\u0120", "a"), ("i", "n")]
+    names = ["<pad>", "<s>", "</s>", *letters, *(left + right for left, right in merges)]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(names[:3])
+    if begins:
+        made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "TokenizersBackend",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "chat_template": "{% for message in messages %}[{{ message['content'] }}]{% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return len(vocabulary)
 
 
 def tokens() -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli import output
+from ingot.cli import main, output
 
 Shell = Callable[..., subprocess.CompletedProcess[bytes]]
 INGOT = f'"{sys.executable}" -m ingot.cli.main'
@@ -87,3 +88,13 @@ def test_a_long_table_says_what_a_short_one_does(capsys: pytest.CaptureFixture[s
     short = capsys.readouterr().out.splitlines()
     assert len(long) == 3001
     assert [line.split() for line in long[1:4]] == [line.split() for line in short if "name" in line]
+
+
+def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(main.signal, "signal", lambda *handler: None)
+    monkeypatch.setattr(main, "run", lambda: warnings.warn("two\nlines \x1b[31m", stacklevel=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with pytest.raises(SystemExit):
+            main.main()
+    assert capsys.readouterr().err == "warning: two lines \\x1b[31m\n"
