@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,7 +12,7 @@ from ingot.cli.output import Json, codec_text, number, print_json, progress_bar,
 from ingot.errors import printable
 
 if TYPE_CHECKING:
-    from ingot.ops.convert import ConvertOptions
+    from ingot.ops.convert_options import ConvertOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -56,6 +58,9 @@ def command(
     ] = False,
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantize tensors that are quantized already.")
+    ] = False,
+    strict_recipe: Annotated[
+        bool, typer.Option("--strict-recipe", help="Fail if a rule of the recipe, or --importance, has no effect.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
@@ -122,6 +127,7 @@ def command(
     """
     options: ConvertOptions = {
         "allow_requantize": allow_requantize,
+        "strict_recipe": strict_recipe,
         "overwrite": overwrite,
         "threads": threads,
         "digest": None if digest == "none" else digest,
@@ -143,6 +149,7 @@ def command(
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = convert(src, dst, recipe, format, max_ram, resume, progress, **options)
+    _warn(report.warnings)
     if json:
         print_json(report_data(report))
     elif not quiet:
@@ -152,14 +159,16 @@ def command(
 def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options: ConvertOptions, json: bool) -> None:
     from ingot.ops.attachments import KINDS
     from ingot.ops.convert import prepare
-    from ingot.ops.report import unused_recipe
+    from ingot.ops.remarks import remarks
 
     with prepare(src, dst, recipe, format, options) as prepared:
         plan = prepared.plan
         carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
-        notes = [*carried, *prepared.pruning.notes, *prepared.gathered.notes, *unused_recipe(plan)]
+        told = (message for _, message in remarks(prepared.source))
+        notes = [*told, *carried, *prepared.pruning.notes, *prepared.gathered.notes]
+        _warn(plan.warnings)
         if json:
-            print_json({**_plan_data(plan), "notes": notes})
+            print_json({**_plan_data(plan), "notes": notes, "warnings": plan.warnings})
             return
         rows = [
             (
@@ -182,6 +191,12 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
         )
         for note in notes:
             print(f"note: {printable(note)}")
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    """Tell on stderr what has no effect, whatever stdout is for."""
+    for text in warnings:
+        print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def _encodings(spec: Any) -> list[str]:

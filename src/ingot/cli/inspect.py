@@ -10,7 +10,8 @@ import typer
 
 from ingot.cli import kernel
 from ingot.cli.output import Json, codec_text, print_json, progress_bar, shape_text, size_text, table
-from ingot.errors import UsageError, printable
+from ingot.errors import printable
+from ingot.model.checkpoint import unknown_tensor
 from ingot.model.delta import KEY, delta_of
 
 EPILOG = (
@@ -162,7 +163,7 @@ def _codec(item: Any) -> str:
 def _one(found: Any, name: str, json: bool) -> None:
     chosen = [item for item in found.tensors if item.name == name]
     if not chosen:
-        raise UsageError(f"no tensor named {name!r}", rule="tensor.unknown", where=found.path)
+        raise unknown_tensor(name, (item.name for item in found.tensors), found.path)
     item = chosen[0]
     if json:
         print_json(item)

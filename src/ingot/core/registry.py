@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ class Registry(Mapping[str, T], Generic[T]):
         """Like ``[]``, with an error for people that lists what there is."""
         if name not in self._paths:
             raise UsageError(
-                f"unknown {self._kind} {name!r}; known: {', '.join(self._paths)}", rule=f"{self._kind}.unknown"
+                f"unknown {self._kind} {name!r}{did_you_mean(name, self._paths)}; known: {', '.join(self._paths)}",
+                rule=f"{self._kind}.unknown",
             )
         return self[name]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ingot.core.dtypes import DTYPES
 from ingot.core.names import layer_of, role_of
+from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.tensor import Tensor
@@ -100,7 +101,7 @@ class Checkpoint(Mapping[str, Tensor]):
         chosen = list(self) if names is None else list(names)
         unknown = [name for name in chosen if name not in self]
         if unknown:
-            raise UsageError(f"no tensor named {unknown[0]!r}", rule="tensor.unknown", where=self.location)
+            raise self.no_tensor(unknown[0])
         return {name: _load(self[name], framework, dtype, device) for name in chosen}
 
     def layers(
@@ -117,6 +118,10 @@ class Checkpoint(Mapping[str, Tensor]):
             if names:
                 yield layer, self.state_dict(framework, dtype, device, names)
 
+    def no_tensor(self, name: str) -> UsageError:
+        """Return the refusal of a name that is not here, with the nearest one that is."""
+        return unknown_tensor(name, self, self.location)
+
     def close(self) -> None:
         """Release files and mappings; a second call does nothing."""
         if self._on_close is not None:
@@ -130,6 +135,11 @@ class Checkpoint(Mapping[str, Tensor]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def unknown_tensor(name: str, known: Iterable[str], where: str) -> UsageError:
+    """Return the refusal ``tensor.unknown`` of a name, with the nearest of the known ones."""
+    return UsageError(f"no tensor named {name!r}{did_you_mean(name, known)}", rule="tensor.unknown", where=where)
 
 
 def group_by_layer(names: Iterable[str]) -> tuple[list[str], dict[int, list[str]], list[str]]:

@@ -4,85 +4,39 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from ingot.core.atomic import Staging
-from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
 from ingot.errors import UsageError
-from ingot.formats.base import ConfigKeys, FormatWriter, WriteOptions
+from ingot.formats.base import ConfigKeys, FormatWriter
 from ingot.model.attachments import NOTHING
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.tensor import Array
 from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import CONFIG, copy_companions
+from ingot.ops.convert_options import ConvertOptions, importance_of, prune_request, within, write_options
 from ingot.ops.destination import Destination, destination
-from ingot.ops.drive import RESERVE, drive, slab_budget
-from ingot.ops.importance import read_importance
+from ingot.ops.drive import drive, slab_budget
+from ingot.ops.idle import require_effect
 from ingot.ops.journal import Journal, fingerprint, intact
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ConvertPlan, PlanRequest, Step, plan_conversion
-from ingot.ops.prune import NOT_PRUNED, PrunePlan, PruneRequest, prepare_pruning
+from ingot.ops.prune import NOT_PRUNED, PrunePlan, prepare_pruning
 from ingot.ops.remarks import remarks
-from ingot.ops.report import ConvertReport, TensorReport, tensor_report, unused_recipe
+from ingot.ops.report import ConvertReport, TensorReport, tensor_report
 from ingot.ops.work import Cut
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.stores.local import LocalTarget
 
 AnyPath = str | PathLike[str]
-
-DEFAULT_SHARD = 5_000_000_000
-# What a thread takes that encodes a sample of a tensor, of the widest type, in the ways that a recipe lists.
-_PER_SAMPLE = 40 << 20
-
-
-class ConvertOptions(TypedDict, total=False):
-    """Further options of ``convert``.
-
-    allow_requantize : quantize tensors that are quantized already.
-    overwrite : replace a folder that exists (single files are always replaced, atomically).
-    threads : encoding threads; all processors this process may use by default.
-    io : how the source is read: ``pread`` (default: safe from a source that shrinks), ``mmap``, ``auto``.
-    verify : check the source's digests (default True).
-    digest : written per part where the format has digests: ``crc32c`` (default), ``sha256`` or None.
-    max_shard : bytes (or text such as ``5GB``) per file where the format shards; 5 GB for folders by default.
-    measure : measure the error of lossy tensors (default True).
-    prune : leave out this share (0 to 1) of the blocks of channels of every feed-forward network.
-    prune_block : channels per block (64).
-    importance : a checkpoint with a vector per matrix, the norm of each input channel's activation, under the matrix's
-        name: what errors of its columns weigh where a recipe makes palettes.
-    activations : a checkpoint with a vector per feed-forward network to choose the blocks by, under the name of its
-        down projection: the norm of each intermediate channel's activation. By the weights alone without.
-    draft : a published EAGLE-3 draft head (file or folder) to put in, in place of the source's own.
-    coreml : a Core ML package (folder ``X.mlpackage``) to put in, in place of the source's own.
-    program : a Core ML package whose program the tensors are written into, in place of the source's own; for targets
-        ``X.mlpackage``.
-    """
-
-    allow_requantize: bool
-    overwrite: bool
-    threads: int | None
-    io: str
-    verify: bool
-    digest: str | None
-    max_shard: int | str | None
-    measure: bool
-    prune: float | None
-    prune_block: int | None
-    activations: AnyPath | None
-    importance: AnyPath | None
-    draft: AnyPath | None
-    coreml: AnyPath | None
-    program: AnyPath | None
 
 
 def convert(
@@ -128,18 +82,9 @@ def convert(
         Nothing is left under the final name.
     """
     started = time.perf_counter()
-    with prepare(src, dst, recipe, format, _within(options, max_ram), progress) as prepared:
+    with prepare(src, dst, recipe, format, within(options, max_ram), progress) as prepared:
         report = _Job(prepared, options).run(max_ram, resume, progress or _silent)
     return replace(report, seconds=time.perf_counter() - started)
-
-
-def _within(options: ConvertOptions, max_ram: int | str | None) -> ConvertOptions:
-    """Return the options to plan with: no more threads than may measure samples under the ceiling, but one."""
-    threads = options.get("threads")
-    if max_ram is None or (threads is not None and threads < 1):
-        return options
-    room = parse_size(max_ram) - anonymous_rss() - RESERVE
-    return {**options, "threads": max(1, min(threads or default_workers(), room // _PER_SAMPLE))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,20 +135,22 @@ def prepare(
         refuse_same(source, place)
         checkpoint = checkpoint_of(source)
         _require_weights(source, place, recipe, chosen)
-        pruning = prepare_pruning(checkpoint, _prune_request(chosen), progress)
+        pruning = prepare_pruning(checkpoint, prune_request(chosen), progress)
         gathered = gather(
             checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"), chosen.get("program")
         )
-        options_of_writer = replace(_write_options(chosen, place), attachments=gathered.attachments)
+        options_of_writer = replace(write_options(chosen, place), attachments=gathered.attachments)
         request = PlanRequest(
             recipe,
             chosen.get("allow_requantize", False),
             options_of_writer,
             threads,
             pruning.tensors,
-            _importance(chosen, checkpoint),
+            importance_of(chosen, checkpoint),
         )
         plan = plan_conversion(checkpoint, place.format, request)
+        if chosen.get("strict_recipe", False):
+            require_effect(plan.warnings)
         return Prepared(source, checkpoint, plan, place, recipe, pruning, gathered)
     except BaseException:
         gathered.close()
@@ -218,28 +165,6 @@ def _require_weights(source: Source, place: Destination, recipe: Recipe | None, 
     travels = place.directory and source.path.is_dir() and not isinstance(place.format, ConfigKeys)
     if dialect is not None and not (as_stored and travels):
         raise dialect.refusal()
-
-
-def _prune_request(options: ConvertOptions) -> PruneRequest:
-    return PruneRequest(
-        options.get("prune"), options.get("prune_block"), options.get("activations"), options.get("threads")
-    )
-
-
-def _importance(options: ConvertOptions, source: Checkpoint) -> Mapping[str, Array]:
-    path = options.get("importance")
-    return {} if path is None else read_importance(path, source)
-
-
-def _write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
-    shard = options.get("max_shard")
-    if shard is not None and not (place.directory and place.format.shards):
-        raise UsageError(
-            f"expected a folder as destination and a format that shards, found {place.path} and {place.format.name}",
-            rule="convert.shard",
-        )
-    size = parse_size(shard) if shard is not None else DEFAULT_SHARD if place.directory else None
-    return WriteOptions(digest=options.get("digest", "crc32c"), max_shard=size)
 
 
 def refuse_same(source: Source, place: Destination) -> None:
@@ -406,6 +331,6 @@ class _Job:
                 *(message for _, message in remarks(self._source)),
                 *self._pruning.notes,
                 *self._gathered.notes,
-                *unused_recipe(self._plan),
             ],
+            warnings=self._plan.warnings,
         )

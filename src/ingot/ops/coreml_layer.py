@@ -80,7 +80,7 @@ def extract_layer(
 
 def _tensors(source: Checkpoint, name: str) -> tuple[Tensor, Tensor | None]:
     if name not in source:
-        raise UsageError(f"no tensor named {name!r}", rule="tensor.unknown", where=source.location)
+        raise source.no_tensor(name)
     weight = source[name]
     stem = name.removesuffix(WEIGHT)
     bias = source.get(stem + BIAS) if stem != name else None

@@ -77,7 +77,7 @@ def pack_kernel(
     with open_checkpoint(path) as checkpoint:
         for wanted in (name, bias):
             if wanted is not None and wanted not in checkpoint:
-                raise UsageError(f"no tensor named {wanted!r}", rule="tensor.unknown", where=fspath(path))
+                raise checkpoint.no_tensor(wanted)
         tensor = checkpoint[name]
         if len(tensor.shape) < 2:
             raise UsageError("expected a matrix or convolution, output channels first", rule="ane.layout", where=name)

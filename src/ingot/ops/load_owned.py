@@ -12,7 +12,6 @@ from ingot.codecs.dense import DenseReader
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, little_endian
 from ingot.core.parallel import default_workers, ordered
-from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
 
@@ -49,7 +48,7 @@ def load_owned(
     chosen = list(checkpoint) if names is None else list(names)
     for name in chosen:
         if name not in checkpoint:
-            raise UsageError(f"no tensor named {name!r}", rule="tensor.unknown", where=checkpoint.location)
+            raise checkpoint.no_tensor(name)
     arrays: dict[str, Array] = dict.fromkeys(chosen, np.empty(0))
     workers = min(default_workers(), _MAX_WORKERS) if workers is None else workers
     batches = _batches([checkpoint[name] for name in arrays], arrays)

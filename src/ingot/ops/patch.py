@@ -23,7 +23,8 @@ from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY
 from ingot.ops.companions import copy_companions
-from ingot.ops.convert import DEFAULT_SHARD, refuse_same
+from ingot.ops.convert import refuse_same
+from ingot.ops.convert_options import DEFAULT_SHARD
 from ingot.ops.delta_chain import Link, Route, link_of, stages
 from ingot.ops.delta_proof import Proof
 from ingot.ops.delta_report import PatchReport

@@ -25,6 +25,7 @@ from ingot.formats.base import Fitting, Format, WriteOptions
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array, Tensor
+from ingot.ops.idle import weighs, without_effect
 from ingot.ops.importance import digests
 from ingot.ops.measure_choice import Candidate, pick
 from ingot.ops.prune import Pruning
@@ -75,7 +76,7 @@ class ConvertPlan:
 
     ``size`` counts every byte of the weight files, headers and padding included; where ``size_exact`` is False (zstd,
     sparse) it is an upper bound: nothing shrinks, no value is zero. ``masks`` are those of pruned tensors, as hex,
-    ``importance`` digests of what errors of columns weigh.
+    ``importance`` digests of what errors of columns weigh, ``warnings`` say what was asked for and has no effect.
     """
 
     steps: Sequence[Step]
@@ -87,6 +88,7 @@ class ConvertPlan:
     size_exact: bool
     masks: Mapping[str, str] = field(default_factory=dict)
     importance: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -130,7 +132,8 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         format = format.fit(request.options)
     layer_count = count_layers(source)
     with gc_paused():  # many small objects, none of them garbage
-        found = [_step_or_where(source[name], format, request, layer_count) for name in source]
+        decisions = {name: _decide(source[name], request.recipe, layer_count) for name in source}
+        found = [_step_or_where(source[name], format, request, decision) for name, decision in decisions.items()]
     open_steps = [item for item in found if isinstance(item, _Open)]
     measured = ordered(lambda item: item.step(format, request), open_steps, request.workers if open_steps else 0)
     with gc_paused():
@@ -149,6 +152,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         size_exact=all(part.length is not None for spec in specs for part in spec.parts),
         masks={name: item.blocks.mask.hex() for name, item in request.prune.items()},
         importance=digests(request.importance),
+        warnings=without_effect(request.recipe, decisions, request.importance),
     )
 
 
@@ -167,9 +171,13 @@ class _Open:
             raise _located(error, self.tensor.name) from None
 
 
-def _step_or_where(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step | _Open:
+def _decide(tensor: Tensor, recipe: Recipe | None, layer_count: int) -> Decision:
+    return _KEEP if recipe is None else resolve(recipe, tensor.name, tensor.shape, tensor.dtype, layer_count)
+
+
+def _step_or_where(tensor: Tensor, format: Format, request: PlanRequest, decision: Decision) -> Step | _Open:
     try:
-        return _step(tensor, format, request, layer_count)
+        return _step(tensor, format, request, decision)
     except IngotError as error:
         raise _located(error, tensor.name) from None
 
@@ -178,12 +186,9 @@ def _located(error: IngotError, name: str) -> IngotError:
     return error if error.where and name in error.where else error.at(name)
 
 
-def _step(tensor: Tensor, format: Format, request: PlanRequest, layer_count: int) -> Step | _Open:
+def _step(tensor: Tensor, format: Format, request: PlanRequest, decision: Decision) -> Step | _Open:
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
-    decision = _KEEP
-    if request.recipe is not None:
-        decision = resolve(request.recipe, tensor.name, tensor.shape, tensor.dtype, layer_count)
     rule, choice = decision.rule_label, decision.choice
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
@@ -288,7 +293,7 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: 
 
 def _options(tensor: Tensor, choice: Choice, request: PlanRequest) -> Mapping[str, Any]:
     """Return a choice's options, with what the errors of this tensor's columns weigh where that is known."""
-    weighed = choice.codec == "palette" and tensor.name in request.importance and choice.options.get("vector", 1) == 1
+    weighed = tensor.name in request.importance and weighs(choice)
     return {**choice.options, "importance": request.importance[tensor.name]} if weighed else choice.options
 
 

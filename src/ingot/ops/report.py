@@ -9,8 +9,7 @@ from math import prod
 from typing import Any
 
 from ingot.core.stats import ErrorStats
-from ingot.ops.plan_convert import ConvertPlan, Step
-from ingot.recipes.recipe import NO_RULE
+from ingot.ops.plan_convert import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class ConvertReport:
     """A finished conversion.
 
     Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts
-    alone; ``seconds`` of wall time.
+    alone; ``seconds`` of wall time. ``warnings`` say what was asked for and had no effect.
     """
 
     source: str
@@ -61,6 +60,7 @@ class ConvertReport:
     companions: Sequence[str] = ()
     resumed: int = 0
     notes: Sequence[str] = field(default_factory=tuple)
+    warnings: Sequence[str] = ()
 
     @property
     def elements(self) -> int:
@@ -116,17 +116,6 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorRe
         error=error.summary() if error is not None and error.count else None,
         sparsity=_sparsity(step.spec.params) if step.spec.codec == "sparse_blocks" else 0.0,
     )
-
-
-def unused_recipe(plan: ConvertPlan) -> list[str]:
-    """Return a note where a recipe leaves every tensor as it is because no rule hits any."""
-    if plan.recipe == "keep" or not plan.steps or any(step.rule != NO_RULE.rule_label for step in plan.steps):
-        return []
-    text = (
-        f"recipe {plan.recipe} changes nothing here: no rule hits any of {len(plan.steps)} tensors. Rules go by role, "
-        "name and shape (`ingot recipes`); those of ane-m1, ane-m4, ane-m5 and ane-int8 take names that say nothing"
-    )
-    return [text]
 
 
 def _sparsity(params: Mapping[str, Any]) -> float:

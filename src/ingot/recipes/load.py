@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rule
@@ -68,9 +69,7 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
         return _preset(text)
     path = Path(text)
     if not path.is_file():
-        raise UsageError(
-            f"expected a preset ({', '.join(PRESETS)}) or a TOML file, found neither", rule="recipe.unknown", where=text
-        )
+        raise _no_recipe(text)
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
@@ -83,16 +82,33 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     return parse_recipe(data, where=text, name=path.stem)
 
 
+def _no_recipe(text: str) -> UsageError:
+    """Return the refusal of what is neither a preset nor a file, in words for what it was meant to be."""
+    if text.lower().endswith(".toml") or any(slash in text for slash in "/\\"):
+        others = [str(other) for other in Path(text).parent.glob("*.toml")] if "\0" not in text else []
+        return UsageError(
+            f"expected a recipe, found no such file{did_you_mean(text, others)}", rule="recipe.unknown", where=text
+        )
+    return UsageError(
+        f"expected a preset or a TOML file, found neither{did_you_mean(text, PRESETS)}; presets: {', '.join(PRESETS)}",
+        rule="recipe.unknown",
+        where=text,
+    )
+
+
 def preset_text(name: str) -> str:
     """Return a preset's TOML, to start a recipe from; ``UsageError`` ``recipe.unknown`` if there is none."""
     if name not in PRESETS:
-        raise UsageError(f"expected a preset ({', '.join(PRESETS)}), found {name!r}", rule="recipe.unknown")
+        raise UsageError(
+            f"expected a preset ({', '.join(PRESETS)}), found {name!r}{did_you_mean(name, PRESETS)}",
+            rule="recipe.unknown",
+        )
     return resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_text("utf-8")
 
 
 @cache
 def _preset(name: str) -> Recipe:
-    return parse_recipe(preset_text(name), where=f"preset {name}", name=name)
+    return replace(parse_recipe(preset_text(name), where=f"preset {name}", name=name), general=True)
 
 
 def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Recipe:
@@ -177,9 +193,8 @@ def _candidate(table: Mapping[str, Any], where: str) -> Choice:
 def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-            raise UsageError(f"unknown key {key!r}; {hint}", rule="recipe.unknown-key", where=where)
+            hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
+            raise UsageError(f"unknown key {key!r}{hint}", rule="recipe.unknown-key", where=where)
 
 
 def _text(value: Any, where: str) -> str:

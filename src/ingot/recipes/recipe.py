@@ -152,11 +152,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Named, ordered rules. A tensor that no rule hits is kept as it is."""
+    """Named, ordered rules. A tensor that no rule hits is kept as it is.
+
+    ``general`` rules were written for all models, as the presets are: one that hits nothing in a model is no mistake.
+    """
 
     name: str
     rules: tuple[Rule, ...]
     description: str = ""
+    general: bool = False
 
     def fingerprint(self) -> str:
         """Return a SHA-256 over everything that decides an output: rules and their order, not names or descriptions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 
 
@@ -90,5 +91,7 @@ OTHER_MARKS = {"4bit": "squish_4bit/.squish_4bit_ready", "3bit": "squish_3bit/.s
 def tier_of(name: str) -> Tier:
     """Return the tier of this name; raises ``UsageError`` ``tier.unknown``."""
     if name not in TIERS:
-        raise UsageError(f"expected a tier {', '.join(TIERS)}, found {name!r}", rule="tier.unknown")
+        raise UsageError(
+            f"expected a tier {', '.join(TIERS)}, found {name!r}{did_you_mean(name, TIERS)}", rule="tier.unknown"
+        )
     return TIERS[name]

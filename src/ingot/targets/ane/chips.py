@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ingot.core.suggest import did_you_mean
 from ingot.errors import UnsupportedError, UsageError
 
 EVIDENCE = ("measured", "decompiled", "inferred", "predicted", "contradicted", "assumed", "unknown")
@@ -173,7 +174,8 @@ def load_chip(name: str) -> Chip:
     key = name.strip().lower()
     found = _chips().get(_aliases().get(key, key))
     if found is None:
-        raise UsageError(f"expected a chip ({', '.join(chip_names())}), found {name!r}", rule="ane.chip")
+        near = did_you_mean(name, chip_names())
+        raise UsageError(f"expected a chip ({', '.join(chip_names())}), found {name!r}{near}", rule="ane.chip")
     return found
 
 
