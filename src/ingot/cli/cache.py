@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json, progress_bar, size_text, table
-from ingot.errors import printable
+from ingot.cli.output import Json, print_json, progress_bar, size_text
+from ingot.cli.tables import line, table
 
 if TYPE_CHECKING:
     from ingot.ops.tiers.build import BuildReport
@@ -52,7 +52,7 @@ def status(path: Folder, json: Json = False) -> None:
     rows = [[one.tier, str(one.number), one.state, size_text(one.nbytes), _why(one)] for one in found]
     table(("tier", "number", "state", "size", "why"), rows, left=5)
     for title, choice in chosen.items():
-        print(printable(f"{title} loads {choice['tier']}: {choice['why']}" if choice else f"{title} loads none"))
+        line(f"{title} loads {choice['tier']}: {choice['why']}" if choice else f"{title} loads none")
 
 
 def build(
@@ -83,9 +83,9 @@ def build(
         print_json(report)
     elif not quiet:
         what = f"built in {report.seconds:.1f} s" if report.built else "complete already"
-        print(printable(f"{report.path}: tier {report.tier}, {size_text(report.nbytes)}, {what}"))
-        for line in _quality(report):
-            print(printable(line))
+        line(f"{report.path}: tier {report.tier}, {size_text(report.nbytes)}, {what}")
+        for text in _quality(report):
+            line(text)
 
 
 def _why(one: TierStatus) -> str:
@@ -117,6 +117,6 @@ def drop(
         print_json({"path": path, "dropped": gone})
         return
     for one in gone:
-        print(printable(f"{one.path}: tier {one.tier} removed, {size_text(one.nbytes)}"))
+        line(f"{one.path}: tier {one.tier} removed, {size_text(one.nbytes)}")
     if not gone:
         print("no built tier was there")

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json, table
+from ingot.cli.output import Json, print_json
+from ingot.cli.tables import table
 
 
 def register(app: typer.Typer) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.output import Json, number, print_json, progress_bar, reader_may_leave, size_text, table
+from ingot.cli.output import Json, number, print_json, progress_bar, reader_may_leave, size_text
+from ingot.cli.tables import line, table
 
 EPILOG = (
     "Examples:\n\n"
@@ -86,6 +87,17 @@ def _words(status: str, count: int) -> str:
 
 
 def _print(report: Any, top: int) -> None:
+    counts: dict[str, int] = {}
+    for item in report.tensors:
+        counts[item.status] = counts.get(item.status, 0) + 1
+    line(", ".join(f"{count} {_words(status, count)}" for status, count in counts.items()) or "no tensors")
+    total = report.total
+    if not report.same and total.count:
+        line(
+            f"over all: max {number(total.max_abs)}, RMS {number(total.rms)}, SNR {total.snr_db:.2f} dB, "
+            f"cosine {total.cosine:.6f}"
+        )
+    print()
     shown = report.tensors[: top or None]
     rows = []
     for item in shown:
@@ -97,16 +109,11 @@ def _print(report: Any, top: int) -> None:
         )
         odd = f"{stats.odd} NaN/Inf mismatches" if stats and stats.odd else ""
         rows.append((item.name, item.status, "; ".join(filter(None, (item.detail, odd))), *figures))
-    table(("tensor", "status", "detail", "max error", "RMS error", "SNR dB", "cosine"), rows, left=3)
+    table(
+        ("tensor", "status", "detail", "max error", "RMS error", "SNR dB", "cosine"),
+        rows,
+        left=3,
+        optional=("cosine", "RMS error"),
+    )
     if len(shown) < len(report.tensors):
         print(f"... and {len(report.tensors) - len(shown)} more (--top 0 shows all)")
-    counts: dict[str, int] = {}
-    for item in report.tensors:
-        counts[item.status] = counts.get(item.status, 0) + 1
-    print(", ".join(f"{count} {_words(status, count)}" for status, count in counts.items()) or "no tensors")
-    total = report.total
-    if not report.same and total.count:
-        print(
-            f"over all: max {number(total.max_abs)}, RMS {number(total.rms)}, SNR {total.snr_db:.2f} dB, "
-            f"cosine {total.cosine:.6f}"
-        )

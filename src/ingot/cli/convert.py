@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.output import Json, codec_text, number, print_json, progress_bar, shape_text, size_text, table
-from ingot.errors import printable
+from ingot.cli.output import Json, codec_text, number, print_json, progress_bar, shape_text, size_text
+from ingot.cli.tables import equal_layers, line, table
 
 if TYPE_CHECKING:
     from ingot.ops.convert_options import ConvertOptions
@@ -170,27 +170,31 @@ def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options
         if json:
             print_json({**_plan_data(plan), "notes": notes, "warnings": plan.warnings})
             return
-        rows = [
-            (
-                step.tensor.name,
-                shape_text(step.tensor.shape),
-                step.tensor.dtype,
-                step.rule,
-                f"{step.action} -> {codec_text(step.spec.codec, step.spec.params, _encodings(step.spec))}",
-                size_text(step.in_bytes),
-                size_text(step.out_bytes),
-            )
-            for step in plan.steps
-        ]
-        table(("tensor", "shape", "dtype", "rule", "action", "from", "to"), rows, left=5)
         elements = max(sum(step.tensor.size for step in plan.steps), 1)
         exactly = "exactly" if plan.size_exact else "at most (as if nothing shrank)"
-        print(
+        line(
             f"{len(plan.steps)} tensors, recipe {plan.recipe}, format {plan.format.name}: {exactly} {plan.size} bytes "
             f"({size_text(plan.size)}), {8 * plan.size / elements:.3f} bits per weight; nothing was written"
         )
         for note in notes:
-            print(f"note: {printable(note)}")
+            line(f"note: {note}")
+        print()
+        _print_steps(plan.steps)
+
+
+def _print_steps(steps: Any) -> None:
+    """Show what becomes of each tensor, equal layers in one row with the sum of their bytes."""
+
+    def key(step: Any) -> tuple[str, ...]:
+        codec = codec_text(step.spec.codec, step.spec.params, _encodings(step.spec))
+        return (shape_text(step.tensor.shape), step.tensor.dtype, step.rule, step.action, codec)
+
+    rows = []
+    for name, group in equal_layers(steps, lambda step: step.tensor.name, key):
+        sizes = (sum(step.in_bytes for step in group), sum(step.out_bytes for step in group))
+        rows.append((name, *key(group[0]), f"{len(group)}" if len(group) > 1 else "", *map(size_text, sizes)))
+    columns = ("tensor", "shape", "dtype", "rule", "action", "codec", "n", "from", "to")
+    table(columns, rows, left=6, optional=("dtype", "shape", "from", "n"))
 
 
 def _warn(warnings: Sequence[str]) -> None:
@@ -244,7 +248,7 @@ def print_report(report: Any) -> None:
     """Print a conversion's summary."""
     actions = ", ".join(f"{count} {action}" for action, count in report.actions.items())
     speed = report.source_nbytes / max(report.seconds, 1e-9)
-    print(f"{report.source} -> {report.destination} ({report.format}, recipe {report.recipe})")
+    line(f"{report.source} -> {report.destination} ({report.format}, recipe {report.recipe})")
     print(
         f"  tensors  {len(report.tensors)}: {actions}"
         + (f"; {report.resumed} from an earlier run" if report.resumed else "")
@@ -258,16 +262,16 @@ def print_report(report: Any) -> None:
         share = f"{100 * report.sparsity:.1f} % of their weights"
         print(f"  pruned   {len(report.pruned)} tensors, {share}, in whole blocks of channels")
     if report.companions:
-        print(f"  with     {', '.join(printable(name) for name in report.companions)}")
+        line(f"  with     {', '.join(report.companions)}")
     worst = report.worst
     if report.exact:
         print("  exact    every value is kept bit for bit")
     elif worst is not None:
         error = worst.error
-        print(
-            f"  error    worst tensor {printable(worst.name)}: SNR {number(error['snr_db'])} dB, "
-            f"RMS {number(error['rms'])}, max {number(error['max_abs'])}"
+        line(
+            f"  error    worst tensor {worst.name}: SNR {number(error['snr_db'])} dB, "
+            f"RMS {number(error['rms'])}, max {number(error['max_abs'])}",
         )
         print("           (weight error is not quality: evaluate the model)")
     for note in report.notes:
-        print(f"  note     {printable(note)}")
+        line(f"  note     {note}")

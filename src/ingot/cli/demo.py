@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.output import Json, print_json, size_text, table
+from ingot.cli.output import Json, print_json, size_text
+from ingot.cli.tables import table
 
 
 def register(app: typer.Typer) -> None:

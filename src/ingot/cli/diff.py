@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.output import Json, number, print_json, progress_bar, shape_text, size_text, table
-from ingot.errors import UsageError, printable
+from ingot.cli.output import Json, number, print_json, progress_bar, shape_text, size_text
+from ingot.cli.tables import line, table
+from ingot.errors import UsageError
 
 if TYPE_CHECKING:
     from ingot.ops.diff import DiffOptions
@@ -102,24 +103,25 @@ def _value(text: str) -> Any:
 
 
 def _print(report: Any, every: bool) -> None:
-    if every:
-        print_tensors(report.tensors)
-    print(f"{report.base} -> {report.tuned}: {report.destination} ({report.format}, strategy {report.strategy})")
+    line(f"{report.base} -> {report.tuned}: {report.destination} ({report.format}, strategy {report.strategy})")
     ops = ", ".join(f"{count} {op}" for op, count in report.ops.items()) or "none"
     print(f"  tensors  {len(report.tensors)}: {ops}" + (f"; {len(report.removed)} removed" if report.removed else ""))
     print(f"  size     {size_text(report.size)}, {100 * report.share:.1f} % of the fine-tune")
     print(f"  time     {report.seconds:.2f} s")
-    print(f"  base     {report.base_id or 'wdelta:' + str(report.parent_hash)}")
+    line(f"  base     {report.base_id or 'wdelta:' + str(report.parent_hash)}")
     worst = report.worst
     if report.exact:
         print("  exact    patching gives the fine-tune bit for bit")
     elif worst is not None:
         error = worst.error
-        print(
-            f"  error    worst tensor {printable(worst.name)}: SNR {number(error['snr_db'])} dB, "
-            f"RMS {number(error['rms'])}, max {number(error['max_abs'])}"
+        line(
+            f"  error    worst tensor {worst.name}: SNR {number(error['snr_db'])} dB, "
+            f"RMS {number(error['rms'])}, max {number(error['max_abs'])}",
         )
         print("           (weight error is not quality: evaluate the model)")
+    if every:
+        print()
+        print_tensors(report.tensors)
 
 
 def print_tensors(tensors: Any) -> None:
@@ -138,4 +140,9 @@ def print_tensors(tensors: Any) -> None:
         )
         for item in tensors
     ]
-    table(("tensor", "shape", "dtype", "op", "codec", "stored", "share", "RMS error", "SNR dB"), rows, left=5)
+    table(
+        ("tensor", "shape", "dtype", "op", "codec", "stored", "share", "RMS error", "SNR dB"),
+        rows,
+        left=5,
+        optional=("dtype", "shape"),
+    )

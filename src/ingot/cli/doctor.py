@@ -6,7 +6,8 @@ import sys
 
 import typer
 
-from ingot.cli.output import Json, print_json, table
+from ingot.cli.output import Json, print_json
+from ingot.cli.tables import line, table
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +26,6 @@ def command(json: Json = False) -> None:
         table(("check", "state", "found"), [(item.name, item.state, item.found) for item in checks], left=3)
         for item in checks:
             if item.advice:
-                print(f"{item.name}: {item.advice}")
+                line(f"{item.name}: {item.advice}")
     sys.stdout.flush()
     raise typer.Exit(1 if any(item.state == "bad" for item in checks) else 0)

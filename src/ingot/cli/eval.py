@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, number, print_json, size_text, table
+from ingot.cli.output import Json, number, print_json, size_text
+from ingot.cli.tables import table
 
 EPILOG = (
     "Examples:\n\n"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from ingot.cli.output import Json, print_json, size_text
+from ingot.cli.tables import line
 from ingot.errors import printable
 
 EPILOG = (
@@ -45,8 +47,8 @@ def command(
         print_json(found)
         return
     print(found.prompt + found.text)
-    for line in summary(found):
-        typer.echo(line, err=True)
+    for text in summary(found):
+        line(text, stream=sys.stderr)
 
 
 def summary(found: Any) -> list[str]:

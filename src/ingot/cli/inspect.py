@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ingot.cli import kernel
-from ingot.cli.output import Json, codec_text, print_json, progress_bar, shape_text, size_text, table
+from ingot.cli.output import Json, codec_text, print_json, progress_bar, shape_text, size_text
+from ingot.cli.tables import equal_layers, line, table
 from ingot.errors import printable
 from ingot.model.checkpoint import unknown_tensor
 from ingot.model.delta import KEY, delta_of
@@ -36,7 +37,8 @@ def command(
     by: Annotated[
         Literal["layer", "codec", "dtype", "role"], typer.Option(help="Totals by layer, codec, dtype or role.")
     ] = "layer",
-    list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List every tensor.")] = True,
+    list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List the tensors.")] = True,
+    every: Annotated[bool, typer.Option("--all", help="Show every tensor, not one line for equal layers.")] = False,
     content_id: Annotated[
         bool, typer.Option("--content-id", help="Hash all weights: the same id for the same tensors in any container.")
     ] = False,
@@ -64,7 +66,7 @@ def command(
         totals = {key: found.totals(key) for key in KEYS}
         print_json({**dataclasses.asdict(found), "elements": found.elements, "nbytes": found.nbytes, "totals": totals})
         return
-    _overview(found, by, list_tensors)
+    _overview(found, by, list_tensors, every)
 
 
 def _content_id(path: str, json: bool) -> None:
@@ -87,43 +89,29 @@ def _delta(found: Any) -> bool:
     counts = Counter(change.op for change in info.tensors.values())
     ops = ", ".join(f"{count} {op}" for op, count in counts.items()) or "no tensors"
     removed = f"; removes {len(info.removed)}" if info.removed else ""
-    print(f"  a delta, strategy {printable(info.strategy)[:80]}: {ops}{removed}")
+    line(f"  a delta, strategy {printable(info.strategy)[:80]}: {ops}{removed}")
     for label, identity in (("base", info.base), ("result", info.result)):
         hashes = [f"{name}:{value}" for name, value in identity.hashes.items()]
         text = ", ".join([*([identity.content] if identity.content else []), *hashes]) or "not stated"
-        print(f"  {label}: {printable(text)[:200]}")
+        line(f"  {label}: {text[:200]}")
     return True
 
 
-def _overview(found: Any, by: str, list_tensors: bool) -> None:
-    print(f"{found.path}: {found.format}, {len(found.tensors)} tensors, {found.elements:,} elements")
+def _overview(found: Any, by: str, list_tensors: bool, every: bool) -> None:
+    line(f"{found.path}: {found.format}, {len(found.tensors)} tensors, {found.elements:,} elements")
     bits = 8 * found.file_size / max(found.elements, 1)
-    print(
+    line(
         f"  {size_text(found.file_size)} in {len(found.files)} file(s), {bits:.3f} bits per element, read by {found.io}"
     )
     hidden = KEY if _delta(found) else None
     for key, value in found.metadata.items():
         if key == hidden:
             continue
-        print(f"  {printable(str(key))}: {printable(str(value))[:160]}")
+        line(f"  {key}: {str(value)[:160]}")
     if found.companions:
-        print(f"  companions: {', '.join(map(printable, found.companions))}")
+        line(f"  companions: {', '.join(found.companions)}")
     for note in found.notes:
-        print(f"  note: {printable(note)}")
-    if list_tensors:
-        rows = [
-            (
-                item.name,
-                shape_text(item.shape),
-                item.dtype,
-                _codec(item),
-                item.role,
-                size_text(item.nbytes),
-                _bits(item.nbytes, item.size),
-            )
-            for item in found.tensors
-        ]
-        table(("tensor", "shape", "dtype", "codec", "role", "stored", "bits"), rows, left=5)
+        line(f"  note: {note}")
     for key in dict.fromkeys((by, "codec")):
         totals = [
             (
@@ -136,10 +124,31 @@ def _overview(found: Any, by: str, list_tensors: bool) -> None:
             )
             for label, (count, elements, nbytes) in _ordered(found.totals(key))
         ]
+        print()
         table((key, "tensors", "elements", "stored", "bits", "share"), totals)
     for detail in found.details:
-        print(detail.title)
+        print()
+        line(detail.title)
         table(detail.columns, detail.rows, left=len(detail.columns))
+    if list_tensors:
+        print()
+        _tensors(found.tensors, every)
+
+
+def _tensors(tensors: Any, every: bool) -> None:
+    def key(item: Any) -> tuple[str, ...]:
+        return (shape_text(item.shape), item.dtype, _codec(item), item.role)
+
+    def ungrouped(item: Any) -> tuple[str, ...]:
+        return (*key(item), item.name)
+
+    rows = []
+    for name, group in equal_layers(tensors, lambda item: str(item.name), ungrouped if every else key):
+        nbytes = sum(item.nbytes for item in group)
+        count = f"{len(group)}" if len(group) > 1 else ""
+        rows.append((name, *key(group[0]), count, size_text(nbytes), _bits(nbytes, sum(item.size for item in group))))
+    columns = ("tensor", "shape", "dtype", "codec", "role", "n", "stored", "bits")
+    table(columns, rows, left=5, optional=("role", "dtype"))
 
 
 def _share(part: int, whole: int) -> str:
@@ -186,4 +195,5 @@ def _one(found: Any, name: str, json: bool) -> None:
         )
         for part in item.parts
     ]
-    table(("part", "dtype", "type", "encoding", "file", "digest", "offset", "stored", "decoded"), rows, left=6)
+    columns = ("part", "dtype", "type", "encoding", "file", "digest", "offset", "stored", "decoded")
+    table(columns, rows, left=6, optional=("file", "decoded", "encoding"))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from ingot.cli.output import Json, print_json, progress_bar, size_text
-from ingot.errors import printable
+from ingot.cli.tables import line
 
 EPILOG = "Examples:\n\n  ingot int4 ./model-squish\n\n  ingot int4 ./model-squish --drop-int8 --json"
 
@@ -43,7 +43,7 @@ def command(
         print_json({**dataclasses.asdict(report), "savings_pct": report.savings_pct})
     elif not quiet:
         gone = ", eight bits removed" if report.dropped else ""
-        print(
-            f"{printable(report.path)}: {len(report.converted)} tensors got 4 bits, {len(report.kept)} stay at 8; "
+        line(
+            f"{report.path}: {len(report.converted)} tensors got 4 bits, {len(report.kept)} stay at 8; "
             f"{size_text(report.int8_bytes)} -> {size_text(report.int4_bytes)} ({report.savings_pct:.1f} % less){gone}"
         )

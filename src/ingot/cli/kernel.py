@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json, shape_text, size_text, table
+from ingot.cli.output import Json, print_json, shape_text, size_text
+from ingot.cli.tables import table
 
 EPILOG = (
     "Examples:\n\n"

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -38,7 +39,8 @@ from ingot.cli import (
     plan,
     verify,
 )
-from ingot.cli.output import reader_may_leave
+from ingot.cli.output import print_json, reader_may_leave
+from ingot.cli.tables import line
 from ingot.errors import IngotError, printable
 
 
@@ -62,6 +64,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
+USAGE = 2
 
 _DEBUG = {"on": False}
 
@@ -105,49 +108,74 @@ def options(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line and return its exit code; with ``--json`` an error is a JSON document on stdout as well."""
+    json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     result: Any = 0
     try:
         result = app(arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except Exception as error:
-        return _failed(error)
+        if _DEBUG["on"]:
+            raise
+        if _is_bare(error):  # the parser has printed the help
+            return USAGE
+        failure = _failure(error)
+        if failure is None:  # a defect of Ingot: with its traceback
+            raise
+        return _report(failure, json)
     if result == INTERRUPTED:  # the parser turns Ctrl-C into this code by itself
-        _say("interrupted; nothing was left under the final name")
+        message = "interrupted; nothing was left under the final name"
+        return _report(Failure(INTERRUPTED, "interrupted", message), json, "")
     return result if isinstance(result, int) else 0
 
 
-def _failed(error: Exception) -> int:
-    """Tell an error in one line; with --debug, or if it is a defect of Ingot, raise it with its traceback."""
-    if _DEBUG["on"]:
-        raise error
+@dataclass(frozen=True)
+class Failure:
+    """What the command line says of an error: the exit code, the rule, a sentence, and where."""
+
+    exit_code: int
+    rule: str
+    message: str
+    where: str = ""
+
+
+def _is_bare(error: Exception) -> bool:
+    return type(error).__name__ == "NoArgsIsHelpError"
+
+
+def _failure(error: Exception) -> Failure | None:
+    """Return what to say of an error; None for one that nobody foresaw."""
     if isinstance(error, IngotError):
-        _say(f"error: {error}")
-        return error.exit_code
+        return Failure(error.exit_code, error.rule or "", str(error), error.where or "")
     if isinstance(error, MemoryError):
-        _say("error: not enough memory; give --max-ram, or convert on a machine with more [ram.exhausted]")
-        return 1
+        text = "not enough memory; give --max-ram, or convert on a machine with more [ram.exhausted]"
+        return Failure(1, "ram.exhausted", text)
     if isinstance(error, OSError):
-        _say(f"error: {error.filename or 'input/output'}: {error.strerror or error} [os.{error.errno}]")
-        return 1
+        rule = f"os.{error.errno}"
+        text = f"{error.filename or 'input/output'}: {error.strerror or error} [{rule}]"
+        return Failure(1, rule, text, str(error.filename or ""))
     describe: Any = getattr(error, "format_message", None)  # of the parser: an unknown option, a missing argument
     code = getattr(error, "exit_code", None)
     if describe is None or code is None:
-        raise error
+        return None
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context else "ingot"
     text = printable(" ".join(describe().split())).rstrip(".")
-    _say(f"error: {text}; see `{command} --help` [cli.usage]")
-    return int(code)
+    return Failure(int(code), "cli.usage", f"{text}; see `{command} --help` [cli.usage]")
 
 
-def _say(text: str) -> None:
-    print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+def _report(failure: Failure, json: bool, label: str = "error: ") -> int:
+    """Say it on stderr, and on stdout as data where data was asked for; return the exit code."""
+    if json:
+        with reader_may_leave():
+            print_json({"error": failure})
+    line(f"{label}{failure.message}", stream=sys.stderr)
+    return failure.exit_code
 
 
 def _warned(message: Warning | str, *_: Any, **__: Any) -> None:
-    _say(f"warning: {printable(' '.join(str(message).split()))}")
+    line(f"warning: {' '.join(str(message).split())}", stream=sys.stderr)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

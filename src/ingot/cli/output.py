@@ -14,12 +14,8 @@ import typer
 
 from ingot.core.memory import format_size
 from ingot.core.progress import ProgressCallback, ProgressEvent
-from ingot.errors import printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
-
-_PIPED_WIDTH = 200
-_MANY_ROWS = 1000
 
 
 def print_json(value: Any) -> None:
@@ -54,46 +50,6 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def console() -> Any:
-    """Return a rich console on stdout that does not cut tables when the output is piped."""
-    from rich.console import Console
-
-    class PlainConsole(Console):
-        """Leaves a reader that went away to ``reader_may_leave``; rich would exit with 1."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    return PlainConsole(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False, soft_wrap=False)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, left: int = 1) -> None:
-    """Print a table; the first ``left`` columns are text, the others numbers on the right. Cells are plain text."""
-    if len(rows) > _MANY_ROWS:
-        _long_table(columns, rows, left)
-        return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        drawn.add_column(column, justify="left" if index < left else "right", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(printable(cell)) for cell in row))
-    console().print(drawn)
-
-
-def _long_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
-    """Print aligned columns; rich takes 0.4 ms a row, 40 s for 100,000 tensors."""
-    cells = [list(map(printable, row)) for row in (columns, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        pairs = zip(row, widths, strict=True)
-        line = "   ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
-        sys.stdout.write(f" {line.rstrip()}\n")
-
-
 def number(value: float, digits: int = 4) -> str:
     """Format a figure to ``digits`` significant digits."""
     return f"{value:.{digits}g}"
@@ -105,10 +61,12 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def codec_text(codec: str, params: Mapping[str, Any], encodings: Iterable[str]) -> str:
-    """Name a codec with its bits and, where a part is compressed, the encoding: ``quantized_group int4``."""
-    bits = params.get("bits") if codec == "quantized_group" else None
+    """Name a codec in a few words: integers by bits and what shares a scale (``int4 g64``), then the encoding."""
     extra = sorted(set(encodings) - {"raw"})
-    return " ".join([codec, *([f"int{bits}"] if bits else []), *extra])
+    if codec == "quantized_group" and "bits" in params:
+        group = params.get("group_size")
+        return " ".join([f"int{params['bits']}", f"g{group}" if group else str(params.get("granularity", "")), *extra])
+    return " ".join([codec, *extra])
 
 
 def size_text(count: int) -> str:
@@ -123,21 +81,23 @@ def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallbac
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        TextColumn("{task.fields[amount]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )
     with bar:
-        task = bar.add_task(label, total=None)
+        task = bar.add_task(label, total=None, amount="")
 
         def show(event: ProgressEvent) -> None:
-            bar.update(task, completed=event.done, total=event.total)
+            whole = f" of {size_text(event.total)}" if event.total else ""
+            speed = bar.tasks[task].speed
+            rate = f", {size_text(int(speed))}/s" if speed else ""
+            bar.update(task, completed=event.done, total=event.total, amount=f"{size_text(event.done)}{whole}{rate}")
 
         yield show

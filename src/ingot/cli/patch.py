@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.output import Json, print_json, progress_bar, size_text
-from ingot.errors import printable
+from ingot.cli.tables import line
 
 if TYPE_CHECKING:
     from ingot.ops.patch import PatchOptions
@@ -74,13 +74,13 @@ def command(
 
 
 def _print(report: Any) -> None:
-    print(f"{report.base} + {' + '.join(report.deltas)} -> {report.destination} ({report.format})")
+    line(f"{report.base} + {' + '.join(report.deltas)} -> {report.destination} ({report.format})")
     ops = ", ".join(f"{count} {op}" for op, count in report.ops.items()) or "none"
     print(f"  tensors  {report.tensors}: {ops}")
     print(f"  size     {size_text(report.size)}")
     print(f"  time     {report.seconds:.2f} s")
     if report.companions:
-        print(f"  with     {', '.join(printable(name) for name in report.companions)}")
+        line(f"  with     {', '.join(report.companions)}")
     print(f"  base     {'proven to be the right one' if report.verified_base else 'not checked'}")
     if report.verified:
         print(f"  result   {report.result_id}, as the delta promises")

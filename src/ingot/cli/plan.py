@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.output import Json, number, print_json, shape_text, size_text, table
+from ingot.cli.output import Json, number, print_json, shape_text, size_text
+from ingot.cli.tables import equal_layers, line, table
 from ingot.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -83,7 +84,32 @@ def _data(found: ChipPlan) -> dict[str, Any]:
 
 def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items()) or "no kernels"
-    print(f"{found.product} ({found.chip}, target {found.target}): {counts}")
+    line(f"{found.product} ({found.chip}, target {found.target}): {counts}")
+    totals, time = found.totals, found.time
+    line(
+        f"  kernels {size_text(totals['stored'])} stored, {size_text(totals['moved'])} moved per dispatch, "
+        f"{size_text(totals['dense'])} as dense fp16"
+    )
+    if time is not None:
+        floor = f"{number(time.floor, 3)} ms per dispatch + " if time.floor else ""
+        line(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
+    elif found.kernels:
+        line("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
+    if found.outcomes.get("refused"):
+        line(f"  refused {found.outcomes['refused']} weights are in no figure: the chip's compiler does not take them")
+    tables = sum(weight.tables_fit is False for weight in found.kernels)
+    if tables:
+        line(f"  tables  {tables} weights have codebooks past the budget that is assumed")
+    beside = [weight for weight in found.weights if weight.use != "kernel"]
+    if beside:
+        kinds = ", ".join(f"{sum(item.use == use for item in beside)} {use}" for use in ("gather", "vector", "other"))
+        line(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
+    reasons = Counter(weight.winograd for weight in found.kernels if weight.winograd is not None)
+    for reason, count in reasons.items():
+        told = f"not: {reason}" if reason else "may run as Winograd (B20; sources disagree before H17)"
+        line(f"  winograd {count} convolutions {told}")
+    _print_forms(found)
+    _print_contradictions(found)
     if list_tensors and found.kernels:
         columns = (
             "weight",
@@ -97,32 +123,8 @@ def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
             "ms",
             "nearest better",
         )
-        table(columns, _rows(found, every), left=6)
-    totals, time = found.totals, found.time
-    print(
-        f"  kernels {size_text(totals['stored'])} stored, {size_text(totals['moved'])} moved per dispatch, "
-        f"{size_text(totals['dense'])} as dense fp16"
-    )
-    if time is not None:
-        floor = f"{number(time.floor, 3)} ms per dispatch + " if time.floor else ""
-        print(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
-    elif found.kernels:
-        print("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
-    if found.outcomes.get("refused"):
-        print(f"  refused {found.outcomes['refused']} weights are in no figure: the chip's compiler does not take them")
-    tables = sum(weight.tables_fit is False for weight in found.kernels)
-    if tables:
-        print(f"  tables  {tables} weights have codebooks past the budget that is assumed")
-    beside = [weight for weight in found.weights if weight.use != "kernel"]
-    if beside:
-        kinds = ", ".join(f"{sum(item.use == use for item in beside)} {use}" for use in ("gather", "vector", "other"))
-        print(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
-    reasons = Counter(weight.winograd for weight in found.kernels if weight.winograd is not None)
-    for reason, count in reasons.items():
-        told = f"not: {reason}" if reason else "may run as Winograd (B20; sources disagree before H17)"
-        print(f"  winograd {count} convolutions {told}")
-    _print_forms(found)
-    _print_contradictions(found)
+        print()
+        table(columns, _rows(found, every), left=6, optional=("evidence", "nearest better", "passes", "by gate"))
 
 
 def _print_contradictions(found: ChipPlan) -> None:
@@ -131,10 +133,10 @@ def _print_contradictions(found: ChipPlan) -> None:
     for item in found.contradictions:
         if item.key in concerned:
             keys = ", ".join(item.keys) or "nothing here depends on it"
-            print(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
+            line(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
     others = [item.key for item in found.contradictions if item.key not in concerned]
     if others:
-        print(f"  !       sources also disagree about forms not used here: {', '.join(others)}; --json has the sides")
+        line(f"  !       sources also disagree about forms not used here: {', '.join(others)}; --json has the sides")
 
 
 def _print_forms(found: ChipPlan) -> None:
@@ -145,18 +147,17 @@ def _print_forms(found: ChipPlan) -> None:
             if decision.outcome == outcome
         ]
         if labels:
-            print(f"  {outcome:<8}{', '.join(labels)}")
+            line(f"  {outcome:<8}{', '.join(labels)}")
 
 
 def _rows(found: ChipPlan, every: bool) -> list[tuple[str, ...]]:
-    from ingot.ops.plan_ane import pattern_of
+    def key(weight: WeightPlan) -> tuple[str, ...]:
+        return (*_cells(weight), weight.name) if every else _cells(weight)
 
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for weight in found.kernels:
-        cells = _cells(weight)
-        key = (weight.name if every else pattern_of(weight.name), *cells)
-        rows.setdefault(key, []).append(weight.name)
-    return [((names[0] if len(names) == 1 else f"{key[0]} ({len(names)} x)"), *key[1:]) for key, names in rows.items()]
+    return [
+        (name if len(group) == 1 else f"{name} ({len(group)} x)", *_cells(group[0]))
+        for name, group in equal_layers(found.kernels, lambda weight: weight.name, key)
+    ]
 
 
 def _cells(weight: WeightPlan) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.output import Json, print_json, progress_bar, reader_may_leave
-from ingot.errors import printable
+from ingot.cli.tables import line
 
 EPILOG = (
     "Examples:\n\n  ingot verify model.zt\n\n  ingot verify ./Llama-3-8B --json\n\n  ingot verify model.squizd --strict"
@@ -41,11 +41,11 @@ def command(
             print_json({"path": str(path), "ok": not errors, "findings": findings})
         else:
             for item in errors if quiet else findings:
-                print(f"{item.level}: {printable(item.where)}: {printable(item.message)} [{item.rule}]")
+                line(f"{item.level}: {item.where}: {item.message} [{item.rule}]")
             if not quiet:
                 verdict = "ok" if not errors else f"{len(errors)} error(s)"
-                print(
-                    f"{printable(path)}: {verdict}"
+                line(
+                    f"{path}: {verdict}"
                     + (f", {len(findings) - len(errors)} note(s)" if len(findings) > len(errors) else "")
                 )
     raise typer.Exit(1 if errors else 0)

@@ -151,3 +151,11 @@ def _role(rest: str, inside: bool) -> str:
         if found:
             return role or found.lastgroup or "other"
     return "other"
+
+
+_NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
+
+
+def pattern_of(name: str) -> str:
+    """Return a name with its numbers as ``*``: what tensors of equal layers have in common."""
+    return _NUMBER.sub("*", name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -234,11 +233,3 @@ def _winograd(form: Form, shape: tuple[int, ...], chip: Chip, conditions: Condit
     if len(shape) != 4 or shape[2:] == (1, 1):
         return None
     return winograd(form, (shape[2], shape[3]), chip, conditions).reason
-
-
-_NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
-
-
-def pattern_of(name: str) -> str:
-    """Return a name with its numbers as ``*``: tensors of equal layers are shown once."""
-    return _NUMBER.sub("*", name)

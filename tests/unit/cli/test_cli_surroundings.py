@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli import main, output
+from ingot.cli import main
 
 Shell = Callable[..., subprocess.CompletedProcess[bytes]]
 INGOT = f'"{sys.executable}" -m ingot.cli.main'
@@ -80,16 +80,6 @@ def test_a_wrong_command_line_is_one_line(shell: Shell, line: str) -> None:
     assert result.stderr.rstrip().endswith(b"]")
 
 
-def test_a_long_table_says_what_a_short_one_does(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [(f"name\n{i}", "x" * (i % 7), str(i)) for i in range(3000)]
-    output.table(("tensor", "what", "size"), rows, left=2)
-    long = capsys.readouterr().out.splitlines()
-    output.table(("tensor", "what", "size"), rows[:3], left=2)
-    short = capsys.readouterr().out.splitlines()
-    assert len(long) == 3001
-    assert [line.split() for line in long[1:4]] == [line.split() for line in short if "name" in line]
-
-
 def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(main.signal, "signal", lambda *handler: None)
     monkeypatch.setattr(main, "run", lambda: warnings.warn("two\nlines \x1b[31m", stacklevel=1))
@@ -98,3 +88,25 @@ def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         with pytest.raises(SystemExit):
             main.main()
     assert capsys.readouterr().err == "warning: two lines \\x1b[31m\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "rule"),
+    [
+        ("inspect gone.zt --json", 2, "open.missing"),
+        ("inspect uni.zt --no-such --json", 2, "cli.usage"),
+        ("convert uni.zt out.zt --recipe nope --json", 2, "recipe.unknown"),
+    ],
+)
+def test_an_error_is_json_where_json_was_asked_for(shell: Shell, line: str, code: int, rule: str) -> None:
+    result = shell(f"ingot {line}")
+    error = json.loads(result.stdout)["error"]
+    assert (result.returncode, error["exit_code"], error["rule"]) == (code, code, rule)
+    assert result.stderr.decode().strip().endswith(f"[{rule}]")
+
+
+@pytest.mark.parametrize("line", ["", "cache"])
+def test_a_bare_command_shows_its_help_and_no_error(shell: Shell, line: str) -> None:
+    result = shell(f"ingot {line}")
+    assert b"Usage: " in result.stdout
+    assert (result.returncode, result.stderr) == (2, b"")

@@ -10,10 +10,10 @@ import pytest
 
 import ingot
 from ingot.core.dtypes import numpy_dtype
+from ingot.core.names import pattern_of
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ops.coreml_layer import extract_layer
 from ingot.ops.kernel_ane import inspect_kernel, is_kernel_file, load_kernel, pack_kernel
-from ingot.ops.plan_ane import pattern_of
 from ingot.ops.suggest_ane import KEPT, Pick, recipe_text, suggest
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import resolve
