@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from os import PathLike, fspath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def suggest(
             if use_of(checkpoint[name], form_of_tensor(checkpoint[name])) == KERNEL
         ]
     names = tuple(item.name for item in chips)
-    atomic_write(recipe, recipe_text(picks, names, max_error).encode())
+    atomic_write(recipe, recipe_text(PurePath(recipe).stem, picks, names, max_error).encode())
     return Suggestion(fspath(path), fspath(recipe), names, max_error, tuple(picks))
 
 
@@ -203,21 +204,21 @@ def _cost(form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
     return (moved_bytes(form, decision) or form.dense_bytes) / 1e6
 
 
-def recipe_text(picks: Sequence[Pick], chips: Sequence[str], max_error: float) -> str:
-    """Return the TOML of a recipe: one rule per way, with the names of its weights."""
+def recipe_text(name: str, picks: Sequence[Pick], chips: Sequence[str], max_error: float) -> str:
+    """Return the TOML of a recipe called ``name``: one rule per way, with the names of its weights."""
     about = f"Fastest forms for {', '.join(chips)}, RMS of the error at most {max_error:g} of each weight's own RMS."
     lines = [
-        f"name = {_toml('ane-' + '-'.join(chips))}",
+        f"name = {_toml(name)}",
         f"description = {_toml(about)}",
     ]
     for way, codec, options in _WAYS:
-        names = [pick.name for pick in picks if pick.way == way]
-        if not names:
+        weights = [pick.name for pick in picks if pick.way == way]
+        if not weights:
             continue
         worst = max(pick.error for pick in picks if pick.way == way)
         words = ", ".join(f"{key} = {_toml(value)}" for key, value in options.items())
         lines += ["", "[[rules]]", f"label = {_toml(f'{way}, error up to {worst:.3g}')}", "match = ["]
-        lines += [f"    {_toml(_pattern(name))}," for name in names]
+        lines += [f"    {_toml(_pattern(weight))}," for weight in weights]
         lines += ["]", f"codec = {_toml(codec)}", f"options = {{ {words} }}" if words else "options = {}"]
     return "\n".join(lines) + "\n"
 

@@ -221,10 +221,10 @@ def test_errors_that_bound_nothing_are_refused(model: Path, tmp_path: Path, erro
 
 @pytest.mark.parametrize("name", ["a.b", 'q"uo\\te', "re:x", "a[0]*?", "é\n\x7f", "a.b2"])
 def test_names_in_recipes_hit_themselves_alone(name: str) -> None:
-    text = recipe_text([Pick(name, "palette4", 0.01, 2, 1)], ["m1"], 0.1)
+    text = recipe_text("mine", [Pick(name, "palette4", 0.01, 2, 1)], ["m1"], 0.1)
     recipe = parse_recipe(text, where="suggested")
     hit = {other for other in (name, f"{name}x", f"x{name}", "a0", "a.b", "aXb") if _hits(recipe, other)}
-    assert hit == {name}
+    assert (hit, recipe.name) == ({name}, "mine")
 
 
 def _hits(recipe: Any, name: str) -> bool:
