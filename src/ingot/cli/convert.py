@@ -200,7 +200,7 @@ def _print_steps(steps: Any) -> None:
 def _warn(warnings: Sequence[str]) -> None:
     """Tell on stderr what has no effect, whatever stdout is for."""
     for text in warnings:
-        print(f"warning: {printable(text)}", file=sys.stderr)
+        line(f"warning: {text}", stream=sys.stderr)
 
 
 def _encodings(spec: Any) -> list[str]:
