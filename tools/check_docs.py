@@ -93,6 +93,14 @@ def documents(root: Path) -> list[Document]:
     return [read(path) for path in sorted(root.rglob("*.md")) if not _SKIPPED & set(path.relative_to(root).parts)]
 
 
+def tour(document: Document) -> list[tuple[str, int]]:
+    """The calls of ``ingot`` in a page's console blocks, each with the exit code that it states (0 if none)."""
+    lines = [line for block in document.blocks if block.language == "console" for line in block.text.splitlines()]
+    calls = [line.removeprefix("$ ") for line in lines if line.startswith("$ ingot ")]
+    stated = [re.search(r"exit code (\d)", line) for line in calls]
+    return [(line, int(code[1]) if code else 0) for line, code in zip(calls, stated, strict=True)]
+
+
 # Links, paths, make targets.
 
 
@@ -116,12 +124,12 @@ def _anchors(path: Path) -> set[str]:
 
 def check_paths(document: Document, root: Path) -> Iterator[str]:
     """Paths of the repository that the text names exist; so do make targets."""
-    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE))
     for line, span in document.spans():
         if _PATH.fullmatch(span) and not span.startswith(_NOT_KEPT) and not any(root.glob(span.rstrip("/"))):
             yield f"line {line}: no such file: {span}"
     for line, text in [*document.spans(), *((block.line, block.text) for block in document.blocks)]:
-        for target in re.findall(r"^(?:\$ )?make ([a-z]+)", text, re.MULTILINE):
+        for target in re.findall(r"^(?:\$ )?make ([a-z-]+)", text, re.MULTILINE):
             if target not in targets:
                 yield f"line {line}: no target {target!r} in the Makefile"
 

@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+DISTRIBUTION = "ingot"
+"""What pip knows Ingot as: the name in ``pyproject.toml``."""
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs what an extra brings."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
 
 def printable(text: str) -> str:
     """Show what would break or disguise a line (newlines, terminal sequences, lone surrogates) as escapes."""
@@ -99,5 +107,5 @@ class MissingExtraError(IngotError, ImportError):
     exit_code = 3
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is needed for this: pip install 'ingot-weights[{extra}]'", rule="extra.missing")
+        super().__init__(f"{package} is needed for this: {install_hint(extra)}", rule="extra.missing")
         self.extra = extra

@@ -2,7 +2,7 @@
 
 Anything opens, decodes and is written again, or ends in an IngotError. Nothing else may escape.
 
-    pip install '.[fuzz]'
+    pip install --group fuzz
     python tests/fuzz/fuzz_coreml.py -max_total_time=600
 
 The sample of ``ingot.testing.coreml`` is the seed; findings are written to the current folder as crash-*. A finding is

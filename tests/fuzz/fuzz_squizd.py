@@ -1,6 +1,6 @@
 """Fuzzes the .squizd reader: any bytes open, list and decode, or end in an IngotError. Nothing else may escape.
 
-    pip install '.[fuzz]'
+    pip install --group fuzz
     python tests/fuzz/fuzz_squizd.py -max_total_time=600
 
 The golden corpus is the seed; findings are written to the current folder as crash-*. A finding is replayed by

@@ -54,6 +54,10 @@ class AstcEncoder:
             PartSpec("zeros", "f32", 4),
         )
 
+    def ready(self) -> None:
+        """Raise ``MissingExtraError`` where the package ``astc-encoder-py`` is not installed."""
+        library()
+
     def scan(self, rows: Array) -> None:
         """Learn the largest magnitude.
 
@@ -190,7 +194,7 @@ class AstcCodec:
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AstcEncoder:
         """Prepare to compress. Options: ``footprint`` (6x6), any of the 14 of ASTC; ``quality`` 0 to 100 (10).
 
-        Raises ``MissingExtraError`` where the package ``astc-encoder-py`` is not installed.
+        Needs no package yet; see ``AstcEncoder.ready``.
         """
         source = resolve_dtype(dtype).name
         if source not in FLOATS:
@@ -206,7 +210,6 @@ class AstcCodec:
             raise _wrong(f"a footprint {', '.join(FOOTPRINTS)}", footprint)
         if isinstance(quality, bool) or not isinstance(quality, int | float) or not 0 <= quality <= 100:
             raise _wrong("a quality from 0 to 100", quality)
-        library()
         return AstcEncoder(shape, source, footprint, float(quality))
 
 

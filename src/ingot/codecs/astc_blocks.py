@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -101,9 +102,15 @@ class Coder:
 
     def __init__(self, footprint: str, quality: float | None) -> None:
         """``quality`` is None for decoding only."""
-        self._module = library()
-        self._swizzle = self._module.ASTCSwizzle.from_str("rrr1")
         self._key = footprint, quality
+
+    @cached_property
+    def _module(self) -> Any:  # not before it is needed: who only plans needs no package
+        return library()
+
+    @cached_property
+    def _swizzle(self) -> Any:
+        return self._module.ASTCSwizzle.from_str("rrr1")
 
     def compress(self, texels: Array) -> bytes:
         """Return the blocks of an image of f32 texels in [0, 1], ``[rows, cols]``, luminance in all colour channels."""

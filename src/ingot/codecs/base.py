@@ -114,6 +114,17 @@ def scratch(encoder: Encoder) -> int:
     return int(getattr(encoder, "scratch", 0))
 
 
+def ready(encoder: Encoder) -> None:
+    """Ask for the optional packages that an encoder works with: its ``ready``, if it has one.
+
+    Plans and listings make encoders without them; who encodes asks before the first byte is read. Raises
+    ``MissingExtraError``.
+    """
+    ask = getattr(encoder, "ready", None)
+    if ask is not None:
+        ask()
+
+
 class RelayReader(Protocol):
     """Sequential re-laying, in memory bounded by the slab."""
 

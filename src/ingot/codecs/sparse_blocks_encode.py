@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, row_step
+from ingot.codecs.base import Encoder, ready, row_step
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.dtypes import numpy_dtype
@@ -66,6 +66,9 @@ class BlocksEncoder:
     @property
     def lossless(self) -> bool:
         return self.inner.lossless and self.blocks.kept == self.blocks.channels
+
+    def ready(self) -> None:
+        ready(self.inner)
 
     def scan(self, rows: Array) -> None:
         start, kept = self._scanned, self._kept(rows, self._scanned)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, decode_by_rows, row_step
+from ingot.codecs.base import Codec, Encoder, decode_by_rows, ready, row_step
 from ingot.codecs.cast import cast
 from ingot.codecs.delta import added
 from ingot.codecs.dense import require_part
@@ -149,6 +149,9 @@ class OutlierEncoder:
             "inner_params": dict(self._inner.params),
             "dtype": self._dtype,
         }
+
+    def ready(self) -> None:
+        ready(self._inner)
 
     def scan(self, rows: Array) -> None:
         self._inner.scan(self._without(rows, self._columns(rows)))

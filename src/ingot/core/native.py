@@ -5,12 +5,14 @@ There is no silent fallback to slow code: without the extension nothing imports,
 
 from __future__ import annotations
 
+from ingot.errors import DISTRIBUTION
+
 try:
     from ingot import _native
 except ImportError as error:  # the message must help whoever runs from a source tree that was not built
     raise ImportError(
         "Ingot's native core is not built for this Python. In a source tree run `make`; else reinstall the package "
-        f"(`pip install --force-reinstall ingot-weights`). The loader said: {error}"
+        f"(`pip install --force-reinstall {DISTRIBUTION}`). The loader said: {error}"
     ) from error
 
 cbor_dumps = _native.cbor_dumps

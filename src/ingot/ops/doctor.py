@@ -15,6 +15,7 @@ from ingot.core.isa import available_isas
 from ingot.core.isa import isa as current_isa
 from ingot.core.memory import available_ram, format_size
 from ingot.core.parallel import default_workers
+from ingot.errors import install_hint
 from ingot.stores.local import LocalStore
 
 # What each extra brings, and what it is for.
@@ -78,4 +79,4 @@ def _extra(name: str, package: str, use: str) -> Check:
     try:
         return Check(f"extra {name}", "ok", f"{package} {metadata.version(package)}")
     except metadata.PackageNotFoundError:
-        return Check(f"extra {name}", "absent", f"for {use}", f"pip install 'ingot-weights[{name}]' if you need {use}")
+        return Check(f"extra {name}", "absent", f"for {use}", f"{install_hint(name)} if you need {use}")

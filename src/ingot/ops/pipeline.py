@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Relay, row_step
+from ingot.codecs.base import Encoder, Relay, ready, row_step
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import recycling, scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
@@ -174,11 +174,19 @@ class Pipeline:
         Bytes of memory that may be kept for the next slab when one is done.
 
     Iterate over ``events()`` inside a ``with`` block: leaving it, by an exception too, stops and joins every thread.
+
+    Raises
+    ------
+    MissingExtraError
+        A step's encoder works with an optional package that is not installed.
     """
 
     def __init__(
         self, steps: list[Step], cuts: list[Cut], *, workers: int, budget: int, measured: bool, recycled: int = 0
     ) -> None:
+        for step in steps:
+            if step.encoder is not None:
+                ready(step.encoder)
         self._steps, self._cuts, self._measured = steps, cuts, measured
         self._budget = Budget(budget)
         self._stop = threading.Event()

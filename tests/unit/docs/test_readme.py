@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
@@ -15,15 +14,6 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
-
-EXPECTED = re.compile(r"exit code (\d)")
-
-
-def command_lines(readme: Any) -> list[str]:
-    blocks = [block for block in readme.blocks if block.language == "console"]
-    return [
-        line.removeprefix("$ ") for block in blocks for line in block.text.splitlines() if line.startswith("$ ingot ")
-    ]
 
 
 def blocks_of(readme: Any, language: str) -> list[str]:
@@ -39,7 +29,7 @@ def execute(line: str) -> int:
 
 
 @pytest.fixture
-def toured(after_demo: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> Path:
+def toured(after_demo: Path, check_docs: ModuleType, readme: Any, capsys: pytest.CaptureFixture[str]) -> Path:
     """The folder after all commands of the tour.
 
     Each returned the exit code that the README gives, 0 if none, and printed, in this order, the lines that a console
@@ -54,18 +44,16 @@ def toured(after_demo: Path, readme: Any, capsys: pytest.CaptureFixture[str]) ->
                 shown[line] = []
             elif line.strip() != "...":
                 shown[next(reversed(shown))].append(line)
-    for line in command_lines(readme):
-        stated = EXPECTED.search(line)
-        code = execute(line)
-        assert code == (int(stated[1]) if stated else 0), line
+    for line, code in check_docs.tour(readme):
+        assert execute(line) == code, line
         wanted = shown[f"$ {line}"]
         assert capsys.readouterr().out.splitlines()[: len(wanted)] == wanted
     assert sum(map(len, shown.values())) >= 4
     return after_demo
 
 
-def test_the_commands_do_what_they_say(toured: Path, readme: Any) -> None:
-    assert len(command_lines(readme)) >= 8
+def test_the_commands_do_what_they_say(toured: Path, check_docs: ModuleType, readme: Any) -> None:
+    assert len(check_docs.tour(readme)) >= 8
     assert {
         "model-int4.zt",
         "back.safetensors",
