@@ -28,7 +28,7 @@ def command(
     delta: Annotated[
         str | None, typer.Option(help="A delta from A: show its size per tensor, and how far A + delta is from B.")
     ] = None,
-    top: Annotated[int, typer.Option(min=0, help="Rows to print, worst first; 0 for all.")] = 20,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to print, worst first; 0 for all.")] = 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; exit code only.")] = False,
     json: Json = False,
 ) -> None:

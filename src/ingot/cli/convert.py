@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli.options import Digest, Threads
 from ingot.cli.output import Json, codec_text, number, print_json, progress_bar, shape_text, size_text
 from ingot.cli.tables import equal_layers, line, table
 
@@ -63,11 +64,8 @@ def command(
         bool, typer.Option("--strict-recipe", help="Fail if a rule of the recipe, or --importance, has no effect.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
-    digest: Annotated[
-        Literal["crc32c", "sha256", "none"],
-        typer.Option(help="Digest written per part, where the format has digests (zt, squizd, npydir)."),
-    ] = "crc32c",
+    threads: Threads = None,
+    digest: Digest = "crc32c",
     max_shard_size: Annotated[
         str | None, typer.Option(help="Largest safetensors shard, such as 2GB; default 5GB in folders.")
     ] = None,

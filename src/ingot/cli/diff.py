@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli.options import Digest, Threads
 from ingot.cli.output import Json, number, print_json, progress_bar, shape_text, size_text
 from ingot.cli.tables import line, table
 from ingot.errors import UsageError
@@ -45,10 +46,8 @@ def command(
         float | None, typer.Option(help="For --strategy auto: largest error of a difference, as a share of its norm.")
     ] = None,
     max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
-    digest: Annotated[
-        Literal["crc32c", "sha256", "none"], typer.Option(help="Digest written per part, where the format has digests.")
-    ] = "crc32c",
-    threads: Annotated[int | None, typer.Option(min=1, help="Encoding threads; default: all processors.")] = None,
+    digest: Digest = "crc32c",
+    threads: Threads = None,
     verify: Annotated[bool, typer.Option(help="Check the sources' digests.")] = True,
     measure: Annotated[bool, typer.Option(help="Measure the error of what is not exact.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,

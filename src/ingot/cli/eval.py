@@ -26,8 +26,12 @@ def command(
     model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
     text: Annotated[str, typer.Option(help="Text file in UTF-8 that the model was not trained on.")],
     reference: Annotated[str | None, typer.Option(help="Model to compare the predictions with.")] = None,
-    window: Annotated[int, typer.Option(min=2, help="Tokens of a window; each is read without context.")] = 256,
-    sequences: Annotated[int, typer.Option(min=1, help="Windows to read, from the beginning of the text.")] = 96,
+    window: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Tokens of a window; each read without context.")
+    ] = 256,
+    sequences: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Windows to read, from the text's beginning.")
+    ] = 96,
     dtype: Annotated[str, typer.Option(help="Element type to compute in.")] = "f32",
     keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def command(
     model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many new tokens.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many new tokens.")] = 32,
     keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
     dtype: Annotated[str | None, typer.Option(help="Element type of the weights; config.json's by default.")] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,

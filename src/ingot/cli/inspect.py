@@ -35,7 +35,8 @@ def command(
     path: Annotated[str, typer.Argument(help="File or folder.")],
     tensor: Annotated[str | None, typer.Option(help="Show one tensor with its parts and parameters.")] = None,
     by: Annotated[
-        Literal["layer", "codec", "dtype", "role"], typer.Option(help="Totals by layer, codec, dtype or role.")
+        Literal["layer", "codec", "dtype", "role"],
+        typer.Option(metavar="KEY", help="Totals by layer, codec, dtype or role."),
     ] = "layer",
     list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List the tensors.")] = True,
     every: Annotated[bool, typer.Option("--all", help="Show every tensor, not one line for equal layers.")] = False,

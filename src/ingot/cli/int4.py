@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ingot.cli.options import Threads
 from ingot.cli.output import Json, print_json, progress_bar, size_text
 from ingot.cli.tables import line
 
@@ -23,9 +24,10 @@ def command(
         bool, typer.Option("--drop-int8", help="Remove the eight-bit arrays once four bits are complete.")
     ] = False,
     quantizer: Annotated[
-        Literal["mse", "minmax"], typer.Option(help="Scales by least squared error, or from the extremes.")
+        Literal["mse", "minmax"],
+        typer.Option(metavar="NAME", help="Scales by least squared error (mse), or the extremes (minmax)."),
     ] = "mse",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all processors.")] = None,
+    threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     json: Json = False,
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli.options import Digest, Threads
 from ingot.cli.output import Json, print_json, progress_bar, size_text
 from ingot.cli.tables import line
 
@@ -40,10 +41,8 @@ def command(
         typer.Option("--format", "-f", help="Target format; default: by the suffix, or the base's."),
     ] = None,
     max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
-    digest: Annotated[
-        Literal["crc32c", "sha256", "none"], typer.Option(help="Digest written per part, where the format has digests.")
-    ] = "crc32c",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all processors.")] = None,
+    digest: Digest = "crc32c",
+    threads: Threads = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     json: Json = False,

@@ -1,0 +1,31 @@
+"""The help of every command at 80 columns: no wider, and no value of an option broken inside a word."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ingot.cli.main import app
+
+
+def commands(group: typer.core.TyperGroup, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    paths = [before]
+    for name, command in group.commands.items():
+        here = (*before, name)
+        paths += commands(command, here) if isinstance(command, typer.core.TyperGroup) else [here]
+    return paths
+
+
+GROUP = typer.main.get_command(app)
+assert isinstance(GROUP, typer.core.TyperGroup)
+
+
+@pytest.mark.parametrize("path", commands(GROUP), ids=" ".join)
+def test_help_fits_the_terminal(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = CliRunner().invoke(app, [*path, "--help"])
+    assert told.exit_code == 0
+    lines = told.stdout.replace(">=", "").splitlines()  # of `[x>=1]`
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.count("<") != line.count(">") or line.count("[") != line.count("]")]
