@@ -12,7 +12,7 @@ from ingot.codecs.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, lib
 from ingot.codecs.base import empty
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.floats import FLOATS, as_bits, cast, cast_into, float_name
+from ingot.core.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.spec import PartSpec
@@ -22,7 +22,6 @@ ROLES = ("blocks", "scales", "zeros")
 OPTIONS = ("footprint", "quality")
 
 _VERSION = 1
-_LARGEST = {"f16": 65504.0, "bf16": 2.0**127 * 1.9921875, "f32": 2.0**127 * (2 - 2.0**-23)}
 
 
 class AstcEncoder:
@@ -76,7 +75,7 @@ class AstcEncoder:
                     f"{column}; keep this tensor dense",
                 )
             self._amax = max(self._amax, np.float32(-low), np.float32(high))
-            if 2.0 * float(self._amax) > _LARGEST["f32"]:
+            if 2.0 * float(self._amax) > LARGEST["f32"]:
                 raise CodecError(
                     "astc.scale-overflow",
                     f"expected magnitudes of at most 2^127, found {self._amax:g}; keep this tensor dense",
@@ -246,7 +245,7 @@ def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, whe
         values += scale[1]
     most = max(abs(float(scale[1])), abs(float(scale[0]) + float(scale[1])))
     kind = float_name(out)
-    limit = _LARGEST.get(kind, _LARGEST["f32"])
+    limit = LARGEST.get(kind, LARGEST["f32"])
     if most > limit and values.size and not float(np.abs(values).max()) <= limit:
         raise CodecError(
             "astc.overflow",
