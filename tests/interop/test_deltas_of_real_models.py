@@ -13,7 +13,7 @@ from ingot.ops.identity import content_id
 MODELS = Path(__file__).parents[3] / "shared" / "models"
 BASE, TUNED = MODELS / "base", MODELS / "finetune"
 
-pytestmark = pytest.mark.skipif(not MODELS.is_dir(), reason="the model pair is not here")
+pytestmark = pytest.mark.models
 
 
 def id_of(path: Path) -> str:

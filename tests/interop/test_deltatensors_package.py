@@ -243,10 +243,9 @@ def test_chains_in_both_directions(tmp_path: Path, base: Arrays, tuned: Arrays, 
     assert second.read_bytes() == (tmp_path / "2.wdelta").read_bytes()
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("way", STRATEGIES[::2], ids=lambda item: item[0], indirect=True)
 def test_real_weights(tmp_path: Path, way: Any) -> None:
-    if not MODELS.exists():
-        pytest.skip("the pair of models is not here")
     strategy, codec, options = way
     peer = tmp_path / "peer.wdelta"
     parent = dt.save_delta_from_paths(peer, MODELS / "finetune", MODELS / "base", strategy=strategy, **options)

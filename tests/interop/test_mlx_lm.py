@@ -20,7 +20,6 @@ mlx_lm = pytest.importorskip("mlx_lm")
 from ingot.mlx import load_model  # noqa: E402
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
-needs_base = pytest.mark.skipif(not BASE.is_dir(), reason="the shared model is not there")
 IDS = mx.array([[1, 2, 3, 500, 77, 4000, 9]])
 
 
@@ -44,7 +43,7 @@ def test_packing_is_that_of_mlx(bits: int, group: int) -> None:
     assert [part.shape for part in own] == [packed.shape, scales.shape, zeros.shape]
 
 
-@needs_base
+@pytest.mark.models
 def test_mlx_lm_loads_what_is_written(tmp_path: Path) -> None:
     """In f32, logits are those of the decoded weights up to rounding; in bf16, the packed bytes are the file's."""
     wide, folder = tmp_path / "wide", tmp_path / "mlx"
@@ -67,7 +66,7 @@ def test_mlx_lm_loads_what_is_written(tmp_path: Path) -> None:
     assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
-@needs_base
+@pytest.mark.models
 @pytest.mark.parametrize("bits", [3, 4])
 def test_what_mlx_lm_writes_is_read(tmp_path: Path, bits: int) -> None:
     """Every tensor: bit for bit where MLX computes in f32, and within its own rounding in bf16 as stored."""
@@ -99,7 +98,7 @@ def test_what_mlx_lm_writes_is_read(tmp_path: Path, bits: int) -> None:
     assert np.array_equal(as_numpy(again(IDS)), as_numpy(model(IDS)))
 
 
-@needs_base
+@pytest.mark.models
 def test_a_folder_of_several_ways_loads(tmp_path: Path) -> None:
     """mlx_lm's mixed recipe names layers in config.json; each is read by its own way."""
     path = tmp_path / "mixed"

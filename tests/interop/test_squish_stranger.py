@@ -19,7 +19,7 @@ BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
 DEMO = Path(ingot.__file__).parent / "demo" / "data"
 MODELS = [
     pytest.param(DEMO, id="demo"),
-    pytest.param(BASE, id="base", marks=pytest.mark.skipif(not BASE.is_dir(), reason="no model")),
+    pytest.param(BASE, id="base", marks=pytest.mark.models),
 ]
 
 Array = np.ndarray[Any, Any]

@@ -16,13 +16,7 @@ from ingot.adapters.evaluate import Protocol, evaluate
 from ingot.adapters.transformers import load_model
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
-
-
-@pytest.fixture(scope="module")
-def base() -> Path:
-    if not MODELS.is_dir():
-        pytest.skip("the model pair is not here")
-    return MODELS / "base"
+BASE = MODELS / "base"
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +44,13 @@ def require_equal(model: Any, wanted: Any, tokens: Any, *, same_file: bool) -> N
                 assert float((left - right).abs().max()) <= 16 * step
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("container", ["safetensors", "zt", "squizd"])
-def test_language_model(base: Path, tmp_path: Path, container: str) -> None:
+def test_language_model(tmp_path: Path, container: str) -> None:
     if container != "safetensors":
-        ingot.convert(base, tmp_path / "model", format=container)
-    model = load_model(base if container == "safetensors" else tmp_path / "model")
-    wanted = transformers.AutoModelForCausalLM.from_pretrained(base)
+        ingot.convert(BASE, tmp_path / "model", format=container)
+    model = load_model(BASE if container == "safetensors" else tmp_path / "model")
+    wanted = transformers.AutoModelForCausalLM.from_pretrained(BASE)
     require_equal(model, wanted, torch.arange(3, 67)[None], same_file=container == "safetensors")
     assert model.generation_config.to_dict() == wanted.generation_config.to_dict()
 
@@ -70,8 +65,9 @@ def test_encoder(encoder: Path, tmp_path: Path, recipe: str | None) -> None:
     require_equal(load_model(path), wanted, torch.arange(1000, 1040)[None], same_file=recipe is None)
 
 
-def test_perplexity_on_the_published_protocol(base: Path) -> None:
-    found = evaluate(base, MODELS / "heldout_prose.txt", None, Protocol(sequences=96))
+@pytest.mark.models
+def test_perplexity_on_the_published_protocol() -> None:
+    found = evaluate(BASE, MODELS / "heldout_prose.txt", None, Protocol(sequences=96))
     assert found.perplexity == pytest.approx(26.218, abs=2e-3)
 
 
