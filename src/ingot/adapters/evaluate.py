@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from os import fspath
 from pathlib import Path
 from typing import Any
@@ -196,11 +197,23 @@ def _batches(windows: Any, vocabulary: int) -> Iterator[Any]:
 
 def _timed(model: Any, batch: Any, sums: _Sums) -> Any:
     """Return the logits for all tokens but the last of each window: f32 [predictions, vocabulary]."""
+    wait = _waiting(batch.device)
+    wait()
     began = time.perf_counter()
     logits = model(input_ids=batch, use_cache=False).logits
+    wait()
     sums.seconds += time.perf_counter() - began
     sums.tokens += batch.numel()
     return logits[:, :-1].float().flatten(0, 1)
+
+
+def _waiting(device: Any) -> Callable[[], object]:
+    """Return what waits until a device has done what it was told: all but the CPU compute while Python goes on."""
+    if device.type == "cpu":
+        return lambda: None
+    torch = require("torch", EXTRA)
+    of_kind = getattr(torch, device.type)
+    return partial(of_kind.synchronize) if device.type == "mps" else partial(of_kind.synchronize, device)
 
 
 def _score(torch: Any, model: Any, other: Any, batch: Any, sums: _Sums) -> None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from ingot.adapters.decoded_on_use import DecodedOnUse
 from ingot.adapters.packed_decode import decode_rows
 from ingot.adapters.torch import from_numpy, to_numpy
 from ingot.codecs.affine_matmul import BATCH, PackedMatrix, stays_packed
 from ingot.codecs.affine_params import AffineParams
 from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.errors import UsageError
+from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Tensor
 
 SCRATCH = 8 << 20
@@ -27,6 +29,61 @@ SCRATCH = 8 << 20
 _scratch = threading.local()
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What a matrix is decoded from, as tensors; ``scales`` and ``zeros`` in integers of their size."""
+
+    params: AffineParams
+    shape: tuple[int, int]
+    scale_dtype: torch.dtype
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+    def matrix(self) -> PackedMatrix:
+        scales = to_numpy(self.scales.view(self.scale_dtype))
+        zeros = None if self.zeros is None else to_numpy(self.zeros.view(self.scale_dtype))
+        return PackedMatrix(self.params, self.shape, to_numpy(self.packed), scales, zeros)
+
+    def decode(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
+        packed = _pick(self.packed.view(self.shape[0], self.params.row_bytes(self.shape[1])), rows)
+        scales = self._scales_of(self.scales, rows)
+        zeros = None if self.zeros is None else self._scales_of(self.zeros, rows)
+        values: torch.Tensor = decode_rows(self.params, self.shape[1], packed, scales, zeros).to(dtype)
+        return values
+
+    def _scales_of(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
+        values = values.view(self.scale_dtype)
+        if self.params.granularity == "tensor":
+            return values
+        count, *per_row = self.params.scale_shape(*self.shape)
+        return _pick(values.view(count, per_row[0] if per_row else 1), rows)
+
+
+class _Held:
+    """A matrix over a module's buffers, as long as they are the same and lie where they lay.
+
+    Others replace buffers behind a module's back: ``load_state_dict(assign=True)``, ``torch.func.functional_call``,
+    whoever sets ``buffer.data``.
+    """
+
+    __slots__ = ("_packed", "_scales", "_where", "_zeros", "matrix")
+
+    def __init__(self, buffers: Mapping[str, Any], matrix: PackedMatrix) -> None:
+        self.matrix = matrix
+        self._packed, self._scales, self._zeros = buffers["packed"], buffers["scales"], buffers["zeros"]
+        self._where = self._addresses()
+
+    def is_of(self, buffers: Mapping[str, Any]) -> bool:
+        same = (
+            self._packed is buffers["packed"] and self._scales is buffers["scales"] and self._zeros is buffers["zeros"]
+        )
+        return same and self._where == self._addresses()
+
+    def _addresses(self) -> tuple[int, int, int]:
+        return self._packed.data_ptr(), self._scales.data_ptr(), 0 if self._zeros is None else self._zeros.data_ptr()
 
 
 class PackedWeight(torch.nn.Module):
@@ -39,7 +96,7 @@ class PackedWeight(torch.nn.Module):
     ----------
     matrix : PackedMatrix
     dtype : torch.dtype
-        Of ``weight``, when somebody asks for it.
+        Of ``weight``, when somebody asks for it; ``half()`` or ``to(dtype)`` change it.
     """
 
     packed: torch.Tensor
@@ -58,40 +115,32 @@ class PackedWeight(torch.nn.Module):
         self.register_buffer("scales", scales.view(carrier))
         zeros = None if matrix.zeros is None else from_numpy(matrix.zeros).view(carrier)
         self.register_buffer("zeros", zeros)
-        self._held: PackedMatrix | None = None
+        self._held: _Held | None = None
 
     @property
     def weight(self) -> torch.Tensor:
-        """The decoded matrix in ``dtype``, made anew each time; it takes no gradient."""
-        with torch.no_grad():
-            return self.decode(slice(None), self.dtype)
+        """The decoded matrix in ``dtype``, made when its values are used; it takes no gradient."""
+        parts, dtype = self._parts(), self.dtype
+        return DecodedOnUse(parts.shape, dtype, parts.packed.device, lambda: parts.decode(slice(None), dtype))
 
     @property
     def matrix(self) -> PackedMatrix:
         """The parts as arrays over the same memory; on the CPU only."""
-        if self._held is None:
-            scales = to_numpy(self.scales.view(self.scale_dtype))
-            zeros = None if self.zeros is None else to_numpy(self.zeros.view(self.scale_dtype))
-            self._held = PackedMatrix(self.params, self.shape, to_numpy(self.packed), scales, zeros)
-        return self._held
+        held = self._held
+        if held is None or not held.is_of(self._buffers):
+            held = self._held = _Held(self._buffers, self._parts().matrix())
+        return held.matrix
 
     def decode(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
         """Return the rows that ``rows`` (a slice, or a tensor of indices from 0) picks, by torch's operations."""
-        packed = _pick(self.packed.view(self.shape[0], self.params.row_bytes(self.shape[1])), rows)
-        scales = self._scales_of(self.scales, rows)
-        zeros = None if self.zeros is None else self._scales_of(self.zeros, rows)
-        values: torch.Tensor = decode_rows(self.params, self.shape[1], packed, scales, zeros).to(dtype)
-        return values
+        return self._parts().decode(rows, dtype)
 
-    def _scales_of(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
-        values = values.view(self.scale_dtype)
-        if self.params.granularity == "tensor":
-            return values
-        count, *per_row = self.params.scale_shape(*self.shape)
-        return _pick(values.view(count, per_row[0] if per_row else 1), rows)
+    def _parts(self) -> _Parts:
+        return _Parts(self.params, self.shape, self.scale_dtype, self.packed, self.scales, self.zeros)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._held = None  # the buffers may lie elsewhere afterwards
+        self._held = None  # it would keep memory alive that the buffers may leave
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,12 +152,13 @@ class PackedWeight(torch.nn.Module):
 
 
 class PackedLinear(PackedWeight):
-    """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16 or bf16.
+    """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16, bf16 or f64.
 
     On the CPU a few rows of x (``BATCH``, by their type) are multiplied with the codes as they lie, summed in f32 in an
     order that does not depend on the number of threads (``torch.get_num_threads()``), and rounded once. Other layouts,
     more rows and other devices decode as many rows of the matrix at a time as fit ``SCRATCH`` and leave the product to
-    torch. There is a gradient for x, none for the weights.
+    torch. There is a gradient for x and for the bias, none for the weights; the matrix is decoded again for it. Under
+    autocast x and the result have autocast's type.
 
     Parameters
     ----------
@@ -133,25 +183,33 @@ class PackedLinear(PackedWeight):
         return cls(PackedMatrix.of(tensor), bias, dtype or _torch_dtype(tensor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [..., out_features] in the type of x; ``UsageError`` ``matmul.shape``, ``matmul.dtype``."""
         if x.shape[-1:] != (self.in_features,):
             raise UsageError(f"expected x [..., {self.in_features}], found {list(x.shape)}", rule="matmul.shape")
-        flat = x.reshape(prod(x.shape[:-1]), self.in_features).contiguous()
-        if torch.is_grad_enabled() and x.requires_grad:
-            out = functional.linear(flat, self.decode(slice(None), x.dtype), self._bias_in(x.dtype))
-        elif x.is_cpu and flat.shape[0] <= BATCH.get(_NAMES.get(x.dtype, ""), 0) and self.matrix.direct:
-            out = self._from_codes(flat)
+        if x.dtype not in _NAMES and x.dtype != torch.float64:
+            raise UsageError(f"expected x in f32, f16, bf16 or f64, found {x.dtype}", rule="matmul.dtype")
+        flat = _autocast(x).reshape(prod(x.shape[:-1]), self.in_features)
+        if torch.is_grad_enabled():
+            out: torch.Tensor = _Product.apply(flat, self.bias, self)  # type: ignore[no-untyped-call, unused-ignore]
         else:
-            out = self._in_blocks(flat)
+            out = self.product(flat, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
-    def _from_codes(self, flat: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(flat.shape[0], self.out_features, dtype=flat.dtype)
-        bias = None if self.bias is None else self.bias.detach()
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``x @ w.T + bias`` for x [rows, in_features]; no gradient is recorded."""
+        x = x.detach().contiguous()
+        bias = None if bias is None else bias.detach()
+        if x.is_cpu and x.dtype in _NAMES and x.shape[0] <= BATCH[_NAMES[x.dtype]] and self.matrix.direct:
+            return self._from_codes(x, bias)
+        return self._in_blocks(x, None if bias is None else bias.to(x.dtype))
+
+    def _from_codes(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
         if bias is not None and bias.dtype not in _NAMES:
             bias = bias.float()
-        types = (_NAMES[flat.dtype], _NAMES[flat.dtype if bias is None else bias.dtype])
+        types = (_NAMES[x.dtype], _NAMES[x.dtype if bias is None else bias.dtype])
         self.matrix.matmul_bits(
-            _bits(flat.detach()),
+            _bits(x),
             _bits(out),
             None if bias is None else _bits(bias),
             types,
@@ -159,15 +217,14 @@ class PackedLinear(PackedWeight):
         )
         return out
 
-    def _in_blocks(self, flat: torch.Tensor) -> torch.Tensor:
-        out = flat.new_empty(flat.shape[0], self.out_features)
-        step = max(1, SCRATCH // max(1, self.in_features * flat.element_size()))
-        bias = self._bias_in(flat.dtype)
-        native = flat.is_cpu and flat.dtype in _NAMES
+    def _in_blocks(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.out_features)
+        step = max(1, SCRATCH // max(1, self.in_features * x.element_size()))
+        native = x.is_cpu and x.dtype in _NAMES
         for start in range(0, self.out_features, step):
             rows = slice(start, min(start + step, self.out_features))
-            weights = self._decoded_here(rows, flat.dtype) if native else self.decode(rows, flat.dtype)
-            out[:, rows] = functional.linear(flat, weights, None if bias is None else bias[rows])
+            weights = self._decoded_here(rows, x.dtype) if native else self.decode(rows, x.dtype)
+            out[:, rows] = functional.linear(x, weights, None if bias is None else bias[rows])
         return out
 
     def _decoded_here(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
@@ -180,8 +237,25 @@ class PackedLinear(PackedWeight):
         self.matrix.decode_into(rows.start, to_numpy(weights), torch.get_num_threads())
         return weights
 
-    def _bias_in(self, dtype: torch.dtype) -> Any:
-        return None if self.bias is None else self.bias.to(dtype)
+
+class _Product(torch.autograd.Function):
+    """The product as autograd sees it: the same values with and without gradients, and no decoded matrix is held."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, bias: torch.Tensor | None, layer: PackedLinear) -> torch.Tensor:
+        return layer.product(x, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, bias, layer = inputs
+        ctx.parts, ctx.bias_dtype = layer._parts(), None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        for_x = grad @ ctx.parts.decode(slice(None), grad.dtype) if ctx.needs_input_grad[0] else None
+        for_bias = grad.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[1] else None
+        return for_x, for_bias, None
 
 
 class PackedEmbedding(PackedWeight):
@@ -196,6 +270,14 @@ class PackedEmbedding(PackedWeight):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.decode(ids.reshape(-1), self.dtype).view(*ids.shape, self.embedding_dim)
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    """Return x in autocast's type where autocast is on: it casts what torch's own operations take, and not f64."""
+    kind = "cpu" if x.is_cpu else x.device.type
+    if not (x.is_cpu or torch.amp.is_autocast_available(kind)) or not torch.is_autocast_enabled(kind):
+        return x
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind))
 
 
 def _pick(values: torch.Tensor, rows: Any) -> torch.Tensor:
@@ -231,20 +313,36 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
             continue
         layer = PackedLinear.of(tensor, module.bias, module.weight.dtype)
         layer.train(module.training)
-        _put(model, name, layer if device.type == "cpu" else layer.to(device))
+        put_layer(model, name, layer if device.type == "cpu" else layer.to(device))
         packed.append(f"{name}.weight")
     return packed
+
+
+def put_layer(model: torch.nn.Module, name: str, layer: PackedWeight) -> None:
+    """Replace the module ``name`` of a model; models of transformers around it can no longer be saved as such.
+
+    ``save_pretrained`` would write the parts as if they were weights, which no loader takes.
+    """
+    *path, own = name.split(".")
+    setattr(model.get_submodule(".".join(path)), own, layer)
+    for depth in range(len(path) + 1):
+        module = model.get_submodule(".".join(path[:depth]))
+        if hasattr(type(module), "save_pretrained"):
+            module.save_pretrained = _refuse_saving  # type: ignore[assignment, unused-ignore]
+
+
+def _refuse_saving(*args: Any, **options: Any) -> None:
+    raise UnsupportedError(
+        "expected a model of decoded weights to save, found packed layers, whose parts no loader takes: copy or "
+        "convert the checkpoint that they came from, or load it without keep_packed and save that",
+        rule="model.packed",
+    )
 
 
 def _linears(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Linear]]:
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear and name:
             yield name, module
-
-
-def _put(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, layer)
 
 
 def _device(module: torch.nn.Linear) -> torch.device:

@@ -98,5 +98,4 @@ def _pack(model: Any, places: list[_Place]) -> None:
         if _is_embedding(place):
             matrix = PackedMatrix.of(place.tensor)
             layer = layers.PackedEmbedding(matrix, place.module.padding_idx, place.parameter.dtype)
-            parent, _, own = place.path.rpartition(".")
-            setattr(model.get_submodule(parent), own, layer.train(place.module.training))
+            layers.put_layer(model, place.path, layer.train(place.module.training))

@@ -6,6 +6,7 @@ import json
 import math
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import transformers
 
 import ingot
+from ingot.adapters import evaluate as evaluate_module
 from ingot.adapters.evaluate import Protocol, evaluate
 from ingot.adapters.generate import generate
 from ingot.adapters.transformers import load_model
@@ -97,6 +99,29 @@ def test_packed_evaluates_like_decoded(demo: Path, small: Path) -> None:
     assert packed.load.packed > 0
     assert packed.perplexity == pytest.approx(decoded.perplexity, rel=1e-4)
     assert packed.kl is None
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "cpu"])
+def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Told to compute, a device goes on while Python does: what it has not done yet would not be counted."""
+    told: list[Any] = []
+
+    class Batch:
+        device = torch.device(kind, 0)
+
+        def numel(self) -> int:
+            return 8
+
+    def model(**inputs: Any) -> SimpleNamespace:
+        told.append("model")
+        return SimpleNamespace(logits=torch.zeros(2, 4, 3))
+
+    monkeypatch.setattr(evaluate_module.time, "perf_counter", lambda: told.append("clock") or 0.0)
+    if kind != "cpu":
+        monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda device=None: told.append(device))
+    evaluate_module._timed(model, Batch(), evaluate_module._Sums())
+    waited = [] if kind == "cpu" else [None if kind == "mps" else Batch.device]
+    assert told == [*waited, "clock", "model", *waited, "clock"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import ingot
 from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.transformers_weights import materialize
+from ingot.codecs.affine import AffineCodec
 from ingot.core.memory import anonymous_rss
+from ingot.testing.codecs import encode_tensor
 from ingot.testing.models import KINDS, make, output_of
 
 
@@ -110,6 +114,15 @@ def test_quantized_weights_are_rounded_once(models: dict[str, Path], tmp_path: P
         assert any(tensor.codec == "quantized_group" for tensor in checkpoint.values())
         for name, value in model.state_dict().items():
             assert torch.equal(value, checkpoint[name].torch("bf16"))
+
+
+def test_no_weight_is_rounded_by_its_own_type_on_the_way() -> None:
+    """Told that it is of f16 and wanted in bf16: f32, then bf16, without f16 between."""
+    values = np.random.default_rng(3).normal(0, 0.1, (32, 64)).astype(np.float32)
+    tensor = encode_tensor(AffineCodec(), values, {"bits": 4, "group": 32}, dtype="f16")
+    found = materialize(tensor, torch.bfloat16, torch.device("cpu"))
+    assert torch.equal(found, tensor.torch("f32").bfloat16())
+    assert not torch.equal(found, tensor.torch("f16").bfloat16())  # else this test says nothing
 
 
 def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:

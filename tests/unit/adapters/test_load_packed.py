@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import ingot
 from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear
 from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.transformers_packed import put_packed
+from ingot.adapters.transformers_weights import Loading, Weight
+from ingot.codecs.affine import AffineCodec
+from ingot.testing.codecs import encode_tensor
 from ingot.testing.models import KINDS, make, output_of
 
 
@@ -53,6 +59,54 @@ def test_a_tied_head_shares_the_codes(packed: dict[str, Path]) -> None:
     assert isinstance(model.lm_head, PackedLinear)
     assert isinstance(model.model.embed_tokens, PackedEmbedding)
     assert model.lm_head.packed.data_ptr() == model.model.embed_tokens.packed.data_ptr()
+
+
+class Scaled(torch.nn.Linear):
+    """A layer that computes something else with its weight."""
+
+
+def test_layers_that_compute_something_else_are_decoded() -> None:
+    rng = np.random.default_rng(2)
+    names = ("plain", "scaled", "table", "bounded")
+    model = torch.nn.ModuleDict(
+        {
+            "plain": torch.nn.Linear(64, 8),
+            "scaled": Scaled(64, 8),
+            "table": torch.nn.Embedding(8, 64),
+            "bounded": torch.nn.Embedding(8, 64, max_norm=1.0),
+        }
+    )
+    weights = {}
+    for name in names:
+        tensor = encode_tensor(AffineCodec(), rng.normal(0, 1, (8, 64)).astype(np.float32), {"bits": 8}, dtype="f32")
+        tensor.name = name
+        weights[name] = Weight(tensor, Loading(torch.device("cpu"), set(names)))
+
+    def attempt(packed: set[str]) -> torch.nn.ModuleDict:
+        for name in names:
+            model[name].weight = weights[name].to(None, torch.float32)
+        return model
+
+    _, kept = put_packed(attempt, set(names), torch.float32, torch.device("cpu"))
+    assert kept == {"plain", "table"}
+    assert isinstance(model["plain"], PackedLinear)
+    assert isinstance(model["table"], PackedEmbedding)
+    for name in ("scaled", "bounded"):
+        assert torch.equal(model[name].weight, weights[name].tensor.torch("f32"))
+    assert type(model["scaled"]) is Scaled
+    assert model["bounded"].max_norm == 1
+
+
+def test_saving_packed_layers_is_refused(packed: dict[str, Path], tmp_path: Path) -> None:
+    """No loader knows their parts; what was loaded is on disk already."""
+    model = load_model(packed["tied qwen2"], keep_packed=True)
+    for some in (model, model.model, copy.deepcopy(model)):
+        with pytest.raises(ingot.IngotError) as caught:
+            some.save_pretrained(tmp_path / "out")
+        assert caught.value.rule == "model.packed"
+    assert not (tmp_path / "out").exists()
+    load_model(packed["tied qwen2"]).save_pretrained(tmp_path / "out")
+    assert torch.equal(output_of(load_model(tmp_path / "out")), output_of(load_model(packed["tied qwen2"])))
 
 
 def test_merged_experts_are_decoded(packed: dict[str, Path]) -> None:

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.adapters.mlx_load import packed_form
+from ingot.codecs.affine import AffineCodec
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import IngotError
+from ingot.model.part import memory_part
+from ingot.model.tensor import Tensor
 from ingot.testing.codecs import bits
 from ingot.testing.models import make
 
@@ -74,6 +78,20 @@ def test_quantized_weights_are_those_that_ingot_decodes(tmp_path: Path, recipe: 
         plain.load_weights([(name, tensor.to("mlx")) for name, tensor in checkpoint.items()])
     found, wanted = logits(model), logits(plain)
     assert np.abs(found - wanted).max() <= 0.06 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("zero", "exact"), [(8, True), (7, False)])
+def test_layers_stay_packed_where_the_offset_is_exact(zero: int, exact: bool) -> None:
+    """MLX adds -scale * zero, rounded to f16: exact for a power of two, not for 7 times f16(0.1)."""
+    params = {"codec_version": 1, "bits": 4, "granularity": "group", "group_size": 64, "axis": -1, "dtype": "f32"}
+    params |= {"packing": "rows_lsb", "signed": False, "zeros": True}
+    parts = {
+        "packed_weight": memory_part(np.zeros(8 * 32, np.uint8), "u8"),
+        "scales": memory_part(np.full((8, 1), 0.1, np.float16), "f16"),
+        "zeros": memory_part(np.full((8, 1), zero, np.float16), "f16"),
+    }
+    tensor = Tensor("x.weight", (8, 64), "f32", "quantized_group", parts, params, AffineCodec())
+    assert (packed_form(tensor) is not None) == exact
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -162,6 +162,142 @@ def test_rows_of_an_embedding():
             table(torch.tensor([bad]))
 
 
+def dense_of(layer: PackedLinear, dtype: torch.dtype) -> torch.nn.Linear:
+    made = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, dtype=dtype)
+    with torch.no_grad():
+        made.weight.copy_(layer.weight)
+        if layer.bias is not None:
+            made.bias.copy_(layer.bias)
+    return made
+
+
+def test_buffers_that_are_replaced_count_at_once():
+    one, other = (PackedLinear(matrix(PLAIN, 9, 64, seed=seed), dtype=torch.float32) for seed in (1, 2))
+    x = torch.randn(2, 64)
+    with torch.no_grad():
+        before, wanted = one(x), other(x)
+        assert not torch.equal(before, wanted)
+        assert torch.equal(torch.func.functional_call(one, dict(other.named_buffers()), (x,)), wanted)
+        assert torch.equal(one(x), before)
+        one.load_state_dict(other.state_dict(), assign=True)
+        assert torch.equal(one(x), wanted)
+        one.scales.data = torch.zeros_like(one.scales)
+        assert not one(x).any()
+
+
+def test_asking_for_the_type_of_a_weight_decodes_nothing(monkeypatch):
+    def decoded(*args):
+        raise AssertionError("decoded")
+
+    layer = PackedLinear(matrix(PLAIN, 9, 64), dtype=torch.bfloat16)
+    wanted = layer.decode(slice(None), torch.bfloat16)
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_linear, "decode_rows", decoded)
+        weight = layer.weight
+        assert isinstance(weight, torch.Tensor)
+        found = (weight.dtype, tuple(weight.shape), weight.device, weight.ndim, weight.requires_grad, weight.is_meta)
+        assert found == (torch.bfloat16, (9, 64), torch.device("cpu"), 2, False, False)
+    x = torch.randn(3, 64, dtype=torch.bfloat16, requires_grad=True)
+    assert torch.equal(weight, wanted)
+    assert torch.equal(weight[2:4], wanted[2:4])
+    assert weight.float().numpy().tobytes() == wanted.float().numpy().tobytes()
+    assert weight.tolist() == wanted.tolist()
+    assert torch.equal(functional.linear(x, weight), functional.linear(x, wanted))
+    functional.linear(x, weight).sum().backward()
+    assert torch.equal(x.grad, wanted.sum(0).expand(3, -1))
+    assert "DecodedOnUse" in repr(weight)
+    for other in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert torch.equal(other, wanted)
+
+
+def test_a_weight_is_not_written_to():
+    layer = PackedLinear(matrix(PLAIN, 9, 64), dtype=torch.float32)
+    wanted = layer.decode(slice(None), torch.float32)
+    for write in (
+        lambda: layer.weight.mul_(2),
+        lambda: layer.weight.copy_(wanted),
+        lambda: torch.add(wanted, 1, out=layer.weight),
+    ):
+        with pytest.raises(UsageError) as caught:
+            write()
+        assert caught.value.rule == "matmul.weight"
+    assert torch.equal(torch.empty(9, 64).copy_(layer.weight), wanted)
+
+
+def test_the_type_of_a_weight_follows_the_module():
+    layer = PackedLinear(matrix(PLAIN, 9, 64), dtype=torch.bfloat16).half()
+    assert layer.weight.dtype == torch.float16
+    table = PackedEmbedding(matrix(PLAIN, 9, 64), dtype=torch.bfloat16).to(torch.float32)
+    assert table(torch.tensor([1])).dtype == torch.float32
+    assert layer.to("meta").weight.device.type == "meta"
+
+
+@pytest.mark.parametrize("rows", [2, BATCH["f32"] + 1])
+@pytest.mark.parametrize("trained", ["bias", "x", "both"])
+def test_gradients_are_those_of_the_dense_layer(rows, trained):
+    layer = PackedLinear(matrix(PLAIN, 6, 64), torch.nn.Parameter(torch.randn(6)), torch.float32)
+    dense = dense_of(layer, torch.float32)
+    dense.weight.requires_grad_(False)
+    values, factors, found = torch.randn(rows, 64), torch.randn(rows, 6), []
+    for module in (layer, dense):
+        module.bias.requires_grad_(trained != "x")
+        x = values.clone().requires_grad_(trained != "bias")
+        (module(x) * factors).sum().backward()
+        found.append((x.grad, module.bias.grad))
+    for left, right in zip(*found, strict=True):
+        assert (left is None) == (right is None)
+        assert left is None or torch.allclose(left, right, atol=1e-4)
+    with torch.no_grad():
+        assert torch.equal(layer(values), layer(values.clone().requires_grad_()))
+
+
+def test_training_holds_no_decoded_matrix():
+    layer = PackedLinear(matrix(PLAIN, 6, 64), dtype=torch.float32)
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: held.append(value.shape), lambda value: value):
+        layer(torch.randn(2, 64, requires_grad=True))
+    assert (6, 64) not in held
+
+
+def test_types_that_no_linear_layer_takes_are_refused():
+    for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64):
+        with pytest.raises(UsageError) as caught:
+            PackedLinear(matrix(PLAIN, 5, 64))(torch.ones(2, 64, dtype=dtype))
+        assert caught.value.rule == "matmul.dtype"
+    with pytest.raises((RuntimeError, IndexError)):
+        PackedEmbedding(matrix(PLAIN, 5, 64))(torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
+def test_no_rows_give_none(dtype):
+    layer = PackedLinear(matrix(PLAIN, 5, 64), torch.zeros(5, dtype=dtype), dtype)
+    for grad in (torch.enable_grad, torch.no_grad):
+        with grad():
+            found = layer(torch.ones(0, 3, 64, dtype=dtype))
+            assert (found.shape, found.dtype) == ((0, 3, 5), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_autocast_is_that_of_the_dense_layer(dtype):
+    layer = PackedLinear(matrix(PLAIN, 5, 64), torch.randn(5, dtype=dtype), dtype)
+    dense, x = dense_of(layer, dtype), torch.randn(2, 64, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = layer(x), dense(x)
+    assert found.dtype == wanted.dtype == (torch.bfloat16 if dtype != torch.float64 else dtype)
+    assert torch.allclose(found.double(), wanted.double(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", BATCH)
+def test_a_batch_up_to_the_limit_takes_the_codes(monkeypatch, name):
+    taken = []
+    monkeypatch.setattr(PackedLinear, "_in_blocks", lambda self, x, bias: taken.append(len(x)) or x[:, :5])
+    layer = PackedLinear(matrix(PLAIN, 5, 64))
+    dtype = next(dtype for dtype, known in packed_linear._NAMES.items() if known == name)
+    for rows in (1, BATCH[name], BATCH[name] + 1):
+        layer(torch.ones(rows, 64, dtype=dtype))
+    assert taken == [BATCH[name] + 1]
+
+
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -220,3 +356,16 @@ def test_other_shapes_are_left_alone():
     model = Model()
     assert pack_linears(model, {"a.weight": stored((8, 32), bits=8), "b.weight": stored((8, 64), bits=8)}) == []
     assert type(model.a) is torch.nn.Linear
+
+
+class Scaled(torch.nn.Linear):
+    """A layer that computes something else with its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_subclasses_of_linear_stay():
+    model = torch.nn.Sequential(Scaled(64, 8, dtype=torch.bfloat16))
+    assert pack_linears(model, {"0.weight": stored((8, 64), bits=8)}) == []
+    assert type(model[0]) is Scaled

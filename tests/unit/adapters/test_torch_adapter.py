@@ -74,6 +74,12 @@ def test_a_locked_array_that_owns_its_memory_is_copied():
     assert array.tolist() == [1, 1, 1, 1]
 
 
+def test_a_read_only_buffer_is_copied():
+    data = np.arange(4, dtype=np.float32).tobytes()
+    from_numpy(np.frombuffer(memoryview(data), np.float32)).add_(1)
+    assert np.frombuffer(data, np.float32).tolist() == [0, 1, 2, 3]
+
+
 def test_a_mapped_file_is_shared_and_never_changes(tmp_path):
     data = np.arange(1000, dtype=np.float32).tobytes()
     (tmp_path / "a").write_bytes(data)
