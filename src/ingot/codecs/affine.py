@@ -43,6 +43,15 @@ class AffineReader:
         for target, packed, scales, zeros in self._runs(out):
             add_rows(self._params, packed, scales, zeros, base[target], out[target])
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` codes, whole rows of them."""
+        rows = count // max(self._cols, 1)
+        self._row += rows
+        self._packed.skip(rows)
+        self._scales.skip(rows, self._cols)
+        if self._zeros:
+            self._zeros.skip(rows, self._cols)
+
     def _runs(self, out: Array) -> Iterator[tuple[slice, Array, Array, Array | None]]:
         """Yield runs of the next ``len(out)`` rows with their packed codes, scales and zero points."""
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:

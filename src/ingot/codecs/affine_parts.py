@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from ingot.codecs.affine_params import AffineParams
-from ingot.codecs.affine_rows import align_rows
+from ingot.codecs.affine_rows import align_rows, skip_bits
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.model.part import CHUNK, Part
 from ingot.model.tensor import Array
@@ -37,6 +37,10 @@ class PackedReader:
         first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
         return align_rows(packed, first, (rows, self._row_bits))
 
+    def skip(self, rows: int) -> None:
+        """Pass over the next rows."""
+        self._bit, self._last = skip_bits(self._reader, self._bit, self._last, rows * self._row_bits)
+
     def finish(self) -> None:
         self._reader.finish()
 
@@ -55,6 +59,13 @@ class ScalesReader:
             raw = self._read(prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize)
             self._shared = from_file(raw, self._dtype)
         return self._shared
+
+    def skip(self, rows: int, cols: int) -> None:
+        """Pass over the scales of the next rows, unless all rows share one."""
+        if self._params.granularity != "tensor":
+            nbytes = prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize
+            self._reader.skip(nbytes)
+            self._left -= nbytes
 
     def finish(self) -> None:
         """Read what was not asked for (rows without columns have scales too), and check the digest."""
@@ -88,6 +99,10 @@ class BlockScales:
             left //= size
             stride *= size // step
         return self._scales[block]
+
+    def skip(self, rows: int, cols: int) -> None:
+        """Pass over the next rows."""
+        self._row += rows
 
     def finish(self) -> None:
         """The digest was checked when the part was read."""

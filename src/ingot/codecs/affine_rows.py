@@ -12,6 +12,7 @@ from ingot.core import native
 from ingot.core.floats import LARGEST, as_bits, cast_into, float_name
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
+from ingot.model.part import PartReader
 from ingot.model.tensor import Array
 
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
@@ -106,6 +107,21 @@ def _rows_of(params: AffineParams, packed: Array, scales: Array, zeros: Array | 
         zeros = np.full(scales.size, params.zero_point, scales.dtype)
     flat = None if zeros is None else zeros.reshape(-1)
     return _Rows(params, packed.reshape(-1).view(np.uint8), scales.reshape(-1), flat)
+
+
+def skip_bits(reader: PartReader, bit: int, last: int, count: int) -> tuple[int, int]:
+    """Pass over ``count`` bits of a stream of which bit ``bit`` is the next, of byte ``last`` if it is not 0.
+
+    Returns the same two for the bit behind them; the byte in which it lies is read.
+    """
+    held, end = bit > 0, bit + count
+    if held and end < 8:
+        return end, last
+    reader.skip(end // 8 - held)
+    byte = np.zeros(1, np.uint8)
+    if end % 8:
+        reader.readinto(byte.data)
+    return end % 8, int(byte[0])
 
 
 def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:

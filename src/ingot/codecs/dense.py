@@ -67,6 +67,10 @@ class DenseReader:
             read_values(self._reader, scratch[: piece.size], self._row, self._name)
             cast_into(scratch[: piece.size], piece, self._name)
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values."""
+        self._reader.skip(self._row.nbytes(count))
+
     def finish(self) -> None:
         self._reader.finish()
 

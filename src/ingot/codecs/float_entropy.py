@@ -101,6 +101,17 @@ class EntropyReader:
                 self._decode(max(chunks, 1), target[done : done + count])
                 done += count
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values; of the chunk in which they end, they are decoded."""
+        held = min(count, self._held.size)
+        self._held = self._held[held:]
+        chunks, rest = divmod(count - held, self._params.chunk)
+        sizes = self._all_sizes()[self._next : self._next + chunks]
+        self._reader.skip(int(sizes.sum(dtype=np.uint64)))
+        self._next += chunks
+        self._left -= chunks * self._params.chunk
+        self.read_into(np.empty(rest, self._held.dtype))
+
     def finish(self) -> None:
         """Check the digests, and that the sizes add up."""
         self._all_sizes()

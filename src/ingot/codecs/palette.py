@@ -38,6 +38,11 @@ class PaletteReader:
         self._lookup(self._indices.next(count), self._done, out.reshape(-1))
         self._done += count
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        self._indices.skip(count // self._params.vector_size)
+        self._done += count // self._params.vector_size
+
     def finish(self) -> None:
         self._indices.finish()
         _finish_small(self._tensor)

@@ -6,7 +6,7 @@ from math import gcd, lcm
 
 import numpy as np
 
-from ingot.codecs.affine_rows import align_rows
+from ingot.codecs.affine_rows import align_rows, skip_bits
 from ingot.codecs.palette_params import CODEBOOK, SCALES, PaletteParams
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
@@ -143,6 +143,10 @@ class BitReader:
         if self._bit and count:
             packed[-1] &= (1 << self._bit) - 1
         return packed
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` codes."""
+        self._bit, self._last = skip_bits(self._reader, self._bit, self._last, count * self._bits)
 
     def finish(self) -> None:
         """Check the bits behind the last code and the digest, once all were read."""

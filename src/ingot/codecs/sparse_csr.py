@@ -86,6 +86,22 @@ class CsrReader:
             self._read(dense, len(piece))
             cast_into(dense, piece, self._name)
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` elements, whole rows of them, by the pointer to the row behind."""
+        rows = count // max(self._cols, 1)
+        if not rows:
+            return
+        self._start()
+        self._indptr.skip(8 * (rows - 1))
+        end = np.empty(1, np.uint64)
+        read_values(self._indptr, end, U64, self._name)
+        if not self._last <= int(end[0]) <= self._stored:
+            raise self._bad_indptr(f"from {self._last} to {self._stored}, found {int(end[0])}")
+        stored = int(end[0]) - self._last
+        self._indices.skip(8 * stored)
+        self._values.skip(self._row.nbytes(stored))
+        self._last, self._done = int(end[0]), self._done + rows
+
     def finish(self) -> None:
         self._start()
         if self._done == self._rows and self._last != self._stored:

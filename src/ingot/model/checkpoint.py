@@ -11,7 +11,8 @@ from ingot.core.names import layer_of, role_of
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
-from ingot.model.tensor import Tensor
+from ingot.model.slices import Index
+from ingot.model.tensor import Array, Tensor
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -104,6 +105,12 @@ class Checkpoint(Mapping[str, Tensor]):
             raise self.no_tensor(unknown[0])
         return {name: _load(self[name], framework, dtype, device) for name in chosen}
 
+    def get_slice(self, name: str) -> TensorSlice:
+        """Return what safetensors' ``get_slice`` does: ``get_shape()``, ``get_dtype()``, and ``[rows, cols]``."""
+        if name not in self:
+            raise self.no_tensor(name)
+        return TensorSlice(self[name])
+
     def layers(
         self, framework: str = "np", dtype: Any = None, device: Any = None
     ) -> Iterator[tuple[int | None, dict[str, Any]]]:
@@ -135,6 +142,25 @@ class Checkpoint(Mapping[str, Tensor]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class TensorSlice:
+    """A tensor of which pieces are asked for, with the names that safetensors' ``PySafeSlice`` has."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """Return the element type as a safetensors header spells it, or Ingot's name of one that has none there."""
+        known = DTYPES.get(self._tensor.dtype)
+        return (known.safetensors if known else None) or self._tensor.dtype
+
+    def __getitem__(self, index: Index) -> Array:
+        return self._tensor[index]
 
 
 def unknown_tensor(name: str, known: Iterable[str], where: str) -> UsageError:

@@ -131,18 +131,24 @@ class StoredReader:
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next stored bytes; hashing follows each chunk while it is still in cache."""
         part = self._part
-        if self._position + out.nbytes > part.length:
-            raise IntegrityError(
-                "part.short",
-                f"expected {out.nbytes} more bytes, found {part.length - self._position}",
-                where=part.where,
-            )
+        self._require(out.nbytes)
         for start in range(0, out.nbytes, CHUNK):
             piece = out[start : start + CHUNK]
             part.source.readinto(part.offset + self._position, piece)
             if self._hasher:
                 self._hasher.update(piece)
             self._position += piece.nbytes
+
+    def skip(self, count: int) -> None:
+        """Pass over the next stored bytes; the digest, which is of all of them, is then not checked."""
+        self._require(count)
+        self._position += count
+        self._hasher = None
+
+    def _require(self, count: int) -> None:
+        left = self._part.length - self._position
+        if count > left:
+            raise IntegrityError("part.short", f"expected {count} more bytes, found {left}", where=self._part.where)
 
     def read(self, size: int = -1, /) -> bytes:
         left = self._part.length - self._position
@@ -172,6 +178,15 @@ class PartReader:
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next decoded bytes."""
         (self._decoder or self._stored).readinto(out)
+
+    def skip(self, count: int) -> None:
+        """Pass over the next decoded bytes: unread in a raw part, decoded in a compressed one."""
+        if self._decoder is None:
+            self._stored.skip(count)
+            return
+        scratch = np.empty(min(count, CHUNK), np.uint8).data
+        for start in range(0, count, CHUNK):
+            self._decoder.readinto(scratch[: min(CHUNK, count - start)])
 
     def finish(self) -> None:
         """Check that the end was reached and that the digest fits. Call it after the last byte."""

@@ -13,6 +13,7 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError
 from ingot.model.part import Part
+from ingot.model.slices import Index, Readable, piece_of, read_piece
 from ingot.model.spec import PartSpec, TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -116,6 +117,27 @@ class Tensor:
                 where=self.name,
             )
         return self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
+
+    def __getitem__(self, index: Index) -> Array:
+        """Return a piece of the values, as ``numpy()[index]``: integers, slices and at most one ellipsis.
+
+        Only the rows that the index lies in are decoded. Codecs whose rows lie at known places (dense, affine,
+        palette, ``float_entropy``, ``sparse_csr``) read nothing else, others decode what comes before them. Digests
+        cover whole parts and are not checked, unless all of the tensor is asked for.
+
+        Raises
+        ------
+        UsageError
+            ``tensor.index``: another kind of index, or one out of range.
+        """
+        decoder = self.decoder
+        whole = piece_of(self.shape, index, elementwise=False)
+        if not isinstance(decoder, Readable) or whole.shape == self.shape:
+            found: Array = self.numpy()[whole.inner]
+            return found
+        piece = piece_of(self.shape, index, elementwise=decoder.elementwise)
+        reader = decoder.reader(self)
+        return read_piece(reader, piece, self.shape, self.dtype, elementwise=decoder.elementwise)
 
     def torch(self, dtype: Any = None, device: Any = "cpu") -> Any:
         """Return the decoded values as a ``torch.Tensor``; shares memory with ``numpy()`` on the CPU."""

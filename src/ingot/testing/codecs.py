@@ -170,6 +170,18 @@ def _rng(case: Case) -> np.random.Generator:
     return np.random.default_rng(prod(case.shape) + len(case.shape))
 
 
+def indices(rng: np.random.Generator, shape: tuple[int, ...], count: int = 4) -> list[Any]:
+    """Return some indices of a shape: integers, slices, steps, an ellipsis, everything."""
+
+    def key(size: int) -> int | slice:
+        first, stop = sorted(rng.integers(-size - 1, size + 2, 2).tolist())
+        kinds = [slice(first, stop), slice(None), slice(None, None, -1), slice(first, None, 3)]
+        return int(rng.integers(-size, size)) if size and rng.random() < 0.4 else kinds[int(rng.integers(4))]
+
+    found = [tuple(key(size) for size in shape[: rng.integers(0, len(shape) + 1)]) for _ in range(count)]
+    return [..., *found, *([(..., key(shape[-1]))] if shape else [])]
+
+
 class CodecSuite:
     """Inherit, set ``codec`` and ``cases``; for a codec that rounds also ``min_snr_db`` or ``check_loss``.
 
@@ -282,6 +294,14 @@ class CodecSuite:
         whole = bits(tensor.numpy(dtype))
         for cuts in ((), tuple(range(rows)), (rows // 3,)):
             assert bits(read_rows(self.codec, tensor, dtype, cuts)) == whole, cuts
+
+    def test_pieces_equal_decode(self, case: Case) -> None:
+        tensor = self.tensor(case)
+        packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
+        whole = tensor.numpy()
+        for index in indices(_rng(case), case.shape):
+            assert bits(tensor[index]) == bits(packed[index]) == bits(whole[index]), index
+            assert tensor[index].shape == whole[index].shape
 
     def test_decoding_rounds_once(self, case: Case) -> None:
         tensor = self.tensor(case, source=self.weights(case))

@@ -1,0 +1,103 @@
+"""Pieces of tensors: what NumPy gives of the whole, from the bytes that are needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot
+from ingot.codecs.table import CODECS
+from ingot.errors import UsageError
+from ingot.model.bytesource import MemorySource
+from ingot.model.slices import piece_of
+from ingot.model.tensor import Tensor
+from ingot.testing.codecs import encode_tensor
+
+SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+
+
+def keys(size: int) -> Any:
+    ends = st.none() | st.integers(-size - 2, size + 2)
+    slices = st.builds(slice, ends, ends, st.sampled_from([None, 1, 2, -1, -3]))
+    return slices | st.integers(-size, size - 1) if size else slices
+
+
+@given(st.data(), SHAPES, st.booleans())
+def test_a_piece_holds_what_numpy_selects(data: st.DataObject, shape: tuple[int, ...], elementwise: bool) -> None:
+    count = data.draw(st.integers(0, len(shape)))
+    index: tuple[Any, ...] = tuple(data.draw(keys(size)) for size in shape[:count])
+    if data.draw(st.booleans()):
+        index = (*index, ...)
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    piece = piece_of(shape, index, elementwise=elementwise)
+    run = values.reshape(-1)[piece.start : piece.start + int(np.prod(piece.shape, dtype=int))]
+    found = run.reshape(piece.shape)[piece.inner]
+    np.testing.assert_array_equal(found, values[index])
+    if shape and not elementwise:
+        assert piece.shape[-1] == shape[-1]
+
+
+@pytest.mark.parametrize("index", [None, "a", 1.5, True, (0, 0, 0), 3, -4, (0, 9), (..., ...), [0]])
+def test_other_indices_are_refused(index: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        piece_of((3, 4), index, elementwise=False)
+    assert caught.value.rule == "tensor.index"
+
+
+class Counting(MemorySource):
+    """Counts the bytes that are asked for."""
+
+    read = 0
+
+    def view(self, offset: int, length: int) -> memoryview:
+        self.read += length
+        return super().view(offset, length)
+
+
+def counted(tensor: Tensor) -> tuple[Tensor, list[Counting]]:
+    sources = {role: Counting(bytes(part.view())) for role, part in tensor.parts.items()}
+    parts = {role: replace(part, source=sources[role], offset=0) for role, part in tensor.parts.items()}
+    return replace(tensor, parts=parts), list(sources.values())
+
+
+@pytest.mark.parametrize(
+    ("codec", "options", "most"),
+    [
+        ("dense", {}, 0.01),
+        ("quantized_group", {"bits": 4, "group": 32}, 0.01),
+        ("quantized_group", {"bits": 3, "group": "row"}, 0.01),
+        ("quantized_group", {"bits": 8, "group": "tensor"}, 0.01),
+        ("palette", {"bits": 4}, 0.01),
+        ("palette", {"bits": 3, "group": 20}, 0.08),  # codebooks are read whole
+        ("float_entropy", {"chunk": 1 << 10}, 0.03),  # and the sizes of all chunks
+        ("sparse_csr", {}, 0.01),
+    ],
+)
+def test_ten_rows_of_two_thousand_read_little(codec: str, options: dict[str, Any], most: float) -> None:
+    rng = np.random.default_rng(1)
+    values = (rng.normal(size=(2000, 96)) * (rng.random((2000, 96)) < 0.5)).astype(np.float32)
+    tensor, sources = counted(encode_tensor(CODECS[codec], values, options, dtype="f32"))
+    whole = tensor.numpy()
+    for source in sources:
+        source.read = 0
+    np.testing.assert_array_equal(tensor[1500:1510, 5:], whole[1500:1510, 5:])
+    assert 0 < sum(source.read for source in sources) <= most * tensor.nbytes
+
+
+def test_pieces_of_a_file_as_safetensors_has_them(tmp_path: Path) -> None:
+    values = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    ingot.save(tmp_path / "x.safetensors", {"w": values, "s": np.float32(3)})
+    with ingot.open(tmp_path / "x.safetensors", io="pread") as checkpoint:
+        piece = checkpoint.get_slice("w")
+        assert (piece.get_shape(), piece.get_dtype()) == ([3, 4, 5], "F32")
+        np.testing.assert_array_equal(piece[1:, ::2, -1], values[1:, ::2, -1])
+        assert checkpoint["s"][()] == 3
+        with pytest.raises(UsageError) as caught:
+            checkpoint.get_slice("nothing")
+    assert caught.value.rule == "tensor.unknown"
