@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,23 @@ def test_a_folder_of_several_ways_loads(tmp_path: Path) -> None:
         widths = {tensor.params["bits"] for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
     assert widths == {3, 6}
     shutil.rmtree(path)
+
+
+@needs_base
+@pytest.mark.parametrize("same", [True, False])
+def test_a_head_beside_tied_embeddings_loads(tmp_path: Path, same: bool) -> None:
+    """mlx_lm refuses scales of a head that its config ties: the head goes, or the config says that it is not tied."""
+    folder = tmp_path / "tied"
+    folder.mkdir()
+    with ingot.open(BASE) as checkpoint:
+        weights = {name: tensor.numpy().copy() for name, tensor in checkpoint.items()}
+        for path in checkpoint.companions.values():
+            shutil.copy(path, folder)
+    embedding = weights["model.embed_tokens.weight"]
+    weights["lm_head.weight"] = embedding if same else embedding[::-1].copy()
+    ingot.save(folder / "model.safetensors", weights)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    ingot.convert(folder, tmp_path / "mlx", "mlx-4bit", format="mlx")
+    model, _ = mlx_lm.load(str(tmp_path / "mlx"))
+    assert ("lm_head" in model) is not same

@@ -157,13 +157,11 @@ def command(
 def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options: ConvertOptions, json: bool) -> None:
     from ingot.ops.attachments import KINDS
     from ingot.ops.convert import prepare
-    from ingot.ops.remarks import remarks
 
     with prepare(src, dst, recipe, format, options) as prepared:
         plan = prepared.plan
         carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
-        told = (message for _, message in remarks(prepared.source))
-        notes = [*told, *carried, *prepared.pruning.notes, *prepared.gathered.notes]
+        notes = [*carried, *prepared.notes]
         _warn(plan.warnings)
         if json:
             print_json({**_plan_data(plan), "notes": notes, "warnings": plan.warnings})

@@ -142,6 +142,13 @@ class ConfigKeys(Protocol):
 
 
 @runtime_checkable
+class OneHead(Protocol):
+    """What a format has beside ``Format`` if those who load it take no head beside embeddings that are tied."""
+
+    one_head: bool
+
+
+@runtime_checkable
 class Fitting(Protocol):
     """What a format has beside ``Format`` if what it carries beside the tensors tells which tensors it can carry."""
 

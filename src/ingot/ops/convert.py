@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from os import PathLike
@@ -15,11 +16,11 @@ from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
 from ingot.errors import UsageError
-from ingot.formats.base import ConfigKeys, FormatWriter
+from ingot.formats.base import ConfigKeys, FormatWriter, OneHead
 from ingot.model.attachments import NOTHING
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.attachments import Gathered, gather
-from ingot.ops.companions import CONFIG, copy_companions
+from ingot.ops.companions import CONFIG, ConfigChange, copy_companions, read_config
 from ingot.ops.convert_options import ConvertOptions, importance_of, prune_request, within, write_options
 from ingot.ops.destination import Destination, destination
 from ingot.ops.drive import drive, slab_budget
@@ -30,7 +31,8 @@ from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ConvertPlan, PlanRequest, Step, plan_conversion
 from ingot.ops.prune import NOT_PRUNED, PrunePlan, prepare_pruning
 from ingot.ops.remarks import remarks
-from ingot.ops.report import ConvertReport, TensorReport, tensor_report
+from ingot.ops.report import ConvertReport, TensorReport, retyped, tensor_report
+from ingot.ops.tied import Tied, untangle
 from ingot.ops.work import Cut
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
@@ -89,7 +91,10 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversion that has been planned and not begun: the opened source, the plan, the destination."""
+    """A conversion that has been planned and not begun: the opened source, the plan, the destination.
+
+    ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report.
+    """
 
     source: Source
     checkpoint: Checkpoint
@@ -98,6 +103,8 @@ class Prepared:
     recipe: Recipe | None = None
     pruning: PrunePlan = NOT_PRUNED
     gathered: Gathered = field(default_factory=Gathered)
+    untie: bool = False
+    notes: Sequence[str] = ()
 
     def __enter__(self) -> Prepared:
         return self
@@ -135,6 +142,7 @@ def prepare(
         refuse_same(source, place)
         checkpoint = checkpoint_of(source)
         _require_weights(source, place, recipe, chosen)
+        tied = _tied(source, checkpoint, place)
         pruning = prepare_pruning(checkpoint, prune_request(chosen), progress)
         gathered = gather(
             checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"), chosen.get("program")
@@ -147,15 +155,26 @@ def prepare(
             threads,
             pruning.tensors,
             importance_of(chosen, checkpoint),
+            tied.without,
         )
         plan = plan_conversion(checkpoint, place.format, request)
         if chosen.get("strict_recipe", False):
             require_effect(plan.warnings)
-        return Prepared(source, checkpoint, plan, place, recipe, pruning, gathered)
+        behind = source.companions().note() if place.directory else ""
+        told = [*(message for _, message in remarks(source)), *pruning.notes, *gathered.notes, tied.note, behind]
+        notes = [note for note in told if note]
+        return Prepared(source, checkpoint, plan, place, recipe, pruning, gathered, tied.untie, notes)
     except BaseException:
         gathered.close()
         source.close()
         raise
+
+
+def _tied(source: Source, checkpoint: Checkpoint, place: Destination) -> Tied:
+    """Decide on a head beside tied embeddings, for formats whose readers take no such thing."""
+    if not (isinstance(place.format, OneHead) and place.directory and source.path.is_dir()):
+        return Tied()
+    return untangle(read_config(source.path), checkpoint)
 
 
 def _require_weights(source: Source, place: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
@@ -198,6 +217,7 @@ class _Job:
         self._overwrite = options.get("overwrite", False)
         self._reports: list[TensorReport] = []
         self._pruning, self._gathered = prepared.pruning, prepared.gathered
+        self._untie, self._notes = prepared.untie, prepared.notes
         self._done = prepared.pruning.read
 
     def run(self, max_ram: int | str | None, resume: bool, progress: ProgressCallback) -> ConvertReport:
@@ -223,9 +243,10 @@ class _Job:
         """Copy the companions; what the writer made under the name of one stands, but ``config.json`` is merged."""
         packed = self._source.format
         drop = packed.config_keys if isinstance(packed, ConfigKeys) else ()
+        change = ConfigChange(drop, *retyped(self._plan.steps), self._untie)
         every = self._checkpoint.companions
         found = {name: path for name, path in every.items() if name not in written or name == CONFIG}
-        return copy_companions(found, folder, drop)
+        return copy_companions(found, folder, change)
 
     def _write(
         self, staging: Staging, cuts: list[Cut], budget: int, resume: bool, progress: ProgressCallback
@@ -327,10 +348,6 @@ class _Job:
             files=files,
             companions=companions,
             resumed=resumed,
-            notes=[
-                *(message for _, message in remarks(self._source)),
-                *self._pruning.notes,
-                *self._gathered.notes,
-            ],
+            notes=self._notes,
             warnings=self._plan.warnings,
         )

@@ -25,7 +25,7 @@ def same_tensors(
 ) -> dict[str, str]:
     """Return the digests of the tensors whose values are those of the base, bit for bit."""
     pairs = [(base[name], tensor) for name, tensor in tuned.items() if name in base and alike(base[name], tensor)]
-    same = [pair[1] for pair, equal in ordered(lambda pair: (pair, _equal(*pair)), pairs, workers) if equal]
+    same = [pair[1] for pair, equal in ordered(lambda pair: (pair, equal_values(*pair)), pairs, workers) if equal]
     found = tensor_ids(same, workers=workers)
     for tensor in same:
         progress.advance(tensor.nbytes + base[tensor.name].nbytes, tensor.name)
@@ -86,7 +86,7 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
         base_routes(checkpoint)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def equal_values(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
     if is_opaque(one) or is_opaque(other):
         return tensor_digest(one) == tensor_digest(other)

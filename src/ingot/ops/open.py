@@ -17,7 +17,7 @@ from ingot.model.bytesource import Store
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
-from ingot.ops.companions import CONFIG, find_companions, read_config
+from ingot.ops.companions import CONFIG, Companions, find_companions, read_config
 from ingot.ops.dialects import Dialect, of_config, of_tensors
 from ingot.ops.missing import missing_path
 from ingot.stores.local import LocalStore
@@ -71,6 +71,10 @@ class Source:
     def folder(self) -> Path:
         """The folder that the files lie in."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    def companions(self) -> Companions:
+        """Return what lies beside the artifact's own files in its folder; nothing where a single file was opened."""
+        return find_companions(self.path, self.catalog.headers) if self.path.is_dir() else Companions()
 
     def close(self) -> None:
         """Close the files of the catalog."""
@@ -149,17 +153,11 @@ def checkpoint_of(source: Source) -> Checkpoint:
         format=source.format.name,
         location=str(source.path),
         metadata=source.catalog.metadata,
-        companions=_companions(source) if source.path.is_dir() else {},
+        companions=source.companions().files,
         on_close=source.close,
         io=source.io,
         attachments=attachments,
     )
-
-
-def _companions(source: Source) -> dict[str, str]:
-    """Return what lies beside the artifact's own files."""
-    found = find_companions(source.path)
-    return {name: path for name, path in found.items() if name not in source.catalog.headers}
 
 
 def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:

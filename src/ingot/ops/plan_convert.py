@@ -104,7 +104,8 @@ class PlanRequest:
     """What is asked of a plan, beside source and target format.
 
     ``workers`` are threads, as many as pay by default; ``prune`` tells what tensors lose, or have lost already;
-    ``importance`` what errors of a matrix's columns weigh where a palette is chosen.
+    ``importance`` what errors of a matrix's columns weigh where a palette is chosen; ``without`` names tensors that are
+    left out.
     """
 
     recipe: Recipe | None = None
@@ -113,6 +114,7 @@ class PlanRequest:
     workers: int | None = None
     prune: Mapping[str, Pruning] = field(default_factory=dict)
     importance: Mapping[str, Array] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
@@ -132,7 +134,9 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         format = format.fit(request.options)
     layer_count = count_layers(source)
     with gc_paused():  # many small objects, none of them garbage
-        decisions = {name: _decide(source[name], request.recipe, layer_count) for name in source}
+        decisions = {
+            name: _decide(source[name], request.recipe, layer_count) for name in source if name not in request.without
+        }
         found = [_step_or_where(source[name], format, request, decision) for name, decision in decisions.items()]
     open_steps = [item for item in found if isinstance(item, _Open)]
     measured = ordered(lambda item: item.step(format, request), open_steps, request.workers if open_steps else 0)

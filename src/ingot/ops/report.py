@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
 from ingot.ops.plan_convert import Step
 
@@ -116,6 +117,18 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorRe
         error=error.summary() if error is not None and error.count else None,
         sparsity=_sparsity(step.spec.params) if step.spec.codec == "sparse_blocks" else 0.0,
     )
+
+
+def retyped(steps: Sequence[Step]) -> tuple[dict[str, str], str]:
+    """Return which floating-point type most elements of each became where that is another, and which most have now."""
+    became: dict[str, Counter[str]] = {}
+    for step in steps:
+        if step.tensor.dtype in FLOATS and step.spec.dtype in FLOATS:
+            became.setdefault(step.tensor.dtype, Counter())[step.spec.dtype] += step.tensor.size
+    most = {was: count.most_common(1)[0][0] for was, count in became.items()}
+    total: Counter[str] = sum(became.values(), Counter())
+    changed = {was: now for was, now in most.items() if was != now}
+    return changed, total.most_common(1)[0][0] if total else ""
 
 
 def _sparsity(params: Mapping[str, Any]) -> float:

@@ -25,6 +25,7 @@ class MlxFormat(SafetensorsFormat):
     suffixes = ()
     summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits packed as MLX computes with them"
     config_keys = KEYS
+    one_head = True
 
     def entry(self, names: Sequence[str]) -> str | None:
         """Return what safetensors would, where there is a ``config.json``."""
