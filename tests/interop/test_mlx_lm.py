@@ -110,7 +110,7 @@ def test_a_folder_of_several_ways_loads(tmp_path: Path) -> None:
     shutil.rmtree(path)
 
 
-@needs_base
+@pytest.mark.models
 @pytest.mark.parametrize("same", [True, False])
 def test_a_head_beside_tied_embeddings_loads(tmp_path: Path, same: bool) -> None:
     """mlx_lm refuses scales of a head that its config ties: the head goes, or the config says that it is not tied."""

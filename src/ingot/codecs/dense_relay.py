@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import Encoder
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.retype import HOLDERS, always_held, widen
+from ingot.core.retype import HOLDERS, always_held, narrow, widen
 from ingot.errors import IntegrityError
 from ingot.model.part import CHUNK
 from ingot.model.spec import PartSpec
@@ -93,3 +94,50 @@ def wider(tensor: Tensor) -> Iterator[DenseRelay]:
     """
     for holder in HOLDERS.get(tensor.dtype, ()) if tensor.codec == "dense" else ():
         yield DenseRelay(tensor, holder)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldEncoder:
+    """A dense encoder whose values are stored in a wider type that holds all of them: bf16 in f32, 8 bits in f16."""
+
+    inner: Encoder
+    dtype: str
+    holder: str
+    parts: tuple[PartSpec, ...]
+    codec: str = "dense"
+    scans: int = 0
+    step: int = 1
+    whole: bool = False
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.inner.params
+
+    @property
+    def lossless(self) -> bool:
+        return self.inner.lossless
+
+    def scan(self, rows: Array) -> None:
+        """No pass is needed."""
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        values = self.inner.encode(rows, start)["data"].reshape(-1).view(numpy_dtype(self.dtype))
+        found = widen(values, self.dtype, self.holder)
+        assert found is not None  # ``always_held``
+        return {"data": found}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        values = narrow(parts["data"].reshape(-1).view(numpy_dtype(self.holder)), self.dtype)
+        assert values is not None
+        self.inner.decode({"data": values}, out)
+
+
+def held(encoder: Encoder) -> HeldEncoder | None:
+    """Return an encoder of the same values in a type that a container has a name for; None where none holds all."""
+    part = encoder.parts[0]
+    dtype = part.type or part.dtype
+    holder = next((name for name in HOLDERS.get(dtype, ()) if always_held(dtype, name)), None)
+    if holder is None or part.length is None:
+        return None
+    size = part.length * 8 // DTYPES[dtype].bits * numpy_dtype(holder).itemsize
+    return HeldEncoder(encoder, dtype, holder, (PartSpec("data", holder, size, dtype),))

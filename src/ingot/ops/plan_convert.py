@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.codecs.base import Encoder, Relay, relays_of
 from ingot.codecs.delta import DeltaEncoder
-from ingot.codecs.dense_relay import wider
+from ingot.codecs.dense_relay import held, wider
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
@@ -31,6 +31,7 @@ from ingot.ops.measure_choice import Candidate, pick
 from ingot.ops.prune import Pruning
 from ingot.ops.work import Job
 from ingot.recipes.choice import SMALLEST, Choice, Measured
+from ingot.recipes.load import made_for
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
 MOVED, RELAID, DECODED, ENCODED = "moved", "re-laid", "decoded", "encoded"
@@ -277,9 +278,17 @@ def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: 
         rule = f"{rule} (pruned {100 * pruning.blocks.sparsity:.1f} %)" if loses else rule
     spec = encoded_spec(tensor.name, tensor, encoder, choice.encoding)
     reason = format.refuses(spec)
+    if reason is not None and choice.codec == "dense" and pruning is None:
+        if tensor.codec == "dense" and tensor.dtype == spec.dtype:
+            return _keep(tensor, format, rule)
+        wide = held(inner)
+        if wide is not None and choice.encoding == "raw":
+            encoder, spec = wide, encoded_spec(tensor.name, tensor, wide, choice.encoding)
+            reason = format.refuses(spec)
     if reason is not None:
         raise UnsupportedError(
-            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}", rule="convert.unsupported"
+            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
+            rule="convert.unsupported",
         )
     if not loses and _same_storage(tensor, spec):
         return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)

@@ -46,6 +46,12 @@ PRESETS = (
 )
 """Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 
+# Presets by container, for those that have forms of their own: bits of the matrices to name.
+_MADE_FOR = {
+    "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
+    "mlx": {4: "mlx-4bit", 3: "mlx-3bit"},
+}
+
 _LARGEST_FILE = 1 << 20
 _DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
 _ROOT_KEYS = ("name", "description", "rules")
@@ -94,6 +100,16 @@ def _no_recipe(text: str) -> UsageError:
         rule="recipe.unknown",
         where=text,
     )
+
+
+def made_for(format: str, choice: Choice) -> str:
+    """Return a hint at the preset that a container's own form of a codec is made by; empty where it has none."""
+    presets, bits = _MADE_FOR.get(format, {}), choice.options.get("bits")
+    if choice.codec == "dense" or not presets:
+        return ""
+    if bits in presets:
+        return f"; take the preset {presets[bits]}, which is made for {format}"
+    return f"; presets made for {format}: {', '.join(presets.values())}"
 
 
 def preset_text(name: str) -> str:

@@ -266,3 +266,30 @@ def test_the_shipped_model_keeps_its_cosine(tmp_path: Path) -> None:
     ingot.convert(source, folder, "int8", "npydir")
     for item in ingot.compare(source, folder).tensors:
         assert item.same or (item.stats is not None and item.stats.cosine >= 0.9999)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "decompress"])
+@pytest.mark.parametrize("source", ["bf16", "f32", "int8"])
+def test_what_no_name_of_npy_says_is_held_whatever_the_recipe(tmp_path, recipe, source):
+    """What is kept without a recipe is carried by one that asks for bf16, values rounded once and named bf16."""
+    values = np.random.default_rng(1).standard_normal((64, 64)).astype(ml_dtypes.bfloat16)
+    values = values.astype(np.float32) * np.float32(1.01) if source == "f32" else values
+    path = tmp_path / "a.safetensors"
+    ingot.save(path, {"model.layers.0.mlp.up_proj.weight": values})
+    if source == "int8":
+        path = tmp_path / "a.zt"
+        ingot.convert(tmp_path / "a.safetensors", path, "int8")
+    ingot.convert(path, tmp_path / "wanted.zt", recipe, allow_requantize=True)
+    ingot.convert(path, tmp_path / "out", recipe, format="npydir", allow_requantize=True)
+    with ingot.open(tmp_path / "wanted.zt") as wanted, ingot.open(tmp_path / "out") as found:
+        one, other = (next(iter(item.values())) for item in (wanted, found))
+        assert (one.dtype, other.codec) == (other.dtype, "dense")
+        assert np.array_equal(one.numpy().view(np.uint8), other.numpy().view(np.uint8))
+
+
+def test_a_form_that_is_not_squishs_names_the_preset_that_makes_one(tmp_path):
+    values = np.ones((64, 64), np.float32)
+    ingot.save(tmp_path / "a.safetensors", {"model.layers.0.mlp.up_proj.weight": values})
+    with pytest.raises(UnsupportedError, match="squish-int4") as caught:
+        ingot.convert(tmp_path / "a.safetensors", tmp_path / "out", "int4", format="npydir")
+    assert caught.value.rule == "convert.unsupported"
