@@ -96,7 +96,7 @@ def wider(tensor: Tensor) -> Iterator[DenseRelay]:
         yield DenseRelay(tensor, holder)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldEncoder:
     """A dense encoder whose values are stored in a wider type that holds all of them: bf16 in f32, 8 bits in f16."""
 
@@ -104,18 +104,12 @@ class HeldEncoder:
     dtype: str
     holder: str
     parts: tuple[PartSpec, ...]
+    params: Mapping[str, Any]
+    lossless: bool
     codec: str = "dense"
     scans: int = 0
     step: int = 1
     whole: bool = False
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        return self.inner.params
-
-    @property
-    def lossless(self) -> bool:
-        return self.inner.lossless
 
     def scan(self, rows: Array) -> None:
         """No pass is needed."""
@@ -140,4 +134,5 @@ def held(encoder: Encoder) -> HeldEncoder | None:
     if holder is None or part.length is None:
         return None
     size = part.length * 8 // DTYPES[dtype].bits * numpy_dtype(holder).itemsize
-    return HeldEncoder(encoder, dtype, holder, (PartSpec("data", holder, size, dtype),))
+    parts = (PartSpec("data", holder, size, dtype),)
+    return HeldEncoder(encoder, dtype, holder, parts, encoder.params, encoder.lossless)
