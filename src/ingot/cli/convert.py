@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.options import Digest, Threads
+from ingot.cli.options import Digest, Overwrite, Threads
 from ingot.cli.output import Json, codec_text, number, print_json, progress_bar, shape_text, size_text
 from ingot.cli.tables import equal_layers, line, table
 
@@ -63,7 +63,7 @@ def command(
     strict_recipe: Annotated[
         bool, typer.Option("--strict-recipe", help="Fail if a rule of the recipe, or --importance, has no effect.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
+    overwrite: Overwrite = False,
     threads: Threads = None,
     digest: Digest = "crc32c",
     max_shard_size: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.options import Digest, Threads
+from ingot.cli.options import Digest, Overwrite, Threads
 from ingot.cli.output import Json, number, print_json, progress_bar, shape_text, size_text
 from ingot.cli.tables import line, table
 from ingot.errors import UsageError
@@ -50,6 +50,7 @@ def command(
     threads: Threads = None,
     verify: Annotated[bool, typer.Option(help="Check the sources' digests.")] = True,
     measure: Annotated[bool, typer.Option(help="Measure the error of what is not exact.")] = True,
+    overwrite: Overwrite = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     json: Json = False,
@@ -69,6 +70,7 @@ def command(
         "threads": threads,
         "verify": verify,
         "measure": measure,
+        "overwrite": overwrite,
     }
     with progress_bar("comparing", quiet=quiet or json) as progress:
         options["progress"] = progress

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.cli.options import Overwrite
 from ingot.cli.output import Json, print_json
 from ingot.errors import UsageError, printable
 
@@ -44,7 +45,7 @@ def command(
     format: Annotated[
         str | None, typer.Option("--format", "-f", help="Format of the draft head; default: by the suffix.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Take out what an artifact carries beside its weights (the draft head, the Core ML package), or one layer.

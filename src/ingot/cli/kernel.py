@@ -30,6 +30,7 @@ def command(
     bias: Annotated[str | None, typer.Option(help="Tensor with a bias per output channel.")] = None,
     activation: Annotated[str | None, typer.Option(help="Function whose table goes in; see `ingot lut`.")] = None,
     assume: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, as `ingot plan` takes it.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
     json: Json = False,
 ) -> None:
     """Pack a weight for an Apple Neural Engine as published: six sections, records of output-channel groups, tiles.
@@ -39,7 +40,9 @@ def command(
     """
     from ingot.ops.kernel_ane import pack_kernel
 
-    report = pack_kernel(path, name, out, chip, bias=bias, activation=activation, assume=assume or ())
+    report = pack_kernel(
+        path, name, out, chip, bias=bias, activation=activation, assume=assume or (), overwrite=overwrite
+    )
     if json:
         print_json(report)
         return

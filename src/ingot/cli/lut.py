@@ -28,6 +28,7 @@ def command(
     domain: Annotated[str | None, typer.Option(help="Where the 33 knots lie: LOW,HIGH; fitted by default.")] = None,
     svg: Annotated[str | None, typer.Option(help="Write a plot to this file.")] = None,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the curve and the error.")] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists, for --svg.")] = False,
     json: Json = False,
 ) -> None:
     """Build the activation table of a function for an Apple Neural Engine: 43 float16 entries, and their error.
@@ -41,7 +42,7 @@ def command(
     fitted = fit_lut(name, _pair(range, "--range"), _pair(domain, "--domain"))
     function, _ = FUNCTIONS[name]
     if svg is not None:
-        atomic_write(svg, svg_plot(fitted, function, name).encode())
+        atomic_write(svg, svg_plot(fitted, function, name).encode(), overwrite=overwrite)
     lut = fitted.lut
     if json:
         print_json(

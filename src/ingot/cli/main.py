@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -126,6 +127,9 @@ def run(arguments: list[str] | None = None) -> int:
         return _report(failure, json)
     if result == INTERRUPTED:  # the parser turns Ctrl-C into this code by itself
         message = "interrupted; nothing was left under the final name"
+        given = sys.argv[1:] if arguments is None else arguments
+        if "--resume" in given:
+            message += f"; what is finished is kept, go on with: {printable(shlex.join(['ingot', *given]))}"
         return _report(Failure(INTERRUPTED, "interrupted", message), json, "")
     return result if isinstance(result, int) else 0
 

@@ -11,3 +11,6 @@ Digest = Annotated[
     typer.Option(metavar="NAME", help="Digest written per part where the format has digests: crc32c, sha256 or none."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads; default: all processors.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a file, or a folder that holds a checkpoint and nothing else.")
+]

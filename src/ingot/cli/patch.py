@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.options import Digest, Threads
+from ingot.cli.options import Digest, Overwrite, Threads
 from ingot.cli.output import Json, print_json, progress_bar, size_text
 from ingot.cli.tables import line
 
@@ -43,7 +43,7 @@ def command(
     max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
     digest: Digest = "crc32c",
     threads: Threads = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
+    overwrite: Overwrite = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     json: Json = False,
 ) -> None:

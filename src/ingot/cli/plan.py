@@ -48,6 +48,7 @@ def command(
             help="Largest error of a weight for --suggest: RMS of the error over RMS of the weight, at most 1; 0.1."
         ),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists, for --suggest.")] = False,
     json: Json = False,
 ) -> None:
     """Say which weights stream, fold or are refused on an Apple Neural Engine, by which gate, and what that costs.
@@ -60,7 +61,8 @@ def command(
     if suggest is not None:
         from ingot.ops.suggest_ane import suggest as find
 
-        found = find(path, chip, suggest, 0.1 if max_error is None else max_error, assume=assume or ())
+        largest = 0.1 if max_error is None else max_error
+        found = find(path, chip, suggest, largest, assume=assume or (), overwrite=overwrite)
         print_json(found) if json else _print_suggestion(found)
         return
     from ingot.ops.plan_ane import plan

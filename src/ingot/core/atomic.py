@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from ingot.core.oserrors import write_error
 from ingot.core.parallel import ordered
+from ingot.core.rename import exchange
 from ingot.errors import ResourceError, UsageError
 
 SUFFIX = ".ingot-partial"
@@ -38,7 +40,9 @@ class Staging:
     directory : bool
         Whether the artifact is a folder.
     overwrite : bool
-        Whether a non-empty folder at ``dst`` may be replaced. A file is always replaced.
+        Whether a file or a non-empty folder at ``dst`` may be replaced.
+    require_ours : callable, optional
+        Gets a folder that would be replaced, and raises if it holds what must not be lost.
     resume : bool
         Keep what an earlier run left in the staging folder; else it is emptied first.
 
@@ -59,11 +63,17 @@ class Staging:
     """
 
     def __init__(
-        self, dst: str | os.PathLike[str], *, directory: bool = False, overwrite: bool = False, resume: bool = False
+        self,
+        dst: str | os.PathLike[str],
+        *,
+        directory: bool = False,
+        overwrite: bool = False,
+        resume: bool = False,
+        require_ours: Callable[[Path], None] | None = None,
     ) -> None:
         self.dst = _final(dst)
-        self._directory, self._overwrite = directory, overwrite
-        _check_target(self.dst, directory, overwrite)
+        self._directory, self._overwrite, self._require_ours = directory, overwrite, require_ours
+        self._check_target()
         self.folder = self.dst.with_name(f".{self.dst.name}{SUFFIX}")
         self.files = self.folder / "files"
         self.journal = self.folder / "journal.jsonl"
@@ -78,6 +88,14 @@ class Staging:
             self.files.mkdir(exist_ok=True)
         except OSError as error:
             raise write_error(error, str(self.folder)) from error
+        try:
+            self._check_target()  # once more: a killed run's folder may be back
+        except BaseException:
+            if resume:
+                self.keep()
+            else:
+                self.discard()
+            raise
 
     def publish(self, names: Sequence[str]) -> Path:
         """Flush the named files to disk, put them under the final name in one step, remove the staging folder.
@@ -96,10 +114,12 @@ class Staging:
             for _ in ordered(lambda name: flush(self.files / name), names, threads):
                 pass
             if self._directory:
-                for folder in {(self.files / name).parent for name in names} | {self.files}:
-                    flush(folder)
+                inner = {parent for name in names for parent in Path(name).parents} | {Path()}
+                for folder in sorted(inner, reverse=True):  # the deepest first; the last is ``files`` itself
+                    flush(self.files / folder)
                 self._publish_folder()
             else:
+                self._check_target()  # something may have appeared there meanwhile
                 (self.files / names[0]).replace(self.dst)
             flush(self.dst.parent)
         except OSError as error:
@@ -153,12 +173,25 @@ class Staging:
             elif path not in wanted:
                 path.unlink()
 
+    def _check_target(self) -> None:
+        _check_target(self.dst, self._directory, self._overwrite)
+        if self._directory and self._require_ours is not None and self.dst.is_dir() and any(self.dst.iterdir()):
+            self._require_ours(self.dst)
+
     def _publish_folder(self) -> None:
-        """Rename ``files`` to ``dst``; a folder that is there steps aside first, and comes back if that fails."""
-        if not self._overwrite:
-            _check_target(self.dst, True, False)  # something may have appeared there meanwhile
-        if self.dst.exists():
-            self.dst.rename(self._old)
+        """Put ``files`` in the place of ``dst``; what was there is in ``files`` or ``replaced`` then.
+
+        In one step where the system can exchange names; elsewhere the old folder steps aside first, comes back if the
+        second renaming fails, and is put back by the next run if there was no second one.
+        """
+        self._check_target()  # something may have appeared there meanwhile
+        if not self.dst.exists():
+            self.files.rename(self.dst)
+            return
+        if exchange(self.files, self.dst):
+            flush(self.folder)
+            return
+        self.dst.rename(self._old)
         try:
             self.files.rename(self.dst)
         except BaseException:
@@ -166,8 +199,12 @@ class Staging:
             raise
 
     def _recover(self) -> None:
-        """Put back a folder that stepped aside in a run that was killed before its successor was in place."""
-        if self._old.is_dir() and not self.dst.exists():
+        """Put back a folder that stepped aside for a successor that never came; remove it if that did come."""
+        if not self._old.is_dir():
+            return
+        if self.dst.exists():
+            shutil.rmtree(self._old)
+        else:
             self._old.rename(self.dst)
 
     def _empty(self) -> None:
@@ -177,20 +214,24 @@ class Staging:
         self.journal.unlink(missing_ok=True)
 
 
-def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview) -> None:
+def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, overwrite: bool = True) -> None:
     """Write a small file so that ``path`` has either its old content or all of ``data``, also after a power failure.
 
-    Raises ``UsageError`` ``target.no-parent``, ``target.not-a-file``; ``ResourceError`` as ``Staging``.
+    Several threads and processes may write the same file: one of them is the last. Raises ``UsageError``
+    ``target.no-parent``, ``target.not-a-file``, without ``overwrite`` ``target.exists``; ``ResourceError`` as
+    ``Staging``.
     """
     dst = _final(path)
-    _check_target(dst, False, False)
-    beside = dst.with_name(f".{dst.name}.{os.getpid()}{SUFFIX}")
+    _check_target(dst, False, overwrite)
+    # A number of its own for every call: a process has threads, and a killed one may have left a file.
+    beside = dst.with_name(f".{dst.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
     try:
         try:
             with beside.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            _check_target(dst, False, overwrite)
             beside.replace(dst)
         except BaseException:
             beside.unlink(missing_ok=True)
@@ -231,9 +272,10 @@ def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
         raise UsageError(
             "expected a folder or nothing at the target; found a file", rule="target.not-a-folder", where=str(dst)
         )
-    if directory and not overwrite and any(dst.iterdir()):
+    if not overwrite and (not directory or any(dst.iterdir())):
+        found = "target folder exists and is not empty" if directory else "target exists"
         raise UsageError(
-            "the target folder exists and is not empty: choose another, or pass --overwrite (overwrite=True)",
+            f"the {found}: choose another, or pass --overwrite (overwrite=True)",
             rule="target.exists",
             where=str(dst),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from ingot.errors import IntegrityError
 
@@ -82,6 +82,15 @@ class Sink(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Scratch(Protocol):
+    """A sink on a disk that can also hold what has no place in the file yet."""
+
+    def scratch(self) -> BinaryIO:
+        """Return an unnamed temporary file on the same disk; raises ``OSError``."""
+        ...
 
 
 class Target(Protocol):

@@ -26,7 +26,7 @@ from ingot.ops.destination import destination
 from ingot.ops.draft import DraftShape, check_draft
 from ingot.ops.journal import fingerprint
 from ingot.ops.open import Source, checkpoint_of, open_source
-from ingot.ops.save import save
+from ingot.ops.save import plan_tensors, save_planned
 from ingot.stores.local import LocalStore
 
 AnyPath = str | PathLike[str]
@@ -251,7 +251,7 @@ def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, ove
     Raises
     ------
     UsageError
-        ``attachments.none``: the artifact carries none.
+        ``attachments.none``: the artifact carries none; ``target.exists``, ``target.foreign``.
     FormatError
         ``draft.*``.
     """
@@ -262,11 +262,12 @@ def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, ove
             raise _nothing("draft", path)
         with _at(str(path)):
             shape = check_draft(draft)
-        target = destination(out, format).format
+        place = destination(out, format)
+        target = place.format
         tensors = {
             name: tensor if not target.refuses(tensor.spec()) else tensor.numpy() for name, tensor in draft.items()
         }
-        save(out, tensors, format=format, overwrite=overwrite)
+        save_planned(place, plan_tensors(target, tensors), {}, overwrite=overwrite)
     finally:
         source.close()
     return shape

@@ -22,7 +22,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import CONFIG, ConfigChange, copy_companions, read_config
 from ingot.ops.convert_options import ConvertOptions, importance_of, prune_request, within, write_options
-from ingot.ops.destination import Destination, destination
+from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.drive import drive, slab_budget
 from ingot.ops.idle import require_effect
 from ingot.ops.journal import Journal, fingerprint, intact
@@ -225,7 +225,8 @@ class _Job:
         slots = self._workers + 3  # one being read, one being written, one of a scan
         cuts = [cut(step, budget, slots, self._measure) for step in self._plan.steps]
         place = self._place
-        with Staging(place.path, directory=place.directory, overwrite=self._overwrite, resume=resume) as staging:
+        names = self._checkpoint.companions if place.directory else ()
+        with stage(place, overwrite=self._overwrite, resume=resume, names=names) as staging:
             try:
                 resumed, files = self._write(staging, cuts, budget, resume, progress)
                 companions = self._companions(staging.files, files) if place.directory else []
@@ -254,6 +255,7 @@ class _Job:
         journal = Journal(staging.journal, fingerprint(self._source, self._identity()))
         records = self._intact(journal.earlier(), staging.files) if resume else []
         writer = self._restore(records, staging.files)
+        require_room(self._place, self._plan.least, staging.files)
         journal.start(records)
         steps = list(self._plan.steps[len(records) :])
         try:

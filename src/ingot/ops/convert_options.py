@@ -29,7 +29,7 @@ class ConvertOptions(TypedDict, total=False):
 
     allow_requantize : quantize tensors that are quantized already.
     strict_recipe : refuse a recipe with a rule that hits no tensor, and importance that nothing looks at.
-    overwrite : replace a folder that exists (single files are always replaced, atomically).
+    overwrite : replace a file that exists, or a folder that holds a checkpoint and nothing else.
     threads : encoding threads; all processors this process may use by default.
     io : how the source is read: ``pread`` (default: safe from a source that shrinks), ``mmap``, ``auto``.
     verify : check the source's digests (default True).

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 
 from ingot.core.atomic import Staging
+from ingot.core.disk import require_disk
 from ingot.errors import CodecError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.coreml.format import CoremlFormat
@@ -16,6 +18,7 @@ from ingot.model.attachments import Attachments
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.ops.open import open as open_checkpoint
+from ingot.ops.replaceable import require_ours
 from ingot.ops.save import as_tensor, plan_tensors, write_tensors
 from ingot.stores.local import LocalTarget
 
@@ -69,7 +72,8 @@ def extract_layer(
                 rounded |= loses
         planned = plan_tensors(target, tensors)
         size = target.size([spec for _, spec in planned], {}, options)
-        with Staging(out, directory=True, overwrite=overwrite) as staging:
+        with Staging(out, directory=True, overwrite=overwrite, require_ours=require_ours) as staging:
+            require_disk(size, Path(out).absolute().parent, str(out))
             writer = target.writer(LocalTarget(staging.files), "", [spec for _, spec in planned], {}, options)
             staging.publish(write_tensors(writer, planned))
         codec = tensors[WEIGHT].codec

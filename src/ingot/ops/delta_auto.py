@@ -1,14 +1,15 @@
 """Strategy ``auto``: how each tensor's difference is stored is measured, for a size or for an error.
 
-Every candidate is tried on a sample of the difference (low rank on all of it, where the sample speaks for it). For an
-error, each tensor gets the smallest candidate that keeps to it. For a size, bytes go where they take away most error:
-the lower convex hulls of all tensors' sizes and errors are walked by steepest slope (Everett, "Generalized Lagrange
-multiplier method", Operations Research 11, 1963). Errors count relative to the mean square of the base's weights.
+Every candidate is tried on a sample of the difference, one tensor on each thread; how low its rank is, on all of it in
+two passes by slabs, where the sample speaks for it. For an error, each tensor gets the smallest candidate that keeps to
+it. For a size, bytes go where they take away most error: the lower convex hulls of all tensors' sizes and errors are
+walked by steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963). Errors count
+relative to the mean square of the base's weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -17,14 +18,17 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.delta import delta_codec, difference, widened
-from ingot.codecs.low_rank_fit import factors
+from ingot.codecs.low_rank_fit import OVERSAMPLING, spectrum
 from ingot.codecs.table import CODECS
 from ingot.core import encodings
 from ingot.core.memory import parse_size
+from ingot.core.parallel import ordered
+from ingot.core.progress import Progress
 from ingot.errors import CodecError, UsageError
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta_strategy import EXACT, Way, is_matrix
 from ingot.ops.measure_choice import sample_of
+from ingot.ops.slabs import slabs
 
 Pair = tuple[Tensor, Tensor]
 
@@ -57,6 +61,12 @@ SHORTFALL = 8.0
 LOW_RANK_ERROR = 0.1
 """A product of thin matrices must leave at most this share of the squared norm: what it lacks is missing whole, which
 costs more perplexity than as much noise of a quantizer (``spec/deltas-quality.md``)."""
+SAMPLE = 1 << 18
+"""Elements that candidates are tried on: mean squares of so many are within a percent of those of all."""
+PER_PAIR = 96 << 20
+"""Bytes that measuring one tensor takes at most: a sample in double precision several times, and a spectrum."""
+_SPECTRUM = 16 << 20  # bytes of one of the three matrices that a spectrum takes
+_SLAB = 1 << 20
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -83,7 +93,14 @@ class Measured:
     trials: Sequence[Trial]
 
 
-def choose(pairs: Sequence[Pair], *, target_size: int | None = None, max_error: float | None = None) -> dict[str, Way]:
+def choose(
+    pairs: Sequence[Pair],
+    *,
+    target_size: int | None = None,
+    max_error: float | None = None,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Way]:
     """Return how to store the difference of each pair of tensors, base and fine-tune of one shape and element type.
 
     Parameters
@@ -92,6 +109,10 @@ def choose(pairs: Sequence[Pair], *, target_size: int | None = None, max_error: 
         Bytes of all these tensors' parts together, and ``OVERHEAD`` for each.
     max_error : float, optional
         The largest norm of a tensor's error over that of its difference (0 for exact).
+    workers : int
+        Threads that measure, each with ``PER_PAIR`` bytes at the most; 0 for the caller's own.
+    progress : Progress, optional
+        Told the stored bytes of each pair when it is measured.
 
     Raises
     ------
@@ -102,7 +123,11 @@ def choose(pairs: Sequence[Pair], *, target_size: int | None = None, max_error: 
         raise UsageError("expected a target size or a largest error for strategy auto", rule="delta.target")
     if max_error is not None and not 0 <= max_error < inf:
         raise UsageError(f"expected a largest error of at least 0, found {max_error}", rule="delta.target")
-    measured = [measure(*pair) for pair in pairs]
+    measured = []
+    for (base, tuned), found in zip(pairs, ordered(lambda pair: measure(*pair), pairs, workers), strict=True):
+        measured.append(found)
+        if progress is not None:
+            progress.advance(base.nbytes + tuned.nbytes, tuned.name)
     if max_error is not None:
         return {item.name: _within(item, max_error).way for item in measured}
     assert target_size is not None
@@ -114,7 +139,7 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
     exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
     if not is_matrix(tuned.shape, tuned.dtype):
         return Measured(tuned.name, 1.0, (exact,))
-    one, other = sample_of(base), sample_of(tuned)
+    one, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
     if one.shape != other.shape:  # read in runs from one file and in rows from the other
         return Measured(tuned.name, 1.0, (exact,))
     delta = difference(one, other)
@@ -184,25 +209,22 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
     A sample's rows are nearer to a low rank than the matrix, never further.
     """
     rows, cols = tuned.matrix_shape
-    most = min(RANKS[-1], min(rows, cols) // 2)
-    if not most or not _promising(_spectrum(sample, most), (rows, cols), trials):
+    most = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)
+    if most < 1 or not _promising(spectrum(lambda: [sample], sample.shape[1], most), (rows, cols), trials):
         return
-    delta = difference(*(tensor.numpy().reshape(rows, cols) for tensor in (base, tuned)))
-    residual = _spectrum(delta, most)
+    residual = spectrum(lambda: _differences(base, tuned), cols, most)
     for rank in RANKS:
         if rank <= most and residual[rank] <= LOW_RANK_ERROR:
             error = float(residual[rank])
             yield Trial(Way("low_rank", {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
 
 
-def _spectrum(delta: Array, most: int) -> Array:
-    """Return the share of squared norm that is left after rank 0, 1, ... ``most``."""
-    left, right = factors(delta, most, None)
-    energies = np.square(np.linalg.norm(left, axis=0) * np.linalg.norm(right, axis=1))
-    total = float(np.square(delta.astype(np.float64)).sum())
-    kept = np.concatenate(([0.0], np.cumsum(energies)))
-    kept = np.concatenate((kept, np.full(most + 1 - len(kept), kept[-1])))
-    return np.maximum(1 - kept / total, 0.0) if total else np.zeros(most + 1)
+def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
+    """Yield the difference's rows in slabs."""
+    matrix = tuned.matrix_shape
+    step = max(1, _SLAB // max(matrix[1], 1))
+    for old, new in zip(slabs(base, matrix, step), slabs(tuned, matrix, step), strict=True):
+        yield difference(old, new)
 
 
 def _promising(residual: Array, shape: tuple[int, int], trials: Sequence[Trial]) -> bool:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Container
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 
+from ingot.core.atomic import Staging
+from ingot.core.disk import occupied, require_disk
+from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
+from ingot.ops.replaceable import require_ours
 
 DEFAULT_FORMAT = "zt"
 STEM = "model"
@@ -26,21 +34,22 @@ class Destination:
 
 
 def destination(path: str | PathLike[str], format: str | None = None) -> Destination:
-    """Decide by the suffix of ``path``: a known one means a single file of that format, anything else a folder.
+    """Decide by the suffix of ``path``: a known one means a single file of that format, none or a slash a folder.
 
     Raises
     ------
     UsageError
-        ``format`` is unknown or contradicts the suffix, or the path is that of an existing file without a known suffix
-        (``save.suffix``); a file where a package, a folder, is to be (``target.exists``).
+        ``format`` is unknown or contradicts the suffix, the path is that of an existing file without a known suffix, or
+        it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
+        (``target.exists``).
     """
     text = fspath(path)
     location = Path(text)
     by_suffix = format_of_suffix(location.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
     whole = by_suffix is not None and getattr(by_suffix, "folder", False)
-    is_folder = location.is_dir() or text.endswith(("/", "\\")) or by_suffix is None or whole
-    if is_folder and not (whole and chosen is not by_suffix):
+    named = location.is_dir() or text.endswith(("/", "\\"))
+    if (named or by_suffix is None or whole) and not (whole and chosen is not by_suffix):
         if whole and location.is_file():
             raise UsageError(
                 "expected a folder, which such a package is, or nothing; found a file of this name: remove it or "
@@ -48,9 +57,9 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
                 rule="target.exists",
                 where=text,
             )
-        if location.is_file():
-            suffixes = ", ".join(suffix for name in FORMATS for suffix in FORMATS[name].suffixes)
-            raise UsageError(f"expected a folder or a file name ending in {suffixes}", rule="save.suffix", where=text)
+        files_too = chosen is None or bool(chosen.suffixes)
+        if location.is_file() or (files_too and not named and not whole and _foreign_suffix(location.name)):
+            raise _unknown_suffix(text, location.suffix)
         chosen = chosen or FORMATS[DEFAULT_FORMAT]
         return Destination(location, True, chosen, chosen.file_name(STEM))
     if by_suffix is not None and chosen is not None and chosen.name != by_suffix.name:
@@ -61,6 +70,41 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
         )
     assert chosen is not None
     return Destination(location, False, chosen, location.name)
+
+
+def stage(place: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
+    """Return a place to write what will appear at ``place``.
+
+    What is there is replaced with ``overwrite`` only, and of folders only those that hold a checkpoint, files called
+    ``names`` and nothing else (``ops.replaceable``). Errors as ``core.atomic.Staging`` and ``require_ours``.
+    """
+    ours = partial(require_ours, also=names)
+    return Staging(place.path, directory=place.directory, overwrite=overwrite, resume=resume, require_ours=ours)
+
+
+def require_room(place: Destination, nbytes: int, done: Path | None = None) -> None:
+    """Refuse an artifact of at least ``nbytes`` for which its disk has no room; rule ``disk.guard``.
+
+    ``done`` is a folder with what an earlier run has written of it.
+    """
+    folder = Path(os.path.realpath(place.path)).parent
+    require_disk(nbytes - (occupied(done) if done is not None else 0), folder, str(place.path))
+
+
+def _foreign_suffix(name: str) -> bool:
+    """Whether a name ends like a file of another program: ``.gguf``, and not the ``.1-8B`` of ``Llama-3.1-8B``."""
+    return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", Path(name).suffix) is not None
+
+
+def _unknown_suffix(where: str, suffix: str) -> UsageError:
+    known = [suffix for name in FORMATS for suffix in FORMATS[name].suffixes]
+    near = did_you_mean(suffix.lower(), known) if suffix else ""
+    return UsageError(
+        f"expected a file name ending in {', '.join(known)}{near}, or a folder, whose name may end in a slash; found "
+        f"{suffix or 'a file without suffix'}",
+        rule="save.suffix",
+        where=where,
+    )
 
 
 def format_of_suffix(name: str) -> Format | None:

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from ingot.codecs.delta import delta_codec
 from ingot.codecs.table import CODECS
-from ingot.core.atomic import Staging
+from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
@@ -26,18 +26,18 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert import refuse_same
-from ingot.ops.delta_auto import choose, target_bytes
+from ingot.ops.delta_auto import PER_PAIR, choose, target_bytes
 from ingot.ops.delta_chain import is_opaque
 from ingot.ops.delta_jobs import PairJob, WholeJob
 from ingot.ops.delta_report import DiffReport, TensorDiff
 from ingot.ops.delta_strategy import AUTO, BY_CONTAINER, EXACT, SMALL, Way, choices
-from ingot.ops.destination import Destination, destination
+from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.diff_inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
-from ingot.ops.drive import drive, recycled, slab_budget
+from ingot.ops.drive import RESERVE, drive, recycled, slab_budget
 from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
 from ingot.ops.open import Source, open_source, weights_of
 from ingot.ops.pipeline import Pipeline, cut
-from ingot.ops.plan_convert import ENCODED, MOVED, Step, encoded_spec, moved_spec
+from ingot.ops.plan_convert import ENCODED, MOVED, Step, encoded_spec, least_size, moved_spec
 from ingot.ops.watch import ContentWatch, ParentWatch
 from ingot.ops.wdelta_parent import parent_hash, parent_orders
 from ingot.stores.local import LocalTarget
@@ -69,7 +69,7 @@ class DiffOptions(TypedDict, total=False):
     io : how the sources are read: ``pread`` (default), ``mmap``, ``auto``.
     verify : check the sources' digests (default True).
     measure : measure the error of what is not exact (default True).
-    overwrite : replace a folder that exists (single files are always replaced, atomically).
+    overwrite : replace a file that exists, or a folder that holds a checkpoint and nothing else.
     """
 
     options: Mapping[str, Any]
@@ -178,9 +178,20 @@ class _Diff:
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
         place = self._place
-        removed = [name for name in self._base if name not in self._tuned]
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
+        companions = self._tuned.companions if place.directory else {}
+        with stage(place, overwrite=self._options.get("overwrite", False), names=companions) as staging:
+            plan = self._prepared()
+            info, files = self._write(plan, LocalTarget(staging.files))
+            copied = copy_companions(companions, staging.files)
+            for source in self._sources:
+                source.require_unchanged()
+            staging.publish([*files, *copied])
+        return self._report(plan, info, files)
+
+    def _prepared(self) -> _Planned:
+        """Find out what is the same, choose how the rest is stored, and plan it."""
         if self._wdelta:
             self._shards = parent_orders(self._base, sorted(self._tuned)).get("shards")
         else:
@@ -191,14 +202,7 @@ class _Diff:
         plan = self._plan()
         if any(step.spec.params.get("layout") == 2 for step in plan.steps):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
-        overwrite = self._options.get("overwrite", False)
-        with Staging(place.path, directory=place.directory, overwrite=overwrite) as staging:
-            info, files = self._write(plan, removed, LocalTarget(staging.files))
-            companions = copy_companions(self._tuned.companions, staging.files) if place.directory else []
-            for source in self._sources:
-                source.require_unchanged()
-            staging.publish([*files, *companions])
-        return self._report(plan, info, files)
+        return plan
 
     def _measured_ways(self) -> dict[str, Way]:
         """Choose how each tensor's difference is stored, for strategy ``auto``."""
@@ -209,7 +213,18 @@ class _Diff:
         whole = sum(item.nbytes for item in changed if item.name not in paired)
         size = self._options.get("target_size")
         budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
-        return choose(pairs, target_size=budget, max_error=self._options.get("max_error"))
+        self._progress.total += sum(base.nbytes + tuned.nbytes for base, tuned in pairs)
+        self._progress.advance(0)
+        workers, max_ram = self._workers, self._options.get("max_ram")
+        if max_ram is not None:
+            workers = max(1, min(workers, (parse_size(max_ram) - anonymous_rss() - RESERVE) // PER_PAIR))
+        return choose(
+            pairs,
+            target_size=budget,
+            max_error=self._options.get("max_error"),
+            workers=workers,
+            progress=self._progress,
+        )
 
     def _plan(self) -> _Planned:
         steps: list[Step] = []
@@ -271,7 +286,8 @@ class _Diff:
             raise UnsupportedError(f"{self._place.format.name} cannot carry this: {reason}", rule="delta.container")
         return step
 
-    def _write(self, plan: _Planned, removed: list[str], target: LocalTarget) -> tuple[DeltaInfo, list[str]]:
+    def _write(self, plan: _Planned, target: LocalTarget) -> tuple[DeltaInfo, list[str]]:
+        removed = [name for name in self._base if name not in self._tuned]
         info = DeltaInfo(
             VERSION,
             self._strategy,
@@ -285,6 +301,7 @@ class _Diff:
         format = self._place.format
         own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
         metadata = format.metadata({**own, KEY: info.to_metadata()})
+        require_room(self._place, least_size(specs, format.size(specs, metadata, options)))
         writer = format.writer(target, self._place.name, specs, metadata, options)
         try:
             info = self._drive(plan, writer, info)

@@ -52,6 +52,7 @@ def pack_kernel(
     bias: str | None = None,
     activation: str | None = None,
     assume: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> KernelReport:
     """Pack one tensor of a checkpoint into a kernel unit at ``out``; a weight that folds is packed as dense fp16.
 
@@ -63,10 +64,13 @@ def pack_kernel(
         A function whose table goes in, fitted as ``ingot lut`` does.
     assume : sequence of str
         As ``ingot.plan`` takes them.
+    overwrite : bool
+        Replace a file that exists.
 
     Raises
     ------
     UsageError
+        ``target.exists``,
         ``tensor.unknown``, ``ane.layout``, ``ane.budget``, ``ane.function``, ``ane.chip``, ``ane.assume``.
     UnsupportedError
         ``ane.refused``: the chip refuses the form that the tensor has.
@@ -96,7 +100,7 @@ def pack_kernel(
         weight.shape, weight.values, weight.bits, weight.codebooks, weight.mask, weight.scale, extra, lut
     )
     data = pack_unit(packed, known)
-    atomic_write(out, data)
+    atomic_write(out, data, overwrite=overwrite)
     return KernelReport(fspath(out), name, known.name, kernel_format(packed.kernel_format).name, decision, len(data))
 
 

@@ -195,17 +195,17 @@ def _stored(part: PartSpec, sample: Array | None, scale: float) -> float:
     return float(packed) if whole == data.nbytes else packed * whole / max(data.nbytes, 1)
 
 
-def sample_of(tensor: Tensor) -> Array:
-    """Return evenly spaced rows of a tensor, at most about ``SAMPLE`` elements: a matrix in its own dtype.
+def sample_of(tensor: Tensor, most: int = SAMPLE) -> Array:
+    """Return evenly spaced rows of a tensor, at most about ``most`` elements: a matrix in its own dtype.
 
     All of it where it is small. Dense raw tensors are read where the rows lie, others from the start to the last row
     of the sample. Digests, which are of whole parts, are left to the conversion.
     """
     streams_runs = tensor.codec in CODECS and CODECS[tensor.codec].elementwise
     rows, cols = tensor.matrix_shape
-    if cols > _RUN and tensor.size > SAMPLE and streams_runs:
+    if cols > _RUN and tensor.size > most and streams_runs:
         rows, cols = tensor.size // _RUN, _RUN
-    pieces = _pieces(rows, cols)
+    pieces = _pieces(rows, cols, most)
     out = empty((sum(count for _, count in pieces), cols), tensor.dtype, tensor.name)
     if not out.size:
         return out
@@ -217,12 +217,12 @@ def sample_of(tensor: Tensor) -> Array:
     return out
 
 
-def _pieces(rows: int, cols: int) -> list[tuple[int, int]]:
+def _pieces(rows: int, cols: int, most: int) -> list[tuple[int, int]]:
     """Return starts and numbers of the sampled rows."""
-    if rows * cols <= SAMPLE:
+    if rows * cols <= most:
         return [(0, rows)]
-    each = max(1, min(_PIECE_ROWS, SAMPLE // (_PIECES * cols)))
-    count = max(1, SAMPLE // (each * cols))
+    each = max(1, min(_PIECE_ROWS, most // (_PIECES * cols)))
+    count = max(1, most // (each * cols))
     return [(index * (rows - each) // max(count - 1, 1), each) for index in range(count)]
 
 

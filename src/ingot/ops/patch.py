@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ingot.codecs.table import CODECS
-from ingot.core.atomic import Staging
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.parallel import default_workers
@@ -28,7 +27,7 @@ from ingot.ops.convert_options import DEFAULT_SHARD
 from ingot.ops.delta_chain import Link, Route, link_of, stages
 from ingot.ops.delta_proof import Proof
 from ingot.ops.delta_report import PatchReport
-from ingot.ops.destination import Destination, destination
+from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.drive import drive, recycled, slab_budget
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
 from ingot.ops.patch_job import PatchJob
@@ -145,9 +144,9 @@ class _Patch:
         found = stages(self._base, self._links)
         proof = Proof(self._links, found, base=options.get("verify_base", True), result=options.get("verify", False))
         plan = self._plan(found[-1], proof.order or ())
-        with Staging(place.path, directory=place.directory, overwrite=options.get("overwrite", False)) as staging:
+        companions = {**self._base.companions, **self._links[-1].checkpoint.companions}
+        with stage(place, overwrite=options.get("overwrite", False), names=companions) as staging:
             files = self._write(plan, proof, LocalTarget(staging.files))
-            companions = {**self._base.companions, **self._links[-1].checkpoint.companions}
             copied = copy_companions(companions, staging.files) if place.directory else []
             for source in self._sources:
                 source.require_unchanged()
@@ -204,6 +203,7 @@ class _Patch:
         own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
         shard = DEFAULT_SHARD if self._place.directory else None
         options = WriteOptions(digest=self._options.get("digest", "crc32c"), max_shard=shard)
+        require_room(self._place, format.size(specs, format.metadata(own), options))
         writer = format.writer(target, self._place.name, specs, format.metadata(own), options)
         try:
             budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)

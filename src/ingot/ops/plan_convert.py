@@ -99,6 +99,11 @@ class ConvertPlan:
     def in_bytes(self) -> int:
         return sum(step.in_bytes for step in self.steps)
 
+    @property
+    def least(self) -> int:
+        """The bytes that the weight files take in any case: ``size``, less what only the bytes themselves tell."""
+        return least_size(self.specs, self.size)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
@@ -332,6 +337,11 @@ def _same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
         and part.nbytes in (None, tensor.parts[part.role].nbytes)
         for part in spec.parts
     )
+
+
+def least_size(specs: Sequence[TensorSpec], size: int) -> int:
+    """Return ``size``, which a format tells of these specs, less the parts whose length only their bytes tell."""
+    return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
 
 
 def moved_spec(tensor: Tensor) -> TensorSpec:

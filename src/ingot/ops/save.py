@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.table import CODECS
-from ingot.core.atomic import Staging
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.part import StoredReader, memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor
-from ingot.ops.destination import destination
+from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.plan_convert import moved_spec
 from ingot.stores.local import LocalTarget
 
@@ -49,12 +48,13 @@ def save(
     digest : {"crc32c", "sha256", None}
         Written per part where the format has digests.
     overwrite : bool
-        Replace a folder that is not empty, with all that is in it. A single file is always replaced.
+        Replace a folder that holds a checkpoint and nothing else. A single file is replaced in any case, as safetensors
+        does: what the caller has in memory is newer.
 
     Raises
     ------
     UsageError
-        The folder exists and is not empty.
+        ``target.exists``, ``target.foreign``: a folder that may not be replaced.
     UnsupportedError
         The format cannot carry a tensor.
     ResourceError
@@ -62,10 +62,22 @@ def save(
     """
     place = destination(path, format)
     planned = plan_tensors(place.format, tensors)
-    with Staging(place.path, directory=place.directory, overwrite=overwrite) as staging:
-        options = WriteOptions(digest=digest)
-        specs = [spec for _, spec in planned]
-        writer = place.format.writer(LocalTarget(staging.files), place.name, specs, metadata or {}, options)
+    save_planned(place, planned, metadata or {}, digest=digest, overwrite=overwrite or not place.directory)
+
+
+def save_planned(
+    place: Destination,
+    planned: Sequence[tuple[Tensor, TensorSpec]],
+    metadata: Mapping[str, Any],
+    *,
+    digest: str | None = "crc32c",
+    overwrite: bool = False,
+) -> None:
+    """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
+    options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
+    with stage(place, overwrite=overwrite) as staging:
+        require_room(place, place.format.size(specs, place.format.metadata(metadata), options))
+        writer = place.format.writer(LocalTarget(staging.files), place.name, specs, metadata, options)
         staging.publish(write_tensors(writer, planned))
 
 

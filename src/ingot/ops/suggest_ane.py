@@ -98,13 +98,15 @@ def suggest(
     max_error: float,
     *,
     assume: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> Suggestion:
     """Write a recipe with the least predicted time on the chips, no weight's error above ``max_error``.
 
     For each kernel the ways are tried from the fastest on: encoded on a sample of the weight (all of it up to about a
     million elements), decoded, compared. The error is the RMS of the difference over the RMS of the weight. With
     several chips a way has to stream on all of them, and their times are added; bytes stand for time where no bandwidth
-    is known. For a Core ML package only what its program can have is tried.
+    is known. For a Core ML package only what its program can have is tried. A file at ``recipe`` is replaced with
+    ``overwrite`` only.
 
     Raises
     ------
@@ -128,7 +130,8 @@ def suggest(
             if use_of(checkpoint[name], form_of_tensor(checkpoint[name])) == KERNEL
         ]
     names = tuple(item.name for item in chips)
-    atomic_write(recipe, recipe_text(PurePath(recipe).stem, picks, names, max_error).encode())
+    text = recipe_text(PurePath(recipe).stem, picks, names, max_error)
+    atomic_write(recipe, text.encode(), overwrite=overwrite)
     return Suggestion(fspath(path), fspath(recipe), names, max_error, tuple(picks))
 
 

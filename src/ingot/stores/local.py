@@ -12,8 +12,10 @@ import os
 import platform
 import stat
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -292,6 +294,10 @@ class LocalSink:
             os.ftruncate(self._descriptor, size)
         except OSError as error:
             raise write_error(error, self.name) from error
+
+    def scratch(self) -> BinaryIO:
+        """Return an unnamed temporary file in the same folder."""
+        return tempfile.TemporaryFile(dir=Path(self.name).parent)
 
     def close(self) -> None:
         """Close the file; a second call does nothing. Flushing to disk is left to whoever publishes."""

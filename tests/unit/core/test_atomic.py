@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -41,11 +42,27 @@ class TestSingleFile:
     def test_an_old_file_stays_until_then(self, tmp_path):
         dst = tmp_path / "x.zt"
         dst.write_bytes(b"old")
-        with contextlib.suppress(ZeroDivisionError), Staging(dst) as staging:
+        with contextlib.suppress(ZeroDivisionError), Staging(dst, overwrite=True) as staging:
             put(staging, model=b"new")
             raise ZeroDivisionError
         assert dst.read_bytes() == b"old"
         assert listed(tmp_path) == ["x.zt"]
+
+    def test_a_file_that_is_there_is_refused_at_once(self, tmp_path):
+        (tmp_path / "x").write_bytes(b"old")
+        with pytest.raises(UsageError) as caught:
+            Staging(tmp_path / "x")
+        assert caught.value.rule == "target.exists"
+        assert listed(tmp_path) == ["x"]
+
+    def test_a_file_that_appears_meanwhile_is_refused_at_the_end(self, tmp_path):
+        with Staging(tmp_path / "x") as staging:
+            names = put(staging, model=b"new")
+            (tmp_path / "x").write_bytes(b"other")
+            with pytest.raises(UsageError) as caught:
+                staging.publish(names)
+        assert caught.value.rule == "target.exists"
+        assert (tmp_path / "x").read_bytes() == b"other"
 
     def test_strays_are_dropped(self, tmp_path):
         with Staging(tmp_path / "x") as staging:
@@ -74,7 +91,7 @@ class TestSingleFile:
         (tmp_path / "disk").mkdir()
         (tmp_path / "disk" / "real").write_bytes(b"old")
         (tmp_path / "x").symlink_to("disk/real")
-        with Staging(tmp_path / "x") as staging:
+        with Staging(tmp_path / "x", overwrite=True) as staging:
             staging.publish(put(staging, model=b"new"))
         assert (tmp_path / "x").is_symlink()
         assert (tmp_path / "disk" / "real").read_bytes() == b"new"
@@ -159,9 +176,75 @@ class TestFolder:
         with Staging(tmp_path / "m", directory=True, overwrite=True) as staging:
             names = put(staging, new=b"1")
             monkeypatch.setattr(Path, "rename", rename)
+            monkeypatch.setattr(atomic, "exchange", lambda one, other: False)
             with pytest.raises(ResourceError):
                 staging.publish(names)
         assert listed(tmp_path / "m") == ["old"]
+        assert listed(tmp_path) == ["m"]
+
+    def test_every_folder_in_it_is_flushed_before_the_name(self, tmp_path, monkeypatch):
+        flushed, real = [], atomic.flush
+        monkeypatch.setattr(atomic, "flush", lambda path: flushed.append(path.name) or real(path))
+        with Staging(tmp_path / "m", directory=True) as staging:
+            (staging.files / "one" / "two").mkdir(parents=True)
+            (staging.files / "one" / "two" / "a").write_bytes(b"1")
+            staging.publish(["one/two/a"])
+        assert flushed == ["a", "two", "one", "files", tmp_path.name]
+
+    @pytest.mark.parametrize("exchanging", [True, False])
+    def test_killed_at_any_step_of_replacing(self, tmp_path, exchanging):
+        """The old folder or the new one is there at any time (without an exchange: after the next run), whole; and the
+        next run, resumed or not, replaces it."""
+        code = (
+            "import os, shutil, sys\n"
+            "from pathlib import Path\n"
+            "from ingot.core import atomic\n"
+            "def counted(call, left):\n"
+            "    def wrapped(*args, **kwargs):\n"
+            "        left[0] -= 1\n"
+            "        if not left[0]: os._exit(9)\n"
+            "        return call(*args, **kwargs)\n"
+            "    return wrapped\n"
+            "if not int(sys.argv[2]): atomic.exchange = lambda one, other: False\n"
+            "for step in range(1, 6):\n"
+            "    if os.fork(): continue\n"
+            "    dst = Path(sys.argv[1]) / str(step) / 'm'\n"
+            "    with atomic.Staging(dst, directory=True, overwrite=True) as staging:\n"
+            "        (staging.files / 'new').write_bytes(b'1')\n"
+            "        left = [step]\n"
+            "        for owner, name in ((Path, 'rename'), (atomic, 'flush'), (shutil, 'rmtree'), (Path, 'unlink')):\n"
+            "            setattr(owner, name, counted(getattr(owner, name), left))\n"
+            "        staging.publish(['new'])\n"
+            "for _ in range(5): assert os.waitstatus_to_exitcode(os.wait()[1]) == 9\n"
+        )
+        targets = [tmp_path / str(step) / "m" for step in range(1, 6)]
+        for dst in targets:
+            dst.mkdir(parents=True)
+            (dst / "old").write_bytes(b"0")
+        subprocess.run([sys.executable, "-c", code, str(tmp_path), str(int(exchanging))], check=True)
+        for dst in targets:
+            if exchanging:
+                assert listed(dst) in (["old"], ["new"])
+            with Staging(dst, directory=True, overwrite=True, resume=True) as staging:
+                assert listed(dst) in (["old"], ["new"])
+                (staging.files / "newer").write_bytes(b"2")
+                staging.publish(["newer"])
+            assert listed(dst) == ["newer"]
+            assert listed(dst.parent) == ["m"]
+
+    def test_only_what_is_ours_is_replaced(self, tmp_path):
+        def refuse(folder):
+            raise UsageError("foreign", rule="target.foreign")
+
+        (tmp_path / "m").mkdir()
+        with Staging(tmp_path / "m", directory=True, overwrite=True, require_ours=refuse) as staging:
+            names = put(staging, new=b"1")
+            (tmp_path / "m" / "diary").write_bytes(b"0")  # meanwhile
+            with pytest.raises(UsageError, match="foreign"):
+                staging.publish(names)
+        with pytest.raises(UsageError, match="foreign"):
+            Staging(tmp_path / "m", directory=True, overwrite=True, require_ours=refuse)
+        assert listed(tmp_path / "m") == ["diary"]
         assert listed(tmp_path) == ["m"]
 
     def test_a_kill_between_the_two_renames_is_repaired_by_the_next_run(self, tmp_path):
@@ -237,7 +320,7 @@ class TestTargets:
                 Staging(tmp_path / "x")
             assert caught.value.rule == "store.locked"
             staging.publish(put(staging, model=b"new"))
-        Staging(tmp_path / "x").discard()
+        Staging(tmp_path / "x", overwrite=True).discard()
         assert (tmp_path / "x").read_bytes() == b"new"
 
     def test_a_lock_that_was_removed_meanwhile_is_not_taken(self, tmp_path, monkeypatch):
@@ -322,6 +405,32 @@ class TestAtomicWrite:
         atomic_write(tmp_path / "a", memoryview(b"22"))
         assert (tmp_path / "a").read_bytes() == b"22"
         assert listed(tmp_path) == ["a"]
+
+    def test_threads_and_leftovers_are_not_in_the_way(self, tmp_path):
+        (tmp_path / f".a.{os.getpid()}.ingot-partial").write_bytes(b"of a killed process with this number")
+        failed = []
+
+        def write(number):
+            for _ in range(25):
+                try:
+                    atomic_write(tmp_path / "a", bytes([number]) * 100)
+                except IngotError as error:
+                    failed.append(error)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        assert len(set((tmp_path / "a").read_bytes())) == 1
+
+    def test_what_is_there_stays_unless_it_may_be_replaced(self, tmp_path):
+        atomic_write(tmp_path / "a", b"1", overwrite=False)
+        with pytest.raises(UsageError) as caught:
+            atomic_write(tmp_path / "a", b"2", overwrite=False)
+        assert caught.value.rule == "target.exists"
+        assert (tmp_path / "a").read_bytes() == b"1"
 
     def test_a_full_disk_leaves_the_old_file(self, tmp_path, monkeypatch):
         def full(fd):

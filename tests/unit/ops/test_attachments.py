@@ -301,7 +301,8 @@ def test_the_command_line(
     found = json.loads(capsys.readouterr().out)
     assert found["draft"]["draft_vocab"] == 20
     assert files_of(Path(found["coreml"]["path"])) == files_of(package)
-    assert run(["extract", out, "--draft", back]) == 0
+    assert run(["extract", out, "--draft", back]) == 2  # it is there
+    assert run(["extract", out, "--draft", back, "--overwrite"]) == 0
     assert run(["extract", out, "--coreml", "--cache", cache]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == found["coreml"]["path"]
     assert run(["extract", out]) == 2

@@ -216,7 +216,7 @@ def test_empty_and_zero_size_and_scalar_tensors(tmp_path: Path) -> None:
     }
     ingot.save(tmp_path / "odd.safetensors", tensors)
     for recipe in (None, *RECIPES):
-        ingot.convert(tmp_path / "odd.safetensors", tmp_path / "out.zt", recipe)
+        ingot.convert(tmp_path / "odd.safetensors", tmp_path / "out.zt", recipe, overwrite=True)
         with ingot.open(tmp_path / "out.zt") as checkpoint:
             assert set(checkpoint) == set(tensors)
             for name, value in tensors.items():

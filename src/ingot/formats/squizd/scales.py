@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -38,17 +38,6 @@ class Run:
 def table_header(count: int) -> bytes:
     """Return what stands before ``count`` entries."""
     return SCALES_MAGIC + struct.pack("<I", count)
-
-
-def entries(id: int, scales: Array, zeros: Array | None) -> Iterator[bytes]:
-    """Yield the bytes of entries, a piece at a time; scales and zeros of f32, f16 or bf16 widen to f32 exactly."""
-    for start in range(0, scales.size, _PIECE):
-        piece = np.zeros(min(_PIECE, scales.size - start), ENTRY)
-        piece["id"] = id
-        piece["scale"] = scales[start : start + _PIECE]
-        if zeros is not None:
-            piece["zero"] = zeros[start : start + _PIECE]
-        yield piece.tobytes()
 
 
 def read_entries(source: ByteSource, offset: int, count: int) -> Array:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ingot.core import checksums
-from ingot.core.dtypes import from_file
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UsageError
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import Piece, tca
 from ingot.formats.squizd.carry import SCALE_ROLES
 from ingot.formats.squizd.directory import Entry
+from ingot.formats.squizd.entry_writer import EntryWriter
 from ingot.formats.squizd.layout import SCALE_ENTRY
 from ingot.formats.squizd.place import Cursor, Placed, Placement, Tables
-from ingot.formats.squizd.scales import entries, table_header
+from ingot.formats.squizd.scales import table_header
 from ingot.model.bytesource import Buffer, Sink
 
 _CRC = "crc32c"
@@ -48,13 +47,15 @@ class _Role:
 
 
 class TensorWriter:
-    """Writes one tensor: its block's header and parts at ``offset``, its scale entries into the tables at ``tables``.
+    """Writes one tensor: its block's header and parts at ``offset``, scales and zero points into ``scales``.
 
-    Scales, zero points and the mask are kept in memory until ``finish``; the rest streams.
+    The mask is kept in memory until ``finish``; the rest streams.
     """
 
-    def __init__(self, sink: Sink, placed: Placed, offset: int, digest: str | None) -> None:
-        self._sink, self._placed, self._offset = sink, placed, offset
+    def __init__(
+        self, sink: Sink, placed: Placed, offset: int, digest: str | None, scales: EntryWriter | None = None
+    ) -> None:
+        self._sink, self._placed, self._offset, self._scales = sink, placed, offset, scales
         self.block = placed.form.block
         self._pieces = {piece.role: piece for piece in self.block.pieces}
         self._roles = {part.role: _Role(part.length, digest) for part in placed.spec.parts}
@@ -72,10 +73,12 @@ class TensorWriter:
         if found.length is not None and found.written + view.nbytes > found.length:
             raise self._misuse(f"part {role!r} is {found.length} bytes long, found more")
         piece = self._pieces.get(role)
-        if piece is None:
+        if piece is None and role in SCALE_ROLES and self._scales is not None:
+            self._scales.write(role, view)
+        elif piece is None:
             found.kept += view
         elif piece.start is None:
-            found.spool = found.spool or Spool()
+            found.spool = found.spool or Spool(self._sink)
             found.spool.write(view)
         else:
             self._sink.write_at(self._offset + piece.start + found.written, view)
@@ -101,6 +104,10 @@ class TensorWriter:
             for piece in self.block.pieces
         ]
 
+    def scale_blobs(self) -> list[Blob]:
+        """Return the same of the scale entries."""
+        return [] if self._scales is None else [self._scales.blob()]
+
     def digests(self) -> dict[str, str]:
         """Return the digest of every part, as the directory states it."""
         return {role: found.digest for role, found in self._roles.items() if found.digest is not None}
@@ -108,12 +115,6 @@ class TensorWriter:
     def mask(self) -> bytes:
         """Return the mask's bytes, empty where there is none."""
         return bytes(self._roles["mask"].kept) if "mask" in self._roles else b""
-
-    def scales(self, role: str) -> np.ndarray[Any, np.dtype[Any]] | None:
-        """Return the scales or zero points, None where there are none."""
-        if role not in self._roles:
-            return None
-        return from_file(np.frombuffer(self._roles[role].kept, np.uint8), self._placed.form.scale_dtype or "f32")
 
     def close(self) -> None:
         """Drop what waits in temporary files."""
@@ -161,14 +162,14 @@ class Section:
         gap, offset = self.cursor.block(placed.layer, placed.form.block.lead)
         self._flush_masks()
         self._sink.write_at(gap, bytes(offset - gap))
-        self._writer = TensorWriter(self._sink, placed, offset, self._digest)
+        self._writer = TensorWriter(self._sink, placed, offset, self._digest, self._scales_of(placed))
         return self._writer
 
     def end(self, placed: Placed, writer: TensorWriter) -> dict[str, Any]:
         """Close the tensor; return what ``restore`` needs."""
         offset = self.cursor.tail
         end = writer.finish()
-        blobs = writer.blobs() + self._write_scales(placed, writer)
+        blobs = writer.blobs() + self._neutral(placed) + writer.scale_blobs()
         record = {
             "name": placed.spec.name,
             "blobs": blobs,
@@ -222,49 +223,25 @@ class Section:
                 self._sink.write_at(place, b"".join(self._masks[self._flushed]))
             self._flushed += 1
 
-    def _write_scales(self, placed: Placed, writer: TensorWriter) -> list[Blob]:
+    def _scales_of(self, placed: Placed) -> EntryWriter | None:
+        """Return what takes the tensor's scales, None where it has none."""
         form, tables = placed.form, self._placement.tables
         if not form.first:
-            return []
-        scales, zeros = writer.scales(SCALE_ROLES[0]), writer.scales(SCALE_ROLES[1])
-        assert scales is not None
-        _require_exact(placed, scales)
-        if zeros is not None:
-            _require_exact(placed, zeros)
-        first = tables.first_at(self._tables, placed)
+            return None
+        dtype, name = form.scale_dtype or "f32", placed.spec.name
         if form.second is None:
-            return [self._write_all(first, entries(placed.id, scales, zeros))]
-        neutral = entries(placed.id, np.ones(1, np.float32), None)
-        second = entries(placed.id | 1 << 63, scales, zeros)
-        return [
-            self._write_all(first, neutral),
-            self._write_all(tables.second_at(self._tables, placed), second),
-        ]
+            return EntryWriter(self._sink, tables.first_at(self._tables, placed), placed.id, dtype, name)
+        second = placed.id | 1 << 63
+        return EntryWriter(self._sink, tables.second_at(self._tables, placed), second, dtype, name)
 
-    def _write_all(self, offset: int, pieces: Iterator[bytes]) -> Blob:
-        position, running = offset, checksums.hasher(_CRC)
-        for piece in pieces:
-            self._sink.write_at(position, piece)
-            running.update(piece)
-            position += len(piece)
-        return offset, position - offset, running.text()
-
-
-# Of 16-bit floats: all bits of infinity, and the bit that a signalling NaN lacks.
-_NAN_BITS = {"f16": (0x7C00, 0x0200), "bf16": (0x7F80, 0x0040)}
-
-
-def _require_exact(placed: Placed, values: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Refuse 16-bit numbers that f32 entries cannot give back: a signalling NaN turns quiet when it widens."""
-    infinity, quiet = _NAN_BITS.get(placed.form.scale_dtype or "", (0, 0))
-    if not infinity:
-        return
-    magnitudes = values.view(np.uint16) & 0x7FFF
-    if ((magnitudes > infinity) & (magnitudes & quiet == 0)).any():
-        raise UnsupportedError(
-            f"{placed.spec.name!r}: scale entries hold no signalling NaN; quantize this tensor again",
-            rule="squizd.carry",
-        )
+    def _neutral(self, placed: Placed) -> list[Blob]:
+        """Write the one entry that stands in the first table for a tensor whose scales are in the second."""
+        if placed.form.second is None:
+            return []
+        offset = self._placement.tables.first_at(self._tables, placed)
+        entry = EntryWriter(self._sink, offset, placed.id, "f32", placed.spec.name)
+        entry.write(SCALE_ROLES[0], memoryview(struct.pack("<f", 1.0)))
+        return [entry.blob()]
 
 
 def entry_of(placed: Placed, offset: int, tables: Tables, tables_start: int, digests: dict[str, str]) -> Entry:

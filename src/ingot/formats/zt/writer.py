@@ -135,7 +135,7 @@ class ZtWriter:
         if blob.spec.length is not None and length > blob.spec.length:
             raise self._misuse(f"part {role!r} of {self._open.name!r} is {blob.spec.length} bytes long, found {length}")
         if blob.offset is None:
-            blob.spool = blob.spool or Spool()
+            blob.spool = blob.spool or Spool(self._sink)
             blob.spool.write(view)
         else:
             self._sink.write_at(blob.offset + blob.length, view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,18 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.codecs.table import CODECS
 from ingot.core.progress import ProgressEvent
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import WriteOptions
+from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.zt.format import ZtFormat
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.convert import prepare
 from ingot.ops.inspect import inspect
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
+from ingot.stores.local import LocalTarget
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import Item, feed
 
@@ -247,3 +251,27 @@ def test_scales_count_with_the_entries_that_hold_them(tmp_path: Path) -> None:
     found = inspect(tmp_path / "m.squizd").tensors[0]
     assert found.nbytes == 8 * 64 + 16 * (1 + 8 * 2)  # codes; one entry of the first round, one per group
     assert sum(part.length for part in found.parts) == 8 * 64 + 2 * 8 * 2
+
+
+def test_scales_are_written_as_they_come_and_not_kept(tmp_path: Path) -> None:
+    shape, options = (4096, 4096), {"bits": 2, "group": 16, "symmetric": False, "signed": True}
+    encoder = CODECS["quantized_group"].encoder(shape, "f32", options)
+    spec = TensorSpec("layers.0.up_proj.weight", shape, "f32", encoder.codec, encoder.parts, encoder.params)
+    writer = SquizdFormat().writer(LocalTarget(tmp_path), "a.squizd", [spec], {}, WriteOptions())
+    piece = bytes(1 << 16)
+    tracemalloc.start()
+    try:
+        writer.begin(spec)
+        for part in spec.parts:
+            for start in range(0, part.length, len(piece)):
+                writer.write(part.role, piece[: part.length - start])
+        writer.end()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        writer.finish()
+    assert sum(part.length for part in spec.parts if part.role != "packed_weight") >= 4 << 20
+    assert peak < 2 << 20
+    with ingot.open(tmp_path / "a.squizd") as checkpoint:
+        scales = checkpoint[spec.name].parts["scales"]
+        assert bytes(scales.stored()) == bytes(scales.length)

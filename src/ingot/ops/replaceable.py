@@ -1,0 +1,90 @@
+"""Which folders a command may replace: those that hold a checkpoint and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator
+from pathlib import Path, PurePosixPath
+
+from ingot.core.oserrors import read_error
+from ingot.errors import UsageError
+from ingot.formats.table import FORMATS
+
+# What Ingot writes beside the suffixes of its formats.
+_WEIGHTS = (".npy", ".npy.zst")
+_PACKAGE = ".mlpackage"
+_SENTINELS = (".ready", ".manifest_ready", ".ingot-tiers.lock")
+_SQUISH = ".squish_"  # what squish's own sentinels begin with
+# Configuration, tokenizers, texts: what belongs to a model by its name. Programs (``.py``) may be anybody's.
+_COMPANIONS = (".json", ".txt", ".md", ".model", ".jinja", ".tiktoken", ".vocab", ".spm", ".bpe", ".merges")
+_NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY")
+
+
+def require_ours(folder: Path, also: Container[str] = ()) -> None:
+    """Refuse to replace a folder in which anything else lies than weights of a format that Ingot writes and what
+    belongs to them.
+
+    Parameters
+    ----------
+    folder : Path
+        Not empty.
+    also : container of str
+        Files, relative with slashes, that the new folder will hold too.
+
+    Raises
+    ------
+    UsageError
+        ``target.foreign``: names what is not known, or says that there are no weights.
+    """
+    suffixes = (*(suffix for name in FORMATS for suffix in FORMATS[name].suffixes), *_WEIGHTS)
+    package = folder.name.lower().endswith(_PACKAGE)
+    weights = False
+    for name in _files(folder, ""):
+        if _is_weights(name, suffixes, package):
+            weights = True
+        elif name not in also and not _belongs(PurePosixPath(name)):
+            raise _foreign(folder, f"holds {name!r}, which is no part of a checkpoint")
+    if not weights:
+        raise _foreign(folder, "holds no weights")
+
+
+def _files(folder: Path, prefix: str) -> Iterator[str]:
+    """Yield relative names, those of empty and of hidden folders with a slash at the end; nothing behind links."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise read_error(error, str(folder)) from error
+    if not entries and prefix:
+        yield prefix
+    for entry in entries:
+        name = prefix + entry.name
+        if not entry.is_dir(follow_symlinks=False):
+            yield name
+        elif entry.name.startswith("."):
+            yield name + "/"
+        else:
+            yield from _files(Path(entry.path), name + "/")
+
+
+def _is_weights(name: str, suffixes: tuple[str, ...], package: bool) -> bool:
+    pieces = name.lower().split("/")
+    inside = package or any(piece.endswith(_PACKAGE) for piece in pieces[:-1])
+    visible = not any(piece.startswith(".") for piece in pieces)
+    return visible and (name.lower().endswith(suffixes) or (inside and pieces[-1].endswith((".bin", ".mlmodel"))))
+
+
+def _belongs(name: PurePosixPath) -> bool:
+    """Whether a file is one that belongs to weights, by its name; those of a subfolder too (``1_Pooling``)."""
+    if name.name.startswith("."):
+        return name.name in _SENTINELS or name.name.startswith(_SQUISH)
+    named = name.name.upper().startswith(_NAMES) and name.suffix.lower() in ("", *_COMPANIONS)
+    return len(name.parts) <= 2 and (named or name.suffix.lower() in _COMPANIONS)
+
+
+def _foreign(folder: Path, found: str) -> UsageError:
+    return UsageError(
+        f"--overwrite (overwrite=True) replaces a folder with a checkpoint and nothing else; this one {found}: remove "
+        "it yourself if you do not need it, or choose another folder",
+        rule="target.foreign",
+        where=str(folder),
+    )
