@@ -1,8 +1,6 @@
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
-#include <optional>
 #include <tuple>
 
 #include "bind/arrays.h"
@@ -125,8 +123,8 @@ std::tuple<float, float, std::size_t> range(const InArray& values, std::string_v
   return {found.low, found.high, found.bad};
 }
 
-using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = Out<float>;
+using Doubles = Out<double>;
 
 void candidates(float low, float high, int bits, bool is_signed, bool symmetric, std::string_view scale_dtype,
                 const Floats& scales, const Floats& zeros) {
@@ -156,22 +154,22 @@ void bind_affine(nb::module_& m) {
       .def(nb::init<std::size_t, std::size_t, int, bool, bool, bool, std::size_t, bool>(), nb::kw_only(), nb::arg("cols"),
            nb::arg("group"), nb::arg("bits"), nb::arg("signed"), nb::arg("msb"), nb::arg("per_tensor"), nb::arg("row_bytes"),
            nb::arg("offset") = false);
-  m.def("affine_dequantize", &dequantize, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("out"),
+  define(m, "affine_dequantize", &dequantize, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("out"),
         nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("dtype"), "Decode whole rows: w = s * (q - z), or s * q + z, rounded once.");
-  m.def("affine_add", &add, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("base"), nb::arg("out"),
+  define(m, "affine_add", &add, nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::arg("base"), nb::arg("out"),
         nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("dtype"),
         "Decode whole rows and add them to base: product and sum rounded to f32, then once to the type. out may be base.");
-  m.def("affine_quantize", &quantize, nb::arg("values"), nb::arg("dtype"), nb::arg("packed"), nb::arg("scales"),
+  define(m, "affine_quantize", &quantize, nb::arg("values"), nb::arg("dtype"), nb::arg("packed"), nb::arg("scales"),
         nb::arg("zeros").none(), nb::arg("layout"), nb::arg("scale_dtype"), nb::arg("method"),
         nb::arg("zero_point") = -1,
         "Quantize whole rows. Returns (0, 0), (1, index of a value that is not finite) or (2, index of the first value of a "
         "group whose scale overflows its type).");
-  m.def("affine_range", &range, nb::arg("values"), nb::arg("dtype"),
+  define(m, "affine_range", &range, nb::arg("values"), nb::arg("dtype"),
         "Minimum and maximum of the values and 0, and the index of the first that is not finite (or the size).");
-  m.def("affine_candidates", &candidates, nb::arg("low"), nb::arg("high"), nb::arg("bits"), nb::arg("signed"),
+  define(m, "affine_candidates", &candidates, nb::arg("low"), nb::arg("high"), nb::arg("bits"), nb::arg("signed"),
         nb::arg("symmetric"), nb::arg("scale_dtype"), nb::arg("scales"), nb::arg("zeros"),
         "Fill in the candidates of the MSE search for a range.");
-  m.def("affine_errors", &errors, nb::arg("values"), nb::arg("dtype"), nb::arg("bits"), nb::arg("signed"),
+  define(m, "affine_errors", &errors, nb::arg("values"), nb::arg("dtype"), nb::arg("bits"), nb::arg("signed"),
         nb::arg("symmetric"), nb::arg("scales"), nb::arg("zeros"), nb::arg("totals"),
         "Add each candidate's squared error over whole rows to totals, row by row.");
 }

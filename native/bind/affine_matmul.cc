@@ -1,5 +1,3 @@
-#include <nanobind/stl/optional.h>
-
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -86,6 +84,7 @@ class Matrix {
       require_elements(*zeros, type, "expected aligned zeros of the scales' type");
       require(zeros->size() == scales.size(), "expected one zero per scale");
     }
+    group = std::min(group, cols);
     const ZeroKind kind = !zeros ? ZeroKind::none : offset ? ZeroKind::offset : ZeroKind::point;
     const std::size_t width = ingot::kLanes * per_lane, blocks = cols / width + (cols % width != 0);
     at_ = {rows, cols, group, row_bytes, bits, is_signed, per_tensor, per_tensor || group >= cols, zero_point, kind,
@@ -132,7 +131,7 @@ void bind_affine_matmul(nb::module_& m) {
            nb::arg("packed"), nb::arg("scales"), nb::arg("zeros").none(), nb::kw_only(), nb::arg("rows"), nb::arg("cols"),
            nb::arg("group"), nb::arg("bits"), nb::arg("signed"), nb::arg("per_tensor"), nb::arg("row_bytes"),
            nb::arg("offset"), nb::arg("zero_point"), nb::arg("scale_dtype"))
-      .def("matmul", &Matrix::matmul, nb::arg("x"), nb::arg("bias").none(), nb::arg("out"), nb::arg("dtype"),
+      .def("matmul", guarded(&Matrix::matmul), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"), nb::arg("dtype"),
            nb::arg("bias_dtype"), nb::arg("threads"),
            "out[m, row] = sum over k of x[m, k] * w[row, k] + bias[row], in f32, rounded once; the same for any threads.");
 }

@@ -2,7 +2,42 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include <utility>
+
+#include "core/float_mode.h"
+
 namespace nb = nanobind;
+
+// What must hold for an argument of any function; bind/arrays.h says it of arrays.
+template <class T>
+struct Sound {
+  static void require(const T&) {}
+};
+
+// A function, or method, as Python calls it: its arguments checked, in the kernels' floating-point mode.
+template <class R, class... Args>
+auto guarded(R (*function)(Args...)) {
+  return [function](Args... args) -> R {
+    (Sound<std::remove_cvref_t<Args>>::require(args), ...);
+    const ingot::DefaultFloats mode;
+    return function(std::forward<Args>(args)...);
+  };
+}
+
+template <class Self, class R, class... Args>
+auto guarded(R (Self::*method)(Args...) const) {
+  return [method](const Self& self, Args... args) -> R {
+    (Sound<std::remove_cvref_t<Args>>::require(args), ...);
+    const ingot::DefaultFloats mode;
+    return (self.*method)(std::forward<Args>(args)...);
+  };
+}
+
+// Registers a function of the module. All of them go through here, so that none is left without the guard.
+template <class Function, class... Extra>
+void define(nb::module_& m, const char* name, Function&& function, const Extra&... extra) {
+  m.def(name, guarded(+function), extra...);
+}
 
 void bind_affine(nb::module_& m);
 void bind_affine_matmul(nb::module_& m);

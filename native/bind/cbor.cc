@@ -126,6 +126,6 @@ nb::object cbor_loads(nb::handle data, std::uint32_t max_depth, std::uint64_t ma
 }  // namespace
 
 void bind_cbor(nb::module_& m) {
-  m.def("cbor_loads", &cbor_loads, nb::arg("data"), nb::arg("max_depth"), nb::arg("max_items"),
+  define(m, "cbor_loads", &cbor_loads, nb::arg("data"), nb::arg("max_depth"), nb::arg("max_items"),
         "Decode strict CBOR; ValueError('rule|offset|message') where it is not.");
 }

@@ -110,13 +110,23 @@ class Encoder {
 
   void array(PyObject* item, unsigned depth) {
     enter(depth);
-    const nb::object fast = nb::steal(PySequence_Fast(item, ""));
-    const Py_ssize_t size = PySequence_Fast_GET_SIZE(fast.ptr());
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(item);  // of a list or tuple
     head(kArray, static_cast<std::uint64_t>(size));
-    for (Py_ssize_t i = 0; i < size; ++i) value(PySequence_Fast_GET_ITEM(fast.ptr(), i), depth + 1);
+    Py_ssize_t done = 0;
+    for (; done < PySequence_Fast_GET_SIZE(item); ++done) {
+      const nb::object held = nb::borrow(PySequence_Fast_GET_ITEM(item, done));
+      value(held.ptr(), depth + 1);
+    }
+    unchanged(done == size && PySequence_Fast_GET_SIZE(item) == size);
+  }
+
+  // Encoding an element may run any Python code (attributes, mappings, buffers), which may change what holds it.
+  static void unchanged(bool holds) {
+    if (!holds) refuse("cbor.changed", "expected lists and dicts that nobody changes while they are encoded");
   }
 
   void entry(PyObject* key, PyObject* element, unsigned depth) {
+    const nb::object name = nb::borrow(key), held = nb::borrow(element);
     if (!PyUnicode_Check(key)) refuse("cbor.key-type", "expected text as key of a map, found " + type_name(key));
     text(key);
     value(element, depth + 1);
@@ -124,20 +134,26 @@ class Encoder {
 
   void map(PyObject* item, unsigned depth) {
     enter(depth);
-    head(kMap, static_cast<std::uint64_t>(PyDict_GET_SIZE(item)));
+    const Py_ssize_t size = PyDict_GET_SIZE(item);
+    head(kMap, static_cast<std::uint64_t>(size));
     PyObject *key = nullptr, *element = nullptr;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(item, &position, &key, &element)) entry(key, element, depth);
+    Py_ssize_t position = 0, done = 0;
+    for (; done <= size && PyDict_Next(item, &position, &key, &element); ++done) entry(key, element, depth);
+    unchanged(done == size && PyDict_GET_SIZE(item) == size);
   }
 
   void other_map(PyObject* item, unsigned depth) {
     enter(depth);
     const nb::object items = nb::steal(PyMapping_Items(item));
     if (!items.is_valid()) throw nb::python_error();
-    const Py_ssize_t size = PyList_GET_SIZE(items.ptr());
+    const nb::object pairs = nb::steal(PySequence_Tuple(items.ptr()));  // the list may be the mapping's own
+    if (!pairs.is_valid()) throw nb::python_error();
+    const Py_ssize_t size = PyTuple_GET_SIZE(pairs.ptr());
     head(kMap, static_cast<std::uint64_t>(size));
     for (Py_ssize_t i = 0; i < size; ++i) {
-      PyObject* pair = PyList_GET_ITEM(items.ptr(), i);
+      PyObject* pair = PyTuple_GET_ITEM(pairs.ptr(), i);
+      if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
+        refuse("cbor.type", "expected pairs as a mapping's items, found " + type_name(pair));
       entry(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1), depth);
     }
   }
@@ -149,8 +165,8 @@ class Encoder {
 }  // namespace
 
 void bind_cbor_encode(nb::module_& m) {
-  m.def(
-      "cbor_dumps",
+  define(
+      m, "cbor_dumps",
       [](nb::handle value, unsigned max_depth) {
         Encoder encoder(max_depth);
         encoder.value(value.ptr(), 0);

@@ -9,8 +9,8 @@
 
 namespace {
 
-using Sizes = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using InSizes = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Sizes = Out<std::uint32_t>;
+using InSizes = In<std::uint32_t>;
 using ingot::DeltaShape;
 
 // Checks that both arrays are as many aligned unsigned elements of one width, and that there is one size per chunk.
@@ -21,8 +21,6 @@ DeltaShape shape_of(const InArray& base, const Second& other, std::size_t chunk,
               (width == 1 || width == 2 || width == 4 || width == 8),
           "expected elements of both as unsigned integers of one type");
   require(base.size() == other.size(), "expected as many elements in both");
-  for (const void* data : {static_cast<const void*>(base.data()), static_cast<const void*>(other.data())})
-    require(base.size() == 0 || reinterpret_cast<std::uintptr_t>(data) % width == 0, "expected aligned elements");
   require(chunk >= 1 && chunk <= ingot::kDeltaMaxChunk, "expected a chunk of 1 to 2^20 elements");
   require(sizes == (base.size() + chunk - 1) / chunk, "expected one size per chunk");
   require(shift >= 0 && shift < static_cast<int>(8 * width) - 1, "expected a shift inside of an element");
@@ -60,10 +58,10 @@ std::tuple<int, std::size_t> apply(const InBytes& planes, const InSizes& sizes, 
 }  // namespace
 
 void bind_delta(nb::module_& m) {
-  m.def("delta_encode", &encode, nb::arg("base"), nb::arg("tuned"), nb::arg("chunk"), nb::arg("floats"), nb::arg("shift"),
+  define(m, "delta_encode", &encode, nb::arg("base"), nb::arg("tuned"), nb::arg("chunk"), nb::arg("floats"), nb::arg("shift"),
         nb::arg("out"), nb::arg("sizes"),
         "Encode what turns a base into a fine-tune, both seen as unsigned integers; returns the bytes written to out.");
-  m.def("delta_apply", &apply, nb::arg("planes"), nb::arg("sizes"), nb::arg("chunk"), nb::arg("last"), nb::arg("floats"),
+  define(m, "delta_apply", &apply, nb::arg("planes"), nb::arg("sizes"), nb::arg("chunk"), nb::arg("last"), nb::arg("floats"),
         nb::arg("shift"), nb::arg("base"), nb::arg("out"),
         "Apply chunks to a base, of the last one's `last` elements as many as are here. Returns (0, chunks), or a reason and the "
         "chunk: 1 layout, 2 table, 3 stream.");

@@ -1,22 +1,14 @@
 #include "kernels/delta_add.h"
 
-#include <nanobind/stl/optional.h>
-
-#include <optional>
-
-#include "bind/arrays.h"
-#include "core/dispatch.h"
+#include "bind/positions.h"
 
 namespace {
 
-using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Positions = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutPositions = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = In<float>;
+using OutFloats = Out<float>;
+using OutPositions = Out<std::int64_t>;
 using Back = std::optional<OutArray>;
 using ingot::Addition;
-
-constexpr std::int64_t kFirst = -1;
 
 template <class One, class Other>
 bool apart(const One& one, const Other& other) {
@@ -39,19 +31,12 @@ Addition addition(const InArray& base, const OutArray& out, const Back& back, bo
   return {base.data(), out.data(), back ? back->data() : nullptr, out.size(), type, less};
 }
 
-ingot::Placed placed(const Positions& positions, const Floats& values, std::size_t n) {
-  require(positions.size() == values.size(), "expected a value for every position");
-  const std::size_t sound =
-      INGOT_KERNEL(first_unordered)(positions.data(), positions.size(), kFirst, static_cast<std::int64_t>(n));
-  require(sound == positions.size(), "expected ascending positions inside the output");
-  return {positions.data(), values.data(), positions.size()};
-}
-
 void int4_add(const InBytes& packed, std::size_t first, const Floats& table, const Positions& positions, const Floats& values,
               bool gaps, const InArray& base, const OutArray& out, const Back& back, bool less, std::string_view dtype) {
   require(table.size() == 16, "expected sixteen values");
   const Addition what = addition(base, out, back, less, dtype);
-  const ingot::Placed outliers = placed(positions, values, out.size());
+  const Followed places(positions, out.size());
+  const ingot::Placed outliers = places.with(values);
   const std::size_t codes = out.size() - (gaps ? positions.size() : 0);
   require(first < 2 && (first + codes + 1) / 2 <= packed.size(), "expected a code for every other element");
   nb::gil_scoped_release release;
@@ -71,7 +56,8 @@ void sign_add(const InBytes& bits, std::size_t first, const Floats& scales, cons
 void placed_add(const Positions& positions, const Floats& values, const InArray& base, const OutArray& out, const Back& back,
                 bool less, std::string_view dtype) {
   const Addition what = addition(base, out, back, less, dtype);
-  const ingot::Placed where = placed(positions, values, out.size());
+  const Followed places(positions, out.size());
+  const ingot::Placed where = places.with(values);
   nb::gil_scoped_release release;
   INGOT_KERNEL(placed_add)(where, what);
 }
@@ -92,9 +78,6 @@ std::size_t changed_words(const InArray& old, const InArray& fresh, const OutPos
   require(width == 1 || width == 2 || width == 4 || width == 8, "expected elements of 1, 2, 4 or 8 bytes");
   require(old.size() == fresh.size() && fresh.itemsize() == width, "expected as many elements of one size in both");
   require(steps.itemsize() == width && steps.size() == gaps.size(), "expected a step of that size for every gap");
-  for (const void* data : {static_cast<const void*>(old.data()), static_cast<const void*>(fresh.data()),
-                           static_cast<const void*>(steps.data())})
-    require(old.size() == 0 || reinterpret_cast<std::uintptr_t>(data) % width == 0, "expected aligned elements");
   nb::gil_scoped_release release;
   return INGOT_KERNEL(changed_words)(old.data(), fresh.data(), old.size(), static_cast<int>(width), gaps.data(), steps.data(),
                                      gaps.size());
@@ -103,17 +86,17 @@ std::size_t changed_words(const InArray& old, const InArray& fresh, const OutPos
 }  // namespace
 
 void bind_delta_add(nb::module_& m) {
-  m.def("int4_add", &int4_add, nb::arg("packed"), nb::arg("first"), nb::arg("table"), nb::arg("positions"), nb::arg("values"),
+  define(m, "int4_add", &int4_add, nb::arg("packed"), nb::arg("first"), nb::arg("table"), nb::arg("positions"), nb::arg("values"),
         nb::arg("gaps"), nb::arg("base"), nb::arg("out"), nb::arg("back").none(), nb::arg("less"), nb::arg("dtype"),
         "Add what int4_decode gives in f32 to a base (or subtract it), round once; `back` gets the output less it.");
-  m.def("sign_add", &sign_add, nb::arg("bits"), nb::arg("first"), nb::arg("scales"), nb::arg("base"), nb::arg("out"),
+  define(m, "sign_add", &sign_add, nb::arg("bits"), nb::arg("first"), nb::arg("scales"), nb::arg("base"), nb::arg("out"),
         nb::arg("back").none(), nb::arg("less"), nb::arg("dtype"), "As int4_add, of what sign_decode gives.");
-  m.def("placed_add", &placed_add, nb::arg("positions"), nb::arg("values"), nb::arg("base"), nb::arg("out"),
+  define(m, "placed_add", &placed_add, nb::arg("positions"), nb::arg("values"), nb::arg("base"), nb::arg("out"),
         nb::arg("back").none(), nb::arg("less"), nb::arg("dtype"),
         "As int4_add, of values at ascending positions and 0 elsewhere.");
-  m.def("differences", &differences, nb::arg("tuned"), nb::arg("base"), nb::arg("out"), nb::arg("dtype"),
+  define(m, "differences", &differences, nb::arg("tuned"), nb::arg("base"), nb::arg("out"), nb::arg("dtype"),
         "Write tuned - base, computed in f32.");
-  m.def("changed_words", &changed_words, nb::arg("old"), nb::arg("fresh"), nb::arg("gaps"), nb::arg("steps"),
+  define(m, "changed_words", &changed_words, nb::arg("old"), nb::arg("fresh"), nb::arg("gaps"), nb::arg("steps"),
         "Write gaps between the positions of elements whose bits differ (the first from -1), and fresh - old as integers "
         "modulo 2^width; returns how many there are, or more than there is room for.");
 }

@@ -8,8 +8,8 @@
 
 namespace {
 
-using Sizes = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using InSizes = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Sizes = Out<std::uint32_t>;
+using InSizes = In<std::uint32_t>;
 using ingot::EntropyShape;
 
 // Checks that `array` is aligned unsigned elements of 1, 2, 4 or 8 bytes and that `sizes` holds one number per chunk.
@@ -19,7 +19,6 @@ EntropyShape shape_of(const Array& array, std::size_t chunk, std::size_t sizes) 
   require(array.dtype().code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt) &&
               (width == 1 || width == 2 || width == 4 || width == 8),
           "expected elements as unsigned integers");
-  require(array.size() == 0 || reinterpret_cast<std::uintptr_t>(array.data()) % width == 0, "expected aligned elements");
   require(chunk >= 1 && chunk <= ingot::kEntropyMaxChunk, "expected a chunk of 1 to 2^20 elements");
   require(sizes == (array.size() + chunk - 1) / chunk, "expected one size per chunk");
   return {width, array.size(), chunk};
@@ -51,8 +50,8 @@ std::tuple<int, std::size_t> decode(const InBytes& planes, const InSizes& sizes,
 }  // namespace
 
 void bind_entropy(nb::module_& m) {
-  m.def("entropy_encode", &encode, nb::arg("values"), nb::arg("chunk"), nb::arg("max"), nb::arg("joint"), nb::arg("out"),
+  define(m, "entropy_encode", &encode, nb::arg("values"), nb::arg("chunk"), nb::arg("max"), nb::arg("joint"), nb::arg("out"),
         nb::arg("sizes"), "Encode elements, seen as unsigned integers, chunk by chunk; returns the bytes written to out.");
-  m.def("entropy_decode", &decode, nb::arg("planes"), nb::arg("sizes"), nb::arg("chunk"), nb::arg("out"),
+  define(m, "entropy_decode", &decode, nb::arg("planes"), nb::arg("sizes"), nb::arg("chunk"), nb::arg("out"),
         "Decode whole chunks. Returns (0, chunks), or a reason and the chunk: 1 layout, 2 table, 3 stream.");
 }

@@ -31,8 +31,8 @@ std::tuple<std::size_t, double, double, double, double, double, std::size_t, std
 }  // namespace
 
 void bind_floats(nb::module_& m) {
-  m.def("cast", &cast, nb::arg("values"), nb::arg("dtype"), nb::arg("out"), nb::arg("target"),
+  define(m, "cast", &cast, nb::arg("values"), nb::arg("dtype"), nb::arg("out"), nb::arg("target"),
         "Cast between f32, f16, bf16 and f64, rounded once to nearest even; a NaN stays one.");
-  m.def("pair_stats", &pair_stats, nb::arg("reference"), nb::arg("dtype"), nb::arg("other"), nb::arg("other_dtype"),
+  define(m, "pair_stats", &pair_stats, nb::arg("reference"), nb::arg("dtype"), nb::arg("other"), nb::arg("other_dtype"),
         "Return (finite pairs, sum (r-x)^2, sum r^2, sum x^2, sum r*x, max |r-x|, odd pairs, different pairs).");
 }

@@ -1,8 +1,6 @@
 #include "core/palette.h"
 
-#include <nanobind/stl/optional.h>
-
-#include <optional>
+#include <algorithm>
 #include <vector>
 
 #include "bind/arrays.h"
@@ -14,16 +12,9 @@ namespace {
 using ingot::Dtype;
 using ingot::kBins;
 
-template <class T>
-using Flat = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Doubles = Flat<double>;
-using InDoubles = Flat<const double>;
-using Ids = Flat<const std::uint32_t>;
-
-template <class Array>
-void require_aligned(const Array& array, std::size_t bytes) {
-  require(array.size() == 0 || reinterpret_cast<std::uintptr_t>(array.data()) % bytes == 0, "expected aligned arrays");
-}
+using Doubles = Out<double>;
+using InDoubles = In<double>;
+using Ids = In<std::uint32_t>;
 
 void require_stream(std::size_t nbytes, int bits, std::size_t n) {
   require(bits >= 1 && bits <= 8, "expected 1 to 8 bits");
@@ -41,12 +32,9 @@ void decode(const InBytes& packed, int bits, const InArray& tables, const std::o
           "expected tables of 2^bits entries as wide as the output's");
   require(out.ndim() == 1 || tables.shape(2) == 2, "expected pairs of words");
   require(width == 2 || width == 4 || width == 8, "expected elements of 2, 4 or 8 bytes");
-  require_aligned(tables, width);
-  require_aligned(out, width);
   require(run >= 1 && phase < run && tables.shape(0) >= 1, "expected runs of at least one index, and a table");
   if (ids) {
-    require_aligned(*ids, sizeof(std::uint32_t));
-    require(ids->size() >= (phase + n) / run + ((phase + n) % run != 0), "expected a codebook for every run");
+      require(ids->size() >= (phase + n) / run + ((phase + n) % run != 0), "expected a codebook for every run");
     for (std::size_t i = 0; i < ids->size(); ++i) require(ids->data()[i] < tables.shape(0), "expected numbers of codebooks");
   }
   const ingot::PaletteLayout at{bits, run, phase, ids ? ids->data() : nullptr};
@@ -76,9 +64,6 @@ std::size_t count(const InArray& values, std::string_view dtype, std::size_t col
   require(weights.size() == kBins && (!sums || sums->size() == kBins), "expected 65536 bins");
   require(sums.has_value() == (type == Dtype::f32 || type == Dtype::f64), "expected sums for f32 and f64 alone");
   require(exponent >= -2000 && exponent <= 2000, "expected an exponent in range");
-  require_aligned(weights, 8);
-  if (sums) require_aligned(*sums, 8);
-  if (importance) require_aligned(*importance, 8);
   nb::gil_scoped_release release;
   return INGOT_KERNEL(palette_count)(values.data(), type, values.size(), cols, importance ? importance->data() : nullptr,
                                      exponent, weights.data(), sums ? sums->data() : nullptr);
@@ -178,7 +163,6 @@ int mask_width(const InBytes& mask, std::size_t n, const Array& values) {
   const std::size_t width = values.itemsize();
   require(mask.size() == n / 8 + (n % 8 != 0), "expected a bit of mask per element");
   require(width == 1 || width == 2 || width == 4 || width == 8, "expected elements of 1, 2, 4 or 8 bytes");
-  require_aligned(values, width);
   return static_cast<int>(width);
 }
 
@@ -191,7 +175,6 @@ std::size_t mask_count(const InBytes& mask, std::size_t n) {
 void mask_expand(const InBytes& mask, const InArray& values, const OutArray& out) {
   const int width = mask_width(mask, out.size(), out);
   require(values.itemsize() == out.itemsize(), "expected values as wide as the output's");
-  require_aligned(values, out.itemsize());
   nb::gil_scoped_release release;
   INGOT_KERNEL(mask_expand)(mask.data(), out.size(), values.data(), values.size(), out.data(), width);
 }
@@ -205,33 +188,32 @@ void mask_clear(const InBytes& mask, const OutArray& out) {
 void mask_select(const InBytes& mask, const InArray& values, const OutArray& out) {
   const int width = mask_width(mask, values.size(), values);
   require(values.itemsize() == out.itemsize(), "expected an output as wide as the values");
-  require_aligned(out, out.itemsize());
   nb::gil_scoped_release release;
   INGOT_KERNEL(mask_select)(mask.data(), values.size(), values.data(), out.data(), out.size(), width);
 }
 
 }  // namespace
 
-// No array may be converted: a copy of an output would take the result along.
+// No input may be converted either: it would be copied unseen.
 void bind_palette(nb::module_& m) {
   const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
   const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };
-  m.def("palette_decode", &decode, array("packed"), nb::arg("bits"), array("tables"), maybe("ids"), nb::arg("run"),
+  define(m, "palette_decode", &decode, array("packed"), nb::arg("bits"), array("tables"), maybe("ids"), nb::arg("run"),
         nb::arg("phase"), array("out"), "Look indices up; tables and output as unsigned integers, 16 bytes as pairs.");
-  m.def("palette_unpack", &unpack, array("packed"), nb::arg("bits"), array("out"), "Indices of a stream, a byte each.");
-  m.def("palette_pack", &pack, array("codes"), nb::arg("bits"), array("out"), "One stream, first index in the low bits.");
-  m.def("palette_count", &count, array("values"), nb::arg("dtype"), nb::arg("cols"), maybe("importance"),
+  define(m, "palette_unpack", &unpack, array("packed"), nb::arg("bits"), array("out"), "Indices of a stream, a byte each.");
+  define(m, "palette_pack", &pack, array("codes"), nb::arg("bits"), array("out"), "One stream, first index in the low bits.");
+  define(m, "palette_count", &count, array("values"), nb::arg("dtype"), nb::arg("cols"), maybe("importance"),
         nb::arg("exponent"), array("weights"), maybe("sums"),
         "Add values to 65536 bins; returns the index of the first that is not finite, or how many there are.");
-  m.def("palette_solve", &solve, array("weights"), maybe("sums"), nb::arg("dtype"), array("centroids"),
+  define(m, "palette_solve", &solve, array("weights"), maybe("sums"), nb::arg("dtype"), array("centroids"),
         nb::arg("layers") = false,
         "Find the centroids of least squared error, ascending; returns how many there are: no more than values.");
-  m.def("palette_assign", &assign, array("values"), nb::arg("dtype"), array("thresholds"), array("codes"),
+  define(m, "palette_assign", &assign, array("values"), nb::arg("dtype"), array("thresholds"), array("codes"),
         "How many thresholds lie below each value.");
-  m.def("palette_nearest", &nearest, array("points"), array("centroids"), array("codes"), array("sums"), array("counts"),
+  define(m, "palette_nearest", &nearest, array("points"), array("centroids"), array("codes"), array("sums"), array("counts"),
         "The nearest centroid of each point; adds to sums and counts; returns the squared error.");
-  m.def("mask_count", &mask_count, array("mask"), nb::arg("n"), "How many of the first n bits are set.");
-  m.def("mask_expand", &mask_expand, array("mask"), array("values"), array("out"), "Place values where the mask has a bit, 0 elsewhere.");
-  m.def("mask_clear", &mask_clear, array("mask"), array("out"), "Put 0 where the mask has no bit.");
-  m.def("mask_select", &mask_select, array("mask"), array("values"), array("out"), "Gather the values where the mask has a bit.");
+  define(m, "mask_count", &mask_count, array("mask"), nb::arg("n"), "How many of the first n bits are set.");
+  define(m, "mask_expand", &mask_expand, array("mask"), array("values"), array("out"), "Place values where the mask has a bit, 0 elsewhere.");
+  define(m, "mask_clear", &mask_clear, array("mask"), array("out"), "Put 0 where the mask has no bit.");
+  define(m, "mask_select", &mask_select, array("mask"), array("values"), array("out"), "Gather the values where the mask has a bit.");
 }

@@ -22,7 +22,7 @@ std::tuple<bool, bool, bool> gather(const InBytes& records, std::uint64_t key, i
 }  // namespace
 
 void bind_records(nb::module_& m) {
-  m.def("gather_column", &gather, nb::arg("records"), nb::arg("key"), nb::arg("column"), nb::arg("out"), nb::arg("dtype"),
+  define(m, "gather_column", &gather, nb::arg("records"), nb::arg("key"), nb::arg("column"), nb::arg("out"), nb::arg("dtype"),
         "Gather one of the two f32 columns of records that begin with a 64-bit key; returns (every key is `key`, the other "
         "column holds something but zero, every value is one of `dtype`).");
 }

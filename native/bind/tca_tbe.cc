@@ -7,19 +7,11 @@
 
 namespace {
 
-template <class T>
-using Flat = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutMatrix = nb::ndarray<std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutMatrix = Written<std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::size_t kSide = 64, kWords = 64, kElements = kSide * kSide;
 constexpr std::size_t kSlack = 64;  // bytes that the encoder may write behind the last ones
-
-template <class Array>
-void require_aligned(const Array& array) {
-  require(array.size() == 0 || reinterpret_cast<std::uintptr_t>(array.data()) % array.itemsize() == 0,
-          "expected aligned arrays");
-}
 
 // Global tiles of a matrix, which is in memory, so that no sum overflows.
 std::size_t tiles_of(std::size_t rows, std::size_t cols) {
@@ -31,23 +23,17 @@ void check(std::size_t tiles, const Counts& counts, const Bitmap& one, const Bit
   require(counts.size() == 2 * tiles, "expected two counts per tile");
   require(one.size() == kWords * tiles && two.size() == kWords * tiles && three.size() == kWords * tiles,
           "expected 64 words per tile in each bitmap");
-  require_aligned(counts);
-  require_aligned(one);
-  require_aligned(two);
-  require_aligned(three);
 }
 
-std::tuple<std::size_t, std::size_t> encode(const Matrix& values, int start, const Flat<std::uint16_t>& counts,
-                                            const Flat<std::uint64_t>& one, const Flat<std::uint64_t>& two,
-                                            const Flat<std::uint64_t>& three, const Flat<std::uint8_t>& high,
-                                            const Flat<std::uint16_t>& fallback) {
+std::tuple<std::size_t, std::size_t> encode(const Matrix& values, int start, const Out<std::uint16_t>& counts,
+                                            const Out<std::uint64_t>& one, const Out<std::uint64_t>& two,
+                                            const Out<std::uint64_t>& three, const Out<std::uint8_t>& high,
+                                            const Out<std::uint16_t>& fallback) {
   require(start >= -1 && start <= 248, "expected a window from -1 to 248");
   const std::size_t rows = values.shape(0), cols = values.shape(1), tiles = values.size() ? tiles_of(rows, cols) : 0;
   check(tiles, counts, one, two, three);
   require(high.size() >= tiles * kElements + kSlack, "expected room for every value, and 64 bytes, in high");
   require(fallback.size() >= tiles * kElements + kSlack / 2, "expected room for every value, and 32, in fallback");
-  require_aligned(values);
-  require_aligned(fallback);
   const ingot::TcaParts parts{counts.data(), {one.data(), two.data(), three.data()}, high.data(), fallback.data()};
   if (tiles == 0) return {0, 0};
   nb::gil_scoped_release release;
@@ -55,40 +41,34 @@ std::tuple<std::size_t, std::size_t> encode(const Matrix& values, int start, con
   return {sizes.high, sizes.fallback};
 }
 
-std::size_t decode(const Flat<const std::uint16_t>& counts, const Flat<const std::uint64_t>& one,
-                   const Flat<const std::uint64_t>& two, const Flat<const std::uint64_t>& three,
-                   const Flat<const std::uint8_t>& high, const Flat<const std::uint16_t>& fallback, int start,
+std::size_t decode(const In<std::uint16_t>& counts, const In<std::uint64_t>& one,
+                   const In<std::uint64_t>& two, const In<std::uint64_t>& three,
+                   const In<std::uint8_t>& high, const In<std::uint16_t>& fallback, int start,
                    const OutMatrix& out) {
   require(start >= -1 && start <= 248, "expected a window from -1 to 248");
   const std::size_t rows = out.shape(0), cols = out.shape(1), tiles = out.size() ? tiles_of(rows, cols) : 0;
   check(tiles, counts, one, two, three);
-  require_aligned(fallback);
-  require_aligned(out);
   const ingot::TcaConst parts{counts.data(), {one.data(), two.data(), three.data()}, high.data(), fallback.data()};
   if (tiles == 0) return 0;
   nb::gil_scoped_release release;
   return INGOT_KERNEL(tca_tbe_decode)(parts, {high.size(), fallback.size()}, start, out.data(), rows, cols);
 }
 
-void exponents(const Flat<const std::uint16_t>& values, const Flat<std::uint64_t>& counts) {
+void exponents(const In<std::uint16_t>& values, const Out<std::uint64_t>& counts) {
   require(counts.size() == 256, "expected 256 counts");
-  require_aligned(values);
-  require_aligned(counts);
   nb::gil_scoped_release release;
   INGOT_KERNEL(bf16_exponents)(values.data(), values.size(), counts.data());
 }
 
 }  // namespace
 
-// No array may be converted: a copy of an output would take the result along.
 void bind_tca_tbe(nb::module_& m) {
-  const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
-  m.def("tca_tbe_encode", &encode, array("values"), nb::arg("start"), array("counts"), array("bitmap1"),
-        array("bitmap2"), array("bitmap3"), array("high"), array("fallback"),
+  define(m, "tca_tbe_encode", &encode, nb::arg("values"), nb::arg("start"), nb::arg("counts"), nb::arg("bitmap1"),
+        nb::arg("bitmap2"), nb::arg("bitmap3"), nb::arg("high"), nb::arg("fallback"),
         "Encode whole rows of tiles; returns how many high bytes and fallback elements there are.");
-  m.def("tca_tbe_decode", &decode, array("counts"), array("bitmap1"), array("bitmap2"), array("bitmap3"),
-        array("high"), array("fallback"), nb::arg("start"), array("out"),
+  define(m, "tca_tbe_decode", &decode, nb::arg("counts"), nb::arg("bitmap1"), nb::arg("bitmap2"), nb::arg("bitmap3"),
+        nb::arg("high"), nb::arg("fallback"), nb::arg("start"), nb::arg("out"),
         "Decode whole rows of tiles; returns how many tiles were decoded: less than there are where counts do not fit.");
-  m.def("bf16_exponents", &exponents, array("values"), array("counts"),
+  define(m, "bf16_exponents", &exponents, nb::arg("values"), nb::arg("counts"),
         "Add to counts[e] how many bf16 values have the exponent e.");
 }

@@ -2,35 +2,18 @@
 
 #include <tuple>
 
-#include "bind/arrays.h"
-#include "core/dispatch.h"
+#include "bind/positions.h"
 
 namespace {
 
-using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Positions = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutPositions = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-constexpr std::int64_t kFirst = -1;
-
-// Whether positions ascend and lie below `limit`: every kernel that follows positions depends on it.
-bool sound(const Positions& positions, std::int64_t limit) {
-  return INGOT_KERNEL(first_unordered)(positions.data(), positions.size(), kFirst, limit) == positions.size();
-}
+using Floats = In<float>;
+using OutFloats = Out<float>;
+using OutPositions = Out<std::int64_t>;
 
 int width_of(const OutArray& out, const InArray& like) {
   const int width = static_cast<int>(out.itemsize());
   require((width == 2 || width == 4) && like.itemsize() == out.itemsize(), "expected elements of 2 or 4 bytes");
-  require(out.size() == 0 || reinterpret_cast<std::uintptr_t>(out.data()) % width == 0, "expected an aligned output");
-  require(like.size() == 0 || reinterpret_cast<std::uintptr_t>(like.data()) % width == 0, "expected aligned elements");
   return width;
-}
-
-ingot::Placed placed(const Positions& positions, const InArray& values, std::size_t n) {
-  require(positions.size() == values.size(), "expected a value for every position");
-  require(sound(positions, static_cast<std::int64_t>(n)), "expected ascending positions inside the output");
-  return {positions.data(), values.data(), positions.size()};
 }
 
 std::size_t keep_largest(const Floats& values, const OutPositions& positions, const OutFloats& kept) {
@@ -41,20 +24,20 @@ std::size_t keep_largest(const Floats& values, const OutPositions& positions, co
 }
 
 std::tuple<float, float> range_between(const Floats& values, const Positions& skipped) {
-  require(sound(skipped, static_cast<std::int64_t>(values.size())), "expected ascending positions inside the values");
+  const Followed places(skipped, values.size());
   nb::gil_scoped_release release;
   const ingot::FloatRange range =
-      INGOT_KERNEL(range_between)(values.data(), values.size(), skipped.data(), skipped.size());
+      INGOT_KERNEL(range_between)(values.data(), values.size(), places.data(), places.size());
   return {range.low, range.high};
 }
 
 void int4_encode(const Floats& values, const Positions& skipped, float low, float divisor, float factor,
                  const OutBytes& packed) {
-  require(sound(skipped, static_cast<std::int64_t>(values.size())), "expected ascending positions inside the values");
+  const Followed places(skipped, values.size());
   require(packed.size() == (values.size() - skipped.size() + 1) / 2, "expected a byte for two codes");
   nb::gil_scoped_release release;
   INGOT_KERNEL(int4_encode)
-  (values.data(), values.size(), skipped.data(), skipped.size(), {low, divisor, factor}, packed.data());
+  (values.data(), values.size(), places.data(), places.size(), {low, divisor, factor}, packed.data());
 }
 
 void int4_decode(const InBytes& packed, std::size_t first, const InArray& table, const Positions& positions,
@@ -62,7 +45,8 @@ void int4_decode(const InBytes& packed, std::size_t first, const InArray& table,
   require(table.size() == 16, "expected sixteen values");
   const int width = width_of(out, table);
   require(width_of(out, values) == width, "expected values of the output's width");
-  const ingot::Placed outliers = placed(positions, values, out.size());
+  const Followed places(positions, out.size());
+  const ingot::Placed outliers = places.with(values);
   const std::size_t codes = out.size() - (gaps ? positions.size() : 0);
   require(first < 2 && (first + codes + 1) / 2 <= packed.size(), "expected a code for every other element");
   nb::gil_scoped_release release;
@@ -88,7 +72,8 @@ void sign_decode(const InBytes& bits, std::size_t first, const InArray& scales, 
 
 void place_values(const Positions& positions, const InArray& values, const OutArray& out) {
   const int width = width_of(out, values);
-  const ingot::Placed what = placed(positions, values, out.size());
+  const Followed places(positions, out.size());
+  const ingot::Placed what = places.with(values);
   nb::gil_scoped_release release;
   INGOT_KERNEL(place_values)(what, out.data(), width);
 }
@@ -101,25 +86,25 @@ std::size_t first_unordered(const Positions& positions, std::int64_t last, std::
 }  // namespace
 
 void bind_wdelta(nb::module_& m) {
-  m.def("top_select", &keep_largest, nb::arg("values"), nb::arg("positions"), nb::arg("kept"),
+  define(m, "top_select", &keep_largest, nb::arg("values"), nb::arg("positions"), nb::arg("kept"),
         "Keep the values of the largest magnitudes, as many as there is room for, of equal ones the first; returns the "
         "index of the first NaN or infinity or the number of values.");
-  m.def("range_between", &range_between, nb::arg("values"), nb::arg("skipped"),
+  define(m, "range_between", &range_between, nb::arg("values"), nb::arg("skipped"),
         "Return the least and the largest value but for those at `skipped`; (inf, -inf) where none is left.");
-  m.def("int4_encode", &int4_encode, nb::arg("values"), nb::arg("skipped"), nb::arg("low"), nb::arg("divisor"),
+  define(m, "int4_encode", &int4_encode, nb::arg("values"), nb::arg("skipped"), nb::arg("low"), nb::arg("divisor"),
         nb::arg("factor"), nb::arg("packed"),
         "Pack codes (value - low) / divisor * factor of all values but those at `skipped`, the first in the high bits.");
-  m.def("int4_decode", &int4_decode, nb::arg("packed"), nb::arg("first"), nb::arg("table"), nb::arg("positions"),
+  define(m, "int4_decode", &int4_decode, nb::arg("packed"), nb::arg("first"), nb::arg("table"), nb::arg("positions"),
         nb::arg("values"), nb::arg("gaps"), nb::arg("out"),
         "Look codes up in a table of 16; `values` go to `positions`, which have no codes where `gaps`.");
-  m.def("sign_encode", &sign_encode, nb::arg("values"), nb::arg("sums"), nb::arg("bits"),
+  define(m, "sign_encode", &sign_encode, nb::arg("values"), nb::arg("sums"), nb::arg("bits"),
         "Sum the magnitudes of each row as NumPy does and pack one bit per value; returns the index of the first NaN or "
         "infinity or the number of values.");
-  m.def("sign_decode", &sign_decode, nb::arg("bits"), nb::arg("first"), nb::arg("scales"), nb::arg("out"),
+  define(m, "sign_decode", &sign_decode, nb::arg("bits"), nb::arg("first"), nb::arg("scales"), nb::arg("out"),
         "Give every element its row's scale, negated where its bit is 0.");
-  m.def("place_values", &place_values, nb::arg("positions"), nb::arg("values"), nb::arg("out"),
+  define(m, "place_values", &place_values, nb::arg("positions"), nb::arg("values"), nb::arg("out"),
         "Put values at ascending positions.");
-  m.def("first_unordered", &first_unordered, nb::arg("positions"), nb::arg("last"), nb::arg("limit"),
+  define(m, "first_unordered", &first_unordered, nb::arg("positions"), nb::arg("last"), nb::arg("limit"),
         "Return the index of the first position that is not above the one before (`last` for the first) or not below "
         "`limit`; the number of positions if there is none.");
 }

@@ -1,31 +1,56 @@
 #include "core/isa.h"
 
 #include <atomic>
+#include <initializer_list>
+
+#if defined(INGOT_HAS_V4)
+#include <cpuid.h>
+#endif
 
 namespace ingot {
 namespace {
 
-bool has(Isa isa) {
-#if defined(INGOT_HAS_V4)
-  __builtin_cpu_init();
-  switch (isa) {
-    case Isa::baseline:
-      return true;
-    case Isa::v3:  // x86-64-v3 as the psABI lists it, as far as compiled code here may use it
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-             __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt");
-    case Isa::v4:
-      return has(Isa::v3) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vl");
-  }
-  return false;
-#else
-  return isa == Isa::baseline;
-#endif
+constexpr std::uint32_t bits(std::initializer_list<int> places) {
+  std::uint32_t word = 0;
+  for (const int place : places) word |= std::uint32_t{1} << place;
+  return word;
 }
 
-Isa best() { return has(Isa::v4) ? Isa::v4 : has(Isa::v3) ? Isa::v3 : Isa::baseline; }
+// x86-64-v3 and -v4 as the x86-64 psABI 1.0 lists them (table 3.1), with the levels below: compilers may use all of it.
+constexpr int kSse3 = 0, kSsse3 = 9, kFma = 12, kCx16 = 13, kSse41 = 19, kSse42 = 20, kMovbe = 22, kPopcnt = 23,
+              kOsxsave = 27, kAvx = 28, kF16c = 29;                                      // leaf 1, ECX
+constexpr int kBmi1 = 3, kAvx2 = 5, kBmi2 = 8, kF = 16, kDq = 17, kCd = 28, kBw = 30, kVl = 31;  // leaf 7, EBX
+constexpr int kLahf = 0, kLzcnt = 5;                                                     // leaf 0x80000001, ECX
+constexpr int kXmm = 1, kYmm = 2, kMasks = 5, kUpper = 6, kMoreZmm = 7;                  // XCR0
+constexpr CpuWords kV3 = {
+    bits({kSse3, kSsse3, kFma, kCx16, kSse41, kSse42, kMovbe, kPopcnt, kOsxsave, kAvx, kF16c}),
+    bits({kBmi1, kAvx2, kBmi2}), bits({kLahf, kLzcnt}), bits({kXmm, kYmm})};
+constexpr CpuWords kV4 = {kV3.leaf1_ecx, kV3.leaf7_ebx | bits({kF, kDq, kCd, kBw, kVl}), kV3.extended_ecx,
+                          kV3.xcr0 | bits({kMasks, kUpper, kMoreZmm})};
+
+[[maybe_unused]] bool holds(const CpuWords& all, const CpuWords& wanted) {
+  return !(wanted.leaf1_ecx & ~all.leaf1_ecx) && !(wanted.leaf7_ebx & ~all.leaf7_ebx) &&
+         !(wanted.extended_ecx & ~all.extended_ecx) && !(wanted.xcr0 & ~all.xcr0);
+}
+
+CpuWords cpu_words() {
+  CpuWords words{};
+#if defined(INGOT_HAS_V4)
+  std::uint32_t a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d)) words.leaf1_ecx = c;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) words.leaf7_ebx = b;
+  if (__get_cpuid(0x80000001, &a, &b, &c, &d)) words.extended_ecx = c;
+  if (words.leaf1_ecx & bits({kOsxsave})) asm volatile("xgetbv" : "=a"(words.xcr0), "=d"(d) : "c"(0));
+#endif
+  return words;
+}
+
+Isa best() {
+  static const Isa found = best_isa(cpu_words());
+  return found;
+}
+
+bool has(Isa isa) { return isa <= best(); }
 
 std::atomic<Isa>& slot() {
   static std::atomic<Isa> value{best()};
@@ -33,6 +58,14 @@ std::atomic<Isa>& slot() {
 }
 
 }  // namespace
+
+Isa best_isa([[maybe_unused]] const CpuWords& words) {
+#if defined(INGOT_HAS_V4)
+  if (holds(words, kV4)) return Isa::v4;
+  if (holds(words, kV3)) return Isa::v3;
+#endif
+  return Isa::baseline;
+}
 
 Isa current_isa() { return slot().load(std::memory_order_relaxed); }
 

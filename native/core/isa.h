@@ -1,11 +1,21 @@
 // Which instruction set the kernels run with: the best that the processor has, or a lower one chosen for tests.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace ingot {
 
 enum class Isa { baseline = 0, v3 = 1, v4 = 2 };
+
+// What an x86 processor says of itself (Intel SDM volume 2, CPUID), as far as it is asked; and XCR0, the registers whose
+// contents the system saves.
+struct CpuWords {
+  std::uint32_t leaf1_ecx, leaf7_ebx, extended_ecx, xcr0;
+};
+
+// The best that was compiled and that such a processor can run.
+Isa best_isa(const CpuWords& words);
 
 Isa current_isa();
 const char* isa_name(Isa isa);

@@ -1,5 +1,7 @@
 #include "core/pool.h"
 
+#include "core/float_mode.h"
+
 #include <pthread.h>
 #include <signal.h>
 
@@ -7,7 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
-#include <system_error>
+#include <exception>
 #include <thread>
 
 namespace ingot {
@@ -37,6 +39,22 @@ struct Job {
   }
 };
 
+// No signal is delivered to the calling thread, or to one that it starts, while this lives.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 class Pool {
  public:
   void run(Job& job, std::size_t threads) {
@@ -52,14 +70,11 @@ class Pool {
   std::size_t start(std::size_t wanted) {
     if (wanted > kMostThreads) wanted = kMostThreads;
     if (started_ >= wanted) return wanted;
-    sigset_t all, before;  // signals are the business of the interpreter's own threads
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;  // signals are the business of the interpreter's own threads
     try {
       for (; started_ < wanted; ++started_) std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {  // no thread to be had: as many as there are
+    } catch (const std::exception&) {  // no thread, or no memory for one, to be had: as many as there are
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return started_;
   }
 
@@ -86,6 +101,7 @@ class Pool {
   }
 
   void serve() {
+    const DefaultFloats mode;  // a thread inherits the mode of the one that started it
     for (std::uint64_t seen = 0;;) {
       for (int looks = 0; looks < kSpins && round_.load(std::memory_order_acquire) == seen; ++looks) pause();
       Job* job = nullptr;

@@ -122,7 +122,7 @@ void add_rows(const AffineLayout& at, const std::uint8_t* packed, const Scaling&
               TypeOf<kDtype>* out) {
   const Unpack unpack = at.msb ? unpacker<true>(at.bits) : unpacker<false>(at.bits);
   const std::size_t group = at.group < at.cols ? at.group : at.cols;
-  const std::size_t stride = at.per_tensor ? 0 : (at.cols + at.group - 1) / at.group;
+  const std::size_t stride = at.per_tensor ? 0 : at.cols / at.group + (at.cols % at.group != 0);
   const int half = 1 << (at.bits - 1);
   Codes unpacked;
   alignas(64) float scales[kChunk + 1], zeros[kChunk + 1];

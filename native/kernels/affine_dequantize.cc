@@ -163,7 +163,7 @@ class RowDecoder {
 template <Dtype kDtype, class Sign, Zero kZero, Dtype kScale>
 void all_rows(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros, void* out) {
   RowDecoder<kDtype, Sign, kZero> decoder(at);
-  const std::size_t stride = at.per_tensor ? 0 : (at.cols + at.group - 1) / at.group;
+  const std::size_t stride = at.per_tensor ? 0 : at.cols / at.group + (at.cols % at.group != 0);
   for (std::size_t row = 0; row < at.rows; ++row)
     decoder.template row<kScale>(packed + row * at.row_bytes, static_cast<const TypeOf<kScale>*>(scales) + row * stride,
                                  kZero == Zero::none ? nullptr

@@ -38,14 +38,14 @@ void store_values(const float* from, std::size_t count, const MatmulOutput& out,
 
 // Where the groups of blocks `first` to `last` of a row lie: the same for all rows.
 struct Span {
-  std::size_t run;          // lanes of a group
+  std::size_t run;          // lanes of a group; 1 of a shorter one, which is a whole row
   std::size_t begin, end;   // lanes
   std::size_t from, to;     // groups
   std::size_t groups;       // of a row
 
   Span(const MatmulLayout& at, std::size_t first, std::size_t last)
-      : run(at.group / at.per_lane), begin(first * kLanes), end(last * kLanes), from(begin / run),
-        to((end - 1) / run + 1), groups((at.cols + at.group - 1) / at.group) {
+      : run(at.group < at.per_lane ? 1 : at.group / at.per_lane), begin(first * kLanes), end(last * kLanes), from(begin / run),
+        to((end - 1) / run + 1), groups(at.cols / at.group + (at.cols % at.group != 0)) {
     if (to > groups) to = groups;
   }
 };

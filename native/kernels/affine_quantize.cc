@@ -15,7 +15,7 @@ AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
   Ints lows{}, highs{};
   if constexpr (!kAndZero) {
     lows = lows + kMagnitude;
-    highs = highs - kMagnitude - 1;
+    highs = highs + ~kMagnitude;
   }
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
@@ -47,6 +47,13 @@ inline float level(float value, const Grid& grid) {
   t = t > grid.low ? t : grid.low;
   t = t < grid.high ? t : grid.high;
   return round_even(t);
+}
+
+// A zero point as it was given, within what `round_even` takes: it becomes an integer.
+inline float level_of_zero(float zero) {
+  constexpr float kMost = 0x1p22f;
+  zero = zero > -kMost ? zero : -kMost;
+  return zero < kMost ? zero : kMost;
 }
 
 inline float squared_error(float value, const Grid& grid) {
@@ -142,7 +149,7 @@ AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const 
           if (range.bad < group_end - from) return {AffineStatus::non_finite, element + range.bad};
           if (choice.given) {
             grid = chooser.limits(load_at(scales, choice.scale_type, index),
-                                  zeros ? load_at(zeros, choice.scale_type, index) : 0);
+                                  zeros ? level_of_zero(load_at(zeros, choice.scale_type, index)) : 0);
           } else {
             grid = choose<kDtype>(values + from, group_end - from, range, chooser);
             if (!is_finite(grid.scale)) return {AffineStatus::scale_overflow, element};

@@ -1,0 +1,35 @@
+// Positions that kernels follow into memory.
+#pragma once
+#include <cstring>
+#include <memory>
+
+#include "bind/arrays.h"
+#include "core/dispatch.h"
+
+using Positions = In<std::int64_t>;
+
+// Positions of its own, proven to ascend and to lie inside of `limit` elements: another thread may write to the caller's
+// array as soon as the interpreter lets it, after the check.
+class Followed {
+ public:
+  Followed(const Positions& positions, std::size_t limit)
+      : count_(positions.size()), held_(new std::int64_t[count_]) {
+    if (count_) std::memcpy(held_.get(), positions.data(), count_ * sizeof *held_.get());
+    constexpr std::int64_t before = -1;
+    require(INGOT_KERNEL(first_unordered)(held_.get(), count_, before, static_cast<std::int64_t>(limit)) == count_,
+            "expected ascending positions inside the array");
+  }
+  const std::int64_t* data() const { return held_.get(); }
+  std::size_t size() const { return count_; }
+
+  // With a value for each position; lives no longer than this.
+  template <class Values>
+  ingot::Placed with(const Values& values) const {
+    require(values.size() == count_, "expected a value for every position");
+    return {held_.get(), values.data(), count_};
+  }
+
+ private:
+  const std::size_t count_;
+  const std::unique_ptr<std::int64_t[]> held_;
+};
