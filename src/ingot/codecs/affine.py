@@ -13,14 +13,14 @@ from ingot.codecs.affine_params import ROLES, SCALE_DTYPES, AffineParams, natura
 from ingot.codecs.affine_parts import BlockScales, PackedReader, ScalesReader
 from ingot.codecs.affine_relay import AffineRelay, relays
 from ingot.codecs.affine_rows import STEP, add_rows, decode_rows
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, result
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.tensor import Array, Tensor
 
 
-class AffineReader:
+class AffineReader(Rows):
     """Sequential decoding through a packed buffer of at most about ``STEP`` codes (never less than a row)."""
 
     def __init__(self, tensor: Tensor, params: AffineParams, workers: int | None = 1) -> None:
@@ -32,7 +32,7 @@ class AffineReader:
         self._zeros = _scales_reader(tensor, "zeros", params) if params.zeros else None
         self._step = max(1, STEP * (1 if workers == 1 else 8) // max(self._cols, 1))
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         for target, packed, scales, zeros in self._runs(out):
             decode_rows(self._params, packed, scales, zeros, out[target], self._workers)
 
@@ -74,7 +74,7 @@ class AffineReader:
             self._zeros.finish()
 
 
-class CutReader:
+class CutReader(Rows):
     """Sequential decoding of a tensor whose codes are packed as another matrix than its own, in runs of its own rows.
 
     Holds one row of that matrix where a run ends within it.
@@ -85,7 +85,7 @@ class CutReader:
         self._cols = params.matrix_of(tensor.shape)[1]
         self._left: Array = np.empty(0, np.float32)
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         if not out.flags.c_contiguous or (self._left.size and self._left.dtype != out.dtype):
             raise ValueError(f"expected an output in C order, of one type, found {out.dtype}")
         flat = out.reshape(-1)
@@ -117,7 +117,7 @@ class AffineCodec:
         """Rules ``affine.params``, ``affine.parts``, ``affine.dtype``, ``affine.size``."""
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
 
         Raw codes in a mapped file are decoded where they lie, if each row begins at a byte. Large tensors use
@@ -128,7 +128,7 @@ class AffineCodec:
             raise UnsupportedError(
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="affine.dtype", where=tensor.name
             )
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         matrix = out.reshape(params.matrix_of(tensor.shape))
         codes = tensor.parts["packed_weight"]
         in_place = codes.encoding == "raw" and codes.source.mapped and params.in_rows(matrix.shape[1])

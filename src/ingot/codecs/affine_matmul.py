@@ -9,7 +9,7 @@ from ingot.codecs.affine_params import AffineParams, natural, params_of
 from ingot.codecs.affine_rows import decode_rows
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits, float_name
+from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.tensor import Array, Tensor
 
@@ -88,7 +88,7 @@ class PackedMatrix:
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
-        self.matmul_bits(as_bits(x), as_bits(out), None if bias is None else as_bits(bias), types, workers)
+        self.matmul_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def matmul_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
         """``matmul`` of arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``.

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.codecs.affine_params import AffineParams
 from ingot.core import native
-from ingot.core.floats import LARGEST, as_bits, cast_into, float_name
+from ingot.core.floats import LARGEST, as_bits, cast_into, float_name, written
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.part import PartReader
@@ -57,7 +57,7 @@ class _Rows:
             self.packed,
             as_bits(self.scales),
             None if self.zeros is None else as_bits(self.zeros),
-            as_bits(out),
+            written(out),
             layout(self.params, out.shape[1]),
             float_name(self.scales),
             float_name(out),
@@ -70,7 +70,7 @@ class _Rows:
             as_bits(self.scales),
             None if self.zeros is None else as_bits(self.zeros),
             as_bits(base),
-            as_bits(out),
+            written(out),
             layout(self.params, out.shape[1]),
             float_name(self.scales),
             float_name(out),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, result
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
@@ -121,7 +121,7 @@ class AstcEncoder:
         return texels
 
 
-class AstcReader:
+class AstcReader(Rows):
     """Sequential decoding through one band of f16 texels."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -131,7 +131,7 @@ class AstcReader:
         self._band = 0
         self._texels = np.empty((0, self._layout.cols), np.float16)
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         done = 0
         while out.size and done < len(out):
             if not len(self._texels):
@@ -167,7 +167,7 @@ class AstcCodec:
         """Rules ``astc.params``, ``astc.parts``, ``astc.dtype``, ``astc.size``."""
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; bands are decoded in threads."""
         _checked(tensor)
         if dtype not in FLOATS:
@@ -175,7 +175,7 @@ class AstcCodec:
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="astc.dtype", where=tensor.name
             )
         layout, coder, scale = _prepared(tensor)
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         matrix = out.reshape(layout.rows, layout.cols)
         stored = np.frombuffer(tensor.parts["blocks"].view(), np.uint8)
 

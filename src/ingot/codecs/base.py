@@ -6,6 +6,7 @@ works on *slabs* of whole rows, so that a tensor larger than memory passes throu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from math import gcd, prod
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -16,21 +17,44 @@ from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.spec import PartSpec
-from ingot.model.tensor import Array, Tensor
+from ingot.model.tensor import Array, Tensor, require_writable
 
 _LARGE = 1 << 28
+_PIECE = 1 << 16  # elements that are decoded at a time on their way into a strided output
 
 
 class RowReader(Protocol):
     """Sequential decoding, in memory bounded by the slab."""
 
     def read_into(self, out: Array) -> None:
-        """Decode the next ``len(out)`` rows into ``out`` ([rows, cols], C order), rounding once to ``out.dtype``."""
+        """Decode the next ``len(out)`` rows into ``out`` ([rows, cols], writable), rounding once to ``out.dtype``."""
         ...
 
     def finish(self) -> None:
         """Check lengths and digests of all parts after the last row."""
         ...
+
+
+class Rows(ABC):
+    """What the readers of codecs share: ``read_into`` fills any writable array, through a small buffer if need be."""
+
+    @abstractmethod
+    def fill(self, out: Array) -> None:
+        """Decode the next ``len(out)`` rows into ``out``: writable, aligned, native byte order, C order."""
+
+    def read_into(self, out: Array) -> None:
+        """Decode the next ``len(out)`` rows into ``out``, strided or not; rule ``tensor.out`` where it is read-only."""
+        require_writable(out)
+        if out.flags.carray and out.dtype.isnative:
+            self.fill(out)
+            return
+        rows = out if out.ndim else out.reshape(1)
+        step = max(1, _PIECE // max(1, prod(rows.shape[1:])))
+        for start in range(0, max(1, len(rows)), step):
+            target = rows[start : start + step]
+            piece = np.empty(target.shape, out.dtype.newbyteorder("="))
+            self.fill(piece)
+            target[...] = piece
 
 
 class Encoder(Protocol):
@@ -88,8 +112,8 @@ class Codec(Protocol):
         """Raise ``CodecError`` with a rule unless parameters, parts and shape fit together; reads no part's bytes."""
         ...
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
-        """Return all values as an array of ``tensor.shape``."""
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return all values as an array of ``tensor.shape``: in ``out``, if given, of that shape and ``dtype``."""
         ...
 
     def reader(self, tensor: Tensor) -> RowReader:
@@ -205,13 +229,18 @@ def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:
     ) from reason
 
 
-def decode_by_rows(codec: Codec, tensor: Tensor, dtype: str) -> Array:
+def result(tensor: Tensor, dtype: str, out: Array | None) -> Array:
+    """Return what ``decode`` writes to: ``out`` if given, else memory of its own (``empty``)."""
+    return empty(tensor.shape, dtype, tensor.name) if out is None else out
+
+
+def decode_by_rows(codec: Codec, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
     """Implement ``decode`` by ``reader``: the checks, one allocation, one pass."""
     if dtype not in FLOAT_TARGETS:
         raise UnsupportedError(
             f"expected a target dtype {', '.join(FLOAT_TARGETS)} for codec {codec.id}, found {dtype}", where=tensor.name
         )
-    out = empty(tensor.shape, dtype, tensor.name)
+    out = result(tensor, dtype, out)
     reader = codec.reader(tensor)
     if out.size:
         reader.read_into(out.reshape(tensor.matrix_shape))

@@ -196,7 +196,7 @@ class ExactCodec:
         """Rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Refuse: rule ``delta_exact.base``."""
         raise _needs_base(tensor.name)
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ingot.codecs.cast import cast
+from ingot.codecs.cast import cast, flat
 from ingot.core import native
 from ingot.core.dtypes import STORAGE_DTYPES, dtype, from_file, numpy_dtype
-from ingot.core.floats import as_bits, float_name
+from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec
@@ -252,7 +252,7 @@ class Placed:
 
 def place(positions: Array, values: Array, out: Array, where: str | None = None) -> None:
     """Put values, rounded to the element type of the flat ``out``, at ascending positions."""
-    native.kernels.place_values(positions, as_bits(rounded(values, out, where)), as_bits(out))
+    native.kernels.place_values(positions, as_bits(rounded(values, out, where)), written(out))
 
 
 def rounded(values: Array, out: Array, where: str | None = None) -> Array:
@@ -275,8 +275,8 @@ class Addition(NamedTuple):
     @property
     def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
         """What the kernels that add take last."""
-        back = None if self.back is None else as_bits(self.back)
-        return as_bits(self.base), as_bits(self.out), back, self.less, float_name(self.out)
+        back = None if self.back is None else written(self.back)
+        return as_bits(self.base), written(self.out), back, self.less, float_name(self.out)
 
 
 class AddsByPieces(ABC):
@@ -304,7 +304,7 @@ class AddsByPieces(ABC):
         if not out.size:
             return
         step = max(1, PIECE // out.shape[-1]) * out.shape[-1] if self.by_rows else PIECE
-        one, two, three = base.reshape(-1), out.reshape(-1), None if back is None else back.reshape(-1)
+        one, two, three = base.reshape(-1), flat(out), None if back is None else flat(back)
         for start in range(0, out.size, step):
             piece = slice(start, start + step)
             self.add(Addition(one[piece], two[piece], None if three is None else three[piece], less))

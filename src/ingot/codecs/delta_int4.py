@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import decode_by_rows
-from ingot.codecs.cast import cast
+from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.cast import cast, flat
 from ingot.codecs.delta_flat import (
     PIECE,
     Addition,
@@ -31,7 +31,7 @@ from ingot.codecs.delta_flat import (
     to_f16,
 )
 from ingot.core import native
-from ingot.core.floats import as_bits, float_name
+from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, UsageError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -104,12 +104,12 @@ class Int4Encoder(WholeEncoder):
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         codes = cast(table(parts["scale"], parts["zero_point"]), float_name(out))
         apart = parts["outlier_idx"].astype(np.int64, copy=False), parts["outlier_vals"]
-        _expand((parts["packed"], 0), codes, apart, self.layout == 1, out.reshape(-1))
+        _expand((parts["packed"], 0), codes, apart, self.layout == 1, flat(out))
 
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
         positions = parts["outlier_idx"].astype(np.int64, copy=False)
         values, codes = parts["outlier_vals"].astype(np.float32), table(parts["scale"], parts["zero_point"])
-        target = Addition(base.reshape(-1), out.reshape(-1), None, less=False)
+        target = Addition(base.reshape(-1), flat(out), None, less=False)
         native.kernels.int4_add(parts["packed"], 0, codes, positions, values, self.layout == 1, *target.arguments)
 
 
@@ -117,10 +117,10 @@ def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array],
     """Decode into the flat ``out``: ``codes`` are the sixteen values in its element type, positions count from 0."""
     positions, values = apart
     values = as_bits(rounded(values, out))
-    native.kernels.int4_decode(packed[0], packed[1], as_bits(codes), positions, values, gaps, as_bits(out))
+    native.kernels.int4_decode(packed[0], packed[1], as_bits(codes), positions, values, gaps, written(out))
 
 
-class Int4Reader(AddsByPieces):
+class Int4Reader(AddsByPieces, Rows):
     """Sequential decoding; holds the outliers of a piece."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -132,7 +132,7 @@ class Int4Reader(AddsByPieces):
         self._table = table(self._single[0].next(1), self._single[1].next(1), tensor.name)
         self._next = 0
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         flat = out.reshape(-1)
         codes = cast(self._table, float_name(out), self._name)
         for start in range(0, flat.size, PIECE):
@@ -185,9 +185,9 @@ class DeltaInt4:
         codes = tensor.size - (apart if layout == 1 else 0)
         require_count(tensor, "packed", counts["packed"], (codes + 1) // 2)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the differences in f32, f16 or bf16, rounded once. Rules ``.index``, ``.order``, ``.scale``."""
-        return decode_by_rows(self, tensor, dtype)
+        return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> Int4Reader:
         self.check(tensor)

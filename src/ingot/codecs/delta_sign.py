@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import decode_by_rows
+from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.cast import flat
 from ingot.codecs.delta_flat import (
     PIECE,
     Addition,
@@ -27,7 +28,7 @@ from ingot.codecs.delta_flat import (
     to_f16,
 )
 from ingot.core import native
-from ingot.core.floats import as_bits
+from ingot.core.floats import as_bits, written
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -79,12 +80,12 @@ class SignEncoder:
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if out.size:
             scales = np.repeat(rounded(parts["scales"], out), self.per_scale)
-            native.kernels.sign_decode(parts["packed_signs"], 0, as_bits(scales), as_bits(out.reshape(-1)))
+            native.kernels.sign_decode(parts["packed_signs"], 0, as_bits(scales), written(flat(out)))
 
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
         if out.size:
             scales = np.repeat(parts["scales"].astype(np.float32), self.per_scale)
-            target = Addition(base.reshape(-1), out.reshape(-1), None, less=False)
+            target = Addition(base.reshape(-1), flat(out), None, less=False)
             native.kernels.sign_add(parts["packed_signs"], 0, scales, *target.arguments)
 
 
@@ -110,7 +111,7 @@ class RowScales:
         self._values.finish()
 
 
-class SignReader(AddsByPieces):
+class SignReader(AddsByPieces, Rows):
     """Sequential decoding through a buffer of about ``PIECE`` signs (never less than a row's)."""
 
     by_rows: ClassVar[bool] = True
@@ -122,7 +123,7 @@ class SignReader(AddsByPieces):
         self._scales = RowScales(tensor.parts["scales"], per_scale)
         self._signs = Codes(tensor.parts["packed_signs"], 1)
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         if not out.size:  # scales of rows without columns are read by finish
             return
         step = max(1, PIECE // self._cols)
@@ -130,7 +131,7 @@ class SignReader(AddsByPieces):
             target = out[start : start + step]
             scales = rounded(self._scales.next(len(target)), out, self._name)
             signs, first = self._signs.next(target.size)
-            native.kernels.sign_decode(signs, first, as_bits(scales), as_bits(target.reshape(-1)))
+            native.kernels.sign_decode(signs, first, as_bits(scales), written(target.reshape(-1)))
 
     def add(self, piece: Addition) -> None:
         scales = self._scales.next(piece.base.size // self._cols).astype(np.float32)
@@ -156,9 +157,9 @@ class DeltaSign:
         require_count(tensor, "scales", counts["scales"], scale_rows(tensor.shape))
         require_count(tensor, "packed_signs", counts["packed_signs"], -(-tensor.size // 8))
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the differences in f32, f16 or bf16, rounded once."""
-        return decode_by_rows(self, tensor, dtype)
+        return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> SignReader:
         self.check(tensor)

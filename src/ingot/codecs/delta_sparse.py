@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import decode_by_rows
+from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.cast import flat
 from ingot.codecs.delta_flat import (
     PIECE,
     Addition,
@@ -53,11 +54,11 @@ class SparseEncoder(WholeEncoder):
         place(parts["indices"], parts["values"], flat)
 
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        target = Addition(base.reshape(-1), out.reshape(-1), None, less=False)
+        target = Addition(base.reshape(-1), flat(out), None, less=False)
         native.kernels.placed_add(parts["indices"], parts["values"], *target.arguments)
 
 
-class SparseReader(AddsByPieces):
+class SparseReader(AddsByPieces, Rows):
     """Sequential decoding; holds the stored values of a piece."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -65,7 +66,7 @@ class SparseReader(AddsByPieces):
         self._stored = Placed(tensor, "indices", "values")
         self._next = 0
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         flat = out.reshape(-1)
         for start in range(0, flat.size, PIECE):
             piece = flat[start : start + PIECE]
@@ -102,9 +103,9 @@ class DeltaSparse:
                 where=f"{tensor.name}.indices",
             )
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the differences in f32, f16 or bf16. Positions are checked: rules ``.index`` and ``.order``."""
-        return decode_by_rows(self, tensor, dtype)
+        return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> SparseReader:
         self.check(tensor)

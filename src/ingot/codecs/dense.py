@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, result
 from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
 from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
@@ -46,7 +46,7 @@ class DenseEncoder:
         cast_into(parts["data"], out)
 
 
-class DenseReader:
+class DenseReader(Rows):
     """Sequential reading of a dense tensor; with another dtype than its own, through a scratch buffer."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -54,7 +54,7 @@ class DenseReader:
         self._row = decodable(tensor)
         self._reader = tensor.parts["data"].reader()
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         target = flat(out)
         own = numpy_dtype(self._row.name)
         if out.dtype == own:
@@ -88,17 +88,17 @@ class DenseCodec:
         part = require_part(tensor, "data")
         check_values(tensor, part, tensor.size)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values; in the tensor's own dtype a read-only view of the part where bytes allow.
 
         An unknown logical type comes back as its storage elements when it is one to one (zTensor 1.2 section 2 allows
         that), and only when no other dtype was asked for.
         """
         self.check(tensor)
-        if dtype == tensor.dtype:
+        if dtype == tensor.dtype and out is None:
             return _view(tensor)
         require_cast(decodable(tensor).name, dtype, tensor.name)
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         reader = self.reader(tensor)
         reader.read_into(out)
         reader.finish()

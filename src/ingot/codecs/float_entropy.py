@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, result
 from ingot.codecs.cast import cast_into, flat, require_cast
 from ingot.codecs.float_entropy_rows import (
     LEAST_CHUNK,
@@ -66,7 +66,7 @@ class EntropyEncoder:
         decode_chunks(self.layout, parts["planes"], parts["sizes"], flat(out), where="")
 
 
-class EntropyReader:
+class EntropyReader(Rows):
     """Sequential decoding of any runs of rows; in memory are some chunks, and where rows end inside of one its values.
 
     Parameters
@@ -85,7 +85,7 @@ class EntropyReader:
         self._left = tensor.size  # elements that were not decoded
         self._held = np.empty(0, numpy_dtype(params.dtype))  # decoded and not yet asked for
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         target, params = flat(out), self._params
         require_cast(params.dtype, dtype(out.dtype).name, self._tensor.name)
         done = self._hand_out(target)
@@ -155,7 +155,7 @@ class EntropyCodec:
         """Rules ``float_entropy.params``, ``.part-missing``, ``.dtype``, ``.size``."""
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in the tensor's own dtype, bit for bit, or cast by the rules of ``codecs.cast``.
 
         Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
@@ -163,7 +163,7 @@ class EntropyCodec:
         """
         params = _checked(tensor)
         require_cast(params.dtype, dtype, tensor.name)
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         if all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values()):
             sizes, planes = tensor.parts["sizes"].array(), tensor.parts["planes"].array()
             check_sizes(params, sizes, tensor.size, planes.size, tensor.name)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import decode_by_rows
+from ingot.codecs.base import Rows, decode_by_rows
 from ingot.codecs.dense import require_part
 from ingot.codecs.low_rank_fit import factors
 from ingot.core.dtypes import dtype as resolve_dtype
@@ -74,7 +74,7 @@ def _refuse_overflow(left: Array, right: Array, out: Array) -> None:
         )
 
 
-class LowRankReader:
+class LowRankReader(Rows):
     """Sequential decoding: holds ``right`` and a slab of ``left``."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -86,7 +86,7 @@ class LowRankReader:
         self._wide: Array | None = None
         self._row = 0
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
             raise ValueError(f"expected at most {self._rows - self._row} rows of {self._cols}, found {out.shape}")
         self._row += len(out)
@@ -182,9 +182,9 @@ class LowRankCodec:
         """Rules ``low_rank.params``, ``low_rank.part-missing``, ``low_rank.size``."""
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the product in f32, f16 or bf16, rounded once from f32 sums."""
-        return decode_by_rows(self, tensor, dtype)
+        return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> LowRankReader:
         return LowRankReader(tensor)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, result
 from ingot.codecs.palette_encode import PaletteEncoder, prepare
 from ingot.codecs.palette_params import INDICES, PaletteParams, params_of
 from ingot.codecs.palette_rows import BitReader, Lookup, require_padding, spread, stored_tables
@@ -20,7 +20,7 @@ from ingot.model.tensor import Array, Tensor
 _SCRATCH = 1 << 18
 
 
-class PaletteReader:
+class PaletteReader(Rows):
     """Sequential decoding of a palette whose entries lie along the rows, or are single values."""
 
     def __init__(self, tensor: Tensor, params: PaletteParams) -> None:
@@ -29,7 +29,7 @@ class PaletteReader:
         self._lookup: Lookup | None = None
         self._done = 0
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         if not out.size:
             return
         if self._lookup is None or self._lookup.dtype != out.dtype:
@@ -48,7 +48,7 @@ class PaletteReader:
         _finish_small(self._tensor)
 
 
-class BandReader:
+class BandReader(Rows):
     """Sequential decoding where the values of an entry lie in several rows: band by band of the first dimension.
 
     A band is one index along the first dimension: ``vector_size`` of the tensor's where vectors lie along it.
@@ -64,7 +64,7 @@ class BandReader:
         self._cols = tensor.matrix_shape[1]
         self._rows: Array = np.empty((0, self._cols), np.float32)
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         done = 0
         while out.size and done < len(out):
             if not len(self._rows):
@@ -109,14 +109,14 @@ class PaletteCodec:
         """
         params_of(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; large tensors on threads."""
         params = params_of(tensor)
         if dtype not in FLOATS:
             raise UnsupportedError(
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="palette.dtype", where=tensor.name
             )
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         lookup = lookup_of(tensor, params, dtype)
         packed = np.frombuffer(tensor.parts[INDICES].view(), np.uint8)
         used = prod(params.index_shape(tensor.shape)) * params.bits % 8
@@ -127,7 +127,8 @@ class PaletteCodec:
             return out
         entries = np.empty((*params.index_shape(tensor.shape), params.vector_size), out.dtype)
         lookup.all(packed, entries.reshape(-1), workers=None)
-        return spread(entries, params.vector_axis)
+        out[...] = spread(entries, params.vector_axis)
+        return out
 
     def reader(self, tensor: Tensor) -> PaletteReader | BandReader:
         params = params_of(tensor)

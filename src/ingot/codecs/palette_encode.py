@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs import palette_fit as fit
+from ingot.codecs.cast import flat
 from ingot.codecs.palette_params import (
     BITS,
     CODEBOOK,
@@ -158,7 +159,7 @@ class PaletteEncoder:
         values = entry_values(codebook.reshape(params.codebook_shape()), scales)
         lookup = Lookup(params, shape, tables(values, float_name(out)))
         if params.vector_size == 1 or params.vector_axis == len(shape) - 1:
-            lookup.all(parts[INDICES].reshape(-1), out.reshape(-1))
+            lookup.all(parts[INDICES].reshape(-1), flat(out))
             return
         entries = np.empty((*params.index_shape(shape), params.vector_size), out.dtype)
         lookup.all(parts[INDICES].reshape(-1), entries.reshape(-1))

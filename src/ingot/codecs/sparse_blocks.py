@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, RowReader, empty, relays_of
+from ingot.codecs.base import Codec, RowReader, Rows, relays_of, result
 from ingot.codecs.dense import require_part
 from ingot.codecs.sparse_blocks_encode import BlocksEncoder, prepare
 from ingot.codecs.sparse_blocks_relay import BlocksRelay
@@ -41,7 +41,7 @@ class _Params:
         return CODECS[self.inner.codec]
 
 
-class BlocksReader:
+class BlocksReader(Rows):
     """Sequential decoding: the reader of the inner codec gives the rows that are there."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -52,7 +52,7 @@ class BlocksReader:
         self._cols = params.inner.shape[1]
         self._row = 0
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         start, stop = self._row, self._row + len(out)
         self._row = stop
         if self._axis:
@@ -84,12 +84,12 @@ class BlocksCodec:
         """
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the matrix in any dtype that the inner codec decodes to; what was dropped is zero."""
         params = _checked(tensor)
         blocks = _blocks(tensor, params)
         kept = params.codec.decode(params.inner, dtype)
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         clear(out)
         done = 0
         for first, last in blocks.spans():

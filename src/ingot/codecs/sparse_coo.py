@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, empty, result
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense import check_values, decodable, encodable, require_bool, require_part
 from ingot.codecs.sparse import (
@@ -67,7 +67,7 @@ def _positions(coords: Indices, shape: tuple[int, ...], count: int, where: str) 
     return positions
 
 
-class CooReader:
+class CooReader(Rows):
     """Decodes the whole tensor at the first call, since positions may come in any order, then hands out rows."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -75,7 +75,7 @@ class CooReader:
         self._dense: Array | None = None
         self._next = 0
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         stop = self._next + out.size
         cast_into(self._whole()[self._next : stop], out, self._tensor.name)
         self._next = stop
@@ -150,17 +150,17 @@ class CooCodec:
                 "sparse_coo.duplicate", f"expected at most {tensor.size} values, found {stored}", where=tensor.name
             )
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the dense tensor. Index values are checked: ``sparse_coo.index``, ``sparse_coo.duplicate``."""
         self.check(tensor)
         row = decodable(tensor)
         require_cast(row.name, dtype, tensor.name)
         dense = _dense_coo(tensor, row)
-        if dtype != row.name:
-            out = empty((tensor.size,), dtype, tensor.name)
-            cast_into(dense, out, tensor.name)
-            dense = out
-        return dense.reshape(tensor.shape)
+        if out is None and dtype == row.name:
+            return dense.reshape(tensor.shape)
+        out = result(tensor, dtype, out)
+        cast_into(dense, out, tensor.name)
+        return out
 
     def reader(self, tensor: Tensor) -> CooReader:
         self.check(tensor)

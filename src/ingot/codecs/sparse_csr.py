@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, result
 from ingot.codecs.cast import cast_into, flat, require_cast
 from ingot.codecs.dense import check_values, decodable, encodable, read_values, require_part
 from ingot.codecs.sparse import (
@@ -61,7 +61,7 @@ class CsrEncoder(WholeEncoder):
         cast_into(dense, out)
 
 
-class CsrReader:
+class CsrReader(Rows):
     """Sequential decoding by rows: all three parts are read in step, so that only a slab's share is in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -73,7 +73,7 @@ class CsrReader:
         self._indptr = tensor.parts["indptr"].reader()
         self._done, self._last = 0, -1
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         own = numpy_dtype(self._row.name)
         if out.dtype == own:
             self._read(flat(out), len(out))
@@ -192,11 +192,11 @@ class CsrCodec:
             )
         check_values(tensor, values, indices.nbytes // 8)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the dense matrix. Index values are checked: ``sparse_csr.indptr``, ``.index``, ``.duplicate``."""
         reader = self.reader(tensor)
         require_cast(tensor.dtype, dtype, tensor.name)
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         reader.read_into(out)
         reader.finish()
         return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ingot.codecs.base import FLOAT_TARGETS, empty
+from ingot.codecs.base import FLOAT_TARGETS, result
 from ingot.codecs.cast import require_cast
 from ingot.codecs.dense import decodable
 from ingot.codecs.sparse_mask_encode import MaskEncoder, prepare
@@ -33,7 +33,7 @@ class MaskCodec:
         """
         params_of(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the dense values, 0 where the mask has no bit.
 
         Stored values take any cast that codec ``dense`` knows; codes decode to f32, f16 or bf16, and to f64.
@@ -47,7 +47,7 @@ class MaskCodec:
                 rule=f"{ID}.dtype",
                 where=tensor.name,
             )
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         reader.read_into(out.reshape(tensor.matrix_shape))
         reader.finish()
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.codecs.affine_rows import align_rows
+from ingot.codecs.base import Rows
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense import decodable, read_values
 from ingot.codecs.palette_rows import BitReader, pack, unpack
@@ -48,7 +49,7 @@ class Mask:
         return CodecError(f"{ID}.popcount", f"expected a mask of {self._nnz} bits, found {how}", where=self._where)
 
 
-class DenseMaskReader:
+class DenseMaskReader(Rows):
     """Sequential decoding where the kept values themselves are stored."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
@@ -56,7 +57,7 @@ class DenseMaskReader:
         self._mask = Mask(tensor, params.nnz)
         self._values = tensor.parts[NONZEROS].reader()
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         own = numpy_dtype(self._row.name)
         if out.dtype != own:
             require_cast(self._row.name, dtype(out.dtype).name, self._name)
@@ -77,7 +78,7 @@ class DenseMaskReader:
         self._values.finish()
 
 
-class CodeMaskReader:
+class CodeMaskReader(Rows):
     """Sequential decoding where codes are stored: the inner codec's reader sees a dense tensor of them."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
@@ -86,7 +87,7 @@ class CodeMaskReader:
         self._codes = Scattered(tensor, params)
         self._inner = params.codec.reader(with_codes(params, Part("u8", params.layout.nbytes, self._codes)))
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         if not out.size:
             return
         step = max(1, PIECE // max(out.shape[-1], 1))

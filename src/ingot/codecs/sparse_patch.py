@@ -210,7 +210,7 @@ class SparsePatchCodec:
         """Rules ``sparse_patch.params``, ``.parts``, ``.dtype``, ``.size``."""
         check(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Refuse: rule ``sparse_patch.base``."""
         raise _needs_base(tensor.name)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import empty
+from ingot.codecs.base import Rows, result
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.tca_tbe_bands import (
     BITMAPS,
@@ -34,7 +34,7 @@ from ingot.model.tensor import Array, Tensor
 _PADDING = HIGH_UNIT + FALLBACK_UNIT
 
 
-class TcaReader:
+class TcaReader(Rows):
     """Sequential decoding, a few bands at a time; rows of a band that nobody asked for yet are held."""
 
     def __init__(self, tensor: Tensor, start: int, workers: int | None = 1) -> None:
@@ -47,7 +47,7 @@ class TcaReader:
         self._decoded = 0
         self._held = np.empty((0, self._cols), numpy_dtype("bf16"))
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         unread = self._rows - self._decoded + len(self._held)
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > unread:
             raise ValueError(f"expected at most {unread} rows of {self._cols}, found {out.shape}")
@@ -116,7 +116,7 @@ class TcaCodec:
         """Rules ``tca_tbe.params``, ``tca_tbe.parts``, ``tca_tbe.dtype``, ``tca_tbe.size``."""
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in bf16, exactly, or cast by the rules of ``codecs.cast``.
 
         Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
@@ -124,7 +124,7 @@ class TcaCodec:
         """
         start = _checked(tensor)
         require_cast("bf16", dtype, tensor.name)
-        out = empty(tensor.shape, dtype, tensor.name)
+        out = result(tensor, dtype, out)
         matrix = out.reshape(tensor.matrix_shape)
         if out.size and all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values()):
             arrays = {role: part.array() for role, part in tensor.parts.items()}

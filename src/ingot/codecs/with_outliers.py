@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, decode_by_rows, ready, row_step
+from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows, ready, row_step
 from ingot.codecs.cast import cast
 from ingot.codecs.delta import added
 from ingot.codecs.dense import require_part
@@ -73,7 +73,7 @@ class _Params:
         return CODECS[self.inner.codec]
 
 
-class OutlierReader:
+class OutlierReader(Rows):
     """Sequential decoding: rows of the inner codec, then the outliers of each."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -83,7 +83,7 @@ class OutlierReader:
         self._positions, self._values = (tensor.parts[role].reader() for role in (POSITIONS, VALUES))
         self._step = max(1, _SCRATCH // max(self._cols, 1))
 
-    def read_into(self, out: Array) -> None:
+    def fill(self, out: Array) -> None:
         for start in range(0, len(out) if out.size else 0, self._step):
             target = out[start : start + self._step]
             self._inner.read_into(target)
@@ -204,9 +204,9 @@ class OutlierCodec:
         """
         _checked(tensor)
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16."""
-        return decode_by_rows(self, tensor, dtype)
+        return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> OutlierReader:
         return OutlierReader(tensor)

@@ -38,14 +38,20 @@ def as_bits(array: Array) -> Array:
     return plain.view(np.uint16) if plain.dtype.itemsize == 2 else plain
 
 
+def written(out: Array) -> Array:
+    """Return ``out`` as kernels write to it: always a view. ``ValueError`` where that would take a copy."""
+    if not out.flags.carray:
+        raise ValueError("expected a writable, aligned output in C order")
+    return out.view(np.uint16) if out.dtype.itemsize == 2 else out
+
+
 def cast_into(array: Array, out: Array) -> None:
     """Round ``array`` to the element type of ``out`` (C order, as many elements), once, to nearest even.
 
     Too large values become infinite, a NaN stays one: callers that mind look before.
     """
-    if not (out.flags.c_contiguous and out.flags.aligned):
-        raise ValueError("expected an aligned output in C order")
-    native.kernels.cast(as_bits(array), float_name(array), as_bits(out), float_name(out))
+    target = written(out)
+    native.kernels.cast(as_bits(array), float_name(array), target, float_name(out))
 
 
 def cast(array: Array, target: str) -> Array:

@@ -85,6 +85,8 @@ class Checkpoint(Mapping[str, Tensor]):
         dtype: Any = None,
         device: Any = None,
         names: Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return decoded tensors by name.
 
@@ -98,12 +100,18 @@ class Checkpoint(Mapping[str, Tensor]):
             Passed to the framework.
         names : iterable of str, optional
             Only these; an unknown name raises ``UsageError``.
+        out : mapping of name to NumPy array, optional
+            Arrays to decode into, as ``Tensor.numpy(out=)`` takes them: say, what an earlier call returned. Tensors
+            without one get memory of their own. For framework ``np`` only.
         """
         chosen = list(self) if names is None else list(names)
-        unknown = [name for name in chosen if name not in self]
+        given = {} if out is None else out
+        if given and framework != "np":
+            raise UsageError(f"expected framework np with out, found {framework!r}", rule="tensor.out")
+        unknown = [name for name in (*chosen, *given) if name not in self]
         if unknown:
             raise self.no_tensor(unknown[0])
-        return {name: _load(self[name], framework, dtype, device) for name in chosen}
+        return {name: _load(self[name], framework, dtype, device, given.get(name)) for name in chosen}
 
     def get_slice(self, name: str) -> TensorSlice:
         """Return what safetensors' ``get_slice`` does: ``get_shape()``, ``get_dtype()``, and ``[rows, cols]``."""
@@ -192,6 +200,7 @@ def _follows_layers(name: str) -> bool:
     return role == "head" or (role == "norm" and "embed" not in name)
 
 
-def _load(tensor: Tensor, framework: str, dtype: Any, device: Any) -> Any:
+def _load(tensor: Tensor, framework: str, dtype: Any, device: Any, out: Any) -> Any:
     known = DTYPES.get(tensor.dtype)
-    return tensor.to(framework, dtype if known is not None and known.is_float else None, device)
+    wanted = dtype if known is not None and known.is_float else None
+    return tensor.to(framework, wanted, device) if out is None else tensor.numpy(wanted, out=out)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
-from ingot.errors import UnsupportedError
+from ingot.errors import UnsupportedError, UsageError
 from ingot.model.part import Part
 from ingot.model.slices import Index, Readable, piece_of, read_piece
 from ingot.model.spec import PartSpec, TensorSpec
@@ -34,9 +34,31 @@ TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingo
 class Decoder(Protocol):
     """What a tensor needs of its codec. Codecs implement it; ``ops.open`` puts it in."""
 
-    def decode(self, tensor: Tensor, dtype: str) -> Array:
-        """Return the values as an array of ``tensor.shape`` in ``dtype`` (a canonical name)."""
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the values as an array of ``tensor.shape`` in ``dtype`` (a canonical name): in ``out``, if given."""
         ...
+
+
+def require_writable(out: Array, where: str | None = None) -> None:
+    """Refuse, by rule ``tensor.out``, a read-only array to decode into."""
+    if not out.flags.writeable:
+        raise UsageError(
+            "expected a writable array to decode into, found a read-only one", rule="tensor.out", where=where
+        )
+
+
+def require_output(out: Array, shape: tuple[int, ...], dtype: str, where: str | None = None) -> None:
+    """Refuse, by rule ``tensor.out``, what is not a whole tensor's output: of its shape and ``dtype``, in C order."""
+    require_writable(out, where)
+    found = resolve_dtype(out.dtype).name
+    if out.shape != shape or found != dtype or not (out.flags.carray and out.dtype.isnative):
+        order = "C order" if out.flags.carray and out.dtype.isnative else "another order of elements or bytes"
+        raise UsageError(
+            f"expected an array of shape {list(shape)} in {dtype}, aligned and in C order, to decode into; found "
+            f"{list(out.shape)} in {found}, in {order}",
+            rule="tensor.out",
+            where=where,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -94,19 +116,27 @@ class Tensor:
         )
         return TensorSpec(self.name, self.shape, self.dtype, self.codec, parts, dict(self.params))
 
-    def numpy(self, dtype: Any = None) -> Array:
+    def numpy(self, dtype: Any = None, *, out: Array | None = None) -> Array:
         """Return the decoded values as a NumPy array of ``shape``.
+
+        Decoding into an ``out`` that was written to before is up to three times as fast as into memory of its own: the
+        system clears every fresh page first.
 
         Parameters
         ----------
         dtype : optional
             Any spelling of an element type; the tensor's own by default. With its own dtype a raw dense tensor of a
             mapped file comes back without a copy, read-only.
+        out : optional
+            The array to decode into and to return: of ``shape``, writable, aligned, in C order; its element type is
+            the default of ``dtype``. After an error its contents are undefined.
 
         Raises
         ------
         UnsupportedError
             No decoder for this codec or dtype.
+        UsageError
+            ``tensor.out``: ``out`` has another shape or type, or cannot be written to in C order.
         IntegrityError, FormatError, CodecError
             The parts are damaged or do not fit together.
         """
@@ -116,7 +146,12 @@ class Tensor:
                 rule="codec.unknown",
                 where=self.name,
             )
-        return self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
+        if out is None:
+            return self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
+        name = resolve_dtype(out.dtype if dtype is None else dtype).name
+        require_output(out, self.shape, name, self.name)
+        self.decoder.decode(self, name, out)
+        return out
 
     def __getitem__(self, index: Index) -> Array:
         """Return a piece of the values, as ``numpy()[index]``: integers, slices and at most one ellipsis.

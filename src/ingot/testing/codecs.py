@@ -303,6 +303,35 @@ class CodecSuite:
             assert bits(tensor[index]) == bits(packed[index]) == bits(whole[index]), index
             assert tensor[index].shape == whole[index].shape
 
+    def test_outputs_of_any_order_are_filled(self, case: Case) -> None:
+        """Every second column, columns first, off alignment: the values of a plain output, and nothing beside them."""
+        tensor = self.tensor(case)
+        (rows, cols), dtype = case.matrix, tensor.dtype if self.codec.lossless else "f32"
+        kind, whole = numpy_dtype(dtype), read_rows(self.codec, tensor, dtype).reshape(case.matrix)
+        wide, high = np.zeros((rows, 2 * cols + 1), kind), np.zeros((cols, rows), kind)
+        odd = np.zeros(rows * cols * kind.itemsize + 1, np.uint8)[1:].view(kind).reshape(rows, cols)
+        for out in (wide[:, 1::2], high.T, odd):
+            reader = self.codec.reader(tensor)
+            reader.read_into(out)
+            reader.finish()
+            assert bits(out) == bits(whole)
+        assert not np.ascontiguousarray(wide[:, ::2]).view(np.uint8).any()
+
+    def test_read_only_outputs_are_refused(self, case: Case) -> None:
+        tensor = self.tensor(case)
+        out = np.zeros(case.matrix, numpy_dtype(tensor.dtype))
+        out.flags.writeable = False
+        with pytest.raises(UsageError) as caught:
+            self.codec.reader(tensor).read_into(out)
+        assert caught.value.rule == "tensor.out"
+
+    def test_decodes_into_memory_that_is_given(self, case: Case) -> None:
+        tensor = self.tensor(case, source=self.weights(case))
+        for dtype in {tensor.dtype, *self.targets(tensor)}:
+            out = np.full(case.shape, 1, numpy_dtype(dtype))
+            assert tensor.numpy(out=out) is out
+            assert bits(out) == bits(tensor.numpy(dtype))
+
     def test_decoding_rounds_once(self, case: Case) -> None:
         tensor = self.tensor(case, source=self.weights(case))
         rows = case.matrix[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import tracemalloc
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -186,3 +187,42 @@ def test_the_deepest_that_is_written_is_read() -> None:
     assert cbor.loads(cbor.dumps(value)) == value
     with pytest.raises(UsageError):
         cbor.dumps([value])
+
+
+class Clearing(Mapping[str, int]):
+    """A mapping that empties what holds it when it is encoded."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+
+    def __getitem__(self, key: str) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        self.holder.clear()
+        gc.collect()
+        return iter(("key",))
+
+
+def test_what_is_changed_while_it_is_written_is_refused() -> None:
+    entries: list[Any] = []
+    entries += [Clearing(entries), *([f"text {i}"] for i in range(100))]
+    table: dict[str, Any] = {}
+    table.update({"first": Clearing(table), **{str(i): [f"text {i}"] for i in range(100)}})
+    for value in (entries, table):
+        with pytest.raises(UsageError) as caught:
+            cbor.dumps(value)
+        assert caught.value.rule == "cbor.changed"
+
+
+def test_items_that_are_no_pairs_are_refused() -> None:
+    class Odd(Clearing):
+        def items(self) -> Any:
+            return [["a", 1]]
+
+    with pytest.raises(UsageError) as caught:
+        cbor.dumps(Odd([]))
+    assert caught.value.rule == "cbor.type"

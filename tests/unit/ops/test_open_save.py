@@ -45,6 +45,45 @@ def test_arrays_are_read_only_views_of_the_mapping_and_outlive_it(
     assert array.tobytes() == weights["lm_head.weight"].tobytes()
 
 
+def test_state_dict_decodes_into_arrays_that_are_given(model: Path) -> None:
+    with ingot.open(model) as checkpoint:
+        first = checkpoint.state_dict(dtype="f32")
+        wanted = {name: array.tobytes() for name, array in first.items()}
+        given = {name: np.full(array.shape, 7, array.dtype) for name, array in first.items() if array.ndim > 1}
+        again = checkpoint.state_dict(dtype="f32", out=given)
+        assert given
+        assert all(again[name] is array for name, array in given.items())
+        assert {name: array.tobytes() for name, array in again.items()} == wanted
+        for wrong in ({"absent": np.zeros(1, np.float32)}, {"model.norm.weight": np.zeros(1, np.float32)}):
+            with pytest.raises(UsageError):
+                checkpoint.state_dict(dtype="f32", out=wrong)
+        with pytest.raises(UsageError):
+            checkpoint.state_dict("pt", out=given)
+
+
+def test_only_a_whole_plain_array_is_decoded_into(model: Path) -> None:
+    with ingot.open(model) as checkpoint:
+        tensor = checkpoint["model.layers.0.mlp.up_proj.weight"]
+        rows, cols = tensor.shape
+        locked = np.zeros(tensor.shape, np.float32)
+        locked.flags.writeable = False
+        for out in (
+            np.zeros((rows, 2 * cols), np.float32)[:, ::2],
+            np.zeros((cols, rows), np.float32).T,
+            np.zeros(4 * rows * cols + 1, np.uint8)[1:].view(np.float32).reshape(rows, cols),
+            np.zeros((rows, cols + 1), np.float32),
+            np.zeros((rows, cols), ">f4"),
+            locked,
+        ):
+            with pytest.raises(UsageError) as caught:
+                tensor.numpy(out=out)
+            assert caught.value.rule == "tensor.out"
+            assert not out.any()
+        with pytest.raises(UsageError) as caught:
+            tensor.numpy("bf16", out=np.zeros(tensor.shape, np.float32))
+        assert caught.value.rule == "tensor.out"
+
+
 def test_state_dict_by_names_and_dtype(model: Path) -> None:
     with ingot.open(model) as checkpoint:
         chosen = checkpoint.state_dict(dtype="f32", names=["model.norm.weight"])
