@@ -104,3 +104,9 @@ $(VENV).minimum/.installed: $(VENV).core/.installed
 	$(REQUIRE) runner >> $(VENV).minimum/minimum.txt
 	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install -r $(VENV).minimum/minimum.txt $(VENV).core/dist/*.whl
 	touch $@
+
+# Native code under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, in a build of its own. `make sanitize CASES=300` for short.
+CASES ?= 2000
+.PHONY: sanitize
+sanitize: $(VENV)/.test
+	tools/sanitize.sh $(VENV) $(CASES)
