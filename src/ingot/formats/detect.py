@@ -130,7 +130,7 @@ def explain(error: IngotError, store: Store) -> IngotError:
     A shard or an array in the middle of a checkpoint may be a Git LFS pointer, a web page or another container: that
     is what its reader meets as a header that makes no sense.
     """
-    name = (error.where or "").split(": ")[0]
+    name = (error.where or "").removeprefix(f"{store.location}/").split(": ")[0]
     if not isinstance(error, FormatError | IntegrityError) or not name:
         return error
     try:

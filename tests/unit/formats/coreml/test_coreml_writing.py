@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ingot
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.coreml.grid import affine_params, run_axis, scale_dims
 from ingot.formats.coreml.mil import parse_model
 from ingot.formats.coreml.types import BY_NAME
@@ -323,3 +323,13 @@ def test_a_file_where_a_package_is_to_be_is_refused_and_stays(tmp_path: Path) ->
         ingot.convert(source, tmp_path / "b.mlpackage")
     assert caught.value.rule == "target.exists"
     assert (tmp_path / "b.mlpackage").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, MODEL])
+def test_a_file_of_a_package_that_is_a_pointer_is_named(tmp_path: Path, file: str) -> None:
+    source = put(tmp_path / "a.mlpackage", two().files())
+    (source / file).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n")
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.open(source)
+    assert caught.value.rule == "detect.lfs-pointer"
+    assert file in str(caught.value)
