@@ -311,9 +311,11 @@ def test_int8_says_how_a_package_of_f16_takes_it(tmp_path: Path) -> None:
 
 def test_a_recipe_that_hits_nothing_is_told(tmp_path: Path) -> None:
     source = put(tmp_path / "a.mlpackage", two().files())
-    assert len(ingot.convert(source, tmp_path / "b.mlpackage", "palette4").notes) == 1
-    assert not ingot.convert(source, tmp_path / "c.mlpackage", LUT4).notes
-    assert not ingot.convert(source, tmp_path / "d.mlpackage").notes
+    assert len(ingot.convert(source, tmp_path / "b.mlpackage", "palette4").warnings) == 1
+    for name, recipe in (("c", LUT4), ("d", None)):
+        report = ingot.convert(source, tmp_path / f"{name}.mlpackage", recipe)
+        assert not report.warnings
+        assert not report.notes
 
 
 def test_a_file_where_a_package_is_to_be_is_refused_and_stays(tmp_path: Path) -> None:
