@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from ingot.core.archive_names import MOST_ENTRIES, Names
+from ingot.core.disk import require_disk
 from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError
 
-MOST_ENTRIES = 65_536
 MOST_BYTES = 1 << 40
 MOST_RATIO = 200
-"""Limits on what an archive may unfold to: files and folders, bytes, bytes per stored byte (past ``_ALWAYS``)."""
+"""Limits on what an archive may unfold to: bytes, bytes per stored byte (past ``_ALWAYS``)."""
 
 _ALWAYS = 64 << 20
 _CHUNK = 1 << 20
@@ -48,7 +48,7 @@ def pack(folder: Path, out: BinaryIO) -> None:
     IntegrityError
         ``store.changed``: a file's size changed meanwhile.
     """
-    seen = _Names()
+    seen = Names()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for path, name in _walk(folder, ""):
             seen.add(name)
@@ -129,6 +129,7 @@ def unpack(read_at: ReadAt, size: int, folder: Path, where: str, most: int = MOS
         archive = _Archive(read_at, size)
         entries = archive.entries()
         budget = _Budget(min(most, max(_ALWAYS, MOST_RATIO * size)))
+        require_disk(sum(entry.size for entry in entries), folder, str(folder))
         for entry in entries:
             target = folder / entry.name
             try:
@@ -141,6 +142,31 @@ def unpack(read_at: ReadAt, size: int, folder: Path, where: str, most: int = MOS
                 raise write_error(error, str(target)) from error
     except IngotError as error:
         raise error.at(where) from None
+
+
+def is_unpacked(read_at: ReadAt, size: int, folder: Path, where: str) -> bool:
+    """Whether every file of the zip lies in ``folder`` with the size and CRC-32 that the directory says.
+
+    Errors as ``unpack``, for what is wrong with the zip itself.
+    """
+    try:
+        entries = _Archive(read_at, size).entries()
+    except IngotError as error:
+        raise error.at(where) from None
+    return all(_is_there(entry, folder / entry.name) for entry in entries)
+
+
+def _is_there(entry: Entry, path: Path) -> bool:
+    try:
+        if entry.is_folder or path.stat().st_size != entry.size:
+            return entry.is_folder and path.is_dir()
+        crc = 0
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK):
+                crc = zlib.crc32(data, crc)
+    except OSError:
+        return False
+    return crc == entry.crc
 
 
 class _Budget:
@@ -203,7 +229,7 @@ class _Archive:
             )
         if start + length != tail:
             raise FormatError("archive.layout", f"expected a directory up to byte {tail}, found {start}+{length}")
-        found, names = list(_directory(self.read(start, length), count)), _Names()
+        found, names = list(_directory(self.read(start, length), count)), Names()
         for entry in found:
             names.add(entry.name)
         position = 0
@@ -354,43 +380,3 @@ def _text(raw: bytes, flags: int) -> str:
         return raw.decode("utf-8" if flags & 1 << 11 else "ascii")
     except UnicodeDecodeError:
         raise FormatError("archive.name", f"expected a name in UTF-8 or ASCII, found {raw[:80]!r}") from None
-
-
-class _Names:
-    """The names so far; refuses what could leave the folder or fall together on any file system."""
-
-    def __init__(self) -> None:
-        self._spelling: dict[str, str] = {}
-        self._entries: set[str] = set()
-        self._files: set[str] = set()
-        self._folders: set[str] = set()
-
-    def add(self, name: str) -> None:
-        """Take in one entry; a folder's name ends with a slash."""
-        path = name.removesuffix("/")
-        pieces = path.split("/")
-        if any(piece in ("", ".", "..") for piece in pieces) or not name.isprintable() or set(name) & set("\\:"):
-            raise FormatError(
-                "archive.name", "expected a relative path without '..', backslash, colon or control", where=name[:200]
-            )
-        if len(name.encode()) > 1024:
-            raise FormatError("archive.name", "expected a name of at most 1024 bytes", where=name[:200])
-        folders = ["/".join(pieces[:depth]) for depth in range(1, len(pieces))]
-        for one in (*folders, path):
-            folded = unicodedata.normalize("NFC", one).casefold()
-            if self._spelling.setdefault(folded, one) != one:
-                raise FormatError(
-                    "archive.collision", f"expected names that differ by more than case, found {one!r}", where=name
-                )
-        if name in self._entries:
-            raise FormatError("archive.duplicate", "expected every name once, found one twice", where=name)
-        self._entries.add(name)
-        is_folder = name.endswith("/")
-        if path in (self._files if is_folder else self._folders) or self._files & set(folders):
-            raise FormatError("archive.conflict", "expected a name to be a file or a folder, found both", where=name)
-        self._folders.update(folders)
-        (self._folders if is_folder else self._files).add(path)
-        if len(self._folders) + len(self._files) > MOST_ENTRIES:  # a name of 1 KiB can make 500 folders
-            raise FormatError(
-                "archive.entries", f"expected at most {MOST_ENTRIES} files and folders, found more", where=name[:200]
-            )

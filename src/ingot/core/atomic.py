@@ -320,3 +320,14 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_tree(folder: Path) -> None:
+    """Have all files and folders in ``folder``, and itself, on disk before going on; links are left out."""
+    try:
+        for path in sorted(folder.rglob("*"), reverse=True):  # a folder comes after what lies in it
+            if not path.is_symlink():
+                flush(path)
+        flush(folder)
+    except OSError as error:
+        raise write_error(error, str(folder)) from error

@@ -16,8 +16,10 @@ from typing import Any
 
 import msgspec
 
-from ingot.core.archive import pack, unpack
+from ingot.core.archive import is_unpacked, pack, unpack
+from ingot.core.atomic import flush, flush_tree
 from ingot.core.oserrors import read_error, write_error
+from ingot.core.rename import exchange
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.model.attachments import NOTHING, Attachments
@@ -195,8 +197,8 @@ def package_digest(part: Part) -> str:
 def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
     """Unpack a zipped Core ML package into the cache and return the package's folder.
 
-    The folder is named by the sha256 of the zip and appears whole or not at all, also with several processes at it;
-    what is there already is taken as it is.
+    The folder is named by the sha256 of the zip and appears whole, flushed to disk, or not at all, also with several
+    processes at it. What is there already is compared with the zip, and replaced where a file is missing or another.
 
     Raises
     ------
@@ -207,7 +209,7 @@ def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
     """
     folder = Path(cache) if cache is not None else default_cache() / "coreml"
     final = folder / f"{package_digest(part)}{PACKAGE_SUFFIX}"
-    if not final.is_dir():
+    if not is_unpacked(_reading(part), part.nbytes, final, part.where):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             beside = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=folder))
@@ -216,6 +218,7 @@ def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
         try:
             unpack(_reading(part), part.nbytes, beside, part.where)
             _package_in(beside)
+            flush_tree(beside)
             _settle(beside, final)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -302,10 +305,14 @@ def _package_in(folder: Path) -> Path:
 
 
 def _settle(beside: Path, final: Path) -> None:
-    """Rename; another process may have been first, and its folder holds the same bytes."""
+    """Rename, or change names with what is there: damaged, or what another process put there meanwhile, the same."""
     try:
         beside.chmod(0o755)
-        beside.rename(final)
+        if final.is_dir() and not exchange(beside, final):
+            shutil.rmtree(final)
+        if beside.exists() and not final.exists():
+            beside.rename(final)
+        flush(final.parent)
     except OSError as error:
         if not final.is_dir():
             raise write_error(error, str(final)) from error

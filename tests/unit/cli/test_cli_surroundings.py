@@ -40,7 +40,7 @@ def shell(tmp_path: Path) -> Shell:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize(
-    "line", ["inspect uni.zt", "compare uni.zt uni.zt", "verify uni.zt", "convert uni.zt ü😀.zt", "recipes"]
+    "line", ["inspect uni.zt", "compare uni.zt uni.zt", "verify uni.zt", "convert uni.zt ü😀.zt --overwrite", "recipes"]
 )
 def test_any_encoding_of_the_terminal(shell: Shell, encoding: str, line: str) -> None:
     plain = shell(f"ingot {line}", PYTHONIOENCODING=encoding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
@@ -249,6 +250,32 @@ def test_the_cache_is_used_again_and_never_left_dirty(package: Path, tmp_path: P
     for broken in (data[:-1], data.replace(b"Manifest.json", b"../ifest.json"), zip_of(package / "Data", "")):
         assert rule_of(lambda broken=broken: extract_package(part_of(broken), cache))
         assert list(cache.iterdir()) == [out]
+
+
+def test_what_lies_in_the_cache_is_compared_with_the_zip(package: Path, tmp_path: Path) -> None:
+    part = part_of(zip_of(package, ""))
+    out = extract_package(part, tmp_path / "cache")
+    wanted = files_of(out)
+    largest = max((path for path in out.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    damages = (
+        lambda: os.truncate(largest, largest.stat().st_size // 2),
+        lambda: largest.write_bytes(bytes(largest.stat().st_size)),
+        largest.unlink,
+    )
+    for damage in damages:
+        damage()
+        assert extract_package(part, tmp_path / "cache") == out
+        assert files_of(out) == wanted
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [out.name]
+
+
+def test_a_package_is_on_the_disk_before_its_name(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, real = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.add(os.fstat(fd).st_ino) or real(fd))
+    out = extract_package(part_of(zip_of(package, "")), tmp_path / "cache")
+    assert {path.stat().st_ino for path in (out, out.parent, *out.rglob("*"))} <= flushed
 
 
 def test_a_digest_that_does_not_fit_is_noticed(package: Path, tmp_path: Path) -> None:
