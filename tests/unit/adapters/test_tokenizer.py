@@ -20,13 +20,19 @@ def folder_of(folder: Path, kind: str, *, begins: bool = True) -> Path:
     return folder
 
 
-def test_the_file_decides_and_another_class_is_told(tmp_path: Path) -> None:
-    """transformers builds its own Qwen2 tokenizer, of other pre-tokenization and with NFC, around the vocabulary."""
-    folder = folder_of(tmp_path, "qwen2")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a Qwen2: transformers builds its own, of other pre-tokenization and with NFC, around the vocabulary."""
+    found = folder_of(tmp_path, "qwen2")
+    own = tokenizers.Tokenizer.from_file(str(found / "tokenizer.json"))
+    if transformers.AutoTokenizer.from_pretrained(found)(TEXT).input_ids == own.encode(TEXT).ids:
+        pytest.skip(f"transformers {transformers.__version__} takes tokenizer.json as it is; 5.23 does not")
+    return found
+
+
+def test_the_file_decides_and_another_class_is_told(folder: Path) -> None:
     own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    other = transformers.AutoTokenizer.from_pretrained(folder)
-    assert other(TEXT).input_ids != own.encode(TEXT).ids  # else this test says nothing
-    with pytest.warns(UserWarning, match=type(other).__name__):
+    with pytest.warns(UserWarning, match="Qwen2Tokenizer"):
         found = load_tokenizer(folder)
     assert found(TEXT).input_ids == own.encode(TEXT).ids
     assert found(TEXT, add_special_tokens=False).input_ids == own.encode(TEXT, add_special_tokens=False).ids
@@ -49,11 +55,10 @@ def test_the_first_token_is_the_files_unless_one_says_otherwise(tmp_path: Path, 
     assert load_tokenizer(folder, add_bos_token=False)("in").input_ids[0] != 1
 
 
-def test_mlx_gets_the_same_tokenizer(tmp_path: Path) -> None:
+def test_mlx_gets_the_same_tokenizer(folder: Path) -> None:
     utils = pytest.importorskip("mlx_lm.utils")
     from ingot.adapters.mlx_load import _tokenizer
 
-    folder = folder_of(tmp_path, "qwen2")
     with pytest.warns(UserWarning, match="tokenizer"):
         found = _tokenizer(utils, folder)
     assert found.encode(TEXT) == tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids
