@@ -1,4 +1,10 @@
-"""Diff: what turns a base into a fine-tune, as a delta; one pass over both, in bounded memory."""
+"""Diff: what turns a base into a fine-tune, as a delta, in bounded memory.
+
+What is equal is read once. What differs is read up to the first difference (a slab of a million elements), then once
+for every scan that its codec asks for, and once to be encoded; hashes are taken on the way. Strategy ``auto`` reads a
+sample before, and twice all of a matrix whose sample speaks for a low rank; a sparse patch counts the changes before; a
+``.wdelta`` of a sharded base reads the base once more, in the order of its shards.
+"""
 
 from __future__ import annotations
 

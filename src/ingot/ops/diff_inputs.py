@@ -7,6 +7,8 @@ from collections.abc import Container, Mapping
 import numpy as np
 
 from ingot.codecs.sparse_patch import words
+from ingot.core.checksums import Blake3
+from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
 from ingot.errors import UnsupportedError, UsageError
@@ -14,7 +16,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
 from ingot.ops.delta_chain import base_routes, is_opaque
-from ingot.ops.identity import file_bytes, tensor_digest, tensor_ids
+from ingot.ops.identity import file_bytes, hex_of, tensor_digest
 from ingot.ops.slabs import matrix_of, slabs
 
 _COMPARED = 1 << 20
@@ -23,13 +25,17 @@ _COMPARED = 1 << 20
 def same_tensors(
     base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], workers: int, progress: Progress
 ) -> dict[str, str]:
-    """Return the digests of the tensors whose values are those of the base, bit for bit."""
+    """Return the digests of the tensors whose values are those of the base, bit for bit.
+
+    Reads those once, others up to the first slab that differs.
+    """
     pairs = [(base[name], tensor) for name, tensor in tuned.items() if name in base and alike(base[name], tensor)]
-    same = [pair[1] for pair, equal in ordered(lambda pair: (pair, equal_values(*pair)), pairs, workers) if equal]
-    found = tensor_ids(same, workers=workers)
-    for tensor in same:
-        progress.advance(tensor.nbytes + base[tensor.name].nbytes, tensor.name)
-    return {name: item.digest for name, item in found.items()}
+    found = {}
+    for (one, other), digest in ordered(lambda pair: (pair, _common_digest(*pair)), pairs, workers):
+        if digest is not None:
+            found[other.name] = digest
+            progress.advance(one.nbytes + other.nbytes, other.name)
+    return found
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
@@ -88,11 +94,19 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
 
 def equal_values(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
-    if is_opaque(one) or is_opaque(other):
-        return tensor_digest(one) == tensor_digest(other)
+    return _common_digest(one, other) is not None
+
+
+def _common_digest(one: Tensor, other: Tensor) -> str | None:
+    """Return the digest of two tensors of one shape and type that have the same values, bit for bit, else None."""
+    if is_opaque(one) or is_opaque(other) or DTYPES[one.dtype].bits < 8:  # packed bytes, which slabs are not
+        digest = tensor_digest(one)
+        return digest if digest == tensor_digest(other) else None
     matrix = matrix_of(one, other.codec)
-    step = max(1, _COMPARED // max(matrix[1], 1))
+    step, running = max(1, _COMPARED // max(matrix[1], 1)), Blake3()
     for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
-        if not np.array_equal(np.frombuffer(file_bytes(left), np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
-            return False
-    return True
+        mine = file_bytes(left)
+        if not np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
+            return None
+        running.update(mine)
+    return hex_of(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import ingot
 from ingot.codecs.dense import DenseCodec
 from ingot.core.dtypes import numpy_dtype
+from ingot.core.progress import ProgressEvent
 from ingot.errors import UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.delta_auto import OVERHEAD, choose, measure, target_bytes
+from ingot.ops.delta_auto import OVERHEAD, PER_PAIR, choose, measure, target_bytes
 from ingot.ops.delta_strategy import EVERY, EXACT, STRATEGIES, choices
 from ingot.ops.diff import diff
 from ingot.ops.patch import patch
@@ -113,3 +115,26 @@ def test_a_delta_of_the_asked_size_is_written_and_applied(tmp_path: Path, share:
         for base, tuned in pairs:
             before, wanted, got = (item.numpy("f32") for item in (base, tuned, found[tuned.name]))
             assert np.linalg.norm(got - wanted) < 0.7 * np.linalg.norm(before - wanted)
+
+
+def test_a_matrix_is_measured_by_slabs() -> None:
+    one = pair("t", "adapter", (2048, 3072))
+    tracemalloc.start()
+    try:
+        found = measure(*one)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert any(trial.way.codec == "low_rank" and trial.way.options["rank"] == 8 for trial in found.trials)
+    assert peak < PER_PAIR
+
+
+def test_measuring_tells_how_far_it_is(tmp_path: Path) -> None:
+    one = pair("a", "dense")
+    for number, file in enumerate(("base", "tuned")):
+        ingot.save(tmp_path / f"{file}.zt", {"a": one[number].numpy()})
+    events: list[ProgressEvent] = []
+    diff(tmp_path / "base.zt", tmp_path / "tuned.zt", tmp_path / "d.zt", "auto", max_error=0.1, progress=events.append)
+    assert events[0].done == 0
+    assert events[0].total == 4 * one[0].nbytes  # measured, then written
+    assert events[-1].done == events[-1].total == events[0].total

@@ -623,3 +623,22 @@ def test_version_2_hashes_sorted_names_whatever_the_shards(tmp_path: Path) -> No
             ordered[layout] = delta.metadata["delta"]["base"]["hashes"]["wdelta"] == expected
         ingot.patch(folder, out, tmp_path / f"p{layout}.safetensors")
     assert ordered == {1: True, 2: True}
+
+
+def test_what_is_equal_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).standard_normal((3, 300_000)).astype(np.float32)
+    for name in ("a", "b"):
+        ingot.save(tmp_path / f"{name}.safetensors", {f"t{index}": row for index, row in enumerate(values)})
+    count, real = [0], os.preadv
+
+    def counted(*args: Any) -> int:
+        found = real(*args)
+        count[0] += found
+        return found
+
+    monkeypatch.setattr(os, "preadv", counted)
+    report = ingot.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "d.zt")
+    assert report.ops == {"same": 3}
+    assert 2 * values.nbytes <= count[0] < 2.2 * values.nbytes
+    with ingot.open(tmp_path / "a.safetensors") as base:
+        assert report.base_id == report.result_id == content_id(base)
