@@ -49,6 +49,7 @@ void bind_delta_add(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_floats(nb::module_& m);
 void bind_isa(nb::module_& m);
+void bind_mapping(nb::module_& m);
 void bind_palette(nb::module_& m);
 void bind_records(nb::module_& m);
 void bind_tca_tbe(nb::module_& m);

@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
   bind_delta_add(m);
   bind_entropy(m);
   bind_floats(m);
+  bind_mapping(m);
   bind_palette(m);
   bind_records(m);
   bind_tca_tbe(m);

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from os import fspath
-from pathlib import Path
 from typing import Any
 
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
@@ -20,6 +19,7 @@ from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
 from ingot.core.memory import peak_rss
 from ingot.core.oserrors import read_error
+from ingot.core.paths import local_path
 from ingot.errors import UsageError
 
 # Read so many bytes of text for each token wanted: no tokenizer of text that people write needs more.
@@ -144,7 +144,7 @@ def evaluate(
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     """Return the tokens that ``protocol`` reads of a text file: i64 [sequences, window], fewer where it is short."""
-    path, wanted = Path(fspath(text)), protocol.window * protocol.sequences
+    path, wanted = local_path(text), protocol.window * protocol.sequences
     limit = wanted * _BYTES_PER_TOKEN
     try:
         with path.open("rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ingot.core.dtypes import native_order
 from ingot.core.extras import require
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
@@ -24,6 +25,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     """
     jax = require("jax", "jax")
 
+    array = native_order(array)
     place = jax.devices(device)[0] if isinstance(device, str) else device
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         raise UnsupportedError(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.dtypes import native_order, numpy_dtype
 from ingot.core.extras import require
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Array
@@ -28,6 +28,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     if device not in (None, "cpu", "gpu"):
         raise UsageError(f"expected device 'cpu' or 'gpu' for MLX, found {device!r}", rule="adapter.device")
     row = resolve_dtype(array.dtype)
+    array = native_order(array)
     if row.name == "bf16":
         return mx.array(array.view(np.uint16)).view(mx.bfloat16)
     target = getattr(mx, "bool_" if row.kind == "b" else row.numpy, None)

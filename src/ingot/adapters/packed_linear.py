@@ -180,7 +180,7 @@ class PackedLinear(PackedWeight):
     @classmethod
     def of(cls, tensor: Tensor, bias: Any = None, dtype: torch.dtype | None = None) -> PackedLinear:
         """Return a layer over a stored tensor's parts; raises what ``PackedMatrix.of`` raises."""
-        return cls(PackedMatrix.of(tensor), bias, dtype or _torch_dtype(tensor))
+        return cls(PackedMatrix.of(tensor.private()), bias, dtype or _torch_dtype(tensor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] in the type of x; ``UsageError`` ``matmul.shape``, ``matmul.dtype``."""

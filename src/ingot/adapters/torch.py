@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.dtypes import DType, numpy_dtype
+from ingot.core.dtypes import DType, native_order, numpy_dtype
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
 from ingot.errors import UnsupportedError
@@ -20,7 +20,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     ----------
     array : ndarray
         Any dtype that torch knows, bfloat16 and the 8-bit floats included. A read-only array shares its memory with the
-        tensor if that memory can be written (a private mapping, a buffer of Ingot's own); else it is copied, as torch
+        tensor if that memory can be written (``Tensor.private``, a buffer of Ingot's own); else it is copied, as torch
         tensors are always writable.
     device : optional
         Whatever ``Tensor.to`` takes; the CPU by default.
@@ -36,7 +36,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     target = getattr(torch, row.torch, None) if row.torch else None
     if target is None:
         raise UnsupportedError(f"this torch has no element type for {row.name}", rule="adapter.dtype")
-    values = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    values = native_order(array)
     if values.size == 0:
         tensor = torch.empty(values.shape, dtype=target)
     else:

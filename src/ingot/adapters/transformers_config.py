@@ -6,20 +6,18 @@ ignored and ``trust_remote_code`` is not offered.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ingot.core import config as core_config
+from ingot.core.config import CONFIG
 from ingot.core.extras import require
-from ingot.core.oserrors import read_error
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ops.dialects import of_config
 
 EXTRA = "transformers"
 
-CONFIG = "config.json"
 _GENERATION = "generation_config.json"
-_LARGEST = 16 << 20
 # However small a checkpoint is, so many layers may share its tensors (ALBERT has 12 layers in one group).
 _SHARED_LAYERS = 256
 # A classifier's labels: transformers makes a name for each before it looks at any weight.
@@ -124,26 +122,13 @@ def read_generation_config(folder: Path) -> Any:
 
 
 def read_json(path: Path, rule: str, missing: str) -> dict[str, Any]:
-    """Read a JSON object of at most 16 MiB; NaN and infinities are allowed, as configs have them.
+    """Read one of the model's JSON files.
 
     Raises ``FormatError`` with ``missing`` where there is no such file and with ``rule`` for what is in it.
     """
     if not path.is_file():
         raise FormatError(missing, f"expected {path.name} beside the weights; copy it there", where=str(path.parent))
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
-    except OSError as error:
-        raise read_error(error, str(path)) from error
-    if len(data) > _LARGEST:
-        raise FormatError(rule, f"expected at most {_LARGEST} bytes of JSON, found more", where=str(path))
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(rule, f"not JSON: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise FormatError(rule, f"expected a JSON object, found {type(found).__name__}", where=str(path))
-    return found
+    return core_config.read_config(path, rule)
 
 
 def one_line(error: BaseException) -> str:

@@ -93,9 +93,10 @@ def _decode(group: list[_Place], dtype: Any, device: Any) -> None:
 
 def _pack(model: Any, places: list[_Place]) -> None:
     layers = require("ingot.adapters.packed_linear", "torch")
-    layers.pack_linears(model, {f"{place.path}.weight": place.tensor for place in places if _is_linear(place)})
+    own = {id(place.tensor): place.tensor.private() for place in places}  # tied layers share their codes
+    layers.pack_linears(model, {f"{place.path}.weight": own[id(place.tensor)] for place in places if _is_linear(place)})
     for place in places:
         if _is_embedding(place):
-            matrix = PackedMatrix.of(place.tensor)
+            matrix = PackedMatrix.of(own[id(place.tensor)])
             layer = layers.PackedEmbedding(matrix, place.module.padding_idx, place.parameter.dtype)
             layers.put_layer(model, place.path, layer.train(place.module.training))

@@ -87,7 +87,7 @@ def materialize(tensor: Tensor, dtype: Any, device: Any) -> Any:
     target = None if dtype is None else resolve_dtype(dtype).name
     if target in FLOAT_TARGETS and _decodes_to_any(tensor):
         return _placed(from_numpy(tensor.numpy(target)), device)
-    value = from_numpy(tensor.numpy())
+    value = from_numpy(tensor.private().numpy())
     if dtype is not None and value.is_floating_point():
         value = value.to(dtype)
     return _placed(value, device)

@@ -154,7 +154,9 @@ def little_endian(storage: str) -> np.dtype[Any]:
 
 def from_file(raw: np.ndarray[Any, np.dtype[np.uint8]], storage: str) -> np.ndarray[Any, np.dtype[Any]]:
     """View bytes as they lie in a file as values of a storage primitive; a swapped copy on a big-endian host."""
-    values = raw.view(little_endian(storage))
-    if not values.dtype.isnative:
-        values = values.astype(values.dtype.newbyteorder("="))
-    return values.view(numpy_dtype(storage))
+    return native_order(raw.view(little_endian(storage))).view(numpy_dtype(storage))
+
+
+def native_order(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return an array of the same values in this machine's byte order: itself, or a swapped copy."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

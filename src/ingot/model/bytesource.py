@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 from ingot.errors import IntegrityError
 
 Buffer = bytes | bytearray | memoryview
 
 
+class Stamp(NamedTuple):
+    """The state of a file, read from the open file itself: equal stamps, equal bytes, as far as can be told.
+
+    ``ctime_ns`` cannot be set back as ``mtime_ns`` can; ``device`` and ``inode`` tell a file from one that replaced it.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    device: int
+    inode: int
+
+
 @runtime_checkable
 class ByteSource(Protocol):
     """Random access to bytes that do not change.
 
-    ``size`` is in bytes. ``mapped`` tells whether ``view`` is free of copies.
+    ``size`` is in bytes. ``mapped`` tells whether ``view`` is free of copies. A copy of a source (``copy``, ``pickle``)
+    opens what it reads anew, or refuses.
     """
 
     name: str
@@ -21,7 +35,7 @@ class ByteSource(Protocol):
     mapped: bool
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return ``length`` bytes at ``offset``: the mapping itself where there is one, else a fresh copy.
+        """Return ``length`` bytes at ``offset``: the mapping itself where there is one, read-only; else a fresh copy.
 
         Raises ``IntegrityError`` where the source has become shorter than it was.
         """
@@ -40,10 +54,50 @@ class ByteSource(Protocol):
 
 @runtime_checkable
 class Stamped(Protocol):
-    """A source that can tell one state of its file from another: equal stamps, equal bytes, as far as can be told."""
+    """A source that is a file, and can tell one state of it from another."""
 
-    @property
-    def stamp(self) -> tuple[int, ...]: ...
+    stamp: Stamp
+
+
+@runtime_checkable
+class Mapped(Protocol):
+    """A mapped source that can give a range as writable memory."""
+
+    def private(self, offset: int, length: int) -> memoryview:
+        """Return ``length`` bytes at ``offset`` in memory of the caller's own, copied where it is written to."""
+        ...
+
+
+class PrivateSource:
+    """The bytes of another source; views are writable memory that no other source sees.
+
+    A mapped source is asked once for each range: whoever views it again sees what was written.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._views: dict[tuple[int, int], memoryview] = {}
+        self.name, self.size, self.mapped = source.name, source.size, source.mapped
+
+    def view(self, offset: int, length: int) -> memoryview:
+        source = self._source
+        if not source.mapped:
+            return source.view(offset, length)
+        found = self._views.get((offset, length))
+        if found is None:
+            own = source.private(offset, length) if isinstance(source, Mapped) else None
+            found = memoryview(bytearray(source.view(offset, length))) if own is None else own
+            found = self._views.setdefault((offset, length), found)
+        return found
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        self._source.readinto(offset, out)
+
+    def changed(self) -> bool:
+        return self._source.changed()
+
+    def close(self) -> None:
+        """Nothing to do: the source belongs to somebody else."""
 
 
 class Store(Protocol):
@@ -107,7 +161,7 @@ class MemorySource:
     mapped = True
 
     def __init__(self, data: Buffer, name: str = "<memory>") -> None:
-        self._data = memoryview(data).cast("B")
+        self._data = memoryview(data).cast("B").toreadonly()
         self.name = name
         self.size = self._data.nbytes
 
@@ -129,3 +183,6 @@ class MemorySource:
 
     def close(self) -> None:
         pass
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemorySource, (bytes(self._data), self.name)

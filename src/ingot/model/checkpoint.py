@@ -14,9 +14,15 @@ from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.slices import Index
 from ingot.model.tensor import Array, Tensor
 
+Reopen = Callable[[], tuple[Callable[..., "Checkpoint"], tuple[Any, ...]]]
+"""Returns a function and its arguments, all of which can be pickled, that open the same checkpoint again."""
+
 
 class Checkpoint(Mapping[str, Tensor]):
     """A read-only mapping from tensor names to tensors, in file order; a context manager.
+
+    It can be copied and pickled, for worker processes: the copy opens the same files again by their path, and is
+    refused (``IntegrityError`` ``store.changed``) where they were written to or replaced since.
 
     Parameters
     ----------
@@ -38,6 +44,9 @@ class Checkpoint(Mapping[str, Tensor]):
         What the artifact holds beside its weights.
     """
 
+    reopen: Reopen | None = None
+    """How a copy is opened, set by whoever opened this; without it copying is refused with ``checkpoint.copy``."""
+
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
@@ -58,6 +67,15 @@ class Checkpoint(Mapping[str, Tensor]):
         self.io = io
         self.attachments = attachments
         self._on_close = on_close
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.reopen is None:
+            raise UsageError(
+                "this checkpoint cannot be copied: open it again by its path",
+                rule="checkpoint.copy",
+                where=self.location,
+            )
+        return self.reopen()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

@@ -6,15 +6,15 @@ There are three ways: ``view`` (best effort, free of copies where the bytes allo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ingot.core import checksums, encodings
-from ingot.core.dtypes import STORAGE_DTYPES, from_file, little_endian
+from ingot.core.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
 from ingot.errors import FormatError, IntegrityError
-from ingot.model.bytesource import ByteSource, MemorySource
+from ingot.model.bytesource import ByteSource, MemorySource, PrivateSource
 
 CHUNK = 1 << 20
 
@@ -106,12 +106,24 @@ class Part:
         """Return a sequential reader of the decoded bytes, in bounded memory, that checks the digest at its end."""
         return PartReader(self)
 
+    def private(self) -> Part:
+        """Return this part over writable memory of its own: no read of this part sees what is written to it.
+
+        Of a mapped file it is a copy-on-write mapping.
+        """
+        if isinstance(self.source, PrivateSource):
+            return self
+        return replace(self, source=PrivateSource(self.source))
+
     def array(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the decoded bytes as a 1-D array of the storage dtype in native byte order (a view where possible)."""
         return from_file(np.frombuffer(self.view(), np.uint8), self.dtype)
 
     def _check(self, data: memoryview) -> None:
-        if self._verified or not self.verify or self.digest is None:
+        if not self.verify or self.digest is None:
+            return
+        # Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
+        if self._verified and self.source.mapped and not self.source.changed():
             return
         algorithm = checksums.known(self.digest, "part.digest", self.where)
         if algorithm is not None:
@@ -200,9 +212,7 @@ def memory_part(array: np.ndarray[Any, np.dtype[Any]], dtype: str, type: str | N
 
     Big-endian arrays and hosts swap here: a part's bytes are little-endian wherever they are (zTensor 1.2 section 4).
     """
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat = np.ascontiguousarray(native_order(array)).reshape(-1)
     wanted = little_endian(dtype)
     if not wanted.isnative:
         flat = flat.view(wanted.newbyteorder("=")).astype(wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Protocol
 
@@ -116,7 +116,14 @@ class Tensor:
         )
         return TensorSpec(self.name, self.shape, self.dtype, self.codec, parts, dict(self.params))
 
-    def numpy(self, dtype: Any = None, *, out: Array | None = None) -> Array:
+    def private(self) -> Tensor:
+        """Return this tensor over memory of its own: what it decodes to may be changed and no other read sees it.
+
+        Arrays that are views of a mapped file become views of a copy-on-write mapping.
+        """
+        return replace(self, parts={role: part.private() for role, part in self.parts.items()})
+
+    def numpy(self, dtype: Any = None, *, out: Array | None = None, copy: bool = False) -> Array:
         """Return the decoded values as a NumPy array of ``shape``.
 
         Decoding into an ``out`` that was written to before is up to three times as fast as into memory of its own: the
@@ -130,6 +137,8 @@ class Tensor:
         out : optional
             The array to decode into and to return: of ``shape``, writable, aligned, in C order; its element type is
             the default of ``dtype``. After an error its contents are undefined.
+        copy : bool
+            Return writable memory that nothing else refers to, no file either.
 
         Raises
         ------
@@ -147,7 +156,8 @@ class Tensor:
                 where=self.name,
             )
         if out is None:
-            return self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
+            values = self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
+            return values.copy() if copy and not (values.flags.owndata and values.flags.writeable) else values
         name = resolve_dtype(out.dtype if dtype is None else dtype).name
         require_output(out, self.shape, name, self.name)
         self.decoder.decode(self, name, out)
@@ -174,14 +184,23 @@ class Tensor:
         reader = decoder.reader(self)
         return read_piece(reader, piece, self.shape, self.dtype, elementwise=decoder.elementwise)
 
-    def torch(self, dtype: Any = None, device: Any = "cpu") -> Any:
-        """Return the decoded values as a ``torch.Tensor``; shares memory with ``numpy()`` on the CPU."""
-        return self.to("pt", dtype, device)
+    def torch(self, dtype: Any = None, device: Any = "cpu", *, copy: bool = False) -> Any:
+        """Return the decoded values as a ``torch.Tensor``, writable.
 
-    def to(self, framework: str, dtype: Any = None, device: Any = None) -> Any:
-        """Return the decoded values as an array of ``framework``: ``np``, ``pt``, ``mlx`` or ``jax``."""
+        What is written to it reaches neither the file nor another read of this tensor: on the CPU, with its own dtype,
+        a raw dense tensor of a mapped file is a copy-on-write mapping. ``copy=True`` copies into fresh memory at once,
+        which no later change of the file can reach.
+        """
+        return self.to("pt", dtype, device, copy=copy)
+
+    def to(self, framework: str, dtype: Any = None, device: Any = None, *, copy: bool = False) -> Any:
+        """Return the decoded values as an array of ``framework``: ``np``, ``pt``, ``mlx`` or ``jax``.
+
+        ``copy`` as for ``numpy``; without it only ``np`` may give a view of the file, which is read-only.
+        """
         convert = FRAMEWORKS.get_or_refuse(framework)
-        return convert(self.numpy(dtype), device)
+        tensor = self if copy or framework == "np" else self.private()
+        return convert(tensor.numpy(dtype, copy=copy), device)
 
     def __repr__(self) -> str:
         shape = list(self.shape)

@@ -19,6 +19,7 @@ import msgspec
 from ingot.core.archive import is_unpacked, pack, unpack
 from ingot.core.atomic import flush, flush_tree
 from ingot.core.oserrors import read_error, write_error
+from ingot.core.paths import local_path
 from ingot.core.rename import exchange
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
@@ -29,7 +30,7 @@ from ingot.ops.draft import DraftShape, check_draft
 from ingot.ops.journal import fingerprint
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.save import plan_tensors, save_planned
-from ingot.stores.local import LocalStore
+from ingot.stores.files import UnnamedSource
 
 AnyPath = str | PathLike[str]
 
@@ -142,7 +143,7 @@ def pack_package(path: AnyPath) -> Part:
     UsageError, ResourceError
         ``open.missing``; the disk is full.
     """
-    folder = Path(path)
+    folder = local_path(path)
     if not folder.is_dir():
         raise UsageError(f"expected a folder *{PACKAGE_SUFFIX}, found none", rule="open.missing", where=str(path))
     require_package(folder)
@@ -152,7 +153,8 @@ def pack_package(path: AnyPath) -> Part:
         try:
             with open(descriptor, "w+b") as out:  # noqa: PTH123 - of a descriptor
                 pack(folder, out)
-            source = LocalStore(scratch, io="pread").open(Path(name).name)
+                out.flush()
+                source = UnnamedSource(os.dup(descriptor), name)
         finally:
             Path(name).unlink()
     except OSError as error:
@@ -207,7 +209,7 @@ def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
     ResourceError
         Disk full, cache not writable.
     """
-    folder = Path(cache) if cache is not None else default_cache() / "coreml"
+    folder = local_path(cache) if cache is not None else default_cache() / "coreml"
     final = folder / f"{package_digest(part)}{PACKAGE_SUFFIX}"
     if not is_unpacked(_reading(part), part.nbytes, final, part.where):
         try:

@@ -14,12 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ingot.core.config import CONFIG, parse_config
 from ingot.core.oserrors import read_error, write_error
-from ingot.errors import FormatError
 from ingot.formats.foreign import WEIGHT_SUFFIXES
 from ingot.formats.table import FORMATS
-
-CONFIG = "config.json"
 
 _INDEX_SUFFIX = ".index.json"
 _WEIGHTS, _LINK, _MODEL, _DEEP = "weights", "links out of the folder", "folders with weights", "folders in folders"
@@ -196,24 +194,10 @@ def _merge_config(source: Path, target: Path, change: ConfigChange) -> None:
     JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
     """
     raw = source.read_bytes()
-    found, own = _object(raw, source), _object(target.read_bytes(), target) if target.exists() else {}
+    found, own = _parsed(raw, source), _parsed(target.read_bytes(), target) if target.exists() else {}
     merged = {**change.applied(found), **own}
     target.write_bytes(raw if merged == found else (json.dumps(merged, indent=2) + "\n").encode())
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return what a folder's ``config.json`` says; nothing where there is none that can be read as an object."""
-    try:
-        return _object((folder / CONFIG).read_bytes(), folder / CONFIG)
-    except (OSError, FormatError):
-        return {}
-
-
-def _object(raw: bytes, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise FormatError("companions.config", f"expected JSON, found {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise FormatError("companions.config", f"expected an object, found {type(found).__name__}", where=str(path))
-    return found
+def _parsed(raw: bytes, path: Path) -> dict[str, Any]:
+    return parse_config(raw, "companions.config", str(path))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ingot.core.atomic import Staging
+from ingot.core.config import CONFIG, config_of
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
@@ -20,7 +21,7 @@ from ingot.formats.base import ConfigKeys, FormatWriter, OneHead
 from ingot.model.attachments import NOTHING
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.attachments import Gathered, gather
-from ingot.ops.companions import CONFIG, ConfigChange, copy_companions, read_config
+from ingot.ops.companions import ConfigChange, copy_companions
 from ingot.ops.convert_options import ConvertOptions, importance_of, prune_request, within, write_options
 from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.drive import drive, slab_budget
@@ -174,7 +175,7 @@ def _tied(source: Source, checkpoint: Checkpoint, place: Destination) -> Tied:
     """Decide on a head beside tied embeddings, for formats whose readers take no such thing."""
     if not (isinstance(place.format, OneHead) and place.directory and source.path.is_dir()):
         return Tied()
-    return untangle(read_config(source.path), checkpoint)
+    return untangle(config_of(source.path), checkpoint)
 
 
 def _require_weights(source: Source, place: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:

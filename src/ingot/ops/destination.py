@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ingot.core.atomic import Staging
 from ingot.core.disk import occupied, require_disk
+from ingot.core.paths import local_path
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.formats.base import Format
@@ -43,8 +44,8 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
         it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
         (``target.exists``).
     """
+    location = local_path(path)
     text = fspath(path)
-    location = Path(text)
     by_suffix = format_of_suffix(location.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
     whole = by_suffix is not None and getattr(by_suffix, "folder", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> 
     store = MemoryStore({_NAME: data}, _NAME)
     found = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
     catalog = found.read(store, _NAME, verify=verify)
-    return weights_of(Source(Path(_NAME), store, found, _NAME, catalog, "mmap"))
+    source = Source(Path(_NAME), store, found, _NAME, catalog, "mmap", verify)
+    return weights_of(source, lambda: (partial(open_bytes, verify=verify), (bytes(data),)))
 
 
 def save_bytes(

@@ -29,15 +29,11 @@ CHUNK = 1 << 22
 def fingerprint(source: Source, what: Mapping[str, Any]) -> str:
     """Return a digest of all that determines the output.
 
-    The source counts by its files' names, sizes, modification times (ns) and header bytes; ``what`` holds the recipe
-    and the options; Ingot's version is in it because another version may encode differently.
+    The source counts by its files' headers and the stamps of the open files, so that what was read and what is noted
+    are the same; ``what`` holds the recipe and the options; Ingot's version is in it because another version may encode
+    differently.
     """
-    folder = source.folder
-    files = []
-    for name, header in sorted(source.catalog.headers.items()):
-        stat = (folder / name).stat()
-        files.append([ascii(name), stat.st_size, stat.st_mtime_ns, hashlib.sha256(header).hexdigest()])
-    text = msgspec.json.encode({"ingot": ingot.__version__, "files": files, "what": what}, order="sorted")
+    text = msgspec.json.encode({"ingot": ingot.__version__, "files": source.identity(), "what": what}, order="sorted")
     return hashlib.sha256(text).hexdigest()
 
 

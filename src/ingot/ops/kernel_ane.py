@@ -13,6 +13,7 @@ import numpy as np
 from ingot.core.atomic import atomic_write
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.oserrors import read_error
+from ingot.core.paths import local_path
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.assume import parse_assumptions
@@ -211,7 +212,7 @@ class UnitReport:
 
 def is_kernel_file(path: str | PathLike[str]) -> bool:
     """Whether a path is a file that begins as a kernel unit does."""
-    place = Path(fspath(path))
+    place = local_path(path)
     try:
         if not place.is_file():  # a pipe would wait for ever
             return False
@@ -224,7 +225,7 @@ def is_kernel_file(path: str | PathLike[str]) -> bool:
 def load_kernel(path: str | PathLike[str]) -> KernelUnit:
     """Read and check a kernel unit; errors as ``targets.ane.unit_read.read_unit``."""
     try:
-        data = Path(fspath(path)).read_bytes()
+        data = local_path(path).read_bytes()
     except OSError as error:
         raise read_error(error, fspath(path)) from error
     return read_unit(data, fspath(path))

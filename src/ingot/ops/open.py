@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 from ingot.codecs.table import CODECS
+from ingot.core.config import CONFIG, config_of
 from ingot.core.oserrors import read_error
+from ingot.core.paths import local_path
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, head_of, listing
 from ingot.formats.safetensors.patch import read_pairs
-from ingot.model.bytesource import Store
-from ingot.model.checkpoint import Checkpoint
+from ingot.model.bytesource import Stamped, Store
+from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
-from ingot.ops.companions import CONFIG, Companions, find_companions, read_config
+from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
 from ingot.ops.missing import missing_path
 from ingot.stores.local import LocalStore
@@ -64,8 +69,17 @@ class Source:
 
         Told by the folder's ``config.json``, and by the tensors themselves.
         """
-        config = read_config(self.path) if self.path.is_dir() else {}
+        config = config_of(self.path) if self.path.is_dir() else {}
         return of_config(config, str(self.path / CONFIG)) or of_tensors(self.catalog.tensors)
+
+    def identity(self) -> list[list[Any]]:
+        """Return what tells this source from another: digests of the headers, and the stamps of the open files.
+
+        What is read later comes from these very files, or is refused; a path may lead elsewhere by now.
+        """
+        headers = [[ascii(name), hashlib.sha256(raw).hexdigest()] for name, raw in self.catalog.headers.items()]
+        sources = self.catalog.sources
+        return [*sorted(headers), *(list(source.stamp) for source in sources if isinstance(source, Stamped))]
 
     @property
     def folder(self) -> Path:
@@ -128,11 +142,13 @@ def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) ->
     FormatError, IntegrityError, UnsupportedError
         The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
     """
-    return weights_of(open_source(path, io=io, verify=verify))
+    source = open_source(path, io=io, verify=verify)
+    place = os.path.abspath(local_path(path))  # noqa: PTH100 - the working directory may be another when a copy is opened
+    return weights_of(source, lambda: (_open_again, (place, io, verify, source.identity())))
 
 
-def weights_of(source: Source) -> Checkpoint:
-    """Make the user's view of an opened source whose tensors are to be read as numbers.
+def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
+    """Make the user's view of an opened source whose tensors are to be read as numbers; ``reopen`` as there.
 
     Raises ``UnsupportedError`` ``model.quantized``, and closes the source, where another program has packed them.
     """
@@ -140,15 +156,29 @@ def weights_of(source: Source) -> Checkpoint:
     if dialect is not None:
         source.close()
         raise _located(dialect.refusal(), source.path)
-    return checkpoint_of(source)
+    return checkpoint_of(source, reopen)
 
 
-def checkpoint_of(source: Source) -> Checkpoint:
-    """Make the user's view of an opened source."""
+def _open_again(place: str, io: str, verify: bool, identity: list[list[Any]]) -> Checkpoint:
+    """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
+    source = open_source(place, io=io, verify=verify)
+    if source.identity() != identity:
+        source.close()
+        raise IntegrityError(
+            "store.changed",
+            "expected the checkpoint that the copied one was opened from, found one that was written to or replaced "
+            "since; open it by its path",
+            where=place,
+        )
+    return checkpoint_of(source, lambda: (_open_again, (place, io, verify, identity)))
+
+
+def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
+    """Make the user's view of an opened source; ``reopen`` as ``Checkpoint.reopen``."""
     attachments = source.catalog.attachments
     if attachments.draft is not None:
         attachments = replace(attachments, draft=_WithDecoders(attachments.draft))
-    return Checkpoint(
+    checkpoint = Checkpoint(
         _WithDecoders(source.catalog.tensors),
         format=source.format.name,
         location=str(source.path),
@@ -158,11 +188,13 @@ def checkpoint_of(source: Source) -> Checkpoint:
         io=source.io,
         attachments=attachments,
     )
+    checkpoint.reopen = reopen
+    return checkpoint
 
 
 def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
     """Locate and validate; see ``open``."""
-    location = Path(fspath(path))
+    location = local_path(path)
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
     try:

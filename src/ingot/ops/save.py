@@ -152,6 +152,11 @@ def as_numpy(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
 
     A torch tensor is known by its module's name, so that torch is imported only by those who have it already.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError(
+            "expected a value for each element, found a masked array: no format keeps the mask; take its filled()",
+            rule="save.masked",
+        )
     if isinstance(value, np.ndarray):
         return value
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):

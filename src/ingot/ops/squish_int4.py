@@ -16,6 +16,7 @@ from ingot.core import checksums
 from ingot.core.atomic import atomic_write, flush
 from ingot.core.oserrors import write_error
 from ingot.core.parallel import default_workers, ordered
+from ingot.core.paths import local_path
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.errors import UsageError
 from ingot.formats.npydir import sidecar
@@ -106,7 +107,7 @@ def add_int4(
     FormatError, IntegrityError, CodecError, ResourceError
         The directory is damaged or cannot be written to.
     """
-    started, folder = time.perf_counter(), Path(path)
+    started, folder = time.perf_counter(), local_path(path)
     with building(folder):
         source = open_source(folder, io="pread")
         try:

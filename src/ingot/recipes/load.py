@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
+from ingot.core.paths import local_path
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.recipes.choice import Choice, Measured
@@ -73,7 +73,7 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     text = fspath(source)
     if text in PRESETS:
         return _preset(text)
-    path = Path(text)
+    path = local_path(text)
     if not path.is_file():
         raise _no_recipe(text)
     try:
@@ -91,7 +91,7 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
 def _no_recipe(text: str) -> UsageError:
     """Return the refusal of what is neither a preset nor a file, in words for what it was meant to be."""
     if text.lower().endswith(".toml") or any(slash in text for slash in "/\\"):
-        others = [str(other) for other in Path(text).parent.glob("*.toml")] if "\0" not in text else []
+        others = [str(other) for other in local_path(text).parent.glob("*.toml")]
         return UsageError(
             f"expected a recipe, found no such file{did_you_mean(text, others)}", rule="recipe.unknown", where=text
         )

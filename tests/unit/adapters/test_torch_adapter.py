@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+import ingot
+from ingot.adapters.mlx import from_numpy as mlx_from_numpy
 from ingot.adapters.numpy import from_numpy as numpy_from_numpy
 from ingot.adapters.torch import from_numpy, to_numpy
 from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.memory import anonymous_rss
 from ingot.errors import UnsupportedError, UsageError
 from ingot.stores.local import LocalStore
 
@@ -80,16 +83,15 @@ def test_a_read_only_buffer_is_copied():
     assert np.frombuffer(data, np.float32).tolist() == [0, 1, 2, 3]
 
 
-def test_a_mapped_file_is_shared_and_never_changes(tmp_path):
+def test_a_private_view_of_a_mapped_file_is_shared_and_the_file_never_changes(tmp_path):
     data = np.arange(1000, dtype=np.float32).tobytes()
     (tmp_path / "a").write_bytes(data)
     source = LocalStore(tmp_path, io="mmap").open("a")
-    array = np.frombuffer(source.view(400, 800), np.float32).reshape(10, 20)
+    array = np.frombuffer(source.private(400, 800), np.float32).reshape(10, 20)
     array.flags.writeable = False
     tensor = from_numpy(array)
     assert tensor.data_ptr() == array.ctypes.data
     tensor.mul_(2)
-    assert array[0, 0] == 200
     source.close()
     assert tensor[0, 1].item() == 202
     assert (tmp_path / "a").read_bytes() == data
@@ -98,12 +100,50 @@ def test_a_mapped_file_is_shared_and_never_changes(tmp_path):
 def test_a_tensor_keeps_the_mapping_that_it_shares_alive(tmp_path):
     np.arange(1 << 16, dtype=np.float32).tofile(tmp_path / "x")
     source = LocalStore(tmp_path, io="mmap").open("x")
-    array = np.frombuffer(source.view(0, source.size), np.float32)
+    array = np.frombuffer(source.private(0, source.size), np.float32)
     array.flags.writeable = False
     tensor = from_numpy(array)
     del array
     source.close()
     assert tensor.clone()[-1] == (1 << 16) - 1
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".zt"])
+def test_what_is_written_to_a_tensor_no_later_read_gives(tmp_path, io, suffix):
+    path = tmp_path / f"a{suffix}"
+    ingot.save(path, {"w": np.arange(3000, dtype=np.float32), "x": np.ones(5, np.float32)})
+    before = path.read_bytes()
+    with ingot.open(path, io=io) as checkpoint:
+        tensor = checkpoint["w"]
+        for changed in (tensor.torch(), checkpoint.state_dict("pt")["w"], tensor.torch(copy=True), tensor.to("pt")):
+            changed.add_(1)
+            assert changed[2999] == 3000
+            assert tensor.numpy()[2999] == 2999 == tensor.torch()[2999].item()
+        assert not tensor.numpy().flags.writeable
+        mine = tensor.numpy(copy=True)
+        mine += 1
+        assert (mine[0], tensor.numpy()[0]) == (1, 0)
+        assert float(tensor.torch("bf16")[1]) == 1.0
+    assert path.read_bytes() == before
+
+
+def test_a_tensor_of_a_mapped_file_takes_no_memory_of_its_own(tmp_path):
+    np.save(tmp_path / "big.npy", np.zeros(1 << 22, np.float32))
+    ingot.save(tmp_path / "a.safetensors", {"w": np.load(tmp_path / "big.npy")})
+    with ingot.open(tmp_path / "a.safetensors", io="mmap") as checkpoint:
+        before = anonymous_rss()
+        tensor = checkpoint["w"].torch()
+        assert float(tensor.sum()) == 0
+        assert anonymous_rss() - before < 8 << 20
+
+
+def test_big_endian_arrays_reach_mlx():
+    mx = pytest.importorskip("mlx.core")
+    for dtype in (">f4", ">i2", ">f2", ">i8"):
+        array = np.arange(5, dtype=dtype)
+        assert mlx_from_numpy(array).tolist() == [0, 1, 2, 3, 4]
+    assert mlx_from_numpy(np.arange(5, dtype=">f4")).dtype == mx.float32
 
 
 def test_other_byte_orders_are_converted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 
 import ingot
 from ingot.codecs.affine import AffineCodec
+from ingot.core.config import MAX_CONFIG
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.detect import detect_folder
 from ingot.formats.safetensors.mlx import MlxFormat
-from ingot.formats.safetensors.mlx_layers import MAX_CONFIG
 from ingot.model.spec import TensorSpec
 from ingot.stores.memory import MemoryStore
 from ingot.testing.codecs import encode_tensor
@@ -112,8 +113,23 @@ def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], rule: st
     assert found.value.rule == rule
 
 
+def test_configs_are_read_as_the_hub_writes_them(tmp_path: Path) -> None:
+    """Infinity, NaN, a repeated key, -0, a byte order mark: valid for transformers, and no reason to refuse weights."""
+    text = b'\xef\xbb\xbf{"a": Infinity, "b": [NaN, -Infinity, -0], "c": 1, "c": 2, "model_type": "llama"}'
+    (tmp_path / "model").mkdir()
+    ingot.save(tmp_path / "model" / "model.safetensors", {"w": np.ones(3, np.float32)})
+    (tmp_path / "model" / "config.json").write_bytes(text)
+    with ingot.open(tmp_path / "model") as checkpoint:
+        assert (checkpoint.format, list(checkpoint)) == ("safetensors", ["w"])
+    ingot.convert(tmp_path / "model", tmp_path / "out", recipe="bf16", format="mlx")
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes().decode("utf-8-sig"))["c"] == 2
+    files = folder()
+    files["config.json"] = b'{"a": Infinity, ' + files["config.json"].lstrip()[1:]
+    assert opened(files).tensors["q.weight"].codec == "quantized_group"
+
+
 def test_damaged_configs_are_refused() -> None:
-    for content in (b"", b"{", b"[]", b'{"a": 1, "a": 2}', b'{"a": NaN', b"\xff", b" " * (MAX_CONFIG + 1)):
+    for content in (b"", b"{", b"[]", b'{"a": NaN', b"\xff", b" " * (MAX_CONFIG + 1)):
         with pytest.raises(FormatError) as found:
             opened({**folder(), "config.json": content})
         assert found.value.rule == "mlx.config"

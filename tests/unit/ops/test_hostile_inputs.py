@@ -57,7 +57,16 @@ def test_odd_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(model)
     assert rule(ingot.open, "") == "open.missing"  # not the present folder
     assert rule(ingot.open, "x" * 5000) == "store.name-too-long"
-    assert rule(ingot.open, "a\0b") == "open.missing"
+    for call in (
+        ingot.open,
+        ingot.verify,
+        lambda path: ingot.save(path, {}),
+        lambda path: ingot.convert(model, path),
+        lambda path: ingot.convert(model, tmp_path / "out.zt", recipe=path),
+        lambda path: ingot.diff(model, model, path),
+        lambda path: ingot.plan(path, chip="m1"),
+    ):
+        assert rule(call, "a\0b") == rule(call, b"bytes") == "store.path"
     loop = tmp_path / "loop.zt"
     loop.symlink_to(loop)
     assert rule(ingot.save, loop, {}) == "target.not-a-file"

@@ -147,6 +147,16 @@ def test_saving_over_the_file_one_reads_from(tmp_path: Path, weights: dict[str, 
         assert set(checkpoint) == set(kept)
 
 
+def test_a_masked_array_is_refused_because_its_mask_would_be_lost(tmp_path: Path) -> None:
+    masked = np.ma.masked_array(np.arange(4.0), mask=[True, False, False, False])
+    with pytest.raises(UsageError) as caught:
+        ingot.save(tmp_path / "a.zt", {"w": masked})
+    assert caught.value.rule == "save.masked"
+    assert not (tmp_path / "a.zt").exists()
+    ingot.save(tmp_path / "a.zt", {"w": masked.filled(7.0)})
+    assert ingot.open(tmp_path / "a.zt")["w"].numpy().tolist() == [7.0, 1.0, 2.0, 3.0]
+
+
 def test_what_cannot_be_saved_leaves_the_old_file(tmp_path: Path) -> None:
     ingot.save(tmp_path / "a.safetensors", {"x": np.ones(3, np.float32)})
     before = (tmp_path / "a.safetensors").read_bytes()

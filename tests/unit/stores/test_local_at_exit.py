@@ -14,10 +14,10 @@ import ingot
 # The module's globals are taken away before its last objects go, as at the end of an interpreter.
 PROGRAM = """
 import sys
-import ingot, ingot.stores.local as local
+import ingot, ingot.stores.files as files
 checkpoint = ingot.open(sys.argv[1], io=sys.argv[2])
 checkpoint["a"].numpy()
-local.contextlib = local.os = None
+files.os = files._OPEN = None
 """
 
 

@@ -5,24 +5,43 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import pickle
 import resource
 import socket
 import subprocess
 import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
-from ingot.stores import local
+from ingot.model.bytesource import PrivateSource
+from ingot.stores import files, local
 from ingot.stores.local import LocalSink, LocalStore, LocalTarget
 from ingot.testing.stores import ESCAPES, StoreSuite
 
 
 def descriptors() -> list[str]:
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+def disturb(folder: Path, how: str) -> None:
+    """Make another file of ``a``, with the size and the time of modification of the one that was there."""
+    before = (folder / "a").stat()
+    if how == "removed":
+        (folder / "a").unlink()
+    elif how == "replaced":
+        os.utime(folder / "b", ns=(before.st_atime_ns, before.st_mtime_ns))
+        (folder / "b").replace(folder / "a")
+    else:
+        time.sleep(0.02)  # the clock of file systems ticks a few hundred times a second
+        (folder / "a").write_bytes(bytes(before.st_size))
+        os.utime(folder / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 class LocalSuite(StoreSuite):
@@ -57,11 +76,104 @@ class LocalSuite(StoreSuite):
             source.view(0, 1)
         assert caught.value.rule == "store.closed"
 
-    def test_views_are_writable_and_the_file_never_changes(self, tmp_path):
+    def test_what_is_written_to_a_private_view_is_seen_nowhere_else(self, tmp_path):
         source = self.make(tmp_path, {"a": self.data}).open("a")
-        array = np.frombuffer(source.view(0, 100), np.uint8)
-        array += 1
+        first, second = (np.frombuffer(PrivateSource(source).view(5, 9000), np.uint8) for _ in range(2))
+        shared = np.frombuffer(source.view(5, 9000), np.uint8)
+        assert shared.flags.writeable != source.mapped
+        first += 1
+        assert second.tobytes() == shared.tobytes() == self.data[5:9005]
+        assert bytes(source.view(5, 9000)) == self.data[5:9005]
         assert (tmp_path / "a").read_bytes() == self.data
+        source.close()
+        assert first[0] == 6
+
+    @pytest.mark.parametrize("copy", [deepcopy, lambda source: pickle.loads(pickle.dumps(source))])
+    def test_a_copy_is_a_file_of_its_own(self, tmp_path, copy):
+        source = self.make(tmp_path, {"a": self.data, "b": bytes(10240)}).open("a")
+        twin = copy(source)
+        assert (twin.size, twin.mapped, twin.io, twin.stamp) == (source.size, source.mapped, source.io, source.stamp)
+        del twin
+        gc.collect()
+        others = [LocalStore(tmp_path, io=self.io).open("b") for _ in range(3)]
+        assert bytes(source.view(0, 100)) == self.data[:100]
+        out = bytearray(100)
+        source.readinto(0, memoryview(out))
+        assert out == self.data[:100]
+        source.close()
+        with pytest.raises(UsageError) as caught:
+            copy(source)
+        assert caught.value.rule == "store.closed"
+        del others
+
+    @pytest.mark.parametrize("how", ["replaced", "written", "removed"])
+    def test_a_copy_of_what_is_another_file_now_is_refused(self, tmp_path, how):
+        source = self.make(tmp_path, {"a": self.data, "b": bytes(10240)}).open("a")
+        stored = pickle.dumps(source)
+        disturb(tmp_path, how)
+        with pytest.raises(IngotError) as caught:
+            pickle.loads(stored)
+        assert caught.value.rule == ("store.missing" if how == "removed" else "store.changed")
+        assert source.changed() == (how == "written")  # what was replaced is still open, and as it was
+        source.close()
+        assert not source.changed()
+
+    def test_a_forked_child_reads_and_leaves_the_parent_its_files(self, tmp_path):
+        store = self.make(tmp_path, {"a": self.data, "b": bytes(10240)})
+        source = store.open("a")
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:  # no assertion leaves the child: only its answer does
+            good = bytes(source.view(0, 10240)) == self.data
+            source.close()
+            store.open("b")
+            os.write(write, b"good" if good else b"bad")
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(read, 10) == b"good"
+        assert bytes(source.view(0, 10240)) == self.data
+        os.close(read)
+        os.close(write)
+        source.close()
+
+    def test_more_files_than_may_be_open_are_opened_again(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(files, "_most_open", lambda: 3)
+        names = [f"f{number}" for number in range(20)]
+        store = self.make(tmp_path, {name: name.encode() * 5000 for name in names})
+        before = len(descriptors())
+        sources = [store.open(name) for name in names]
+        assert len(descriptors()) <= before + 3
+        views = [source.view(100, 3) for source in sources]
+        out = [bytearray(1000) for _ in names]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda index: sources[index].readinto(0, memoryview(out[index])), list(range(20)) * 5))
+        assert len(descriptors()) <= before + 3
+        for name, view, read in zip(names, views, out, strict=True):
+            whole = name.encode() * 5000
+            assert (bytes(view), read) == (whole[100:103], whole[:1000])
+        assert not any(source.changed() for source in sources)
+        for source in sources:
+            source.close()
+        assert len(descriptors()) <= before
+
+    @pytest.mark.parametrize("how", ["replaced", "written"])
+    def test_a_file_that_is_opened_again_has_to_be_the_same(self, tmp_path, monkeypatch, how):
+        monkeypatch.setattr(files, "_most_open", lambda: 1)
+        store = self.make(tmp_path, {"a": self.data, "b": bytes(10240), "c": b""})
+        source = store.open("a")
+        disturb(tmp_path, how)
+        other = store.open("c")
+        assert source.changed()
+        with pytest.raises(IntegrityError) as caught:
+            source.readinto(0, memoryview(bytearray(1)))
+        assert caught.value.rule == "store.changed"
+        assert not other.changed()
+
+    def test_a_file_that_was_written_with_its_time_put_back_has_changed(self, tmp_path):
+        source = self.make(tmp_path, {"a": self.data}).open("a")
+        assert not source.changed()
+        disturb(tmp_path, "written")
+        assert source.changed()
         source.close()
 
     def test_links_are_followed_as_model_caches_use_them(self, tmp_path):
@@ -146,9 +258,10 @@ class TestLocalMmap(LocalSuite):
         with (tmp_path / "big").open("wb") as file:
             file.truncate(1 << 42)
         source = LocalStore(tmp_path, io="mmap").open("big")
-        view = source.view((1 << 42) - 8, 8)
+        view = source.private((1 << 42) - 8, 8)
         view[0] = 1
         assert bytes(view) == b"\1" + bytes(7)
+        assert bytes(source.view((1 << 42) - 8, 8)) == bytes(8)
         source.close()
 
     def test_torch_takes_a_view_without_a_warning(self, tmp_path):
@@ -156,7 +269,7 @@ class TestLocalMmap(LocalSuite):
         source = self.make(tmp_path, {"a": self.data}).open("a")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            tensor = torch.frombuffer(source.view(0, 1024), dtype=torch.float32)
+            tensor = torch.frombuffer(source.private(0, 1024), dtype=torch.float32)
             tensor += 1
         source.close()
         assert (tmp_path / "a").read_bytes() == self.data
@@ -166,7 +279,7 @@ class TestLocalMmap(LocalSuite):
             raise OSError(errno.ENODEV, "No such device")
 
         self.make(tmp_path, {"a": self.data})
-        monkeypatch.setattr(local.mmap, "mmap", refuse)
+        monkeypatch.setattr(files, "map_file", refuse)
         with pytest.raises(ResourceError) as caught:
             LocalStore(tmp_path, io="mmap").open("a")
         assert caught.value.rule == "store.cannot-map"
@@ -350,15 +463,29 @@ class TestSink:
 def test_running_out_of_descriptors_is_one_clear_error(tmp_path):
     (tmp_path / "a").write_bytes(b"x")
     store = LocalStore(tmp_path)
-    store.open("a").close()  # imports and caches are warm
+    first = store.open("a")  # imports and caches are warm
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    sources = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 20, hard))
+    others, sources = [], []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 40, hard))
     try:
+        sources.extend(store.open("a") for _ in range(100))
+        while True:
+            try:
+                others.append(os.open(tmp_path, os.O_RDONLY))
+            except OSError:
+                break
+        sources.append(store.open("a"))  # takes the place of another that was kept
+        assert bytes(first.view(0, 1)) == b"x"
+        files._OPEN.clear()
+        while True:
+            try:
+                others.append(os.open(tmp_path, os.O_RDONLY))
+            except OSError:
+                break
         with pytest.raises(ResourceError) as caught:
-            sources.extend(store.open("a") for _ in range(100))
+            store.open("a")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for source in sources:
-            source.close()
+        for descriptor in others:
+            os.close(descriptor)
     assert caught.value.rule == "store.read-failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from ingot.errors import FormatError
 from ingot.formats.coreml.blob import BlobFile
@@ -100,12 +101,21 @@ class Template(Mapping[str, Part]):
 def open_files(store: Store) -> tuple[dict[str, Part], list[ByteSource]]:
     """Open the manifest of a package and every file of its items; the sources are to be closed.
 
-    Raises ``FormatError`` as ``parse_manifest``; ``coreml.missing`` where an item is not there.
+    Raises ``FormatError`` as ``parse_manifest``; ``coreml.missing`` where an item is not there; ``coreml.link`` where
+    it is a link out of the package, or lies behind one.
     """
+    leading = cache(lambda folder: frozenset(store.outside(folder)))
     sources: list[ByteSource] = []
     files: dict[str, Part] = {}
 
     def take(path: str) -> None:
+        pieces = path.split("/")
+        if any(name in leading("/".join(pieces[:depth])) for depth, name in enumerate(pieces)):
+            raise FormatError(
+                "coreml.link",
+                "expected files in this package, found a link that leads out of it: copy the package with `cp -rL`",
+                where=path,
+            )
         source = store.open(path)
         sources.append(source)
         files[path] = Part("u8", source.size, source, where=source.name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.npydir import npy
-from ingot.formats.npydir.files import FilePool, LazyFile, ZstdFile, zstd_head
+from ingot.formats.npydir.files import ZstdFile, zstd_head
 from ingot.formats.npydir.names import COMPRESSIONS, FOLDER, KNOWN, file_of, foreign_form
 from ingot.model.bytesource import ByteSource, Store
 
@@ -79,12 +79,20 @@ def extra_file(where: str, what: str) -> FormatError:
     )
 
 
-def open_array(pool: FilePool, path: str) -> Array:
+def open_array(store: Store, path: str) -> Array:
     """Open a file, check its header and its length.
 
     Raises ``FormatError`` with the rules of ``npy`` and ``npydir.zstd``, ``UnsupportedError`` ``npydir.npy-dtype``.
     """
-    file = LazyFile(pool, path)
+    file = store.open(path)
+    try:
+        return _array(file, path)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _array(file: ByteSource, path: str) -> Array:
     if path.endswith(".zst"):
         span = npy.header_span(zstd_head(file, _PREAMBLE), path)
         head = zstd_head(file, span)
@@ -104,7 +112,7 @@ def open_array(pool: FilePool, path: str) -> Array:
     return Array(path, header, file, head)
 
 
-def open_arrays(pool: FilePool, group: Group, suffixes: tuple[str, ...]) -> Mapping[str, Array]:
+def open_arrays(store: Store, group: Group, suffixes: tuple[str, ...]) -> Mapping[str, Array]:
     """Open the arrays of one form.
 
     Raises ``FormatError`` ``npydir.missing-file`` for the first that is not there.
@@ -119,7 +127,7 @@ def open_arrays(pool: FilePool, group: Group, suffixes: tuple[str, ...]) -> Mapp
                 "expected this file beside the tensor's others, found none: the directory is incomplete",
                 where=file_of(group.key, suffix),
             )
-    return {suffix: open_array(pool, group.paths[suffix]) for suffix in suffixes}
+    return {suffix: open_array(store, group.paths[suffix]) for suffix in suffixes}
 
 
 def foreign(group: Group, suffix: str) -> UnsupportedError:

@@ -1,108 +1,21 @@
-"""The files of a directory as byte sources that are opened when they are read and not kept open.
-
-A checkpoint of a thousand tensors is thousands of files, more than a process may usually hold open.
-"""
+"""Files that were compressed as a whole, as byte sources."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 
 from ingot.core import encodings
 from ingot.errors import IntegrityError
-from ingot.model.bytesource import ByteSource, Store
-
-# Files held open for the next read; whoever reads one after the other needs no more.
-_KEPT = 16
-
-
-class FilePool:
-    """Opens files of a store and keeps the last few open. Thread-safe.
-
-    A file that is let go is not closed here but by its last user: another thread may be reading it.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._kept: OrderedDict[str, ByteSource] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, name: str) -> ByteSource:
-        """Return the open file; errors as ``Store.open``."""
-        with self._lock:
-            found = self._kept.get(name)
-            if found is None:
-                found = self._kept[name] = self._store.open(name)
-                while len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            else:
-                self._kept.move_to_end(name)
-            return found
-
-    def fresh(self, name: str) -> ByteSource:
-        """Return the file as it is now."""
-        return self._store.open(name)
-
-    def clear(self) -> None:
-        """Let go of all files."""
-        with self._lock:
-            self._kept.clear()
-
-
-class LazyFile:
-    """One file of a pool as a ``ByteSource``; ``close`` lets go of the whole pool's files."""
-
-    def __init__(self, pool: FilePool, name: str) -> None:
-        self._pool = pool
-        source = pool.get(name)
-        self.name = name
-        self.size, self.mapped = source.size, source.mapped
-        self._stamp = stamp_of(source)
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return bytes of the file; a mapping stays as long as the view does."""
-        return self._source().view(offset, length)
-
-    def readinto(self, offset: int, out: memoryview) -> None:
-        self._source().readinto(offset, out)
-
-    def changed(self) -> bool:
-        """Whether there is another file under the name now, or this one was written to."""
-        source = self._pool.fresh(self.name)
-        try:
-            return self._differs(source)
-        finally:
-            source.close()
-
-    def close(self) -> None:
-        self._pool.clear()
-
-    def _source(self) -> ByteSource:
-        source = self._pool.get(self.name)
-        if self._differs(source):
-            raise IntegrityError(
-                "store.changed",
-                "the file was written to after it was opened; open the directory again when it is complete",
-                where=self.name,
-            )
-        return source
-
-    def _differs(self, source: ByteSource) -> bool:
-        return source.size != self.size or stamp_of(source) != self._stamp
-
-
-def stamp_of(source: ByteSource) -> tuple[int, ...] | None:
-    """Return the stamp of a source that has one (``Stamped``); a check by protocol is too slow for so many files."""
-    found: tuple[int, ...] | None = getattr(source, "stamp", None)
-    return found
+from ingot.model.bytesource import ByteSource
 
 
 class _Stored:
     """The stored bytes of a file in order, as a decompressor asks for them."""
 
-    def __init__(self, file: LazyFile) -> None:
+    def __init__(self, file: ByteSource) -> None:
         self._file, self._position = file, 0
 
     def read(self, size: int = -1, /) -> bytes:
@@ -118,15 +31,16 @@ class ZstdFile:
 
     Parameters
     ----------
-    file : LazyFile
+    file : ByteSource
     size : int
         Bytes before compression: more or fewer are refused with ``npydir.zstd`` when the end is reached.
     """
 
     mapped = False
 
-    def __init__(self, file: LazyFile, size: int) -> None:
+    def __init__(self, file: ByteSource, size: int) -> None:
         self.name, self.size = file.name, size
+        self.stamp = getattr(file, "stamp", None)  # absent of files in memory
         self._file, self._lock = file, threading.Lock()
         self._reader, self._position = self._start(), 0
 
@@ -160,6 +74,9 @@ class ZstdFile:
     def close(self) -> None:
         self._file.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ZstdFile, (self._file, self.size)
+
     def _skip(self, count: int) -> None:
         scratch = memoryview(bytearray(min(count, 1 << 20)))
         while count:
@@ -172,7 +89,7 @@ class ZstdFile:
         return encodings.ZstdReader(_Stored(self._file), self.size, "npydir.zstd", self.name)
 
 
-def zstd_head(file: LazyFile, length: int) -> bytes:
+def zstd_head(file: ByteSource, length: int) -> bytes:
     """Return the first ``length`` decompressed bytes; ``FormatError`` ``npydir.zstd`` if there are not so many."""
     reader = encodings.ZstdReader(_Stored(file), length, "npydir.zstd", file.name)
     out = memoryview(bytearray(length))

@@ -12,7 +12,6 @@ from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
-from ingot.formats.npydir.files import FilePool
 from ingot.formats.npydir.names import MANIFEST, exists, refuses_name
 from ingot.model.bytesource import Buffer, Store, Target
 from ingot.model.part import Part
@@ -79,10 +78,10 @@ class NpyFormat:
         leading = sorted(set(_arrays(store.outside())))
         if leading:
             raise FormatError("npydir.link", "expected files in this folder, found a link out of it", where=leading[0])
-        pool, tensors, headers, sources = FilePool(store), {}, {}, []
+        tensors, headers, sources = {}, {}, []
         try:
             for key, file in zip(_tensor_names(files), files, strict=True):
-                array = open_array(pool, file)
+                array = open_array(store, file)
                 headers[file] = array.head
                 sources.append(array.source)
                 header = array.header
@@ -96,8 +95,10 @@ class NpyFormat:
                     where=f"{file}: data",
                 )
                 tensors[key] = Tensor(key, header.shape, header.dtype, "dense", {"data": part})
-        finally:
-            pool.clear()
+        except BaseException:
+            for source in sources:
+                source.close()
+            raise
         if len(tensors) != len(files):
             raise FormatError("npydir.manifest-collision", "expected one file per tensor, found two", where=files[0])
         return Catalog(tensors, headers=headers, sources=tuple(sources))

@@ -9,7 +9,6 @@ from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.npydir.arrays import Group, extra_file, foreign, list_arrays, open_arrays
-from ingot.formats.npydir.files import FilePool
 from ingot.formats.npydir.forms import FORMS, Form, choose, tensor_of
 from ingot.formats.npydir.names import (
     FOLDER,
@@ -27,12 +26,15 @@ from ingot.formats.npydir.sidecar import parse as parse_sidecar
 from ingot.model.bytesource import ByteSource, Store
 from ingot.model.tensor import Tensor
 
+# Bytes of a manifest that cost next to nothing to parse, and the most that one tensor takes in it.
+_SMALL, _PER_TENSOR = 1 << 20, 4096
+
 
 @dataclass(slots=True)
 class _Reading:
     """What has been found so far."""
 
-    pool: FilePool
+    store: Store
     verify: bool
     int4_ready: bool
     headers: dict[str, bytes] = field(default_factory=dict)
@@ -48,8 +50,9 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
     raw = _small_file(store, MANIFEST)
     with gc_paused():
         groups, others = list_arrays(store)
+        _require_files(len(raw), len(groups))
         pairs = parse_manifest(raw, groups, MANIFEST)
-        reading = _Reading(FilePool(store), verify, exists(store, INT4_READY), {MANIFEST: raw})
+        reading = _Reading(store, verify, exists(store, INT4_READY), {MANIFEST: raw})
         sidecar = _sidecar(store, pairs, reading)
         known = set(pairs.values())
         for key, group in groups.items():
@@ -62,8 +65,10 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
                 )
                 for name, key in pairs.items()
             }
-        finally:
-            reading.pool.clear()
+        except BaseException:
+            for source in reading.sources:
+                source.close()
+            raise
     marked = exists(store, READY)
     if not tensors and not marked:
         raise FormatError(
@@ -78,6 +83,20 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
         sources=tuple(reading.sources),
         notes=tuple(_notes(others, reading, marked=marked)),
     )
+
+
+def _require_files(size: int, groups: int) -> None:
+    """Refuse a manifest that names more tensors than there are files of, before it is parsed.
+
+    A tensor's name is no longer than its key, which is that of a file: 255 bytes, six times as many where escaped.
+    """
+    most = _SMALL + groups * _PER_TENSOR
+    if size > most:
+        raise FormatError(
+            "npydir.manifest-length",
+            f"expected at most {most} bytes for the {groups} tensors in {FOLDER}, found {size}",
+            where=MANIFEST,
+        )
 
 
 def _tensor(name: str, group: Group, entry: Entry | None, reading: _Reading) -> Tensor:
@@ -104,7 +123,7 @@ def _form_of(name: str, form: Form, group: Group, entry: Entry | None, reading: 
     suffixes = form.suffixes
     if form.bits and ("shape" in group.paths or form.bits == 3):
         suffixes = (*suffixes, "shape")
-    arrays = open_arrays(reading.pool, group, suffixes)
+    arrays = open_arrays(reading.store, group, suffixes)
     for array in arrays.values():
         if array.name not in reading.headers:
             reading.headers[array.name] = array.head

@@ -7,12 +7,16 @@ The layout is that of Hugging Face's ``save_pretrained``: ``{"metadata": {"total
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
+from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.pieces import pieces, tensor_bytes
 from ingot.formats.safetensors.reader import File, LazyTensors, open_file
 from ingot.model.bytesource import Store
@@ -21,11 +25,14 @@ from ingot.model.spec import TensorSpec
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX = 100_000_000
+# Bytes of an index that cost next to nothing to parse.
+_SMALL = 1 << 20
 
 
 def read_sharded(store: Store, name: str) -> Catalog:
     """Read an index and the headers of all its shards as one checkpoint, shards in the order of their names."""
     raw = _read_index(store, name)
+    _require_room(store, name, len(raw))
     weight_map, total = _parse(raw, name)
     files: list[File] = []
     try:
@@ -68,16 +75,70 @@ def _read_index(store: Store, name: str) -> bytes:
         source.close()
 
 
+def _require_room(store: Store, name: str, size: int) -> None:
+    """Refuse a large index that names more than the headers of the files beside it can, before it is parsed.
+
+    A tensor is named in both; what else stands there is at most 300 bytes in an index and at least 50 in a header.
+    """
+    if size <= _SMALL:
+        return
+    room = 0
+    for other in store.names():
+        source = store.open(other)
+        try:
+            head = bytearray(min(PREFIX, source.size))
+            source.readinto(0, memoryview(head))
+            length = int.from_bytes(head, "little")
+            room += length if length <= min(source.size, MAX_HEADER) else 0
+        finally:
+            source.close()
+    if size > _SMALL + 8 * room:
+        raise FormatError(
+            "safetensors.index-length",
+            f"expected at most {_SMALL + 8 * room} bytes for files whose headers have {room}, found {size}",
+            where=name,
+        )
+
+
+class _Index(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    weight_map: dict[str, str]
+    metadata: dict[str, str | int | float] = {}
+
+
+_INDEX = msgspec.json.Decoder(_Index)
+_MINUS_ZERO = re.compile(rb":\s*-0")
+
+
+def _quick(raw: bytes) -> dict[str, Any] | None:
+    """Return a usual index; None for one that needs a closer look.
+
+    No key is repeated where there are as many colons as keys, those inside of text counted. An escaped colon would
+    break the count.
+    """
+    if b"\\u003" in raw or _MINUS_ZERO.search(raw):
+        return None
+    try:
+        found = _INDEX.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    texts = (found.weight_map, found.weight_map.values(), found.metadata, map(str, found.metadata.values()))
+    keys = len(found.weight_map) + len(found.metadata) + (2 if b'"metadata"' in raw else 1)
+    if raw.count(b":") != keys + sum("".join(text).count(":") for text in texts):
+        return None
+    return {"weight_map": found.weight_map, "metadata": found.metadata}
+
+
 def _parse(raw: bytes, where: str) -> tuple[dict[str, str], int | None]:
-    found = strict_json(raw, "safetensors.index-json", "safetensors.index-duplicate-key", where)
+    found = _quick(raw) or strict_json(raw, "safetensors.index-json", "safetensors.index-duplicate-key", where)
     weight_map, metadata = found.get("weight_map"), found.get("metadata", {})
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
         raise FormatError(
             "safetensors.index-fields", "expected an object 'weight_map' and an object 'metadata'", where=where
         )
-    for tensor, shard in weight_map.items():
-        if not isinstance(shard, str):
-            raise FormatError("safetensors.index-fields", f"expected a file name for {tensor[:200]!r}", where=where)
+    odd = next((tensor for tensor, shard in weight_map.items() if not isinstance(shard, str)), None)
+    if odd is not None:
+        raise FormatError("safetensors.index-fields", f"expected a file name for {odd[:200]!r}", where=where)
+    for shard in set(weight_map.values()):
         if shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
             raise FormatError(
                 "safetensors.index-escape",

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ingot.core.config import CONFIG
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.safetensors import mlx_layers
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import INDEX_SUFFIX, encode_index, read_sharded, split
-from ingot.formats.safetensors.mlx_layers import CONFIG, KEYS, MlxTensors
+from ingot.formats.safetensors.mlx_layers import KEYS, MlxTensors
 from ingot.formats.safetensors.pieces import QUANTIZED
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.core.dtypes import DTYPES
-from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
 from ingot.model.bytesource import Store
@@ -18,9 +18,7 @@ from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
-CONFIG = "config.json"
 KEYS = ("quantization", "quantization_config")
-MAX_CONFIG = 16 << 20
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SCALE_DTYPES = ("f16", "bf16", "f32")
@@ -61,7 +59,7 @@ def read_config(store: Store, names: Sequence[str]) -> dict[str, Any]:
         source.readinto(0, memoryview(raw))
     finally:
         source.close()
-    return strict_json(bytes(raw), "mlx.config", "mlx.config", CONFIG)
+    return parse_config(bytes(raw), "mlx.config", CONFIG)
 
 
 def is_quantized(config: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from ingot.core.atomic import flush
 from ingot.core.oserrors import write_error
+from ingot.core.paths import local_path
 from ingot.core.progress import ProgressCallback
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
 from ingot.ops.convert import convert
@@ -87,7 +88,7 @@ def build(
     ResourceError
         ``tier.locked``; ``tier.link``: a link in the tier's place; those of ``convert``: disk full, read-only, ...
     """
-    started, folder, wanted = time.perf_counter(), Path(path), tier_of(tier)
+    started, folder, wanted = time.perf_counter(), local_path(path), tier_of(tier)
     _require_buildable(folder, wanted)
     if gate is not None and wanted.bits is None:
         raise UsageError(f"tier {tier} is not quantized: there is nothing to gate", rule="tier.no-gate")
@@ -116,7 +117,7 @@ def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]
     UsageError
         ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``, ``tier.last``.
     """
-    folder = Path(path)
+    folder = local_path(path)
     tiers = [TIERS[name] for name in BUILT] if tier is None else [tier_of(tier)]
     _require_buildable(folder, *tiers, rule="tier.last")
     with building(folder):

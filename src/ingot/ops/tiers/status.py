@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from ingot.core.oserrors import read_error
+from ingot.core.paths import local_path
 from ingot.errors import IngotError, UsageError
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.tiers import sentinel, snapshot
@@ -62,7 +63,7 @@ class TierStatus:
 
 def is_squish_directory(path: str | PathLike[str]) -> bool:
     """Whether this folder holds squish's arrays or one of its tiers."""
-    folder = Path(path)
+    folder = local_path(path)
     if not folder.is_dir():
         return False
     if (folder / MANIFEST).is_file() and (folder / "tensors").is_dir():
@@ -81,7 +82,7 @@ def status(path: str | PathLike[str]) -> list[TierStatus]:
     UsageError
         ``tier.no-directory``: the folder is no Squish directory.
     """
-    folder = Path(path)
+    folder = local_path(path)
     if not is_squish_directory(folder):
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/ "

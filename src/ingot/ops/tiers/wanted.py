@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ingot.core.config import config_of
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError
-from ingot.ops.companions import CONFIG
 from ingot.ops.open import open as open_checkpoint
-
-_LARGEST = 16 << 20  # bytes of a config.json, as loaders take it
 
 
 def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
@@ -21,7 +18,7 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
 
     None where nothing says it. What is wrong with a type or a file is told by those who need it.
     """
-    for value in (asked, *_of_config(Path(path) / CONFIG)):
+    for value in (asked, *_of_config(Path(path))):
         if value is not None:
             try:
                 return resolve_dtype(value).name
@@ -35,11 +32,6 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
     return next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), None)
 
 
-def _of_config(path: Path) -> tuple[Any, ...]:
-    try:
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return ()
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return ()
-    return (found.get("dtype"), found.get("torch_dtype")) if isinstance(found, dict) else ()
+def _of_config(folder: Path) -> tuple[Any, ...]:
+    found = config_of(folder)
+    return found.get("dtype"), found.get("torch_dtype")

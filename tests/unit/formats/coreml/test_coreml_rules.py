@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.types import BY_NAME
 from ingot.formats.coreml.values import encode_blob
 from ingot.formats.coreml.wire import bytes_field, map_entry, number_field, varint
+from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore
 from ingot.testing.coreml import FILE, MODEL, WEIGHTS, Package, manifest, operation, sample
 
@@ -233,3 +235,22 @@ def test_a_file_cut_anywhere_ends_in_an_error(path: str) -> None:
     for length in range(0, len(files[path]), 1 if path == "Manifest.json" else 7):
         with pytest.raises(IngotError):
             read_package(MemoryStore({**files, path: files[path][:length]}))
+
+
+@pytest.mark.parametrize("link", [WEIGHTS, WEIGHTS.rpartition("/")[0], "Data"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_link_out_of_the_package_is_refused(tmp_path: Path, link: str, inside: bool) -> None:
+    package, elsewhere = tmp_path / "m.mlpackage", tmp_path / "elsewhere"
+    for name, data in sample().files().items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_bytes(data)
+    read_package(LocalStore(package))
+    target = package / "kept" if inside else elsewhere
+    (package / link).rename(target)
+    (package / link).symlink_to(target)
+    if inside:  # as good as a file
+        assert read_package(LocalStore(package)).tensors
+        return
+    with pytest.raises(IngotError) as caught:
+        read_package(LocalStore(package))
+    assert caught.value.rule == "coreml.link"

@@ -180,6 +180,17 @@ class TestIndex:
             "safetensors.index-duplicate-tensor"
         )
 
+    def test_a_large_index_of_nothing_is_refused_before_it_is_parsed(self, monkeypatch):
+        names = {f"t{number}": "s1.safetensors" for number in range(60_000)}
+        monkeypatch.setattr("ingot.formats.safetensors.index.strict_json", None)
+        monkeypatch.setattr("ingot.formats.safetensors.index._quick", None)
+        assert self.rule(json.dumps({"weight_map": names}).encode()) == "safetensors.index-length"
+
+    def test_an_index_as_writers_make_it_needs_no_closer_look(self, monkeypatch):
+        monkeypatch.setattr("ingot.formats.safetensors.index.strict_json", None)
+        index = {"metadata": {"total_size": 7, "by": "a: b"}, "weight_map": WEIGHT_MAP}
+        assert sorted(read_shards(FILES, index).tensors) == sorted(WEIGHT_MAP)
+
     @pytest.mark.parametrize(
         ("index", "rule"),
         [
@@ -213,14 +224,14 @@ class TestIndex:
         assert "s2.safetensors" in str(caught.value)
 
     def test_all_shards_are_closed_when_one_is_bad(self, tmp_path, monkeypatch):
-        from ingot.stores.local import LocalStore, _FileSource
+        from ingot.stores.local import LocalStore, PreadSource
 
         (tmp_path / "s1.safetensors").write_bytes(FILES["s1.safetensors"])
         (tmp_path / "s2.safetensors").write_bytes(b"bad")
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": WEIGHT_MAP}))
         closed = []
-        real = _FileSource.close
-        monkeypatch.setattr(_FileSource, "close", lambda self: closed.append(self.name) or real(self))
+        real = PreadSource.close
+        monkeypatch.setattr(PreadSource, "close", lambda self: closed.append(self.name) or real(self))
         with pytest.raises(IngotError):
             SafetensorsFormat().read(LocalStore(tmp_path, io="pread"), "model.safetensors.index.json")
         assert any(name.endswith("s1.safetensors") for name in closed)
