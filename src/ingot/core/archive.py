@@ -113,8 +113,17 @@ class Entry:
         return self.name.endswith("/")
 
 
-def unpack(read_at: ReadAt, size: int, folder: Path, where: str, most: int = MOST_BYTES) -> None:
+def unpack(
+    read_at: ReadAt,
+    size: int,
+    folder: Path,
+    where: str,
+    most: int = MOST_BYTES,
+    keep: Callable[[Entry], bool] | None = None,
+) -> None:
     """Unpack the zip of ``size`` bytes into the existing, empty ``folder``; what was written before an error stays.
+
+    Files that ``keep`` says no to are checked as all are, and left empty.
 
     Raises
     ------
@@ -137,7 +146,7 @@ def unpack(read_at: ReadAt, size: int, folder: Path, where: str, most: int = MOS
                     target.mkdir(parents=True, exist_ok=True)
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _unpack_file(archive, entry, target, budget)
+                _unpack_file(archive, entry, target, budget, keep is None or keep(entry))
             except OSError as error:
                 raise write_error(error, str(target)) from error
     except IngotError as error:
@@ -181,7 +190,7 @@ class _Budget:
             raise FormatError("archive.bomb", f"expected at most {self._limit} unpacked bytes, found more", where=name)
 
 
-def _unpack_file(archive: _Archive, entry: Entry, target: Path, budget: _Budget) -> None:
+def _unpack_file(archive: _Archive, entry: Entry, target: Path, budget: _Budget, keep: bool) -> None:
     crc, count, head = 0, 0, b""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - of a descriptor that was opened exclusively
@@ -193,7 +202,8 @@ def _unpack_file(archive: _Archive, entry: Entry, target: Path, budget: _Budget)
             if count > entry.size:
                 break
             crc = zlib.crc32(data, crc)
-            sink.write(data)
+            if keep:
+                sink.write(data)
     if count != entry.size:
         raise IntegrityError("archive.size", f"expected {entry.size} bytes, found {count} or more", where=entry.name)
     if crc != entry.crc:

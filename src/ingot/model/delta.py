@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ingot.core.structs import warm
 from ingot.errors import FormatError
 
 KEY = "delta"
@@ -15,6 +16,7 @@ KEY = "delta"
 OPS = ("apply", "replace", "same")
 
 
+@warm
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor of the fine-tune.
 
@@ -27,6 +29,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     dtype: str
 
 
+@warm
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a set of tensors is recognised.
 
@@ -38,6 +41,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     hashes: dict[str, str] = {}
 
 
+@warm
 class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The delta as a whole. ``tensors`` are those of the fine-tune in its order; ``removed`` are the base's others."""
 

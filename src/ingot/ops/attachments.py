@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.core.archive import is_unpacked, pack, unpack
+from ingot.core.archive import Entry, is_unpacked, pack, unpack
 from ingot.core.atomic import flush, flush_tree
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
@@ -228,14 +228,18 @@ def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
 
 
 def check_package(part: Part) -> None:
-    """Unpack a zipped Core ML package into the temporary folder, to see that it can be, and remove it again.
+    """Check that a zipped Core ML package can be unpacked; only its names and its manifest are, for a moment.
 
     Raises as ``extract_package``.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         package_digest(part)
-        unpack(_reading(part), part.nbytes, Path(folder), part.where)
+        unpack(_reading(part), part.nbytes, Path(folder), part.where, keep=_is_manifest)
         _package_in(Path(folder))
+
+
+def _is_manifest(entry: Entry) -> bool:
+    return entry.name.split("/")[-1] == _MANIFEST and entry.size <= _LARGEST_MANIFEST
 
 
 def default_cache() -> Path:

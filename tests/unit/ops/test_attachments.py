@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -21,6 +22,7 @@ from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
 from ingot.ops.attachments import (
+    check_package,
     default_cache,
     extract_coreml,
     extract_draft,
@@ -347,3 +349,27 @@ def test_a_draft_head_of_other_bytes_is_refused_on_the_way_out(tmp_path: Path, f
     with pytest.raises((IntegrityError, FormatError)):
         extract_draft(tmp_path / "bad.squizd", tmp_path / "back.zt")
     assert not (tmp_path / "back.zt").exists()
+
+
+def test_a_check_of_a_package_writes_none_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package may unfold to two hundred times its bytes; they are compared with their checksums as they pass."""
+    manifest = {"rootModelIdentifier": "m", "itemInfoEntries": {"m": {"path": "model.mlmodel"}}}
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("Manifest.json", json.dumps(manifest))
+        archive.writestr("Data/model.mlmodel", b"model")
+        archive.writestr("Data/weights.bin", bytes(range(256)) + bytes(20 << 20))
+    sizes: list[int] = []
+    monkeypatch.setattr(
+        "ingot.ops.attachments._package_in",
+        lambda folder: sizes.extend(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+    )
+    part = Part("u8", len(raw.getvalue()), MemorySource(raw.getvalue()))
+    check_package(part)
+    assert len(sizes) == 3
+    assert sum(sizes) < 1000
+    damaged = bytearray(raw.getvalue())
+    at = damaged.index(b"Data/weights.bin") + 16 + 100
+    damaged[at] ^= 0x55
+    with pytest.raises(IngotError):
+        check_package(Part("u8", len(damaged), MemorySource(damaged)))

@@ -17,6 +17,7 @@ import msgspec
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.core.strictjson import strict_json
+from ingot.core.structs import warm
 from ingot.errors import FormatError
 
 MAX_HEADER = 100_000_000
@@ -27,6 +28,7 @@ _Natural = Annotated[int, msgspec.Meta(ge=0)]
 _BITS = {spelling: row.bits for spelling, row in BY_SAFETENSORS.items()}
 
 
+@warm
 class Entry(msgspec.Struct, gc=False):
     """What the header says of one tensor. The defaults are impossible: a field left out cannot pass the checks."""
 
@@ -35,6 +37,7 @@ class Entry(msgspec.Struct, gc=False):
     data_offsets: tuple[_Natural, _Natural] = (1, 0)
 
 
+@warm
 class Header(msgspec.Struct, gc=False):
     """A checked header: tensors in the order of their bytes, and the file's own metadata."""
 
@@ -42,6 +45,7 @@ class Header(msgspec.Struct, gc=False):
     metadata: dict[str, str]
 
 
+@warm
 class _MetadataOnly(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name=METADATA, default_factory=dict)
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ingot.core.strictjson import strict_json
+from ingot.core.structs import warm
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
@@ -100,6 +101,7 @@ def _require_room(store: Store, name: str, size: int) -> None:
         )
 
 
+@warm
 class _Index(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     weight_map: dict[str, str]
     metadata: dict[str, str | int | float] = {}

@@ -14,6 +14,7 @@ import msgspec
 
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
+from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog, Detail
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
@@ -33,6 +34,7 @@ _RAW, _GAPS = "raw", "gap_delta"
 _INDICES = {_RAW: ("i32", "i64"), _GAPS: ("u16", "u32")}
 
 
+@warm
 class _Own(msgspec.Struct, omit_defaults=True):
     """What stands under ``OWN``, as JSON."""
 

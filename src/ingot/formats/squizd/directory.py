@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ingot.core import cbor, checksums
+from ingot.core.structs import warm
 from ingot.errors import FormatError
 from ingot.formats.squizd.layout import DIRECTORY_MAGIC
 
@@ -21,6 +22,7 @@ MAX_DIRECTORY = 1 << 30
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
+@warm
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One tensor.
 
@@ -43,6 +45,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     digests: dict[str, str] = {}
 
 
+@warm
 class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """All tensors in file order, the checkpoint's metadata, and digests of the appendices."""
 

@@ -13,6 +13,7 @@ import msgspec
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES, dtype
 from ingot.core.strictjson import strict_json
+from ingot.core.structs import warm
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
@@ -26,12 +27,14 @@ _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _NEEDS_COUNT = ("quantized", "int4")
 
 
+@warm
 class Ref(msgspec.Struct, forbid_unknown_fields=True):
     """``{"_ref": field}``: the array is in the payload."""
 
     ref: str = msgspec.field(name="_ref")
 
 
+@warm
 class Entry(msgspec.Struct):
     """What the header says of one tensor; fields of all strategies."""
 
@@ -95,6 +98,7 @@ class Entry(msgspec.Struct):
         return {"outlier_idx": apart, "outlier_vals": apart, "scale": 1, "zero_point": 1, "packed": -(-codes // 2)}
 
 
+@warm
 class Extension(msgspec.Struct, omit_defaults=True):
     """What Ingot adds to the header under ``ingot``; deltatensors passes over it.
 
@@ -108,6 +112,7 @@ class Extension(msgspec.Struct, omit_defaults=True):
     metadata: dict[str, Any] = {}
 
 
+@warm
 class Header(msgspec.Struct):
     """A header, checked."""
 

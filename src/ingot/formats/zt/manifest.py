@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ingot.core import cbor
+from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.zt.layout import VERSION
 from ingot.model.spec import TensorSpec
@@ -20,6 +21,7 @@ Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _VERSION = re.compile(r"([0-9]{1,9})(?:\.[0-9]{1,9}){0,2}(?:[-+][0-9A-Za-z.+-]{1,64})?")
 
 
+@warm
 class Component(msgspec.Struct, frozen=True, gc=False):
     """One blob. ``length`` counts stored bytes; lengths and offsets fit 63 bits, as file offsets do."""
 
@@ -37,6 +39,7 @@ class Component(msgspec.Struct, frozen=True, gc=False):
         return self.length if self.encoding == "raw" else self.uncompressed_length or 0
 
 
+@warm
 class Object(msgspec.Struct, frozen=True, gc=False):
     """One tensor. ``format`` is its codec id."""
 
@@ -46,6 +49,7 @@ class Object(msgspec.Struct, frozen=True, gc=False):
     attributes: dict[str, Any] | None = None
 
 
+@warm
 class Manifest(msgspec.Struct, frozen=True, gc=False):
     """The root."""
 
