@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
+import ingot
 from ingot.codecs.affine import AffineCodec
 from ingot.codecs.affine_params import params_of
 from ingot.codecs.affine_rows import decode_rows
@@ -52,14 +55,14 @@ ENCODE = (
 )
 
 
-def turns(repeat: int, *ways: Callable[[], object]) -> list[float]:
+def turns(repeat: int, *ways: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Best seconds of each way, each tried ``repeat`` times in turn with the others."""
     best = [float("inf")] * len(ways)
     for _ in range(repeat):
         for index, way in enumerate(ways):
-            start = time.perf_counter()
+            start = clock()
             way()
-            best[index] = min(best[index], time.perf_counter() - start)
+            best[index] = min(best[index], clock() - start)
     return best
 
 
@@ -85,6 +88,27 @@ def dequantize(weights: np.ndarray, repeat: int) -> list[Row]:
             target = 0.8 if name != "INT4 g32" and "msb" not in name else None
             rows.append(entry(f"dequantize {name} to {dtype}", out.nbytes / ours / 1e9, "GB/s", plain / ours, target))
         rows.append(entry(f"memcpy {dtype} output", out.nbytes / plain / 1e9, "GB/s", None, None))
+    return rows
+
+
+def tensors(weights: np.ndarray, repeat: int) -> list[Row]:
+    """``Tensor.numpy`` of a mapped file: processor time, beside memcpy into memory of the same kind."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows, source, out = [], touched(weights.shape, "bf16"), touched(weights.shape, "bf16")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, options in (DECODE[0], DECODE[2]):
+            path = Path(folder, "one.zt")
+            ingot.save(path, {"w": encode_tensor(AffineCodec(), weights, options, dtype="bf16")}, overwrite=True)
+            with ingot.open(path) as checkpoint:
+                tensor = checkpoint["w"]
+                ways = (
+                    (tensor.numpy, lambda: np.copyto(np.empty_like(source), source), "fresh", 0.6),
+                    (partial(tensor.numpy, out=out), memcpy(source, out), "given", 1.0),
+                )
+                for ours, copy, kind, target in ways:
+                    took, plain = turns(repeat, ours, copy, clock=time.process_time)
+                    label = f"Tensor.numpy {name}, {kind} memory"
+                    rows.append(entry(label, out.nbytes / took / 1e9, "GB/s", plain / took, target))
     return rows
 
 
@@ -178,7 +202,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-PARTS = (dequantize, quantize, bitmaps, peers, others)
+PARTS = (dequantize, tensors, quantize, bitmaps, peers, others)
 
 
 def main() -> None:

@@ -10,13 +10,14 @@ import numpy as np
 from ingot.codecs.affine_params import AffineParams
 from ingot.core import native
 from ingot.core.floats import LARGEST, as_bits, cast_into, float_name, written
-from ingot.core.parallel import for_ranges
+from ingot.core.parallel import default_workers, for_ranges
 from ingot.errors import CodecError
 from ingot.model.part import PartReader
 from ingot.model.tensor import Array
 
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
 STEP = 1 << 20
+_ALONE = 1 << 24  # the same on one thread: a few milliseconds, so that an interrupt does not wait long
 
 
 def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
@@ -204,7 +205,10 @@ def decode_rows(
         if wide:
             cast_into(narrow, target)
 
-    for_ranges(rows, max(1, STEP // cols), run, 1 if out.size < 4 * STEP else workers)
+    workers = 1 if out.size < 4 * STEP else default_workers() if workers is None else workers
+    # Scratch memory, and a second look at the values, want pieces that stay in a cache.
+    step = _ALONE if workers == 1 and not (wide or risky) else STEP
+    for_ranges(rows, max(1, step // cols), run, workers)
 
 
 def add_rows(params: AffineParams, packed: Array, scales: Array, zeros: Array | None, base: Array, out: Array) -> None:

@@ -7,7 +7,7 @@ Storage types and logical types are those of zTensor 1.2 section 2; the other 8-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,17 @@ def dtype(spec: Any) -> DType:
     """
     if isinstance(spec, DType):
         return spec
-    text = spec if isinstance(spec, str) else _spelling(spec)
+    if isinstance(spec, np.dtype):  # asked for at every call of a kernel
+        return _of_numpy(spec)
+    return _of_text(spec if isinstance(spec, str) else _spelling(spec))
+
+
+@lru_cache(maxsize=256)
+def _of_numpy(spec: np.dtype[Any]) -> DType:
+    return _of_text(str(spec.name))
+
+
+def _of_text(text: str) -> DType:
     found = _ALIASES.get(text) or _ALIASES.get(text.lower()) or _ALIASES.get(text.upper())
     if found is None:
         raise UnsupportedError(
