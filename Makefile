@@ -95,12 +95,12 @@ $(VENV).core/.installed: $(VENV)/.installed $(shell find src -type f -not -name 
 	$(VENV).core/bin/python -m pip --disable-pip-version-check --quiet install $(VENV).core/dist/*.whl
 	touch $@
 
-# The lowest versions that pyproject.toml allows. torch is the one of `make test`: a build of an older one without CUDA is
-# not on the package index, and one with CUDA takes gigabytes.
+# The lowest versions of optional packages that pyproject.toml allows. torch is the one of `make test`: a build of an
+# older one without CUDA is not on the package index, and one with CUDA takes gigabytes.
 $(VENV).minimum/.installed: $(VENV).core/.installed
 	rm -rf $(VENV).minimum
 	$(PYTHON) -m venv $(VENV).minimum
-	$(REQUIRE) --minimum core transformers mlx eval jax astc --but torch==2.13.0 | sed 's/^mlx==/mlx[cpu]==/' > $(VENV).minimum/minimum.txt
+	$(REQUIRE) --minimum transformers mlx eval jax astc --but torch==2.13.0 | sed 's/^mlx==/mlx[cpu]==/' > $(VENV).minimum/minimum.txt
 	$(REQUIRE) runner >> $(VENV).minimum/minimum.txt
 	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install -r $(VENV).minimum/minimum.txt $(VENV).core/dist/*.whl
 	touch $@
