@@ -97,7 +97,7 @@ def levels(findings: list[Finding]) -> set[tuple[str, str]]:
 
 def test_whole_files_have_no_findings(model: Path, tmp_path: Path) -> None:
     for recipe in (None, "int4", "lossless"):
-        ingot.convert(model, tmp_path / "out.zt", recipe)
+        ingot.convert(model, tmp_path / "out.zt", recipe, overwrite=True)
         assert ingot.verify(tmp_path / "out.zt", strict=True) == []
 
 
