@@ -15,7 +15,7 @@ OPTIONAL := tests/unit/adapters tests/unit/codecs/test_astc.py tests/interop/tes
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: all demo test test-all test-minimum core mutants lint types imports docs check bench fuzz clean
+.PHONY: all demo test test-all test-minimum core cases mutants lint types imports docs check bench fuzz clean
 
 all: $(VENV)/.installed
 
@@ -36,6 +36,9 @@ test-minimum: $(VENV).minimum/.installed
 
 mutants: $(VENV)/.test
 	$(BIN)/python tests/mutants/run.py
+
+cases: $(VENV)/.test
+	$(BIN)/python -m tests.oracles.run $(CASES)
 
 check: lint types imports docs
 

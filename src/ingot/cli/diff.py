@@ -76,7 +76,15 @@ def command(
         options["progress"] = progress
         report = diff(base, finetuned, out, strategy, **options)
     if json:
-        print_json({**dataclasses.asdict(report), "share": report.share, "exact": report.exact, "ops": report.ops})
+        print_json(
+            {
+                **dataclasses.asdict(report),
+                "share": report.share,
+                "exact": report.exact,
+                "ops": report.ops,
+                "short": [item.name for item in report.short],
+            }
+        )
     elif not quiet:
         _print(report, tensors)
 
@@ -120,6 +128,11 @@ def _print(report: Any, every: bool) -> None:
             f"RMS {number(error['rms'])}, max {number(error['max_abs'])}",
         )
         print("           (weight error is not quality: evaluate the model)")
+    if short := report.short:
+        line(
+            f"  lost     {len(short)} tensors keep less than half of their difference, worst "
+            f"{short[0].name}: {100 * short[0].left:.1f} % left; take a finer strategy"
+        )
     if every:
         print()
         print_tensors(report.tensors)

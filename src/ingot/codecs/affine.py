@@ -154,8 +154,9 @@ class AffineCodec:
         """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):
 
         ``bits`` 1 to 8 (4); ``group`` columns per group, ``"row"`` or ``"tensor"`` (128; ``"row"`` at 8 bits);
-        ``symmetric`` (true); ``signed`` (as ``symmetric``): two's complement codes; ``scales`` f16, bf16, f32
-        or source (f16; f32 where a scale serves a whole row or tensor); ``bit_order`` lsb or msb (lsb);
+        ``symmetric`` (true); ``signed`` (as ``symmetric``): two's complement codes; ``scales`` auto, f16, bf16,
+        f32 or source (auto: f16, or what small values need; f32 where a scale serves a whole row or tensor);
+        ``bit_order`` lsb or msb (lsb);
         ``quantizer`` absmax, minmax, mse, or, for one bit, sign or sign-rms (absmax; minmax where not
         symmetric); ``unbiased`` scales (false); ``zero_kind`` point or offset (point); ``zero_point``, one for
         all unsigned codes of a symmetric quantizer (none); ``cut`` rows, axis0 or flat (rows).

@@ -14,6 +14,7 @@ from ingot.codecs.affine_options import parse
 from ingot.codecs.affine_params import AffineParams
 from ingot.codecs.affine_rows import decode_rows, layout
 from ingot.codecs.affine_sign import SIGNS, sign_codes, sign_scales, unbiased_scales
+from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
@@ -39,6 +40,7 @@ class AffineEncoder:
     width: int
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
+    reach: Reach
     fit: TensorFit | None = None
     unbiased: bool = False
     codec: str = "quantized_group"
@@ -49,6 +51,15 @@ class AffineEncoder:
     @property
     def scans(self) -> int:
         return self.fit.scans if self.fit else 0
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self.reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self.reach.wider()
+
+    def lost(self) -> str | None:
+        return self.reach.lost()
 
     def scan(self, rows: Array) -> None:
         """Learn the tensor's scale; groups and rows lie within a slab and need nothing."""
@@ -178,6 +189,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
         width=width,
         params=settings.attributes(),
         parts=part_specs(settings, scale_dtype, rows, cols),
+        reach=Reach("scales", scale_dtype, ("bf16", "f32") if chosen.auto else (), chosen.levels, source),
         fit=fit,
         step=cols // gcd(cols, width) if cols else 1,
     )

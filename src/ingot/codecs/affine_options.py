@@ -9,6 +9,7 @@ from typing import Any
 
 from ingot.codecs.affine_params import SCALE_DTYPES, AffineParams
 from ingot.codecs.affine_sign import SIGNS
+from ingot.codecs.reach import AUTO
 from ingot.errors import UnsupportedError, UsageError
 
 QUANTIZERS = ("absmax", "minmax", "mse", *SIGNS)
@@ -35,6 +36,17 @@ class Chosen:
     scale_dtype: str
     quantizer: str
     unbiased: bool
+    auto: bool
+
+    @property
+    def levels(self) -> float:
+        """What the largest magnitude is at most divided by to give its scale."""
+        bits, point = self.settings.bits, self.settings.zero_point
+        if self.quantizer in SIGNS:
+            return 1.0
+        if self.settings.zeros:
+            return 2.0**bits - 1
+        return float(2 ** (bits - 1) - 1 if point is None else min(point, 2**bits - 1 - point))
 
 
 def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Chosen:
@@ -54,8 +66,11 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Ch
     signed = options.get("signed", symmetric and zero_point is None)
     if not isinstance(signed, bool) or (symmetric and signed != (zero_point is None)):
         raise _wrong("signed true or false, and true where symmetric without zero_point", signed)
-    scale_dtype = _choice(options, "scales", (*SCALE_DTYPES, "source"), "f16" if granularity == "group" else "f32")
-    if scale_dtype == "source":
+    scale_dtype = _choice(options, "scales", (*SCALE_DTYPES, "source", AUTO), AUTO if granularity == "group" else "f32")
+    auto = scale_dtype == AUTO
+    if auto:
+        scale_dtype = "f16"
+    elif scale_dtype == "source":
         scale_dtype = source if source in SCALE_DTYPES else "f32"
     order = _choice(options, "bit_order", ("lsb", "msb"), "lsb")
     unbiased = options.get("unbiased", False)
@@ -65,7 +80,7 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Ch
         bits, granularity, group_size, f"rows_{order}", signed, not symmetric, source, zero_kind, zero_point
     )
     _refuse_contradictions(settings, quantizer, symmetric, unbiased)
-    return Chosen(_cut(options, shape, settings), scale_dtype, quantizer, unbiased)
+    return Chosen(_cut(options, shape, settings), scale_dtype, quantizer, unbiased, auto)
 
 
 def _refuse_contradictions(settings: AffineParams, quantizer: str, symmetric: bool, unbiased: bool) -> None:

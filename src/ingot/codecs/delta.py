@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from ingot.codecs.base import Codec, RowReader
+from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core import native
 from ingot.core.buffers import scratch
@@ -159,6 +160,16 @@ class AdditiveEncoder:
     def params(self) -> Mapping[str, Any]:
         params: Mapping[str, Any] = self._inner.params
         return params
+
+    def look(self, rows: Array, start: int) -> bool:
+        """As of ``codecs.reach.Reaching``, over rows of the difference."""
+        return not isinstance(self._inner, Reaching) or self._inner.look(rows, start)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self._inner.wider() if isinstance(self._inner, Reaching) else {}
+
+    def lost(self) -> str | None:
+        return self._inner.lost() if isinstance(self._inner, Reaching) else None
 
     def scan(self, base: Array, tuned: Array) -> None:
         self._inner.scan(difference(base, tuned))

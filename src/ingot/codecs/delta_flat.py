@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ingot.codecs.cast import cast, flat
+from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.dtypes import STORAGE_DTYPES, dtype, from_file, numpy_dtype
 from ingot.core.floats import as_bits, float_name, written
@@ -21,6 +22,29 @@ from ingot.model.tensor import Array, Tensor
 
 # Elements that a reader decodes at a time: what it needs beside them stays in the second-level cache.
 PIECE = 1 << 18
+
+
+def scale_reach() -> Reach:
+    """Return what f16 scales of signs or codes of 4 bits reach down to: the layouts know no other type.
+
+    From 2^-21 on means and steps of ordinary differences, some eight times smaller than the largest, are numbers.
+    """
+    return Reach("scales", "f16", (), 8, "f32")
+
+
+class F16Scales:
+    """The part of ``codecs.reach.Reaching`` that encoders with f16 scales share."""
+
+    reach: Reach
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self.reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return {}
+
+    def lost(self) -> str | None:
+        return self.reach.lost()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -6,7 +6,7 @@ Spec page: ``spec/wdelta.md``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from ingot.codecs.delta_flat import (
     Addition,
     AddsByPieces,
     Codes,
+    F16Scales,
     Placed,
     Values,
     WholeEncoder,
@@ -27,9 +28,11 @@ from ingot.codecs.delta_flat import (
     require_options,
     require_source,
     rounded,
+    scale_reach,
     share_option,
     to_f16,
 )
+from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, UsageError
@@ -68,13 +71,14 @@ def table(scale: Array, zero: Array, where: str | None = None) -> Array:
 
 
 @dataclass(kw_only=True, eq=False)
-class Int4Encoder(WholeEncoder):
+class Int4Encoder(F16Scales, WholeEncoder):
     """Stores ``count`` outliers in float16 and the rest as codes; layout 2 has codes for all."""
 
     codec: str = "delta_int4"
     count: int
     layout: int
     index_dtype: str
+    reach: Reach = field(default_factory=scale_reach)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts.

@@ -16,6 +16,7 @@ from ingot.codecs.delta_flat import (
     Addition,
     AddsByPieces,
     Codes,
+    F16Scales,
     Values,
     check_parts,
     flat_values,
@@ -25,8 +26,10 @@ from ingot.codecs.delta_flat import (
     require_options,
     require_source,
     rounded,
+    scale_reach,
     to_f16,
 )
+from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.floats import as_bits, written
 from ingot.model.part import Part
@@ -42,7 +45,7 @@ def scale_rows(shape: tuple[int, ...]) -> int:
 
 
 @dataclass(kw_only=True, eq=False)
-class SignEncoder:
+class SignEncoder(F16Scales):
     """Encodes whole scale rows, of ``per_scale`` rows and ``cols`` columns of the matrix each."""
 
     parts: tuple[PartSpec, ...]
@@ -55,6 +58,7 @@ class SignEncoder:
     scans: int = 0
     whole: bool = False
     lossless: bool = False
+    reach: Reach = field(default_factory=scale_reach)
 
     def scan(self, rows: Array) -> None:
         """Nothing to learn beforehand."""

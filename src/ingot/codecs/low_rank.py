@@ -11,6 +11,7 @@ import numpy as np
 from ingot.codecs.base import Rows, decode_by_rows
 from ingot.codecs.dense import require_part
 from ingot.codecs.low_rank_fit import factors
+from ingot.codecs.reach import AUTO, Reach
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import LARGEST, cast, cast_into, float_name
@@ -118,7 +119,10 @@ class LowRankEncoder:
     lossless: bool = False
 
     def __init__(self, matrix: tuple[int, int], dtype: str, most: int, error: float | None, kind: str) -> None:
+        wide = ("bf16", "f32") if kind == AUTO else ()
+        kind = "f16" if kind == AUTO else kind
         self._matrix, self._dtype, self._most, self._error, self._kind = matrix, dtype, most, error, kind
+        self._reach = Reach("factors", kind, wide, 32, "f64", power=0.5)
         self._found: tuple[Array, Array] | None = None
         self.params: Mapping[str, Any] = {"codec_version": VERSION, "dtype": dtype}  # the scan adds the rank
         width, (rows, cols) = numpy_dtype(kind).itemsize, matrix
@@ -127,6 +131,15 @@ class LowRankEncoder:
             PartSpec("left", kind, None, limit=rows * most * width),
             PartSpec("right", kind, None, limit=cols * most * width),
         )
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self._reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self._reach.wider()
+
+    def lost(self) -> str | None:
+        return self._reach.lost()
 
     def scan(self, rows: Array) -> None:
         """Find the factors.
@@ -193,7 +206,7 @@ class LowRankCodec:
         """Prepare to factor. Options, all with defaults:
 
         ``rank`` the largest (64); ``error`` (none): the smallest rank is taken whose residual's norm is at most this
-        share of the tensor's; ``factors`` f32, f16 or bf16 (f16).
+        share of the tensor's; ``factors`` auto, f32, f16 or bf16 (auto: f16, or bf16 for small values).
         """
         source = resolve_dtype(dtype).name
         if source not in FACTORS:
@@ -201,13 +214,13 @@ class LowRankCodec:
         unknown = sorted(str(key) for key in options if key not in OPTIONS)
         if unknown:
             raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
-        most, error, kind = options.get("rank", RANK), options.get("error"), options.get("factors", "f16")
+        most, error, kind = options.get("rank", RANK), options.get("error"), options.get("factors", AUTO)
         if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= 2**31:
             raise _wrong("rank of at least 0", most)
         if error is not None and (not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < 1):
             raise _wrong("error from 0 to below 1", error)
-        if kind not in FACTORS:
-            raise _wrong(f"factors {', '.join(FACTORS)}", kind)
+        if kind not in (*FACTORS, AUTO):
+            raise _wrong(f"factors {', '.join(FACTORS)} or {AUTO}", kind)
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         return LowRankEncoder(matrix, source, min(most, *matrix), error, kind)
 

@@ -139,8 +139,9 @@ class PaletteCodec:
         """Prepare to encode. Options, all with defaults (``spec/palette.md``, "Options"):
 
         ``bits`` 1, 2, 3, 4, 6 or 8 (4); ``group`` channels that share a codebook, or ``"tensor"`` (``"tensor"``);
-        ``axis`` of the channels (0); ``vector`` values per entry, 1, 2 or 4 (1); ``vector_axis`` (0); ``entries`` f16,
-        bf16, f32 or i8 (f16); ``scales`` of i8 entries, f16 or f32 (f16); ``importance``, a weight per column (none).
+        ``axis`` of the channels (0); ``vector`` values per entry, 1, 2 or 4 (1); ``vector_axis`` (0); ``entries`` auto,
+        f16, bf16, f32 or i8 (auto: f16, or f32 for small values); ``scales`` of i8 entries, auto, f16 or
+        f32 (auto); ``importance``, a weight per column (none).
         """
         return prepare(shape, dtype, options)
 

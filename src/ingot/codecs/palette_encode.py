@@ -21,6 +21,7 @@ from ingot.codecs.palette_params import (
     PaletteParams,
 )
 from ingot.codecs.palette_rows import Lookup, entry_values, pack, slab_step, spread, tables
+from ingot.codecs.reach import AUTO, Reach
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS, cast, float_name
@@ -31,6 +32,7 @@ from ingot.model.tensor import Array
 
 OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales", "importance")
 ENTRIES = ("f16", "bf16", "f32", "i8")
+_WIDE = ("f32",)
 
 # Elements from which on groups are spread over threads: slabs of a conversion are smaller, and have threads already.
 _LARGE = 1 << 21
@@ -46,6 +48,7 @@ class Settings:
     scales: str
     axis: int
     importance: Array | None
+    reach: Reach
 
     @property
     def grouped(self) -> bool:
@@ -93,6 +96,15 @@ class PaletteEncoder:
         self._seen, self._amax, self._ranged = 0, 0.0, self.scans == 1
         self._histogram: fit.Histogram | None = None
         self._learnt = fit.entries_of(np.zeros(params.entries), settings.entries, settings.scales)
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self._settings.reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self._settings.reach.wider()
+
+    def lost(self) -> str | None:
+        return self._settings.reach.lost()
 
     def scan(self, rows: Array) -> None:
         """Learn the tensor's range (f32, f64), then how often each value occurs.
@@ -179,7 +191,9 @@ class PaletteEncoder:
         if not self._settings.sliced:
             return self._settings.shape if self._settings.grouped else (rows, self._cols)
         rest = self._settings.shape[1:]
-        return (rows // max(prod(rest[:-1]), 1), *rest)
+        if not prod(rest[:-1]):  # no rows, but channels: their codebooks are there all the same
+            return self._settings.shape
+        return (rows // prod(rest[:-1]), *rest)
 
     def _encode_groups(self, rows: Array, start: int) -> dict[str, Array]:
         """Choose and apply the codebooks of whole groups."""
@@ -253,14 +267,23 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
     importance = _importance(options, shape[-1] if shape else 1)
     if importance is not None and (size > 1 or (axis and groups[axis] > 1)):
         raise _wrong("importance only with single values and groups along the first dimension", (size, axis))
+    entries, scales = (
+        _choice(options, "entries", (*ENTRIES, AUTO), AUTO),
+        _choice(options, "scales", (*SCALE_DTYPES, AUTO), AUTO),
+    )
+    if entries == "i8":
+        reach = Reach("scales", scales if scales != AUTO else "f16", _WIDE if scales == AUTO else (), 127, "f64")
+    else:
+        reach = Reach("entries", entries if entries != AUTO else "f16", _WIDE if entries == AUTO else (), 1, source)
     return PaletteEncoder(
         Settings(
             params=PaletteParams(bits, tuple(groups), size, vector_axis, source),
             shape=shape,
-            entries=_choice(options, "entries", ENTRIES, "f16"),
-            scales=_choice(options, "scales", SCALE_DTYPES, "f16"),
+            entries="f16" if entries == AUTO else entries,
+            scales="f16" if scales == AUTO else scales,
             axis=axis,
             importance=importance,
+            reach=reach,
         )
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder, ready, row_step
+from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.dtypes import numpy_dtype
@@ -69,6 +70,16 @@ class BlocksEncoder:
 
     def ready(self) -> None:
         ready(self.inner)
+
+    def look(self, rows: Array, start: int) -> bool:
+        return not isinstance(self.inner, Reaching) or self.inner.look(self._kept(rows, start), self._before(start))
+
+    def wider(self) -> Mapping[str, Any]:
+        inner = self.inner.wider() if isinstance(self.inner, Reaching) else {}
+        return {"options": inner} if inner else {}
+
+    def lost(self) -> str | None:
+        return self.inner.lost() if isinstance(self.inner, Reaching) else None
 
     def scan(self, rows: Array) -> None:
         start, kept = self._scanned, self._kept(rows, self._scanned)

@@ -14,6 +14,7 @@ from ingot.codecs.dense import DenseEncoder
 from ingot.codecs.palette_encode import PaletteEncoder
 from ingot.codecs.palette_fit import require_finite
 from ingot.codecs.palette_rows import pack, unpack
+from ingot.codecs.reach import Reaching
 from ingot.codecs.sparse_mask_choose import Above, Keep, Largest, Pattern
 from ingot.codecs.sparse_mask_params import AFFINE, CODES, DENSE, ID, MASK, NONZEROS, PALETTE, VERSION
 from ingot.codecs.sparse_mask_read import as_words, reader_of
@@ -56,6 +57,17 @@ class MaskEncoder:
         self._seen, self._pass = 0, 0
         # Only scans tell how much is kept. A pruning states 0 until then: no stored tensor may pass for its result.
         self.params = self._stated(None if type(keep) is Keep and self._rows else 0)
+
+    def look(self, rows: Array, start: int) -> bool:
+        """As of the inner encoder: what is dropped is smaller than what is kept."""
+        return not isinstance(self._inner, Reaching) or self._inner.look(rows, start)
+
+    def wider(self) -> Mapping[str, Any]:
+        inner = self._inner.wider() if isinstance(self._inner, Reaching) else {}
+        return {"options": inner} if inner else {}
+
+    def lost(self) -> str | None:
+        return self._inner.lost() if isinstance(self._inner, Reaching) else None
 
     def scan(self, rows: Array) -> None:
         """Take in the next rows of the present pass."""

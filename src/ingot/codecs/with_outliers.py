@@ -16,6 +16,7 @@ from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows, ready, row_s
 from ingot.codecs.cast import cast
 from ingot.codecs.delta import added
 from ingot.codecs.dense import require_part
+from ingot.codecs.reach import AUTO, Reach, Reaching
 from ingot.codecs.table import CODECS
 from ingot.core import floats
 from ingot.core.dtypes import dtype as resolve_dtype
@@ -129,6 +130,9 @@ class OutlierEncoder:
 
     def __init__(self, shape: tuple[int, int], dtype: str, count: int, values: str, inner: Encoder, step: int) -> None:
         rows, cols = shape
+        wide = ("bf16", "f32") if values == AUTO else ()
+        values = "f16" if values == AUTO else values
+        self._reach = Reach("values", values, wide, 1, dtype)
         self._cols, self._dtype, self._count, self._values, self._inner = cols, dtype, count, values, inner
         self._where = position_dtype(cols)
         self.scans, self.whole, self.step = inner.scans, inner.whole, step
@@ -152,6 +156,19 @@ class OutlierEncoder:
 
     def ready(self) -> None:
         ready(self._inner)
+
+    def look(self, rows: Array, start: int) -> bool:
+        columns = self._columns(rows)
+        values = self._reach.look(np.take_along_axis(rows, columns, axis=1))
+        inner = not isinstance(self._inner, Reaching) or self._inner.look(self._without(rows, columns), start)
+        return inner and (values or not columns.size)
+
+    def wider(self) -> Mapping[str, Any]:
+        inner = self._inner.wider() if isinstance(self._inner, Reaching) else {}
+        return {**self._reach.wider(), **({"options": inner} if inner else {})}
+
+    def lost(self) -> str | None:
+        return self._reach.lost() or (self._inner.lost() if isinstance(self._inner, Reaching) else None)
 
     def scan(self, rows: Array) -> None:
         self._inner.scan(self._without(rows, self._columns(rows)))
@@ -214,8 +231,9 @@ class OutlierCodec:
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> OutlierEncoder:
         """Prepare to encode. Options, all with defaults:
 
-        ``fraction`` of a row's elements that are outliers (0.005; at least one), or ``count`` of them; ``values`` f32,
-        f16 or bf16 (f16); ``inner`` codec id (``quantized_group``); ``options`` of that codec.
+        ``fraction`` of a row's elements that are outliers (0.005; at least one), or ``count`` of them; ``values`` auto,
+        f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner`` codec id (``quantized_group``); ``options`` of
+        that codec.
         """
         source = resolve_dtype(dtype).name
         if source not in FLOATS:
@@ -229,9 +247,9 @@ class OutlierCodec:
             raise _wrong("an inner codec that can be read in slabs", name)
         if not isinstance(inner_options, Mapping):
             raise _wrong("options as a map", inner_options)
-        values = options.get("values", "f16")
-        if values not in FLOATS:
-            raise _wrong(f"values {', '.join(FLOATS)}", values)
+        values = options.get("values", AUTO)
+        if values not in (*FLOATS, AUTO):
+            raise _wrong(f"values {', '.join(FLOATS)} or {AUTO}", values)
         inner = CODECS[name].encoder(shape, source, inner_options)
         if any(part.role in (POSITIONS, VALUES) for part in inner.parts):
             raise UnsupportedError(f"codec {name} has parts for outliers of its own", rule=f"{ID}.inner")

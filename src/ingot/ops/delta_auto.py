@@ -19,12 +19,13 @@ import numpy as np
 from ingot.codecs.base import Encoder
 from ingot.codecs.delta import delta_codec, difference, widened
 from ingot.codecs.low_rank_fit import OVERSAMPLING, spectrum
+from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
 from ingot.core import encodings
 from ingot.core.memory import parse_size
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
-from ingot.errors import CodecError, UsageError
+from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta_strategy import EXACT, Way, is_matrix
 from ingot.ops.measure_choice import sample_of
@@ -43,7 +44,7 @@ def _grid(bits: int, group: int | str, **more: Any) -> Way:
 _FIT = {"quantizer": "mse", "unbiased": True}
 CANDIDATES: tuple[Way, ...] = (
     Way("low_rank", {"rank": 0}),
-    Way("quantized_group", {"bits": 1, "group": "row", "scales": "f16", "quantizer": "sign-rms"}, "zstd"),
+    Way("quantized_group", {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
     _grid(2, 128, symmetric=False, **_FIT),
     _grid(2, 32, symmetric=False, **_FIT),
     _grid(3, 128, **_FIT),
@@ -162,12 +163,16 @@ def _exact(one: Array, other: Array, tuned: Tensor) -> Trial:
 
 
 def _trial(way: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
+    def made(options: Mapping[str, Any]) -> Encoder:
+        return CODECS[way.codec].encoder(delta.shape, "f32", options)
+
     try:
-        encoder = CODECS[way.codec].encoder(delta.shape, "f32", way.options)
+        encoder = made(way.options)
+        encoder, _ = reaching(encoder, made, way.options, [(0, delta)])
         for _ in range(encoder.scans):
             encoder.scan(delta)
         parts = encoder.encode(delta)
-    except CodecError:
+    except (CodecError, UnsupportedError):
         return None
     decoded = np.empty(delta.shape, np.float32)
     encoder.decode(parts, decoded)

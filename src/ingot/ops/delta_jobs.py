@@ -46,7 +46,8 @@ def slab_rows(rows: int, cols: int, per_row: float, room: float, step: int) -> i
 class PairJob:
     """Stores the difference of two tensors of one shape and element type.
 
-    ``base_id`` and ``result_id`` are the digests of the base and of what patching will give, after the last slab.
+    ``base_id`` and ``result_id`` are the digests of the base and of what patching will give, after the last slab;
+    ``squared_difference`` is the squared norm of the difference, where errors were measured.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PairJob:
         self._tuned_watch: Watch | None = None
         self._feeds: tuple[Feed | None, Feed | None] = (None, None)
         self._measured = False
+        self.squared_difference = 0.0
 
     def observe(self, base: Watch | None, tuned: Watch | None, *, measured: bool) -> None:
         """Say before the work begins what is to be hashed and whether errors are to be measured."""
@@ -128,6 +130,12 @@ class PairJob:
         for reader in readers:
             reader.finish()
 
+    def _settle(self, moved: float, data: Any) -> None:
+        """Take in what a slab told, in order."""
+        self.squared_difference += moved
+        if self._tuned_watch is not None:
+            self._result.update(data)
+
     def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> Encoded:
         try:
             parts = self._encoder.encode(old, new, start)
@@ -139,8 +147,8 @@ class PairJob:
             rebuilt = scratch(new.shape, new.dtype)
             self._encoder.rebuild(parts, old, rebuilt)
             stats = measure(new, rebuilt) if self._measured else None
-            if self._tuned_watch is not None:
-                settle = partial(self._result.update, file_bytes(rebuilt))
+            moved = measure(new, old).squared_error if self._measured and self.base.dtype in FLOATS else 0.0
+            settle = partial(self._settle, moved, file_bytes(rebuilt) if self._tuned_watch is not None else b"")
         for wait in waits:
             wait.result()
         return Encoded(parts, stats, settle)

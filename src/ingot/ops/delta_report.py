@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+HALF = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class TensorDiff:
@@ -13,7 +15,8 @@ class TensorDiff:
 
     ``op`` is ``apply``, ``replace`` or ``same``; ``nbytes`` are stored in the delta, ``tuned_nbytes`` in the fine-tune.
     ``exact`` tells whether patching gives its values bit for bit; ``error`` is that of the reconstructed weights
-    (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None where exact or not measured.
+    (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None where exact or not measured. ``left`` is the share of the
+    difference's squared norm that patching does not bring: 0 for all of it there, 1 as far away as the base.
     """
 
     name: str
@@ -25,6 +28,7 @@ class TensorDiff:
     tuned_nbytes: int
     exact: bool
     error: Mapping[str, float] | None = None
+    left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,12 @@ class DiffReport:
     def ops(self) -> dict[str, int]:
         """How many tensors are applied, replaced, the same."""
         return dict(Counter(tensor.op for tensor in self.tensors))
+
+    @property
+    def short(self) -> list[TensorDiff]:
+        """Tensors of whose difference patching leaves more than half, the worst first."""
+        found = [tensor for tensor in self.tensors if tensor.left is not None and tensor.left > HALF]
+        return sorted(found, key=lambda tensor: -(tensor.left or 0))
 
     @property
     def worst(self) -> TensorDiff | None:

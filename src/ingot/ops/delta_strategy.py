@@ -35,7 +35,7 @@ STRATEGIES: Mapping[str, Way] = {
     "int4": _grid(4, 64),
     "int3": _grid(3, 64, quantizer="mse", unbiased=True),
     "int2": _grid(2, 64, quantizer="mse", symmetric=False, unbiased=True),
-    "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "f16", "quantizer": "sign-rms"}, "zstd"),
+    "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
     "low-rank": Way("low_rank", {"rank": 32}),
     "sparse-patch": Way("sparse_patch"),
 }

@@ -19,10 +19,11 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from ingot.codecs.delta import delta_codec
+from ingot.codecs.delta import DeltaEncoder, delta_codec, difference
+from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
 from ingot.core.memory import anonymous_rss, parse_size
-from ingot.core.parallel import default_workers
+from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
 from ingot.errors import IngotError, UnsupportedError, UsageError
@@ -44,6 +45,7 @@ from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor
 from ingot.ops.open import Source, open_source, weights_of
 from ingot.ops.pipeline import Pipeline, cut
 from ingot.ops.plan_convert import ENCODED, MOVED, Step, encoded_spec, least_size, moved_spec
+from ingot.ops.slabs import pieces
 from ingot.ops.watch import ContentWatch, ParentWatch
 from ingot.ops.wdelta_parent import parent_hash, parent_orders
 from ingot.stores.local import LocalTarget
@@ -236,11 +238,14 @@ class _Diff:
         steps: list[Step] = []
         changes: dict[str, Change] = {}
         exact: dict[str, bool] = {}
-        for name in sorted(self._tuned) if self._wdelta else self._tuned:
+        names = sorted(self._tuned) if self._wdelta else list(self._tuned)
+        changed = [self._tuned[name] for name in names if name not in self._same]
+        located = ordered(self._located, changed, self._workers)
+        for name in names:
             tensor = self._tuned[name]
             op, step = "same", None
             if name not in self._same:
-                op, step = self._located(tensor)
+                op, step = next(located)
                 steps.append(step)
             changes[name] = Change(op, tensor.dtype)
             exact[name] = step is None or step.exact
@@ -269,12 +274,19 @@ class _Diff:
         extra = self._options.get("options", {}) if way == self._asked else {}
         if self._patch:
             extra = {**extra, "count": self._counts[tensor.name]}
+
+        def made(options: Mapping[str, Any]) -> DeltaEncoder:
+            return codec.encoder(tensor.shape, tensor.dtype, options)
+
+        options = {**way.options, **extra}
         try:
-            encoder = codec.encoder(tensor.shape, tensor.dtype, {**way.options, **extra})
+            encoder = made(options)
         except UnsupportedError:  # complex numbers
             if not codec.exact:
                 raise
             return "replace", self._whole(tensor)
+        differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
+        encoder, _ = reaching(encoder, made, options, differences)
         default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
         spec = encoded_spec(tensor.name, default, encoder, way.encoding)
         job = PairJob(base, tensor, codec, encoder, spec.parts)
@@ -384,6 +396,8 @@ class _Diff:
             tensor = self._tuned[name]
             nbytes, error = self._written.get(name, (0, ErrorStats()))
             lossy = not plan.exact[name] and error.count
+            job = plan.jobs.get(name)
+            moved = job.squared_difference if isinstance(job, PairJob) else 0.0
             tensors.append(
                 TensorDiff(
                     name=name,
@@ -395,6 +409,7 @@ class _Diff:
                     tuned_nbytes=tensor.nbytes,
                     exact=plan.exact[name],
                     error=error.summary() if lossy else None,
+                    left=error.squared_error / moved if lossy and moved else None,
                 )
             )
         folder = self._place.path if self._place.directory else self._place.path.parent

@@ -5,20 +5,24 @@ The sample is the same for any number of threads and any ceiling of memory: what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import empty
+from ingot.codecs.base import Encoder, empty
+from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
 from ingot.core import encodings
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.floats import FLOATS
 from ingot.core.stats import measure
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array, Tensor
+from ingot.ops.slabs import pieces
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 
 SAMPLE = 1 << 20
@@ -144,7 +148,7 @@ class _Trials:
         rows, choice = self._rows(), candidate.choice
         decoded = np.empty(rows.shape, np.float32)
         try:
-            encoder = CODECS[choice.codec].encoder(self._shape(rows), self._tensor.dtype, choice.options)
+            encoder = self._encoder(choice)
             for _ in range(encoder.scans):
                 encoder.scan(rows)
             encoder.decode(encoder.encode(rows), decoded)
@@ -155,14 +159,22 @@ class _Trials:
 
     def _encoded(self, choice: Choice) -> dict[str, Array] | None:
         rows = self._rows()
-        encoder = CODECS[choice.codec].encoder(self._shape(rows), self._tensor.dtype, choice.options)
         try:
+            encoder = self._encoder(choice)
             for _ in range(encoder.scans):
                 encoder.scan(rows)
             return encoder.encode(rows)
-        except CodecError as error:
+        except (CodecError, UnsupportedError) as error:
             self._failed(choice, error)
             return None
+
+    def _encoder(self, choice: Choice) -> Encoder:
+        rows = self._rows()
+
+        def made(options: Mapping[str, Any]) -> Encoder:
+            return CODECS[choice.codec].encoder(self._shape(rows), self._tensor.dtype, options)
+
+        return reaching(made(choice.options), made, choice.options, [(0, rows)])[0]
 
     def _failed(self, choice: Choice, error: IngotError) -> None:
         self.failed.append((choice, error.rule or "refused"))
@@ -253,3 +265,15 @@ def _read_on(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array, runs
             position += step
         read(out[done : done + count])
         position, done = position + count, done + count
+
+
+def first_values(tensor: Tensor) -> Iterator[tuple[int, Array]]:
+    """Yield rows from the first on; no more where those begin small and a sample of the others is all zeros."""
+    if tensor.dtype not in FLOATS:
+        return
+    looked = False
+    for start, found in pieces(tensor):
+        if start and not looked and not sample_of(tensor).any():
+            return
+        looked = start > 0
+        yield start, found[0]

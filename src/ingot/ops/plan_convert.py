@@ -1,7 +1,8 @@
 """Planning a conversion: which rule hits which tensor, what will be stored, how large the result is.
 
-Headers alone decide, except where a rule lists candidates, which are measured on samples, and where zero points would
-have to be shifted, which are read.
+Headers alone decide, except where a rule lists candidates, which are measured on samples, where zero points would have
+to be shifted, which are read, and where a codec's scales might not reach down to small values: of these tensors the
+beginning is read, as far as it must be to know.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from ingot.codecs.base import Encoder, Relay, relays_of
 from ingot.codecs.delta import DeltaEncoder
 from ingot.codecs.dense_relay import held, wider
+from ingot.codecs.reach import RULE as UNDERFLOW
+from ingot.codecs.reach import named, reaching
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
@@ -27,7 +30,7 @@ from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.idle import weighs, without_effect
 from ingot.ops.importance import digests
-from ingot.ops.measure_choice import Candidate, pick
+from ingot.ops.measure_choice import Candidate, first_values, pick
 from ingot.ops.prune import Pruning
 from ingot.ops.work import Job
 from ingot.recipes.choice import SMALLEST, Choice, Measured
@@ -126,8 +129,8 @@ class PlanRequest:
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
     """Decide for every tensor of ``source`` and compute the exact size.
 
-    Reads no tensor bytes but samples of tensors whose rule lists candidates, and zero points where they decide whether
-    a tensor can be re-laid.
+    Reads no tensor bytes but samples of tensors whose rule lists candidates, zero points where they decide whether a
+    tensor can be re-laid, and the first values of what is quantized.
 
     Raises
     ------
@@ -216,7 +219,7 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
     ways: list[tuple[Choice | None, Step]] = []
     for choice in measured.candidates:
         try:
-            ways.append((choice, _encode(tensor, format, rule, choice, request)))
+            ways.append((choice, _as_chosen(tensor, format, rule, choice, request)))
         except UnsupportedError:
             continue
     pruning = request.prune.get(tensor.name)
@@ -270,43 +273,81 @@ def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
 
 
 def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
+    """Encode as a choice says; a tensor whose values are too small for it stays as it is: the label says so."""
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return _keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
+    try:
+        return _as_chosen(tensor, format, rule, choice, request)
+    except UnsupportedError as error:
+        if error.rule != UNDERFLOW:
+            raise
+    rule = f"{rule} (kept: values too small)"
     pruning = request.prune.get(tensor.name)
-    inner = CODECS.get_or_refuse(choice.codec).encoder(tensor.shape, tensor.dtype, _options(tensor, choice, request))
-    encoder, exact, loses = inner, inner.lossless, False
+    if pruning is None or pruning.stored:
+        return _keep(tensor, format, rule)
+    return _as_chosen(tensor, format, rule, _DENSE, request)
+
+
+def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
+    pruning = request.prune.get(tensor.name)
+    codec, options = choice.codec, _options(tensor, choice, request)
+    keeps = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, options).lossless
+    exact, loses = keeps, False
     if pruning is not None:
-        within = {"inner": choice.codec, "options": choice.options}
-        encoder = CODECS["sparse_blocks"].encoder(tensor.shape, tensor.dtype, {**pruning.options(), **within})
-        loses = not pruning.stored and pruning.blocks.sparsity > 0
-        exact = inner.lossless and not loses
-        rule = f"{rule} (pruned {100 * pruning.blocks.sparsity:.1f} %)" if loses else rule
-    spec = encoded_spec(tensor.name, tensor, encoder, choice.encoding)
+        codec, options = "sparse_blocks", {**pruning.options(), "inner": choice.codec, "options": choice.options}
+        loses, rule = _pruned(pruning, rule)
+        exact = keeps and not loses
+
+    def made(options: Mapping[str, Any]) -> Encoder:
+        return CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
+
+    def specified(encoder: Encoder) -> TensorSpec:
+        return encoded_spec(tensor.name, tensor, encoder, choice.encoding)
+
+    encoder = made(options)
+    spec = specified(encoder)
     reason = format.refuses(spec)
     if reason is not None and choice.codec == "dense" and pruning is None:
         if tensor.codec == "dense" and tensor.dtype == spec.dtype:
             return _keep(tensor, format, rule)
-        wide = held(inner)
+        wide = held(encoder)
         if wide is not None and choice.encoding == "raw":
             encoder, spec = wide, encoded_spec(tensor.name, tensor, wide, choice.encoding)
             reason = format.refuses(spec)
+    if reason is None and not loses and _same_storage(tensor, spec):
+        return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
     if reason is not None:
         raise UnsupportedError(
             f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
             rule="convert.unsupported",
         )
-    if not loses and _same_storage(tensor, spec):
-        return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
-    stored_exactly = _stored_exactly(tensor)
-    if not stored_exactly and not inner.lossless and not request.allow_requantize:
+    encoder, more = reaching(
+        encoder, made, options, first_values(tensor), lambda wide: format.refuses(specified(wide)) is None
+    )
+    if more:
+        spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
+        if not loses and _same_storage(tensor, spec):
+            return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
+    action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
+    if not keeps:
+        _refuse_requantizing(tensor, rule, request)
+    return Step(tensor, spec, action, rule, exact=exact, encoder=encoder, keeps_weights=keeps)
+
+
+def _pruned(pruning: Pruning, rule: str) -> tuple[bool, str]:
+    """Return whether a pruning drops something now, and the rule's label that says so."""
+    loses = not pruning.stored and pruning.blocks.sparsity > 0
+    return loses, f"{rule} (pruned {100 * pruning.blocks.sparsity:.1f} %)" if loses else rule
+
+
+def _refuse_requantizing(tensor: Tensor, rule: str, request: PlanRequest) -> None:
+    if not _stored_exactly(tensor) and not request.allow_requantize:
         raise UsageError(
             f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
             "quantizing the original would. Start from the original, or pass --allow-requantize "
             "(allow_requantize=True)",
             rule="convert.requantize",
         )
-    action = DECODED if not stored_exactly and exact else ENCODED
-    return Step(tensor, spec, action, rule, exact=exact, encoder=encoder, keeps_weights=inner.lossless)
 
 
 def _options(tensor: Tensor, choice: Choice, request: PlanRequest) -> Mapping[str, Any]:

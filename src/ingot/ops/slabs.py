@@ -22,6 +22,29 @@ def matrix_of(tensor: Tensor, *codecs: str) -> tuple[int, int]:
     return tensor.matrix_shape
 
 
+_LOOK = 1 << 14  # elements of the first piece that is looked at, which does for nearly all weights
+_MOST = 1 << 18
+
+
+def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]:
+    """Yield the first row and some whole rows of tensors of one shape: few at first, then more; digests stay unchecked.
+
+    For who looks at a tensor's beginning. Raises what decoding raises.
+    """
+    rows, cols = tensor.matrix_shape
+    if not tensor.size:  # there may be any number of empty rows
+        return
+    readers = [CODECS[item.codec].reader(item) for item in (tensor, *others)]
+    start, size = 0, _LOOK
+    while start < rows:
+        count = min(max(1, size // max(cols, 1)), rows - start)
+        found = [empty((count, cols), item.dtype, item.name) for item in (tensor, *others)]
+        for reader, out in zip(readers, found, strict=True):
+            reader.read_into(out)
+        yield start, found
+        start, size = start + count, min(4 * size, _MOST)
+
+
 def slabs(tensor: Tensor, matrix: tuple[int, int], slab_rows: int) -> Iterator[Array]:
     """Yield the decoded values in fresh arrays of at most ``slab_rows`` x columns, then check digests.
 

@@ -46,6 +46,15 @@ def pair(tmp_path: Path) -> None:
         (folder / "config.json").write_text("{}")
 
 
+def test_what_is_hardly_there_is_told(run: Run) -> None:
+    weak = ("diff", "base", "tuned", "--strategy", "low-rank", "-o")
+    made = json.loads(run(*weak, "delta.zt", "--json").stdout)
+    (matrix,) = [item for item in made["tensors"] if not item["exact"]]
+    assert matrix["left"] > 0.5
+    assert made["short"] == [matrix["name"]]
+    assert f"{100 * matrix['left']:.1f} %" in run(*weak, "again.zt").stdout
+
+
 def test_there_and_back(run: Run, tmp_path: Path) -> None:
     told = run("diff", "base", "tuned", "-o", "delta.zt")
     assert "bit for bit" in told.stdout

@@ -25,6 +25,7 @@ CASES = (
     Case((0, 3), "bf16"),
     Case((3, 0), "f16", {"bits": 2}),
     Case((0, 3, 2), "f16", {"group": 2}),
+    Case((4, 0, 2), "f16", {"group": 2, "entries": "i8"}),
     Case((7,), "f16", {"bits": 3}),
     Case((12,), "bf16", {"group": 3, "bits": 2}),
     Case((5, 7), "f32"),

@@ -1,0 +1,157 @@
+"""Types of scales and entries that reach down to small values (``spec/affine.md``, "Small values").
+
+f16 has all its bits from 2^-14 on and nothing below 2^-24. An encoder whose scales would be smaller says so before
+anything is encoded, and is prepared again with a type that holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from ingot.core import native
+from ingot.core.floats import FLOATS, SMALLEST, TINY, as_bits, float_name
+from ingot.errors import UnsupportedError
+from ingot.model.tensor import Array
+
+AUTO = "auto"
+RULE = "codec.underflow"
+Options = Mapping[str, Any]
+_E = TypeVar("_E")
+
+
+@runtime_checkable
+class Reaching(Protocol):
+    """What an ``Encoder`` has beside if the types that it states may be too coarse for small values.
+
+    ``look`` takes in runs of rows, ``start`` the number of rows before these, until it returns True: then no others
+    can change what ``wider`` and ``lost`` say.
+    """
+
+    def look(self, rows: Array, start: int) -> bool: ...
+
+    def wider(self) -> Options:
+        """Return options to prepare an encoder with whose types hold all bits; none where those stated do."""
+        ...
+
+    def lost(self) -> str | None:
+        """Tell what the types stated would lose: values that are all smaller than what they can stand for."""
+        ...
+
+
+class Reach:
+    """The type of one option, and the largest magnitude that it serves.
+
+    Parameters
+    ----------
+    option : str
+        ``scales``, ``entries``, ...
+    dtype : str
+        The type stated, f16, bf16 or f32.
+    wider : sequence of str
+        Types to choose instead where values are small, in order of preference; none where the user named the type.
+    levels : float
+        What the largest magnitude is divided by to give the largest number of that type.
+    source : str
+        Type of the values. One that is no finer than ``dtype`` loses nothing: its numbers are multiples of the
+        smallest.
+    power : float
+        The number is the magnitude over ``levels`` to this power.
+    """
+
+    def __init__(
+        self, option: str, dtype: str, wider: Iterable[str], levels: float, source: str, *, power: float = 1.0
+    ) -> None:
+        self._option, self._dtype, self._wider = option, dtype, tuple(wider)
+        self._levels, self._power = levels, power
+        self._floor = 0.0 if dtype in (source, "f32") else self._least(SMALLEST[dtype])
+        self._enough = self._least(TINY[dtype]) if self._wider else self._floor
+        self._seen = 0.0
+
+    def look(self, rows: Array) -> bool:
+        if self._seen < self._enough and rows.size:
+            self._seen = max(self._seen, magnitude(rows))
+        return self._seen >= self._enough
+
+    def wider(self) -> dict[str, Any]:
+        if not self._wider or not 0 < self._seen < self._enough:
+            return {}
+        fitting = [dtype for dtype in self._wider if self._seen >= self._least(TINY[dtype])]
+        return {self._option: fitting[0] if fitting else self._wider[-1]}
+
+    def lost(self) -> str | None:
+        if not 0 < self._seen < self._floor:
+            return None
+        return (
+            f"expected values that {self._option} of {self._dtype} reach down to, found none above {self._seen:.3g}; "
+            "keep this tensor dense or take a wider type"
+        )
+
+    def _least(self, number: float) -> float:
+        return float(self._levels * number ** (1 / self._power))
+
+
+def magnitude(rows: Array) -> float:
+    """Return the largest finite magnitude in f32; infinite where a value is not finite, which the encoder refuses."""
+    if float_name(rows) not in FLOATS:
+        return np.inf
+    low, high, bad = native.kernels.affine_range(as_bits(rows).reshape(-1), float_name(rows))
+    return float(max(-low, high)) if bad == rows.size else np.inf
+
+
+def merged(options: Options, more: Options) -> dict[str, Any]:
+    """Return options with others in their place; those of an inner codec one by one."""
+    inner = {"options": merged(options.get("options", {}), more["options"])} if "options" in more else {}
+    return {**options, **more, **inner}
+
+
+def named(more: Mapping[str, Any]) -> str:
+    """Name types that were chosen: ``scales bf16``."""
+    return ", ".join(named(value) if isinstance(value, Mapping) else f"{key} {value}" for key, value in more.items())
+
+
+def reaching(
+    encoder: _E,
+    make: Callable[[Options], _E],
+    options: Options,
+    pieces: Iterable[tuple[int, Array]],
+    accepts: Callable[[_E], bool] = lambda encoder: True,
+) -> tuple[_E, Options]:
+    """Return an encoder for values that are looked at first, as far as they must be.
+
+    Parameters
+    ----------
+    encoder
+        What ``make`` gives with ``options``.
+    make : callable
+        From options to encoder.
+    pieces : iterable of (int, array)
+        First row and rows of the matrix, in order. Ordinary weights need the first piece alone.
+    accepts : callable
+        Whether a container takes what an encoder with other types makes.
+
+    Returns
+    -------
+    encoder, and the options that were chosen for it (none for ordinary weights)
+
+    Raises
+    ------
+    UnsupportedError
+        ``codec.underflow``: the values are too small for the types that were asked for or that the container takes.
+    """
+    if not isinstance(encoder, Reaching):
+        return encoder, {}
+    for start, rows in pieces:
+        if encoder.look(rows, start):
+            break
+    more = encoder.wider()
+    if more:
+        wide = make(merged(options, more))
+        if accepts(wide):
+            return wide, more
+    reason = encoder.lost()
+    if reason is not None:
+        raise UnsupportedError(reason, rule=RULE)
+    return encoder, {}
