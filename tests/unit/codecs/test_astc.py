@@ -11,6 +11,7 @@ import pytest
 
 from ingot.codecs.astc import AstcCodec
 from ingot.codecs.astc_blocks import FOOTPRINTS, Blocks
+from ingot.codecs.base import ready
 from ingot.codecs.table import CODECS
 from ingot.core import parallel
 from ingot.errors import CodecError, MissingExtraError, UnsupportedError, UsageError
@@ -242,7 +243,7 @@ def test_the_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
     tensor = sample()
     monkeypatch.setitem(sys.modules, "astc_encoder", None)
     CODEC.check(tensor)  # what a file says can be told without the coder
-    for attempt in (tensor.numpy, lambda: CODEC.encoder((8, 8), "f32", {})):
+    for attempt in (tensor.numpy, lambda: ready(CODEC.encoder((8, 8), "f32", {}))):
         with pytest.raises(MissingExtraError) as caught:
             attempt()
         assert (caught.value.extra, caught.value.exit_code) == ("astc", 3)
