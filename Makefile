@@ -15,7 +15,7 @@ OPTIONAL := tests/unit/adapters tests/unit/codecs/test_astc.py tests/interop/tes
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: all demo test test-all test-minimum core cases mutants lint types imports docs check bench fuzz clean
+.PHONY: all demo test test-all test-minimum core cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -63,6 +63,9 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz/fuzz_squizd.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_wdelta.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_coreml.py -max_total_time=$(FUZZ_SECONDS)
+
+damage: $(VENV)/.installed
+	$(BIN)/python tests/damage/run.py
 
 clean:
 	rm -rf $(VENV) $(VENV).core $(VENV).minimum build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

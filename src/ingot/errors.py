@@ -2,7 +2,7 @@
 
 An error message is one line that says what was expected, what was found, where, and what to do. A refusal of a file
 also names a *rule* (``zt.blob-out-of-bounds``), listed on the spec page of the format, so that tests and tools match
-rules and not words.
+rules and not words. Errors that damaged bytes raise are ``ValueError``s too, as callers of other readers expect.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ def _revived(kind: type[IngotError], args: tuple[Any, ...], state: dict[str, Any
     return error
 
 
-class FormatError(IngotError):
+class FormatError(IngotError, ValueError):
     """The bytes break a rule of their format."""
 
     def __init__(self, rule: str, message: str, *, where: str | None = None) -> None:
         super().__init__(message, rule=rule, where=where)
 
 
-class IntegrityError(IngotError):
+class IntegrityError(IngotError, ValueError):
     """The bytes are well-formed but not those that were promised (digest, length, a file that changed)."""
 
     def __init__(self, rule: str, message: str, *, where: str | None = None) -> None:
         super().__init__(message, rule=rule, where=where)
 
 
-class CodecError(IngotError):
+class CodecError(IngotError, ValueError):
     """A codec cannot encode these values or decode these parts."""
 
     def __init__(self, rule: str, message: str, *, where: str | None = None) -> None:

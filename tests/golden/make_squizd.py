@@ -13,6 +13,7 @@ import importlib.util
 import json
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.testing.squizd import Array, Item, Made, astc, dense, pruned, quantized, squizd, tca
+
+packed = squizd
 
 ROOT = Path(__file__).parent / "squizd"
 OWN = [name for name in DTYPES if name not in ("f32", "f16", "bf16")]
@@ -181,7 +184,9 @@ def with_zeroed(data: bytes, start: int, size: int) -> bytes:
     return data[:start] + bytes(size) + data[start + size :]
 
 
-def valid() -> dict[str, bytes]:
+def valid(*, sealed: bool = False) -> dict[str, bytes]:
+    """The valid files; ``sealed`` ones as the writer makes them today, with a digest of directory and header."""
+    squizd = partial(packed, sealed=sealed)
     usual = tuple(LAYER.format(layer) + "mlp.up_proj.weight" for layer in range(2))
     odd = [int4("t", 3, 5, 3), int4("u", 3, 7, "row", zeros=True), int4("v", 5, 1, "tensor")]
     mixed = [*model()[:-2], *network(1, kept=(1,)), *model()[-2:]]
@@ -232,6 +237,7 @@ def valid() -> dict[str, bytes]:
         "tca-sparse-eagle": squizd([triple("a", 4, 8), pruned(triple("t", 4, 8), 0, 6, 2, (0, 2))], draft=head()),
         "digests-sha256": squizd(mixed, digest="sha256", **everything),
         "digests-none": squizd(mixed, digest=None, **everything),
+        "manifest-digest": packed(mixed, sealed=True, **everything),
     }
     plain = squizd(model())
     files = {name: item.data for name, item in made.items()} | noted()

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ingot.core import checksums
+from ingot.core import cbor, checksums
 from ingot.testing.zt import OMIT, component, manifest, nested, replace_at, tensor, zstd_frame, zt_file
 
 ROOT = Path(__file__).parent / "zt"
@@ -58,6 +58,7 @@ def u64(*numbers: int) -> tuple[dict[str, Any], bytes]:
 
 
 def valid() -> dict[str, bytes]:
+    more = {f"manifest-digest-{kind}": zt_file(sealed(kind), {64: F32}) for kind in ("crc32c", "sha256")}
     ramp = bytes(range(96))
     frame = zstd_frame(F32)
     csr = {
@@ -75,6 +76,7 @@ def valid() -> dict[str, bytes]:
     group_attributes = {"bits": 4, "group_size": 32, "packing": "8_per_i32"}
     values: dict[str, Any] = {"int": -1, "float": 0.1, "list": [1, None, True], "map": {"a": {}}, "bytes": b"\0\xff"}
     return {
+        **more,
         "empty": zt_file(manifest({})),
         "storage-dtypes": packed({name: dense([3], name, ramp[: 3 * size]) for name, size in ITEM.items()}),
         "logical-types": packed(
@@ -385,10 +387,30 @@ def expected(data: bytes) -> dict[str, Any]:
     return {"tensors": tensors, "notes": sorted({rule for rule, _ in catalog.notes})}
 
 
+def sealed(algorithm: str, **fields: Any) -> dict[str, Any]:
+    """A manifest that ends with its digest: computed with the digest's digits as zeros."""
+    digits = {"crc32c": "crc32c:0x" + "0" * 8, "sha256": "sha256:" + "0" * 64}[algorithm]
+    root = manifest(**fields, ingot_digest=digits)
+    return {**root, "ingot_digest": checksums.digest(algorithm, cbor.dumps(root))}
+
+
+def digest_rejects() -> dict[str, bytes]:
+    good, other = sealed("crc32c"), sealed("crc32c", attributes={"k": "v"})
+    first = {"ingot_digest": good["ingot_digest"], **manifest()}
+    return {
+        "manifest.digest": zt_file({**other, "attributes": {"k": "w"}}, {64: F32}),
+        "manifest.digest+renamed": zt_file({**good, "objects": {"u": tensor()}}, {64: F32}),
+        "manifest.digest+not-last": zt_file(first, {64: F32}),
+        "manifest.digest+unknown": zt_file({**good, "ingot_digest": "xxh3:00"}, {64: F32}),
+        "manifest.digest+syntax": zt_file({**good, "ingot_digest": "crc32c"}, {64: F32}),
+    }
+
+
 def files() -> dict[str, bytes]:
     """Every file of the corpus by its path under ``zt``."""
     good = valid()
     rejected = cbor_rejects() | field_rejects() | part_rejects() | sparse_rejects() | place_rejects()
+    rejected |= digest_rejects()
     made = {f"valid/{name}.zt": data for name, data in good.items()}
     made |= {f"reject/{name}.zt": data for name, data in rejected.items()}
     made |= {f"damaged/{name}.zt": data for name, data in damaged().items()}

@@ -395,9 +395,24 @@ def start_of(made: Made) -> int:
     return made.draft.start - 8
 
 
+def digests(tools: SimpleNamespace) -> Files:
+    """A byte of what the directory's digest covers is another one, or a byte that leads to the directory."""
+    made = squizd([tools.norm()], sealed=True)
+    at, end = made.main.directory, len(made.data)
+    part = made.data.index(b"crc32c:0x") + 9
+    return {
+        "manifest.digest+flags": made.patch(6, "I", 1 << 20),
+        "manifest.digest+reserved": made.patch(40, "B", 1),
+        "manifest.digest+arch": made.patch(12, "H", 7),
+        "manifest.digest+digest-of-a-part": made.patch(part, "B", made.data[part] ^ 1),
+        "manifest.digest+itself": made.patch(end - 1, "B", made.data[end - 1] ^ 1),
+        "squizd.directory-lost": made.patch(at, "4s", b"TDIS"),
+    }
+
+
 def rejected(tools: SimpleNamespace) -> Files:
     made: Files = {}
-    for some in (headers, index, blocks, scales, features, directories, appendices):
+    for some in (headers, index, blocks, scales, features, directories, appendices, digests):
         made |= some(tools)
     return made
 

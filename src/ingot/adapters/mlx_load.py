@@ -18,7 +18,7 @@ from ingot.core.config import CONFIG
 from ingot.core.dtypes import DTYPES
 from ingot.core.extras import require
 from ingot.core.memory import require_ram
-from ingot.errors import FormatError, UnsupportedError
+from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.safetensors import mlx_layers
 from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
 from ingot.model.checkpoint import Checkpoint
@@ -78,6 +78,8 @@ def load_model(
                 model = _opened(utils, folder, checkpoint, lazy, max_ram)
             else:
                 model = _build(utils, folder, _weights(mx, checkpoint, lazy, max_ram))
+        except IngotError:
+            raise
         except (ValueError, KeyError, TypeError) as error:  # what mlx_lm raises of a config or weights that do not fit
             raise FormatError(
                 "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=str(folder)

@@ -1,7 +1,7 @@
 """The command ``ingot``: collects the commands and turns errors into one line and an exit code.
 
 Exit codes: 0 fine; 1 the answer is no (corrupt, differs, illegal); 2 wrong usage; 3 a needed extra is missing; 130
-interrupted.
+interrupted by Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 USAGE = 2
 
 _DEBUG = {"on": False}
+_STOPPED = {"by": INTERRUPTED}
 
 for module in (
     demo,
@@ -130,7 +131,7 @@ def run(arguments: list[str] | None = None) -> int:
         given = sys.argv[1:] if arguments is None else arguments
         if "--resume" in given:
             message += f"; what is finished is kept, go on with: {printable(shlex.join(['ingot', *given]))}"
-        return _report(Failure(INTERRUPTED, "interrupted", message), json, "")
+        return _report(Failure(_STOPPED["by"], "interrupted", message), json, "")
     return result if isinstance(result, int) else 0
 
 
@@ -183,6 +184,7 @@ def _warned(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
+    _STOPPED["by"] = TERMINATED
     raise KeyboardInterrupt
 
 

@@ -7,7 +7,7 @@ works on *slabs* of whole rows, so that a tensor larger than memory passes throu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import gcd, prod
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -196,6 +196,18 @@ class Relaying(Protocol):
 
     def relays(self, tensor: Tensor) -> Iterable[Relay]:
         """Yield the layouts that ``tensor`` may be stored in, preferred ones first; reads no part's bytes."""
+        ...
+
+
+@runtime_checkable
+class ChecksStored(Protocol):
+    """What a codec has beside ``Codec`` if a tensor of it can be checked without making the values it leaves out."""
+
+    def stored(self, tensor: Tensor) -> Iterator[Array]:
+        """Yield the values that are stored, in pieces, after checking where they belong; digests at the end.
+
+        Raises what ``reader`` raises.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
@@ -110,6 +110,14 @@ class DeltaSparse:
     def reader(self, tensor: Tensor) -> SparseReader:
         self.check(tensor)
         return SparseReader(tensor)
+
+    def stored(self, tensor: Tensor) -> Iterator[Array]:
+        """Yield the differences that are stored; errors as ``decode``."""
+        self.check(tensor)
+        placed = Placed(tensor, "indices", "values")
+        for _, values in placed.until(tensor.size):
+            yield values
+        placed.finish()
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> SparseEncoder:
         """Prepare to encode. Option ``sparsity``, the share of differences that is dropped (0.9)."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from ingot.core.cgroup import limit_files
@@ -15,6 +17,65 @@ from ingot.errors import UsageError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Stopped(BaseException):
+    """Raised by ``go_on`` in a thread whose work nobody waits for any more; ends with that work."""
+
+
+class Halt:
+    """Whether the threads that adopted it are to stop, because it was set or that of the thread that made it."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._parent: Halt | None = getattr(_THREAD, "halt", None)
+
+    def set(self) -> None:
+        self._set = True
+
+    @property
+    def is_set(self) -> bool:
+        return self._set or (self._parent is not None and self._parent.is_set)
+
+
+_THREAD = threading.local()
+
+
+def adopt(halt: Halt) -> None:
+    """Make ``go_on`` in this thread, and in the threads of pools that it makes, heed ``halt``."""
+    _THREAD.halt = halt
+
+
+def go_on() -> None:
+    """Raise ``Stopped`` if this thread's pool was told to stop: called between the pieces of every long work.
+
+    So Ctrl-C ends an operation inside a tensor. In a thread of no pool, the main one above all, it does nothing.
+    """
+    halt: Halt | None = getattr(_THREAD, "halt", None)
+    if halt is not None and halt.is_set:
+        raise Stopped
+
+
+class Workers(ThreadPoolExecutor):
+    """A pool of threads whose running work is stopped, not only waited for, when its futures are cancelled.
+
+    As a context manager it waits for everything, and on an exception stops.
+    """
+
+    def __init__(self, workers: int, name: str = "ingot") -> None:
+        self._halt = Halt()
+        super().__init__(workers, thread_name_prefix=name, initializer=adopt, initargs=(self._halt,))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for the threads; with ``cancel_futures`` drop what has not begun and stop what has at ``go_on``."""
+        if cancel_futures:
+            self._halt.set()
+        super().shutdown(wait=wait, cancel_futures=cancel_futures)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown(wait=True, cancel_futures=kind is not None)
 
 
 def default_workers() -> int:
@@ -48,8 +109,8 @@ def ordered(
 
     Notes
     -----
-    When ``fn`` or ``items`` raises, when the caller stops, or on Ctrl-C, items not begun are dropped, running ones are
-    waited for, and no thread is left; then the exception goes on.
+    When ``fn`` or ``items`` raises, when the caller stops, or on Ctrl-C, items not begun are dropped, running ones stop
+    at their next ``go_on``, and no thread is left; then the exception goes on.
     """
     workers = default_workers() if workers is None else workers
     if workers < 0 or (window is not None and window < 1):
@@ -57,16 +118,23 @@ def ordered(
             f"expected workers >= 0 and window >= 1, found {workers} and {window}", rule="parallel.workers"
         )
     if workers == 0:
-        yield from map(fn, items)
+        for item in items:
+            go_on()
+            yield fn(item)
         return
     feed = iter(items)
     pending: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="ingot")
+    pool = Workers(workers)
+
+    def run(item: Item) -> Result:
+        go_on()
+        return fn(item)
+
     try:
-        pending.extend(pool.submit(fn, item) for item in islice(feed, window or 2 * workers))
+        pending.extend(pool.submit(run, item) for item in islice(feed, window or 2 * workers))
         while pending:
             yield pending.popleft().result()
-            pending.extend(pool.submit(fn, item) for item in islice(feed, 1))
+            pending.extend(pool.submit(run, item) for item in islice(feed, 1))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -27,6 +27,8 @@ def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict
 
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
+    except FormatError:
+        raise
     except (ValueError, RecursionError) as error:
         raise FormatError(rule, f"not JSON: {error}", where=where) from error
     if not isinstance(found, dict):

@@ -33,6 +33,8 @@ class Catalog:
     ``notes`` are oddities that are allowed but worth telling (``verify`` prints them): pairs of rule and message.
     ``check_whole`` compares a digest that covers the whole file, where there is one; it reads everything.
     ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds.
+    ``manifest_digest`` tells whether the file has a digest of its header or manifest, which then was right; None where
+    its format has no place for one, or covers the header otherwise.
     """
 
     tensors: Mapping[str, Tensor]
@@ -43,6 +45,7 @@ class Catalog:
     attachments: Attachments = NOTHING
     details: Callable[[], Sequence[Detail]] = tuple
     check_whole: Callable[[], None] | None = None
+    manifest_digest: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

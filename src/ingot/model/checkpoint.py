@@ -11,6 +11,7 @@ from ingot.core.names import layer_of, role_of
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
+from ingot.model.limits import require_room
 from ingot.model.slices import Index
 from ingot.model.tensor import Array, Tensor
 
@@ -42,6 +43,11 @@ class Checkpoint(Mapping[str, Tensor]):
         How bytes are read: ``mmap`` or ``pread``.
     attachments : Attachments
         What the artifact holds beside its weights.
+
+    Attributes
+    ----------
+    check_whole : callable, optional
+        Compares the digest over the whole file, where there is one; see ``require_whole``.
     """
 
     reopen: Reopen | None = None
@@ -67,6 +73,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.io = io
         self.attachments = attachments
         self._on_close = on_close
+        self.check_whole: Callable[[], None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.reopen is None:
@@ -97,6 +104,14 @@ class Checkpoint(Mapping[str, Tensor]):
         """Stored bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.values())
 
+    def require_whole(self) -> None:
+        """Compare the digest over the whole file, where the format has one; a second call does nothing.
+
+        Everything that reads all tensors asks this first. Raises ``IntegrityError`` with the format's rule.
+        """
+        if self.check_whole is not None:
+            self.check_whole()
+
     def state_dict(
         self,
         framework: str = "np",
@@ -121,6 +136,13 @@ class Checkpoint(Mapping[str, Tensor]):
         out : mapping of name to NumPy array, optional
             Arrays to decode into, as ``Tensor.numpy(out=)`` takes them: say, what an earlier call returned. Tensors
             without one get memory of their own. For framework ``np`` only.
+
+        Raises
+        ------
+        ResourceError
+            ``decoded.limit``, ``ram.guard``: what is stored stands for more than may be decoded, or than there is room.
+        IntegrityError
+            A digest does not fit; that of a whole file, as a ``.wdelta`` has, is checked where all tensors are read.
         """
         chosen = list(self) if names is None else list(names)
         given = {} if out is None else out
@@ -129,6 +151,10 @@ class Checkpoint(Mapping[str, Tensor]):
         unknown = [name for name in (*chosen, *given) if name not in self]
         if unknown:
             raise self.no_tensor(unknown[0])
+        ready = (self[name] for name in chosen if name not in given)
+        require_room(ready, self.location, retyped=dtype is not None)
+        if names is None:
+            self.require_whole()
         return {name: _load(self[name], framework, dtype, device, given.get(name)) for name in chosen}
 
     def get_slice(self, name: str) -> TensorSlice:
@@ -145,6 +171,7 @@ class Checkpoint(Mapping[str, Tensor]):
         Tensors that belong to no layer come first, with layer None, except those that follow the layers in a forward
         pass (final norm, head), which come last, again with None.
         """
+        self.require_whole()
         before, layers, after = group_by_layer(self)
         groups: list[tuple[int | None, list[str]]] = [(None, before), *sorted(layers.items()), (None, after)]
         for layer, names in groups:

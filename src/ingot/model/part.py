@@ -13,6 +13,7 @@ import numpy as np
 
 from ingot.core import checksums, encodings
 from ingot.core.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
+from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource, MemorySource, PrivateSource
 
@@ -145,6 +146,7 @@ class StoredReader:
         part = self._part
         self._require(out.nbytes)
         for start in range(0, out.nbytes, CHUNK):
+            go_on()
             piece = out[start : start + CHUNK]
             part.source.readinto(part.offset + self._position, piece)
             if self._hasher:
@@ -189,6 +191,7 @@ class PartReader:
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next decoded bytes."""
+        go_on()
         (self._decoder or self._stored).readinto(out)
 
     def skip(self, count: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part
 from ingot.model.slices import Index, Readable, piece_of, read_piece
 from ingot.model.spec import PartSpec, TensorSpec
@@ -148,6 +149,8 @@ class Tensor:
             ``tensor.out``: ``out`` has another shape or type, or cannot be written to in C order.
         IntegrityError, FormatError, CodecError
             The parts are damaged or do not fit together.
+        ResourceError
+            ``decoded.limit``: they are few bytes that stand for very many.
         """
         if self.decoder is None:
             raise UnsupportedError(
@@ -155,6 +158,7 @@ class Tensor:
                 rule="codec.unknown",
                 where=self.name,
             )
+        require_in_proportion([self], self.name)
         if out is None:
             values = self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
             return values.copy() if copy and not (values.flags.owndata and values.flags.writeable) else values

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from ingot.codecs.delta import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import recycling, scratch
 from ingot.core.checksums import Blake3
-from ingot.core.parallel import default_workers, ordered
-from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
+from ingot.core.parallel import Workers, default_workers, go_on, ordered
+from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.delta_chain import Layer, Link, Route, link_of, next_stage
+from ingot.ops.delta_chain import Link, Route, link_of, next_stage
+from ingot.ops.delta_tied import tied_names
 from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
 from ingot.ops.open import Source, checkpoint_of, open_delta
 from ingot.ops.save import as_tensor
@@ -73,6 +75,7 @@ def apply_delta(
     delta: str | PathLike[str] | Checkpoint,
     *,
     verify_base: bool = True,
+    verify: bool | None = None,
     undo: bool = True,
     workers: int | None = None,
 ) -> Applied:
@@ -84,10 +87,12 @@ def apply_delta(
         The memory of its tensors is written to: C order, on the CPU. New, reshaped and retyped tensors are put in as
         new objects, removed ones leave the mapping.
     delta : path or Checkpoint
-        An opened one must stay open until the delta is reverted or ``Applied.close`` was called; a digest of its whole
-        file, as a ``.wdelta`` has, is checked only where a path is given.
+        An opened one must stay open until the delta is reverted or ``Applied.close`` was called.
     verify_base : bool
         Prove by its hash that the state dict holds the delta's base.
+    verify : bool, optional
+        Prove, hashing while tensors are changed, that the result is the one that the delta states. By default where it
+        states one, the base is proven, and no tensor keeps another element type than the fine-tune's; True asks for it.
     undo : bool
         Keep what ``revert`` needs: a log that is small where little changed. Without it the differences are decoded,
         added and rounded in one go.
@@ -102,6 +107,8 @@ def apply_delta(
     ------
     IntegrityError
         ``delta.base``: names, shapes, element types or values are not those of the delta's base; nothing was changed.
+        ``delta.result``: the result is not the one that the delta promises; the weights were put back, or without
+        ``undo`` are to be loaded anew.
     UnsupportedError
         ``delta.layout``: a tensor cannot be changed in place; ``delta.shared``: two names share memory otherwise than
         as one tensor.
@@ -117,11 +124,12 @@ def apply_delta(
         source = open_delta(delta)
         opened = checkpoint_of(source)
     try:
-        with _whole(source):
+        with _whole(opened):
             link = link_of(opened)
             job = _Apply(state_dict, link, workers)
             if verify_base:
                 job.require_base()
+            job.prove_result(verify_base if verify is None else verify, asked=verify is True)
         base, result = link.info.base.content, link.info.result.content
         applied = Applied(opened, source is not None, base, result, len(job.routes), state_dict, source=source)
         job.run(applied, undo=undo)
@@ -133,16 +141,13 @@ def apply_delta(
 
 
 @contextmanager
-def _whole(source: Source | None) -> Iterator[None]:
+def _whole(delta: Checkpoint) -> Iterator[None]:
     """Check the digest of a delta's whole file beside what is done inside; that it is damaged is said before all else.
 
     Raises ``IntegrityError`` with the format's rule.
     """
-    if source is None:
-        yield
-        return
-    with ThreadPoolExecutor(1) as pool:
-        checked = pool.submit(source.require_whole)
+    with Workers(1) as pool:
+        checked = pool.submit(delta.require_whole)
         try:
             yield
         finally:
@@ -203,7 +208,9 @@ class _Apply:
         before = self._before()
         self.routes = next_stage(before, link, 1)
         same = [name for name, change in link.info.tensors.items() if change.op == "same"]
-        self._tied = _tied(self._arrays, self.routes, same)
+        self._tied = tied_names(self._arrays, self.routes, same)
+        self._promised: str | None = None
+        self._digests: dict[str, str] = {}
 
     def _before(self) -> dict[str, Route]:
         """Return the state dict as stage 0. A name that only repeats another's tensor counts where the delta has it."""
@@ -220,7 +227,9 @@ class _Apply:
         expected = self._link.info.base
         if expected.content is not None:
             names = [*(name for name in self._link.info.tensors if name in self._arrays), *self._link.info.removed]
-            wanted, found = expected.content, _content({name: self._arrays[name] for name in names}, self._workers)
+            ids = _ids({name: self._arrays[name] for name in names}, self._workers)
+            wanted, found = expected.content, content_of(ids)
+            self._digests = {name: ids[name].digest for name in names if self._stays(name)}
         elif PARENT in expected.hashes:
             base = {name: as_tensor(name, array) for name, array in self._arrays.items()}
             wanted, found = expected.hashes[PARENT], "another one, in every order"
@@ -239,6 +248,41 @@ class _Apply:
                 where=self._link.location,
             )
 
+    def _stays(self, name: str) -> bool:
+        """Whether a tensor of the base is one of the result as it is."""
+        route = self.routes.get(name)
+        return route is not None and not route.layers and not route.born
+
+    def prove_result(self, wanted: bool, *, asked: bool) -> None:
+        """Say before ``run`` whether the result is to be compared with what the delta states, as far as that can be.
+
+        Raises ``UsageError`` ``delta.no-result`` where it was ``asked`` for and cannot be.
+        """
+        promised = self._link.info.result.content
+        changed = [(name, route.dtype) for name, route in self.routes.items() if route.layers]
+        retyped = next((name for name, dtype in changed if element_type(self._arrays[name]) != dtype), None)
+        if wanted and promised is not None and retyped is None:
+            self._promised = promised
+        elif asked:
+            why = "it does not say what its result is" if promised is None else f"{retyped!r} keeps its element type"
+            raise UsageError(f"nothing to verify against: {why}", rule="delta.no-result", where=self._link.location)
+
+    def _require_result(self, *, undo: bool) -> None:
+        """Compare what was made with what the delta states; what was not hashed on the way is hashed now."""
+        if self._promised is None:
+            return
+        rest = {name: self._arrays[name] for name in self.routes if name not in self._digests}
+        digests = {**self._digests, **{name: item.digest for name, item in _ids(rest, self._workers).items()}}
+        ids = {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self.routes.items()}
+        found = content_of(ids)
+        if found != self._promised:
+            left = "nothing was changed" if undo else "the weights were changed: load them anew"
+            raise IntegrityError(
+                "delta.result",
+                f"the result is not the one that the delta promises: expected {self._promised}, found {found}; {left}",
+                where=self._link.location,
+            )
+
     def run(self, applied: Applied, *, undo: bool) -> None:
         """Change everything, or nothing."""
         changed = [route for name, route in self.routes.items() if route.layers and name not in self._tied]
@@ -252,6 +296,7 @@ class _Apply:
             with recycling(_RECYCLED):
                 for _ in ordered(lambda route: self._change(route, undos[route.name], undo), changed, self._workers):
                     pass
+            self._require_result(undo=undo)
             for name in (*self._link.info.removed, *new):
                 if name in new or name in self._state:
                     replaced[name] = self._state.get(name, _MISSING)
@@ -269,6 +314,10 @@ class _Apply:
     def _owned(self, route: Route) -> Any:
         """Return a new tensor as what the state dict holds."""
         array = route.origin.numpy()
+        if self._promised is not None:
+            running = Blake3()
+            running.update(file_bytes(np.ascontiguousarray(array)))
+            self._digests[route.name] = hex_of(running)
         return like(self._state, array if array.flags.writeable else array.copy())
 
     def _exchange(self, new: Mapping[str, Any]) -> None:
@@ -281,28 +330,42 @@ class _Apply:
         layer = route.layers[0]
         rows, cols = undo.matrix
         matrix = self._arrays[route.name].reshape(rows, cols)
+        running = Blake3() if self._promised is not None else None
         try:
             if keep and not layer.codec.exact:
-                _add(matrix, layer.tensor, undo)
-                return
-            applier = layer.codec.applier(layer.tensor, route.origin.dtype)
-            for start in range(0, rows, undo.step):
-                piece = matrix[start : start + undo.step]
-                if keep:
-                    result = scratch(piece.shape, piece.dtype)
-                    applier.apply(piece, result)
-                    undo.replace(piece, result)
-                else:
-                    applier.apply(piece, piece)
-            applier.finish()
+                _add(matrix, layer.tensor, undo, running)
+            else:
+                self._apply(route, matrix, undo, keep, running)
         except IngotError as error:
             raise error.at(f"{self._link.location}: {route.name}") from None
+        if running is not None:
+            self._digests[route.name] = hex_of(running)
+
+    def _apply(self, route: Route, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
+        layer, rows = route.layers[0], len(matrix)
+        applier = layer.codec.applier(layer.tensor, route.origin.dtype)
+        for start in range(0, rows, undo.step):
+            go_on()
+            piece = matrix[start : start + undo.step]
+            if keep:
+                result = scratch(piece.shape, piece.dtype)
+                applier.apply(piece, result)
+                undo.replace(piece, result)
+            else:
+                applier.apply(piece, piece)
+            if running is not None:
+                running.update(file_bytes(piece))
+        applier.finish()
 
 
-def _add(matrix: Array, tensor: Tensor, undo: TensorUndo) -> None:
+def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None) -> None:
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, len(matrix), undo.step):
-        undo.change(matrix[start : start + undo.step], reader)
+        go_on()
+        piece = matrix[start : start + undo.step]
+        undo.change(piece, reader)
+        if running is not None:
+            running.update(file_bytes(piece))
     reader.finish()
 
 
@@ -323,51 +386,12 @@ def _check_parts(tensor: Tensor) -> None:
         reader.finish()
 
 
-def _tied(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: Iterable[str]) -> set[str]:
-    """Return the names whose memory is that of another name with the same difference: it is to be added once.
+def _ids(arrays: Mapping[str, Array], workers: int) -> dict[str, TensorId]:
+    """Return the lines of arrays in a content id, by name."""
 
-    ``same`` are those that the delta states to stay as they are: they share no memory with what is changed.
-    """
-    first: dict[tuple[int, int], str] = {}
-    tied = set()
-    for name, route in routes.items():
-        if not route.layers or not arrays[name].nbytes:
-            continue
-        place = address(arrays[name])
-        if place not in first:
-            first[place] = name
-        elif _same_layer(routes[first[place]].layers[-1], route.layers[-1]):
-            tied.add(name)
-        else:
-            raise _shared(name, first[place])
-    places = [(*place, name, True) for place, name in first.items()]
-    places += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
-    ends = {True: (0, ""), False: (0, "")}  # of what is changed, of what stays: furthest so far, and whose it is
-    for start, stop, name, changes in sorted(places):
-        for other in (True, False) if changes else (True,):
-            if start < ends[other][0]:
-                raise _shared(name, ends[other][1])
-        ends[changes] = max(ends[changes], (stop, name))
-    return tied
-
-
-def _same_layer(one: Layer, other: Layer) -> bool:
-    left, right = one.tensor, other.tensor
-    if left.codec != right.codec or left.parts.keys() != right.parts.keys() or dict(left.params) != dict(right.params):
-        return False
-    return all(bytes(part.view()) == bytes(right.parts[role].view()) for role, part in left.parts.items())
-
-
-def _shared(name: str, other: str) -> FormatError:
-    return FormatError(
-        "delta.shared", f"expected memory of its own, or the difference of {other[:200]!r}, whose it is", where=name
-    )
-
-
-def _content(arrays: Mapping[str, Array], workers: int) -> str:
     def one(name: str) -> tuple[str, TensorId]:
         running, array = Blake3(), arrays[name]
         running.update(file_bytes(array))
         return name, TensorId(element_type(array), array.shape, hex_of(running))
 
-    return content_of(dict(ordered(one, arrays, workers)))
+    return dict(ordered(one, arrays, workers))

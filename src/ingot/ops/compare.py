@@ -15,6 +15,7 @@ from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.slabs import matrix_of, slabs
@@ -82,6 +83,9 @@ def compare(
         Decoded values are compared in slabs; memory stays that of a few slabs.
     """
     with open_checkpoint(a, io="pread") as first, open_checkpoint(b, io="pread") as second:
+        for checkpoint in (first, second):
+            require_in_proportion(checkpoint.values(), checkpoint.location)
+            checkpoint.require_whole()
         results = sorted(_all(first, second, progress), key=_badness)
     return CompareReport(str(a), str(b), results)
 

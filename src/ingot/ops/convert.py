@@ -20,6 +20,7 @@ from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, FormatWriter, OneHead
 from ingot.model.attachments import NOTHING
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.limits import require_in_proportion
 from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import ConfigChange, copy_companions
 from ingot.ops.convert_options import ConvertOptions, importance_of, prune_request, within, write_options
@@ -222,6 +223,8 @@ class _Job:
         self._done = prepared.pruning.read
 
     def run(self, max_ram: int | str | None, resume: bool, progress: ProgressCallback) -> ConvertReport:
+        decoded = (step.tensor for step in self._plan.steps if step.encoder is not None)
+        require_in_proportion(decoded, str(self._source.path))
         budget = slab_budget(max_ram, self._plan.steps, self._workers)
         slots = self._workers + 3  # one being read, one being written, one of a scan
         cuts = [cut(step, budget, slots, self._measure) for step in self._plan.steps]

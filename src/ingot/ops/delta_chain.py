@@ -14,6 +14,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.buffers import scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.floats import FLOATS
+from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY, DeltaInfo, delta_of
@@ -97,6 +98,7 @@ class Route:
         step = max(1, _SLAB // max(cols, 1))
         reader, appliers = CODECS[self.origin.codec].reader(self.origin), self.appliers()
         for start in range(0, rows, step):
+            go_on()
             values = empty((min(step, rows - start), cols), self.origin.dtype, self.name)
             reader.read_into(values)
             for applier, layer in zip(appliers, self.layers, strict=True):

@@ -31,8 +31,9 @@ class Proof:
         Of ``delta_chain.stages``.
     base : bool
         Whether every link's parent is to be proven. What one link promises and the next expects is compared here.
-    result : bool
-        Whether the result is to be proven.
+    result : bool or None
+        Whether the result is to be proven. None: where the last link states one and the base is proven, since from
+        another base something else must come.
 
     Raises
     ------
@@ -43,7 +44,7 @@ class Proof:
     """
 
     def __init__(
-        self, links: Sequence[Link], stages: Sequence[Mapping[str, Route]], *, base: bool, result: bool
+        self, links: Sequence[Link], stages: Sequence[Mapping[str, Route]], *, base: bool, result: bool | None
     ) -> None:
         self._links, self._stages = links, stages
         self._contents: dict[int, str] = {}
@@ -52,8 +53,8 @@ class Proof:
         self.result_id: str | None = None
         for stage in range(len(links)) if base else ():
             self._expect_base(stage)
-        if result:
-            promised = links[-1].info.result.content
+        promised = links[-1].info.result.content
+        if result or (result is None and base and promised is not None):
             if promised is None:
                 raise UsageError(
                     "the delta does not say what its result is: nothing to verify against",

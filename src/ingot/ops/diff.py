@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -23,12 +22,13 @@ from ingot.codecs.delta import DeltaEncoder, delta_codec, difference
 from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
 from ingot.core.memory import anonymous_rss, parse_size
-from ingot.core.parallel import default_workers, ordered
+from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import LateMetadata, WriteOptions
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.limits import require_in_proportion
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
@@ -185,6 +185,8 @@ class _Diff:
 
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
+        for checkpoint in (self._base, self._tuned):
+            require_in_proportion(checkpoint.values(), checkpoint.location)
         place = self._place
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
@@ -334,7 +336,7 @@ class _Diff:
         """Write all tensors; return what the pass told of base and result."""
         measured = self._options.get("measure", True)
         budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
-        with Lane("base") as base_lane, Lane("tuned") as tuned_lane, ThreadPoolExecutor(1) as pool:
+        with Lane("base") as base_lane, Lane("tuned") as tuned_lane, Workers(1) as pool:
             parent = ParentWatch(base_lane)
             beside = pool.submit(parent_hash, self._base, self._shards) if self._shards else None
             contents = (ContentWatch(base_lane), ContentWatch(tuned_lane))

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 
 from ingot.core.checksums import Blake3, Hasher
-from ingot.core.parallel import default_workers, ordered
+from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.model.bytesource import Buffer
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.limits import require_in_proportion
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.slabs import matrix_of, slabs
@@ -44,8 +46,11 @@ def content_id(
     Two checkpoints have the same id if they have the same names, shapes, element types and values, bit for bit:
     re-sharded, in another container, or encoded without loss. Reads every value once, in slabs, tensors in parallel.
 
-    Raises ``UnsupportedError`` where a tensor cannot be decoded, and whatever decoding raises.
+    Raises ``UnsupportedError`` where a tensor cannot be decoded, ``ResourceError`` ``decoded.limit``, and whatever
+    decoding raises. The digest over a whole file, where there is one, is checked first.
     """
+    if isinstance(tensors, Checkpoint):
+        tensors.require_whole()
     return content_of(tensor_ids(tensors.values(), workers=workers, progress=progress))
 
 
@@ -54,6 +59,7 @@ def tensor_ids(
 ) -> dict[str, TensorId]:
     """Return the lines of ``tensors`` by name; errors as ``content_id``."""
     chosen: Sequence[Tensor] = list(tensors)
+    require_in_proportion(chosen, "content id")
     state = Progress(sum(tensor.nbytes for tensor in chosen), progress)
     workers = default_workers() if workers is None else workers
     found = {}
@@ -109,7 +115,7 @@ class Lane:
     """One thread that hashes what passes, in the order in which it was given; a context manager."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"ingot-{name}")
+        self._pool = Workers(1, f"ingot-{name}")
 
     def feed(self, running: Hasher, data: Buffer) -> Future[None]:
         """Hash ``data`` when its turn comes; it may not change until the returned future is done."""

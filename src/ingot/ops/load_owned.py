@@ -13,6 +13,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, little_endian
 from ingot.core.parallel import default_workers, ordered
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.limits import require_room
 from ingot.model.tensor import Array, Tensor
 
 # Bytes per read of a big tensor, and the least that is worth a hand-over between threads.
@@ -49,6 +50,9 @@ def load_owned(
     for name in chosen:
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)
+    require_room((checkpoint[name] for name in chosen), checkpoint.location, retyped=True)
+    if names is None:
+        checkpoint.require_whole()
     arrays: dict[str, Array] = dict.fromkeys(chosen, np.empty(0))
     workers = min(default_workers(), _MAX_WORKERS) if workers is None else workers
     batches = _batches([checkpoint[name] for name in arrays], arrays)

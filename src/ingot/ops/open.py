@@ -39,6 +39,7 @@ class Source:
     catalog: Catalog
     io: str
     verify: bool = True
+    _whole: bool = False
 
     def require_unchanged(self) -> None:
         """Refuse a source that was written to since it was opened: what was read of it may be of two versions.
@@ -57,12 +58,13 @@ class Source:
                 )
 
     def require_whole(self) -> None:
-        """Compare the digest that covers the whole file, where the format has one and digests are to be checked.
+        """Compare the digest that covers the whole file, where the format has one and digests are to be checked; once.
 
         Raises ``IntegrityError`` with the format's rule.
         """
-        if self.verify and self.catalog.check_whole is not None:
+        if self.verify and not self._whole and self.catalog.check_whole is not None:
             self.catalog.check_whole()
+            self._whole = True
 
     def dialect(self) -> Dialect | None:
         """Return who packed the weights, where that is a program whose words Ingot does not decode.
@@ -189,6 +191,7 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
         attachments=attachments,
     )
     checkpoint.reopen = reopen
+    checkpoint.check_whole = source.require_whole
     return checkpoint
 
 

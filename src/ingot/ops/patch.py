@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -15,12 +14,13 @@ from typing import Any, TypedDict, Unpack
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.parallel import default_workers
+from ingot.core.parallel import Workers, default_workers
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY
+from ingot.model.limits import require_in_proportion
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert import refuse_same
 from ingot.ops.convert_options import DEFAULT_SHARD
@@ -42,7 +42,8 @@ class PatchOptions(TypedDict, total=False):
     """Further options of ``patch``.
 
     verify_base : prove by its hash that the base, and every link's parent, is the right one (default True).
-    verify : prove the result against the identity that the last delta states.
+    verify : prove the result against the identity that the last delta states. By default wherever one is stated and the
+        base is proven; True asks for one, False does without.
     dtype : element type of the result's floats; the fine-tune's own by default.
     format : container of the result; by the suffix of ``out``, for folders that of the base.
     max_ram, progress, digest, threads, io, overwrite : as of ``diff``.
@@ -50,7 +51,7 @@ class PatchOptions(TypedDict, total=False):
     """
 
     verify_base: bool
-    verify: bool
+    verify: bool | None
     dtype: Any
     format: str | None
     max_ram: int | str | None
@@ -142,7 +143,8 @@ class _Patch:
     def run(self) -> PatchReport:
         options, place = self._options, self._place
         found = stages(self._base, self._links)
-        proof = Proof(self._links, found, base=options.get("verify_base", True), result=options.get("verify", False))
+        require_in_proportion((route.origin for route in found[-1].values()), str(place.path))
+        proof = Proof(self._links, found, base=options.get("verify_base", True), result=options.get("verify"))
         plan = self._plan(found[-1], proof.order or ())
         companions = {**self._base.companions, **self._links[-1].checkpoint.companions}
         with stage(place, overwrite=options.get("overwrite", False), names=companions) as staging:
@@ -162,7 +164,7 @@ class _Patch:
             size=sum((Path(folder) / name).stat().st_size for name in files),
             seconds=0.0,
             verified_base=options.get("verify_base", True),
-            verified=options.get("verify", False),
+            verified=proof.result_id is not None,
             files=files,
             companions=copied,
             result_id=proof.result_id,
@@ -208,7 +210,7 @@ class _Patch:
         try:
             budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
             kept = recycled(self._options.get("max_ram"))
-            with ThreadPoolExecutor(1) as beside, proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
+            with Workers(1) as beside, proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
                 whole = [beside.submit(source.require_whole) for source in self._sources]
                 cuts = [cut(step, budget, self._workers + 3, measured=False) for step in plan.steps]
                 with Pipeline(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, Full, Queue
@@ -23,6 +23,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.buffers import recycling, scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.memory import format_size
+from ingot.core.parallel import Halt, Workers, adopt
 from ingot.core.stats import measure
 from ingot.errors import CodecError, IngotError, ResourceError
 from ingot.model.part import StoredReader
@@ -192,7 +193,8 @@ class Pipeline:
         self._stop = threading.Event()
         self._recycling = recycling(recycled)
         self._queue: Queue[Event | BaseException | None] = Queue(maxsize=4 * workers + 8)
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="ingot-encode")
+        self.pool = Workers(workers, "ingot-encode")
+        self._halt = Halt()
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
 
     def __enter__(self) -> Pipeline:
@@ -202,6 +204,7 @@ class Pipeline:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        self._halt.set()
         self._budget.stop()
         self.pool.shutdown(wait=True, cancel_futures=True)
         self._reader.join()
@@ -236,6 +239,7 @@ class Pipeline:
         return False
 
     def _read(self) -> None:
+        adopt(self._halt)
         try:
             for step, shape in zip(self._steps, self._cuts, strict=True):
                 if not self._read_step(step, shape):

@@ -8,7 +8,9 @@ from math import prod
 from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
+from ingot.core.parallel import go_on
 from ingot.errors import UnsupportedError
+from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 
 
@@ -48,15 +50,18 @@ def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]
 def slabs(tensor: Tensor, matrix: tuple[int, int], slab_rows: int) -> Iterator[Array]:
     """Yield the decoded values in fresh arrays of at most ``slab_rows`` x columns, then check digests.
 
-    Raises ``UnsupportedError`` where there is no decoder, and whatever decoding raises.
+    Raises ``UnsupportedError`` where there is no decoder, ``ResourceError`` ``decoded.limit``, and whatever decoding
+    raises.
     """
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(
             f"no decoder for codec {tensor.codec!r} and dtype {tensor.dtype!r}", rule="codec.unknown", where=tensor.name
         )
+    require_in_proportion([tensor], tensor.name)
     rows, cols = matrix
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, rows, slab_rows):
+        go_on()
         out = empty((min(slab_rows, rows - start), cols), tensor.dtype, tensor.name)
         reader.read_into(out)
         yield out

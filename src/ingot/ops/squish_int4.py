@@ -22,8 +22,9 @@ from ingot.errors import UsageError
 from ingot.formats.npydir import sidecar
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.format import NpydirFormat
-from ingot.formats.npydir.names import FOLDER, INT4_READY, SIDECAR, file_of, safe_key
+from ingot.formats.npydir.names import FOLDER, INT4_READY, MANIFEST, SIDECAR, file_of, safe_key
 from ingot.formats.npydir.sidecar import Entry
+from ingot.formats.npydir.writer import head_digest
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.open import Source, open_source
 from ingot.ops.tiers.build import building
@@ -188,8 +189,7 @@ def _encode(plan: _Plan, quantizer: str, made: Mapping[str, Path]) -> dict[str, 
     rows, cols = plan.tensor.matrix_shape
     options = {"bits": 4, "group": plan.group, "symmetric": False, "zero_kind": "offset", "scales": "f32"}
     encoder = CODECS["quantized_group"].encoder((rows, cols), "f32", {**options, "quantizer": quantizer})
-    shapes = dict.fromkeys(("scales", "zeros"), ("f32", (rows, cols // plan.group)))
-    shapes["packed_weight"] = ("u8", (rows, cols // 2))
+    shapes = _shapes(plan)
     files: dict[str, ArrayFile] = {}
     hashers = {role: checksums.hasher("crc32c") for role in _ROLES}
     try:
@@ -214,22 +214,43 @@ def _encode(plan: _Plan, quantizer: str, made: Mapping[str, Path]) -> dict[str, 
     return {suffix: hashers[role].text() for role, suffix in _ROLES.items()}
 
 
+def _shapes(plan: _Plan) -> dict[str, tuple[str, tuple[int, int]]]:
+    """Return element type and shape of each array of a four-bit form, by role."""
+    rows, cols = plan.tensor.matrix_shape
+    groups = ("f32", (rows, cols // plan.group))
+    return {"packed_weight": ("u8", (rows, cols // 2)), "scales": groups, "zeros": groups}
+
+
 def _publish(folder: Path, written: list[dict[str, str]], plans: list[_Plan]) -> None:
     """Note the digests where there is a place for them, then mark the four-bit forms as complete."""
     if not plans:
         return
     digests = {plan.tensor.name: found for plan, found in zip(plans, written, strict=True)}
-    _rewrite_sidecar(folder, lambda name, entry: {**entry.digests, **digests.get(name, {})})
+    heads = {plan.tensor.name: _heads(plan) for plan in plans}
+
+    def with_both(name: str, entry: Entry) -> Entry:
+        more = heads[name] if name in heads and entry.heads else {}
+        return replace(entry, digests={**entry.digests, **digests.get(name, {})}, heads={**entry.heads, **more})
+
+    _rewrite_sidecar(folder, with_both)
     atomic_write(folder / INT4_READY, b"")
 
 
-def _rewrite_sidecar(folder: Path, digests_of: Callable[[str, Entry], Mapping[str, str | None]]) -> None:
+def _heads(plan: _Plan) -> dict[str, str]:
+    """Return the digests of the headers of the files that were made for a tensor."""
+    shapes = _shapes(plan)
+    return {suffix: head_digest("crc32c", *shapes[role]) for role, suffix in _ROLES.items()}
+
+
+def _rewrite_sidecar(folder: Path, changed: Callable[[str, Entry], Entry]) -> None:
     path = folder / SIDECAR
     if not path.exists():
         return
     found = sidecar.parse(path.read_bytes())
-    tensors = {name: Entry(entry.dtype, digests_of(name, entry)) for name, entry in found.tensors.items()}
-    atomic_write(path, sidecar.encode(replace(found, tensors=tensors)))
+    tensors = {name: changed(name, entry) for name, entry in found.tensors.items()}
+    algorithm = found.digest.partition(":")[0] if found.digest else None
+    manifest = (folder / MANIFEST).read_bytes()
+    atomic_write(path, sidecar.encode(replace(found, tensors=tensors, digest=None), manifest, algorithm))
 
 
 def _tensors_with_both(folder: Path) -> list[str]:
@@ -247,9 +268,11 @@ def _drop(folder: Path, keys: list[str]) -> None:
     """Remove eight-bit arrays: first what names them, then codes, then scales, which alone count for nothing."""
     gone = set(keys)
 
-    def remaining(name: str, entry: Entry) -> dict[str, str | None]:
+    def remaining(name: str, entry: Entry) -> Entry:
         dropped = _INT8 if safe_key(name) in gone else ()
-        return {suffix: text for suffix, text in entry.digests.items() if suffix not in dropped}
+        digests = {suffix: text for suffix, text in entry.digests.items() if suffix not in dropped}
+        heads = {suffix: text for suffix, text in entry.heads.items() if suffix not in dropped}
+        return replace(entry, digests=digests, heads=heads)
 
     _rewrite_sidecar(folder, remaining)
     try:

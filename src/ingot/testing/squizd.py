@@ -272,7 +272,10 @@ class Made:
 
 @dataclass(kw_only=True)
 class File:
-    """What goes into a file. ``named``: it has a directory; the edits change directories and scale tables."""
+    """What goes into a file. ``named``: it has a directory; the edits change directories and scale tables.
+
+    ``sealed``: the directory ends with a digest of itself, the header and the layer index.
+    """
 
     items: Sequence[Item]
     layers: int | None = None
@@ -280,6 +283,7 @@ class File:
     flags: int | None = None
     metadata: Mapping[str, Any] | None = None
     digest: str | None = "crc32c"
+    sealed: bool = False
     draft: Sequence[Item] = ()
     draft_named: bool = True
     coreml: bytes | None = None
@@ -303,7 +307,17 @@ class File:
         index = _index(main, main.tables[0][0] if main.tables else main.directory)
         flags = _flags(self.items, self.draft, self.coreml) if self.flags is None else self.flags
         header = _header(flags, count, self.items, _draft_meta(self.draft, draft))
-        return Made(header + index + body, main, draft, at)
+        data = header + index + body
+        if self.sealed and self.named and self.digest is not None:
+            at_map = main.directory + 12
+            end = at_map + struct.unpack_from("<Q", data, main.directory + 4)[0]
+            digits = len(self._stand_in().partition(":")[2].removeprefix("0x"))
+            digest = checksums.digest(self.digest, data[at_map:end] + header + index)
+            data = data[: end - digits] + digest[-digits:].encode() + data[end:]
+        return Made(data, main, draft, at)
+
+    def _stand_in(self) -> str:
+        return "crc32c:0x00000000" if self.digest == "crc32c" else "sha256:" + "0" * 64
 
     def _directory(self, main: Section) -> None:
         """Append the directory. It states the digest of the draft head's, which depends on where that comes to lie."""
@@ -315,6 +329,8 @@ class File:
             if self.draft and self.draft_named and self.digest is not None:
                 data = self._draft(main.tail + -main.tail % 64)[1]
                 fields["draft_digest"] = checksums.digest(self.digest, data)
+            if self.sealed and self.digest is not None:
+                fields["ingot_digest"] = fields.pop("ingot_digest", self._stand_in())  # the last entry
             del main.body[tail - main.start :]
             directory(main, self.items, self.digest, self.edit, **fields)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ingot.core import checksums, manifest_digest
 from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
-from ingot.formats.npydir.arrays import Group, extra_file, foreign, list_arrays, open_arrays
+from ingot.formats.npydir.arrays import Array, Group, extra_file, foreign, list_arrays, open_arrays
 from ingot.formats.npydir.forms import FORMS, Form, choose, tensor_of
 from ingot.formats.npydir.names import (
     FOLDER,
@@ -82,6 +83,7 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
         headers=reading.headers,
         sources=tuple(reading.sources),
         notes=tuple(_notes(others, reading, marked=marked)),
+        manifest_digest=sidecar is not None and sidecar.digest is not None,
     )
 
 
@@ -124,7 +126,9 @@ def _form_of(name: str, form: Form, group: Group, entry: Entry | None, reading: 
     if form.bits and ("shape" in group.paths or form.bits == 3):
         suffixes = (*suffixes, "shape")
     arrays = open_arrays(reading.store, group, suffixes)
-    for array in arrays.values():
+    for suffix, array in arrays.items():
+        if entry is not None and suffix in entry.heads and reading.verify:
+            _check_head(array, entry.heads[suffix])
         if array.name not in reading.headers:
             reading.headers[array.name] = array.head
             reading.sources.append(array.source)
@@ -132,6 +136,13 @@ def _form_of(name: str, form: Form, group: Group, entry: Entry | None, reading: 
     if "shape" in arrays:  # its values decide too, so they are part of what the directory is known by
         reading.headers[arrays["shape"].name] += repr(tensor.shape).encode()
     return tensor
+
+
+def _check_head(array: Array, stated: str) -> None:
+    """Check an array's header against the digest that ``ingot.json`` has of it."""
+    algorithm = checksums.known(stated, "npydir.head-digest", array.name)
+    if algorithm is not None:
+        checksums.check(stated, checksums.digest(algorithm, array.head), "npydir.head-digest", array.name)
 
 
 def _check_other(tensor: Tensor, form: Form, group: Group, entry: Entry | None, reading: _Reading) -> None:
@@ -181,6 +192,8 @@ def _sidecar(store: Store, pairs: Mapping[str, str], reading: _Reading) -> Sidec
         return None
     raw = reading.headers[SIDECAR] = _small_file(store, SIDECAR)
     sidecar = parse_sidecar(raw)
+    if sidecar.digest is not None and reading.verify:
+        manifest_digest.check_json(raw, sidecar.digest, SIDECAR, [reading.headers[MANIFEST]])
     if set(sidecar.tensors) != set(pairs):
         odd = min(set(sidecar.tensors) ^ set(pairs))
         raise FormatError(

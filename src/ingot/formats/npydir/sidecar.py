@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ingot.core import manifest_digest
 from ingot.core.dtypes import DTYPES
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError
@@ -18,25 +19,39 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor: its logical element type, and a digest (or None) of the values in each of its files, by suffix."""
+    """One tensor: its logical element type, and by suffix a digest (or None) of the values in each of its files.
+
+    ``heads`` are digests of the files' headers, which give the values their shape.
+    """
 
     dtype: str
     digests: Mapping[str, str | None]
+    heads: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The whole file."""
+    """The whole file; ``digest`` is that of itself and of the manifest."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Entry] = field(default_factory=dict)
+    digest: str | None = None
 
 
-def encode(sidecar: Sidecar) -> bytes:
-    """Return the file's bytes."""
-    tensors = {name: {"dtype": entry.dtype, "digests": dict(entry.digests)} for name, entry in sidecar.tensors.items()}
+def encode(sidecar: Sidecar, manifest: bytes = b"", digest: str | None = None) -> bytes:
+    """Return the file's bytes; with the algorithm ``digest`` they end with a digest of them and of the manifest's."""
+    tensors = {name: _described(entry) for name, entry in sidecar.tensors.items()}
     document = {"ingot_npydir": VERSION, "metadata": dict(sidecar.metadata), "tensors": tensors}
-    return msgspec.json.format(msgspec.json.encode(document), indent=1)
+    if digest is None:
+        return msgspec.json.format(msgspec.json.encode(document), indent=1)
+    document[manifest_digest.KEY] = manifest_digest.stand_in(digest)
+    data = msgspec.json.format(msgspec.json.encode(document), indent=1)
+    return manifest_digest.fill_json(data, digest, [manifest])
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    heads = {"heads": dict(entry.heads)} if entry.heads else {}
+    return {"dtype": entry.dtype, "digests": dict(entry.digests), **heads}
 
 
 def json_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,18 +86,24 @@ def parse(data: bytes) -> Sidecar:
             where=SIDECAR,
         )
     metadata, tensors = found.get("metadata"), found.get("tensors")
+    digest = found.pop(manifest_digest.KEY, None)
+    if not isinstance(digest, str | None):
+        raise refuse(f"text for {manifest_digest.KEY}", digest)
     if set(found) != {"ingot_npydir", "metadata", "tensors"}:
         raise refuse("ingot_npydir, metadata and tensors", ", ".join(found))
     if not isinstance(metadata, dict) or not isinstance(tensors, dict):
         raise refuse("metadata and tensors as objects", metadata if not isinstance(metadata, dict) else tensors)
     entries = {}
     for name, value in tensors.items():
-        if not isinstance(value, dict) or set(value) != {"dtype", "digests"}:
+        if not isinstance(value, dict) or set(value) - {"heads"} != {"dtype", "digests"}:
             raise refuse(f"dtype and digests of {name[:80]!r}", value)
         if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
             raise refuse(f"an element type of {name[:80]!r}", value["dtype"])
         digests = value["digests"]
         if not isinstance(digests, dict) or not all(isinstance(text, str | None) for text in digests.values()):
             raise refuse(f"digests by suffix of {name[:80]!r}", digests)
-        entries[name] = Entry(value["dtype"], digests)
-    return Sidecar(metadata, entries)
+        heads = value.get("heads", {})
+        if not isinstance(heads, dict) or not all(isinstance(text, str) for text in heads.values()):
+            raise refuse(f"digests of headers of {name[:80]!r}", heads)
+        entries[name] = Entry(value["dtype"], digests, heads)
+    return Sidecar(metadata, entries, digest)

@@ -136,8 +136,9 @@ class NpydirWriter:
             raise UsageError(
                 f"expected {len(self._order)} tensors, found {len(self._entries)}", rule="writer.incomplete"
             )
-        self._small(MANIFEST, encode_manifest(self._order))
-        self._small(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries)))
+        manifest = encode_manifest(self._order)
+        self._small(MANIFEST, manifest)
+        self._small(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries), manifest, self._digest))
         for name in sentinels(self._arrays):
             self._small(name, b"")
         return self._files
@@ -161,7 +162,8 @@ class NpydirWriter:
             data = shape_file(self._shapes[name])
             self._small(file_of(key, "shape"), data)
             digests = {**digests, "shape": shape_digest(self._shapes[name], self._digest)}
-        self._entries[name] = Entry(self._dtypes[name], digests)
+        heads = _heads(self._arrays[name], self._shapes[name], self._digest)
+        self._entries[name] = Entry(self._dtypes[name], digests, heads)
 
     def _small(self, name: str, data: bytes) -> None:
         sink = self._target.create(name)
@@ -208,6 +210,19 @@ def shape_digest(shape: Sequence[int], digest: str | None) -> str | None:
     return None if digest is None else checksums.digest(digest, shape_values(shape))
 
 
+def head_digest(digest: str, dtype: str, shape: Sequence[int]) -> str:
+    """Return the digest of an array's header."""
+    return checksums.digest(digest, npy.encode(dtype, shape))
+
+
+def _heads(arrays: Sequence[ArraySpec], shape: Sequence[int], digest: str | None) -> dict[str, str]:
+    """Return the digests of the headers of a tensor's files, by suffix."""
+    if digest is None:
+        return {}
+    found = {array.suffix: head_digest(digest, array.dtype, array.shape) for array in arrays}
+    return {**found, "shape": head_digest(digest, "i64", (len(shape),))} if is_quantized(arrays) else found
+
+
 def sentinels(arrays: Mapping[str, Sequence[ArraySpec]]) -> list[str]:
     """Return the sentinels of a directory with these tensors: four bits are complete where no form has more."""
     quantized = [found[0].suffix for found in arrays.values() if is_quantized(found)]
@@ -226,8 +241,8 @@ def directory_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], dig
         if is_quantized(found):
             digests["shape"] = text
             total += len(shape_file(spec.shape))
-        entries[spec.name] = Entry(spec.dtype, digests)
+        entries[spec.name] = Entry(spec.dtype, digests, _heads(found, spec.shape, digest))
         total += sum(len(npy.encode(array.dtype, array.shape)) for array in found)
         total += sum(part.at_most for part in spec.parts)
     manifest = encode_manifest(spec.name for spec in specs)
-    return total + len(manifest) + len(encode_sidecar(Sidecar(metadata, entries)))
+    return total + len(manifest) + len(encode_sidecar(Sidecar(metadata, entries), manifest, digest))

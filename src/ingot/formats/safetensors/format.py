@@ -54,12 +54,13 @@ class SafetensorsFormat:
         return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; there are no digests to verify. A sparse patch is read as a delta."""
-        catalog = read_sharded(store, name) if name.lower().endswith(INDEX_SUFFIX) else read_single(store, name)
+        """Validate and locate; only a sparse patch has digests to verify, and is read as a delta."""
+        reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
+        catalog = reader(store, name, verify=verify)
         if not is_patch(catalog.metadata):
             return catalog
         try:
-            return read_patch(catalog, name)
+            return read_patch(catalog, name, verify=verify)
         except BaseException:
             for source in catalog.sources:
                 source.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ingot.core.manifest_digest import KEY
 from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UsageError
@@ -30,7 +31,7 @@ MAX_INDEX = 100_000_000
 _SMALL = 1 << 20
 
 
-def read_sharded(store: Store, name: str) -> Catalog:
+def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
     """Read an index and the headers of all its shards as one checkpoint, shards in the order of their names."""
     raw = _read_index(store, name)
     _require_room(store, name, len(raw))
@@ -39,7 +40,7 @@ def read_sharded(store: Store, name: str) -> Catalog:
     try:
         for shard in sorted(set(weight_map.values())):
             try:
-                files.append(open_file(store, shard))
+                files.append(open_file(store, shard, verify=verify))
             except UsageError as error:
                 raise FormatError(
                     "safetensors.index-missing-shard",
@@ -194,7 +195,7 @@ def _merged_metadata(files: Sequence[File]) -> tuple[dict[str, str], list[tuple[
     notes = []
     for file in files:
         for key, value in file.header.metadata.items():
-            if merged.setdefault(key, value) != value:
+            if key != KEY and merged.setdefault(key, value) != value:
                 notes.append(
                     ("safetensors.metadata-differs", f"{file.name} has another {key[:200]!r} than the first shard")
                 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ingot.core import checksums, manifest_digest
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.core.structs import warm
@@ -30,6 +31,8 @@ OWN = "ingot"
 FIRST, SECOND = (".indices", ".values"), (".idx", ".val")
 """Suffixes of positions and values, of the first and the second version."""
 
+ALGORITHM = "crc32c"
+
 _RAW, _GAPS = "raw", "gap_delta"
 _INDICES = {_RAW: ("i32", "i64"), _GAPS: ("u16", "u32")}
 
@@ -40,6 +43,7 @@ class _Own(msgspec.Struct, omit_defaults=True):
 
     shapes: dict[str, list[int]] = {}
     metadata: dict[str, Any] = {}
+    digests: dict[str, str] = {}
 
 
 def is_patch(metadata: Mapping[str, Any]) -> bool:
@@ -47,14 +51,14 @@ def is_patch(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("format") == FORMAT and metadata.get("sparse", "True") == "True"
 
 
-def read_patch(catalog: Catalog, where: str) -> Catalog:
+def read_patch(catalog: Catalog, where: str, *, verify: bool = True) -> Catalog:
     """Return a file of pairs as a delta.
 
     Raises
     ------
     FormatError
         ``sparse_patch.version``, ``sparse_patch.metadata``, ``sparse_patch.pair``, ``sparse_patch.shape``,
-        ``sparse_patch.index-dtype``.
+        ``sparse_patch.index-dtype``, ``part.digest``.
     UnsupportedError
         ``sparse_patch.encoding``: positions that a library for other processors has compressed.
     """
@@ -73,11 +77,18 @@ def read_patch(catalog: Catalog, where: str) -> Catalog:
             where=where,
         )
     own = _own(told, where)
+    _state_digests(catalog.tensors, own.digests, where, verify=verify)
     tensors = _pairs(catalog.tensors, SECOND if second else FIRST, encoding, own, where)
     info: Any = told.get(KEY) or _described(tensors).to_metadata()
     rows = tuple((key, value[:200]) for key, value in told.items() if key not in (KEY, OWN))
     details = (Detail("Sparse patch", ("field", "value"), rows),)
-    return replace(catalog, tensors=tensors, metadata={**own.metadata, KEY: info}, details=lambda: details)
+    return replace(
+        catalog,
+        tensors=tensors,
+        metadata={**own.metadata, KEY: info},
+        details=lambda: details,
+        manifest_digest=manifest_digest.KEY in told,
+    )
 
 
 def read_pairs(catalog: Catalog, where: str) -> Catalog | None:
@@ -111,8 +122,12 @@ def refusal(spec: TensorSpec) -> str | None:
     return None
 
 
-def written_metadata(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> dict[str, str]:
+def written_metadata(
+    specs: Sequence[TensorSpec], metadata: Mapping[str, str], digests: Mapping[str, str]
+) -> dict[str, str]:
     """Return the ``__metadata__`` of a file with the patches ``specs``: TRL's fields, the delta's, Ingot's.
+
+    ``digests`` are those of the file's entries by key, and make the header end with a digest of itself.
 
     Raises ``UnsupportedError`` ``sparse_patch.mixed``: positions in two encodings.
     """
@@ -125,8 +140,9 @@ def written_metadata(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -
     changed = sum(_count(spec) for spec in patches)
     elements = sum(spec.size for spec in patches)
     shapes = {spec.name: list(spec.shape) for spec in patches if not spec.params.get("flat")}
-    own = _Own(shapes, {key: value for key, value in metadata.items() if key != KEY})
+    own = _Own(shapes, {key: value for key, value in metadata.items() if key != KEY}, dict(digests))
     delta = {KEY: metadata[KEY]} if KEY in metadata else {}
+    whole = {manifest_digest.KEY: manifest_digest.stand_in(ALGORITHM)} if digests or not specs else {}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -139,6 +155,7 @@ def written_metadata(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -
         "encoding": encodings[0],
         **delta,
         OWN: msgspec.json.encode(own).decode(),
+        **whole,
     }
 
 
@@ -160,6 +177,15 @@ def _own(told: Mapping[str, str], where: str) -> _Own:
     if KEY in own.metadata:
         raise FormatError("sparse_patch.metadata", f"expected no {KEY!r} under {OWN!r}", where=where)
     return own
+
+
+def _state_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], where: str, *, verify: bool) -> None:
+    """Give every entry's part the digest that the metadata has of it."""
+    for key, text in digests.items():
+        checksums.known(text, "part.digest", f"{where}: {key[:200]}")
+        if key in tensors:
+            part = tensors[key].parts["data"]
+            part.digest, part.verify = text, verify
 
 
 def _pairs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from ingot.core import manifest_digest
 from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
@@ -60,14 +61,21 @@ class LazyTensors(Mapping[str, Tensor]):
         return Tensor(name, entry.shape, row.name, "dense", {"data": part})
 
 
-def open_file(store: Store, name: str) -> File:
-    """Open one safetensors file and check its header against its size."""
+def open_file(store: Store, name: str, *, verify: bool = True) -> File:
+    """Open one safetensors file and check its header against its size, and against its digest if it has one.
+
+    Raises ``FormatError``; ``IntegrityError`` ``manifest.digest``.
+    """
     source = store.open(name)
     try:
         length = _header_length(source, name)
         raw = _read(source, PREFIX, length)
         start = PREFIX + length
-        return File(name, source, parse(raw, source.size - start, name), start, raw)
+        header = parse(raw, source.size - start, name)
+        stated = header.metadata.get(manifest_digest.KEY)
+        if stated is not None and verify:
+            manifest_digest.check_json(raw, stated, name)
+        return File(name, source, header, start, raw)
     except BaseException:
         source.close()
         raise
@@ -87,9 +95,9 @@ def _header_length(source: ByteSource, name: str) -> int:
     return length
 
 
-def read_single(store: Store, name: str) -> Catalog:
-    """Read one file as a checkpoint."""
-    file = open_file(store, name)
+def read_single(store: Store, name: str, *, verify: bool = True) -> Catalog:
+    """Read one file as a checkpoint; errors as ``open_file``."""
+    file = open_file(store, name, verify=verify)
     return Catalog(LazyTensors([file]), metadata=file.header.metadata, headers={name: file.raw}, sources=(file.source,))
 
 

@@ -6,16 +6,16 @@ in code-point order within a type. A file of the same tensors is the same file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ingot.core import checksums
+from ingot.core import checksums, manifest_digest
 from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
-from ingot.formats.safetensors.patch import CODEC, refusal, written_metadata
+from ingot.formats.safetensors.patch import ALGORITHM, CODEC, refusal, written_metadata
 from ingot.formats.safetensors.pieces import Piece, pieces
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.delta import KEY
@@ -71,14 +71,24 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
     return dict(metadata)
 
 
-def file_metadata(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> dict[str, str]:
+def file_metadata(
+    specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digests: Mapping[str, str]
+) -> dict[str, str]:
     """Return what stands under ``__metadata__``: the metadata as it is, or that of a sparse patch; errors as there."""
     text = checked_metadata(metadata)
-    return written_metadata(specs, text) if KEY in text and _is_patch(specs) else text
+    return written_metadata(specs, text, digests) if is_patch(specs, text) else text
 
 
-def _is_patch(specs: Sequence[TensorSpec]) -> bool:
-    return not specs or any(spec.codec == CODEC for spec in specs)
+def is_patch(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bool:
+    """Whether a file of these tensors is a sparse patch, the only one that has digests."""
+    return KEY in metadata and (not specs or any(spec.codec == CODEC for spec in specs))
+
+
+def stand_ins(specs: Sequence[TensorSpec], digest: str | None) -> dict[str, str]:
+    """Return texts as long as the digests of a patch's entries; none where none are wanted."""
+    if digest is None:
+        return {}
+    return {piece.key: manifest_digest.stand_in(ALGORITHM) for spec in specs for piece in pieces(spec)}
 
 
 class Shard:
@@ -103,6 +113,8 @@ class Shard:
 
     def _encoded(self, metadata: Mapping[str, str]) -> bytes:
         head = encode(self._entries, metadata)
+        if metadata.get(manifest_digest.KEY) == manifest_digest.stand_in(ALGORITHM):
+            head = head[:PREFIX] + manifest_digest.fill_json(head[PREFIX:], ALGORITHM)
         if len(head) - PREFIX > MAX_HEADER:
             raise UnsupportedError(
                 f"the header would pass {MAX_HEADER} bytes: write smaller shards",
@@ -164,6 +176,8 @@ class SafetensorsWriter:
         self._index = encode_index(members, [shard.name for shard in self._shards])
         self._shard_of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
         self._late = KEY in metadata
+        self._metadata = dict(metadata)
+        self._found: dict[str, str] | None = {} if is_patch(specs, metadata) and options.digest else None
         self._next = 0
         self._current: TensorSpec | None = None
         self._pieces: dict[str, Piece] = {}
@@ -210,8 +224,14 @@ class SafetensorsWriter:
             [shard.name, shard.places[piece.key], piece.nbytes, self._digests[role].text()]
             for role, piece in self._pieces.items()
         ]
+        self._note(self._pieces.values(), blobs)
         self._done(shard)
         return {"name": spec.name, "blobs": blobs}
+
+    def _note(self, entries: Iterable[Piece], blobs: Sequence[Sequence[Any]]) -> None:
+        """Keep the digests of a patch's entries for its header."""
+        if self._found is not None:
+            self._found.update((piece.key, blob[3]) for piece, blob in zip(entries, blobs, strict=True))
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
@@ -222,13 +242,18 @@ class SafetensorsWriter:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
             )
+        self._note(pieces(self._specs[self._next]), record["blobs"])
         self._done(shard)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata of a delta, which must take as many bytes as before: tensors have their places."""
         if not self._late:
             raise UsageError("expected a delta: other metadata is written early", rule="writer.metadata")
-        text = file_metadata(self._specs, metadata)
+        self._metadata = dict(metadata)
+        self._amend({} if self._found is None else stand_ins(self._specs, ALGORITHM))
+
+    def _amend(self, digests: Mapping[str, str]) -> None:
+        text = file_metadata(self._specs, self._metadata, digests)
         for shard in self._shards:
             shard.amend(text)
 
@@ -236,6 +261,8 @@ class SafetensorsWriter:
         """Complete all files, write the index if there are shards; return the names."""
         if self._next != len(self._specs):
             raise UsageError(f"expected {len(self._specs)} tensors, found {self._next}", rule="writer.incomplete")
+        if self._found is not None:
+            self._amend(self._found)
         for shard in self._shards:
             if self._late or not shard.places:  # the others were completed with their last tensor
                 shard.complete(self._target)
@@ -284,7 +311,8 @@ def layout(
         reason = refusal(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="safetensors.unsupported", where=spec.name)
-    text = file_metadata(specs, metadata)
+    digests = stand_ins(specs, options.digest) if is_patch(specs, metadata) else {}
+    text = file_metadata(specs, metadata, digests)
     shards = split(specs, options.max_shard)
     return [Shard(file, members, text) for file, members in zip(shard_names(name, len(shards)), shards, strict=True)]
 

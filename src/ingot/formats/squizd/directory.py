@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ingot.core import cbor, checksums
+from ingot.core import cbor, checksums, manifest_digest
 from ingot.core.structs import warm
 from ingot.errors import FormatError
-from ingot.formats.squizd.layout import DIRECTORY_MAGIC
+from ingot.formats.squizd.layout import DIRECTORY_HEADER, DIRECTORY_MAGIC
 
 VERSION = 1
 MAX_DIRECTORY = 1 << 30
@@ -47,19 +47,33 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 @warm
 class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """All tensors in file order, the checkpoint's metadata, and digests of the appendices."""
+    """All tensors in file order, the checkpoint's metadata, and digests of the appendices and of the directory."""
 
     version: int
     tensors: dict[str, Entry]
     metadata: dict[str, Any] = {}
     draft_digest: str | None = None
     coreml_digest: str | None = None
+    ingot_digest: str | None = None
 
 
-def build(directory: Directory) -> bytes:
-    """Return the whole block."""
+def build(directory: Directory, digest: str | None = None, head: bytes = b"") -> bytes:
+    """Return the whole block, with a digest of it and of ``head``, the file's header and layer index."""
+    if digest is not None:
+        directory = msgspec.structs.replace(directory, ingot_digest=manifest_digest.stand_in(digest))
     data = cbor.dumps(msgspec.to_builtins(directory, builtin_types=(bytes,)))
+    if digest is not None:
+        data = manifest_digest.fill_cbor(data, digest, [head])
     return DIRECTORY_MAGIC + struct.pack("<Q", len(data)) + data
+
+
+def check(directory: Directory, block: bytes, head: bytes, where: str) -> None:
+    """Check the digest that a directory states of itself and of ``head``, if it states one.
+
+    Raises ``IntegrityError`` ``manifest.digest``.
+    """
+    if directory.ingot_digest is not None:
+        manifest_digest.check_cbor(block[DIRECTORY_HEADER:], directory.ingot_digest, f"{where}: directory", [head])
 
 
 def parse(data: bytes, where: str) -> Directory:

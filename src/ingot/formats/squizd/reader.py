@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from ingot.core import checksums
-from ingot.errors import FormatError, UnsupportedError
+from ingot.core.manifest_digest import KEY
+from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.squizd.blocks import FLAG_OF, INT4
 from ingot.formats.squizd.details import details
 from ingot.formats.squizd.directory import Directory
+from ingot.formats.squizd.directory import check as check_directory
 from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.header import Notes, read_bytes, read_header, read_index
 from ingot.formats.squizd.layout import (
@@ -41,6 +43,8 @@ from ingot.formats.squizd.walk import end_of, name_blocks, walk
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
+
+_CHUNK = 4 << 20
 
 
 @dataclass(slots=True)
@@ -94,7 +98,11 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     note_gaps(source, [span for span in found.layers if span[1] > span[0]], [(begin, start)], found.notes)
     places, behind = _tables(found, start)
     directory, raw, tail = read_directory(source, behind, source.size, found.where)
+    head = read_bytes(source, 0, begin)
+    if directory is not None and verify:
+        check_directory(directory, raw, head, found.where)
     if directory is None:
+        _require_none_lost(found, start)
         located = _without_directory(found, places)
         starts: dict[int, int] = {}
     else:
@@ -106,7 +114,6 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     _check_index_scales(found, places, starts)
     attachments, tail = _appendices(found, directory, tail)
     _check_end(found, tail)
-    head = read_bytes(source, 0, HEADER + INDEX_ENTRY * header.layer_count)
     return Catalog(
         tensors=SquizdTensors(source, located, verify=verify),
         metadata=directory.metadata if directory is not None else {},
@@ -115,6 +122,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         notes=tuple(found.notes),
         attachments=attachments,
         details=partial(details, header, attachments),
+        manifest_digest=directory is not None and directory.ingot_digest is not None,
     )
 
 
@@ -254,6 +262,22 @@ def _coreml(found: _Read, directory: Directory | None, tail: int) -> tuple[Part,
         verify=found.verify,
     )
     return part, source.size
+
+
+def _require_none_lost(found: _Read, start: int) -> None:
+    """Refuse a file whose directory is not where it must be: header, index or tables lead past it."""
+    end = min(found.header.draft.offset, found.source.size) if found.has(Flags.EAGLE) else found.source.size
+    mark, previous = KEY.encode(), b""
+    for at in range(start, end, _CHUNK):
+        piece = previous + read_bytes(found.source, at, min(_CHUNK, end - at))
+        if mark in piece:
+            raise IntegrityError(
+                "squizd.directory-lost",
+                f"expected the directory behind the scale tables, found its end near byte {at} and nothing before it: "
+                "the file is damaged",
+                where=found.where,
+            )
+        previous = piece[-len(mark) :]
 
 
 def _check_end(found: _Read, tail: int) -> None:

@@ -21,7 +21,7 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options:
     layers, count = layers_of([spec.name for spec in specs])
     placement = place(specs, layers, count)
     directory, end = stand_in(placement, HEADER + INDEX_ENTRY * count, options.digest, metadata, options.attachments)
-    return appendices_end(end + len(build(directory)), options)
+    return appendices_end(end + len(build(directory, options.digest)), options)
 
 
 def appendices_end(tail: int, options: WriteOptions) -> int:

@@ -87,10 +87,10 @@ class SquizdWriter:
         if self._open is not None or self._next != len(self._specs):
             raise UsageError(f"expected {len(self._specs)} whole tensors, found {self._next}", rule="squizd.writer")
         tail = self._section.finish()
-        tables = tail - self._placement.tables.size
-        directory = Directory(VERSION, self._section.entries, self._metadata)
-        size, draft = self._finish_appendices(directory, tail)
-        self._write_head(tables, draft)
+        directory, size, draft = self._finish_appendices(tail)
+        head = self._head(tail - self._placement.tables.size, draft)
+        self._sink.write_at(tail, build(directory, self._options.digest, head))
+        self._sink.write_at(0, head)  # the last bytes written: a file that lacks them is not taken for whole
         self._sink.truncate(size)
         self._sink.close()
         return [self._name]
@@ -100,17 +100,17 @@ class SquizdWriter:
         self._section.abandon()
         self._sink.close()
 
-    def _finish_appendices(self, directory: Directory, tail: int) -> tuple[int, DraftMeta]:
-        """Write directory, draft head and Core ML package behind ``tail``; return the file's size."""
+    def _finish_appendices(self, tail: int) -> tuple[Directory, int, DraftMeta]:
+        """Write draft head and Core ML package behind the directory at ``tail``; return it and the file's size."""
         attached, digest = self._options.attachments, self._options.digest
         stand_in = Directory(
             VERSION,
-            directory.tensors,
-            directory.metadata,
+            self._section.entries,
+            self._metadata,
             draft_digest=None if attached.draft is None or digest is None else checksums.digest(digest, b""),
             coreml_digest=None if attached.coreml is None else checksums.digest("sha256", b""),
         )
-        end = tail + len(build(stand_in))
+        end = tail + len(build(stand_in, digest))
         draft, draft_digest, coreml_digest = DraftMeta(), None, None
         if attached.draft is not None:
             start = align(end)
@@ -119,12 +119,11 @@ class SquizdWriter:
             end = start + draft.length
         if attached.coreml is not None:
             end, coreml_digest = write_coreml(self._sink, attached.coreml, end)
-        whole = Directory(VERSION, directory.tensors, directory.metadata, draft_digest, coreml_digest)
-        self._sink.write_at(tail, build(whole))
-        return end, draft
+        whole = Directory(VERSION, stand_in.tensors, stand_in.metadata, draft_digest, coreml_digest)
+        return whole, end, draft
 
-    def _write_head(self, tables: int, draft: DraftMeta) -> None:
-        """Write header and layer index. The last bytes written: a file that lacks them is not taken for whole."""
+    def _head(self, tables: int, draft: DraftMeta) -> bytes:
+        """Return header and layer index."""
         flags = flags_of(self._specs)
         flags |= Flags.EAGLE if draft.offset else Flags(0)
         flags |= Flags.ANE_COREML if self._options.attachments.coreml is not None else Flags(0)
@@ -142,8 +141,7 @@ class SquizdWriter:
             IndexEntry(layer, start, end - start, tables if mask is None else mask)
             for layer, ((start, end), mask) in enumerate(zip(cursor.spans, cursor.mask_starts, strict=True))
         ]
-        self._sink.write_at(HEADER, b"".join(entry.pack() for entry in index))
-        self._sink.write_at(0, header.pack())
+        return header.pack() + b"".join(entry.pack() for entry in index)
 
     def _sparsity(self) -> Sparsity:
         """Return the metadata of the masks: the mean over layers with masks of their share of dropped blocks."""

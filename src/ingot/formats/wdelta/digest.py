@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
+from ingot.core.parallel import Workers, go_on
 from ingot.errors import FormatError, IntegrityError
 from ingot.formats.wdelta.layout import DIGEST, PREFIX
 from ingot.model.bytesource import ByteSource, Sink
@@ -37,6 +38,7 @@ def check_digest(source: ByteSource, progress: Callable[[int], None] | None = No
     running = hashlib.sha256()
     buffer = memoryview(bytearray(0 if source.mapped else min(_CHUNK, end)))
     for start in range(0, end, _CHUNK):
+        go_on()
         size = min(_CHUNK, end - start)
         if source.mapped:
             piece = source.view(start, size)
@@ -66,7 +68,7 @@ class TrailingDigest:
         self._sink = sink
         self._hash = hashlib.sha256()
         self._given = 0
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ingot-sha256")
+        self._pool = Workers(1, "ingot-sha256")
         self._last: Future[None] | None = None
 
     def advance(self, position: int) -> None:
@@ -95,6 +97,7 @@ class TrailingDigest:
     def _read(self, start: int, stop: int) -> None:
         buffer = memoryview(bytearray(min(_CHUNK, stop - start)))
         for position in range(start, stop, _CHUNK):
+            go_on()
             piece = buffer[: min(_CHUNK, stop - position)]
             self._sink.readinto(position, piece)
             self._hash.update(piece)

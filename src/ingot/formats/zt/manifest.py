@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ingot.core import cbor
+from ingot.core import cbor, manifest_digest
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.zt.layout import VERSION
@@ -51,11 +51,12 @@ class Object(msgspec.Struct, frozen=True, gc=False):
 
 @warm
 class Manifest(msgspec.Struct, frozen=True, gc=False):
-    """The root."""
+    """The root. ``ingot_digest`` is Ingot's own field: the digest of the manifest (``core.manifest_digest``)."""
 
     version: str
     objects: dict[str, Object]
     attributes: dict[str, Any] | None = None
+    ingot_digest: str | None = None
 
 
 def label(file: str, name: str, role: str | None = None) -> str:
@@ -154,10 +155,16 @@ def describe(
     return entry
 
 
-def build(objects: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
-    """Return the CBOR of a manifest with these entries; the same entries in the same order give the same bytes."""
+def build(objects: Mapping[str, Any], metadata: Mapping[str, Any], digest: str | None) -> bytes:
+    """Return the CBOR of a manifest with these entries, and with a digest of itself by the algorithm ``digest``.
+
+    The same entries in the same order give the same bytes.
+    """
     root: dict[str, Any] = {"version": VERSION}
     if metadata:
         root["attributes"] = metadata
     root["objects"] = objects
-    return cbor.dumps(root)
+    if digest is None:
+        return cbor.dumps(root)
+    root[manifest_digest.KEY] = manifest_digest.stand_in(digest)
+    return manifest_digest.fill_cbor(cbor.dumps(root), digest)

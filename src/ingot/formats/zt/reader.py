@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from ingot.core import manifest_digest
 from ingot.core.dtypes import DTYPES
 from ingot.core.encodings import ENCODINGS
 from ingot.core.gcpause import gc_paused
@@ -37,12 +38,16 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         A rule of ``spec/zt.md`` or ``spec/cbor.md``.
     UnsupportedError
         ``zt.container-v2``, ``zt.container-v0``, ``zt.version-major``.
+    IntegrityError
+        ``manifest.digest``.
     """
     start, size = manifest_span(source)
     data = bytearray(size)
     source.readinto(start, memoryview(data))
     with gc_paused():
         manifest = parse(data, source.name)
+        if manifest.ingot_digest is not None and verify:
+            manifest_digest.check_cbor(data, manifest.ingot_digest, source.name)
         check_objects(source.name, manifest.objects)
         check_places(source.name, manifest.objects, start)
     return Catalog(
@@ -51,6 +56,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         headers={name or source.name: bytes(data)},
         sources=(source,),
         notes=tuple(_notes(manifest)),
+        manifest_digest=manifest.ingot_digest is not None,
     )
 
 

@@ -102,4 +102,4 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: 
         places = dict(zip(ordered, offsets, strict=True))
         blobs = [(places[index], part.length or 0, stand_in) for index, part in enumerate(parts)]
         objects[spec.name] = describe(replace(spec, parts=parts), attributes_of(spec), blobs)
-    return tail + len(build(objects, metadata)) + FOOTER
+    return tail + len(build(objects, metadata, digest)) + FOOTER

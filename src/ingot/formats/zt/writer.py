@@ -211,7 +211,7 @@ class ZtWriter:
             raise self._misuse(f"tensor {self._open.name!r} has not ended")
         if self._specs is not None and len(self._objects) != len(self._specs):
             raise self._misuse(f"expected {len(self._specs)} tensors, found {len(self._objects)}")
-        manifest = build(self._objects, self._metadata)
+        manifest = build(self._objects, self._metadata, self._digest)
         if len(manifest) > MAX_MANIFEST:
             raise UnsupportedError(
                 f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}",

@@ -54,7 +54,10 @@ def test_a_file_byte_by_byte(spec: Spec, write: Write) -> None:
     (size,) = struct.unpack("<Q", data[-16:-8])
     assert 132 + size + 16 == len(data)
     found = manifest_of(data)
-    assert list(found) == ["version", "attributes", "objects"]
+    assert list(found) == ["version", "attributes", "objects", "ingot_digest"]
+    digest = found["ingot_digest"].encode()
+    without = data[132:-16].replace(digest, b"crc32c:0x00000000")
+    assert found["ingot_digest"] == checksums.digest("crc32c", without)
     assert found["version"] == "1.2.0"
     assert list(found["objects"]) == ["a", "b"]
     assert found["objects"]["a"] == {
@@ -66,7 +69,8 @@ def test_a_file_byte_by_byte(spec: Spec, write: Write) -> None:
 
 def test_no_tensors(write: Write, read: Read) -> None:
     data = write()
-    assert len(data) == 8 + len(cbor2.dumps({"version": "1.2.0", "objects": {}})) + 16
+    root = {"version": "1.2.0", "objects": {}, "ingot_digest": "crc32c:0x00000000"}
+    assert len(data) == 8 + len(cbor2.dumps(root)) + 16
     assert list(read(data).tensors) == []
 
 

@@ -1,0 +1,87 @@
+"""How much may be decoded from how little: asked once, before any work begins.
+
+A few bytes of a sparse or compressed tensor may stand for any size. What an operation is about to decode is compared
+with what is stored, and what is decoded into memory with what is free (``spec/operations.md``, "Limits").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.memory import format_size, parse_size, require_ram
+from ingot.errors import ResourceError
+
+if TYPE_CHECKING:
+    from ingot.model.tensor import Tensor
+
+VARIABLE = "INGOT_MAX_DECODED"
+RATIO = 1 << 16
+"""Decoded bytes per stored byte: an empty sparse matrix of f32 with 2**17 columns has as many."""
+FLOOR = 4 << 30
+_SMALL = 1 << 28
+
+
+def max_decoded(stored: int) -> int:
+    """Return how many bytes ``stored`` ones may decode to: ``INGOT_MAX_DECODED`` if it is set (a size such as
+    ``100GiB``), else ``FLOOR + RATIO * stored``.
+
+    Raises ``UsageError`` ``size.syntax``.
+    """
+    asked = os.environ.get(VARIABLE, "").strip()
+    return parse_size(asked) if asked else FLOOR + RATIO * stored
+
+
+def require_in_proportion(tensors: Iterable[Tensor], where: str) -> None:
+    """Refuse to decode ``tensors`` where their stored bytes stand for too many.
+
+    Raises
+    ------
+    ResourceError
+        ``decoded.limit``.
+    """
+    stored = decoded = 0
+    for tensor in tensors:
+        stored += tensor.nbytes
+        decoded += decoded_bytes(tensor)
+    if decoded > FLOOR or os.environ.get(VARIABLE):
+        _require(stored, decoded, where)
+
+
+def require_room(tensors: Iterable[Tensor], where: str, *, retyped: bool = False) -> None:
+    """Refuse to decode ``tensors`` into memory together where there is not enough of it; errors also as
+    ``require_in_proportion``.
+
+    ``retyped`` tells that dense tensors of mapped files do not come as they lie there.
+
+    Raises ``ResourceError`` ``ram.guard``.
+    """
+    chosen = list(tensors)
+    require_in_proportion(chosen, where)
+    needed = sum(decoded_bytes(tensor) for tensor in chosen if retyped or not _lies_ready(tensor))
+    if needed > _SMALL:
+        require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", where=where)
+
+
+def decoded_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's values, or of its parts without their encoding where those are more."""
+    row = DTYPES.get(tensor.dtype)
+    return max(0 if row is None else row.nbytes(tensor.size), sum(part.nbytes for part in tensor.parts.values()))
+
+
+def _lies_ready(tensor: Tensor) -> bool:
+    part = tensor.parts.get("data")
+    return tensor.codec == "dense" and part is not None and part.encoding == "raw" and part.source.mapped
+
+
+def _require(stored: int, decoded: int, where: str) -> None:
+    limit = max_decoded(stored)
+    if decoded > limit:
+        raise ResourceError(
+            f"expected at most {format_size(limit)} decoded from {format_size(stored)} stored, found "
+            f"{format_size(decoded)}; set {VARIABLE} to a size above that if this is meant",
+            rule="decoded.limit",
+            where=where,
+        )

@@ -1,0 +1,249 @@
+"""What damage does to every format: small artifacts, bytes changed in them, and what each reader then says.
+
+``judge`` puts a damaged artifact into one of ``OUTCOMES``. An artifact lives in memory, so that it takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+import ingot
+from ingot.errors import IngotError
+from ingot.formats.table import FORMATS
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.tensor import Tensor
+from ingot.ops.apply_delta import apply_delta
+from ingot.ops.open import Source, checkpoint_of
+from ingot.ops.verify import examine
+from ingot.stores.memory import MemoryStore
+from ingot.testing import coreml
+
+OUTCOMES = ("open", "decode", "verify", "harmless", "SILENT")
+"""Refused on opening, while decoding, or by ``verify`` alone; nothing differs; something does, and nobody says so."""
+
+COVERED = ("zt", "zt lossless", "squizd", "npydir", "wdelta sparse", "wdelta int4", "zt delta", "sparse patch")
+"""Artifacts in which no byte may change unseen."""
+UNCOVERED = ("safetensors", "mlx", "npy", "coreml")
+"""Artifacts of formats without a place for digests."""
+
+Files = dict[str, bytes]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class Sample:
+    """A small artifact, whole. ``base`` are the weights that a delta is applied to."""
+
+    name: str
+    format: str
+    entry: str
+    files: Files
+    base: Mapping[str, Array] = field(default_factory=dict)
+    expected: Any = None
+
+    def opened(self, files: Files) -> Source:
+        """Open an artifact of these files."""
+        store, format = MemoryStore(files), FORMATS.get_or_refuse(self.format)
+        return Source(Path(self.entry), store, format, self.entry, format.read(store, self.entry), "mmap")
+
+    def content(self, source: Source) -> Any:
+        """Return everything that the artifact says, in a form that can be compared."""
+        checkpoint = checkpoint_of(source)
+        found: list[Any] = [repr(sorted(checkpoint.metadata.items(), key=repr))]
+        if self.base:
+            state: dict[str, Any] = {name: array.copy() for name, array in self.base.items()}
+            apply_delta(state, checkpoint, workers=0)
+            found.append(_bits(state))
+        if not self.base or self.format == "wdelta":  # other differences mean nothing without their base
+            found.append(_bits(checkpoint.state_dict()))
+        found += [_described(checkpoint)]
+        attached = checkpoint.attachments
+        if attached.draft is not None:
+            found.append(_bits({name: tensor.numpy() for name, tensor in attached.draft.items()}))
+        if attached.coreml is not None:
+            found.append(bytes(attached.coreml.view()))
+        return found
+
+
+def _bits(arrays: Mapping[str, Array]) -> list[Any]:
+    return [(name, str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()]
+
+
+def _described(tensors: Mapping[str, Tensor] | Checkpoint) -> list[Any]:
+    return [(name, tensor.shape, tensor.dtype, tensor.codec) for name, tensor in tensors.items()]
+
+
+def judge(sample: Sample, files: Files) -> tuple[str, str]:
+    """Return which of ``OUTCOMES`` a damaged artifact comes to, and the rule that refused it."""
+    if sample.expected is None:
+        sample.expected = sample.content(sample.opened(sample.files))
+    try:
+        source = sample.opened(files)
+    except IngotError as error:
+        return "open", error.rule or "none"
+    try:
+        same = sample.content(source) == sample.expected
+    except (IngotError, MemoryError) as error:
+        return "decode", (error.rule if isinstance(error, IngotError) else "memory") or "none"
+    if same:
+        return "harmless", ""
+    errors = [finding.rule for finding in examine(source) if finding.level == "error"]
+    return ("verify", errors[0]) if errors else ("SILENT", "")
+
+
+def exercise(sample: Sample, files: Files) -> str:
+    """Open, decode and verify a mutant; return the rule of the first refusal, nothing if there was none."""
+    outcome, rule = judge(sample, files)
+    if outcome in ("open", "decode"):
+        try:
+            examine(sample.opened(files))
+        except IngotError as error:
+            return error.rule or "none"
+    return rule
+
+
+def flipped(sample: Sample, random: Random) -> Files:
+    """Return the artifact with one byte changed, any of all files."""
+    name, at = _somewhere(sample, random)
+    data = bytearray(sample.files[name])
+    data[at] ^= random.randrange(1, 256)
+    return {**sample.files, name: bytes(data)}
+
+
+def mutant(sample: Sample, random: Random) -> Files:
+    """Return the artifact with up to four changes: bytes flipped, cut off, put in, left out, moved, repeated."""
+    files = sample.files
+    for _ in range(random.choice((1, 1, 1, 2, 4))):
+        filled = [name for name, data in files.items() if data]
+        if not filled:
+            break
+        name = random.choice(filled) if random.random() < 0.5 else _somewhere(Sample("", "", "", files), random)[0]
+        files = {**files, name: random.choice(_CHANGES)(files[name], random)}
+    return files
+
+
+def _somewhere(sample: Sample, random: Random) -> tuple[str, int]:
+    at = random.randrange(sum(map(len, sample.files.values())))
+    for name, data in sample.files.items():
+        if at < len(data):
+            return name, at
+        at -= len(data)
+    raise AssertionError
+
+
+def _span(data: bytes, random: Random) -> tuple[int, int]:
+    start = random.randrange(len(data))
+    return start, min(len(data), start + random.choice((1, 1, 2, 4, 8, 16, 64)))
+
+
+def _flip(data: bytes, random: Random) -> bytes:
+    at = random.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ random.randrange(1, 256)]) + data[at + 1 :]
+
+
+def _truncate(data: bytes, random: Random) -> bytes:
+    return data[: random.randrange(len(data))]
+
+
+def _insert(data: bytes, random: Random) -> bytes:
+    at, _ = _span(data, random)
+    new = random.choice((random.randbytes(random.randrange(1, 9)), b"9" * random.randrange(1, 20), b"\xff" * 8))
+    return data[:at] + new + data[at:]
+
+
+def _delete(data: bytes, random: Random) -> bytes:
+    start, end = _span(data, random)
+    return data[:start] + data[end:]
+
+
+def _splice(data: bytes, random: Random) -> bytes:
+    start, end = _span(data, random)
+    at = random.randrange(len(data))
+    return data[:at] + data[start:end] + data[at + end - start :]
+
+
+def _repeat(data: bytes, random: Random) -> bytes:
+    start, end = _span(data, random)
+    return data[:end] + data[start:end] * random.randrange(1, 4) + data[end:]
+
+
+_CHANGES: tuple[Callable[[bytes, Random], bytes], ...] = (_flip, _flip, _truncate, _insert, _delete, _splice, _repeat)
+
+
+def samples(folder: Path) -> Iterator[Sample]:
+    """Make all artifacts, by way of ``folder``."""
+    base, tuned = _weights(0), _weights(1)
+    start, end = folder / "base.safetensors", folder / "tuned.safetensors"
+    ingot.save(start, base, {"note": "a"})
+    ingot.save(end, tuned, {"note": "b"})
+    (folder / "small.toml").write_text(_RECIPE)
+    small = folder / "small.toml"
+    for name, file, format, recipe in (
+        ("zt", "a.zt", "zt", small),
+        ("zt lossless", "b.zt", "zt", "lossless"),
+        ("squizd", "a.squizd", "squizd", small),
+        ("npydir", "squish", "npydir", "int8"),
+        ("mlx", "mlx", "mlx", None),
+        ("npy", "plain", "npy", None),
+    ):
+        ingot.convert(start, folder / file, recipe, format)
+        yield _sample(name, format, folder / file)
+    yield _sample("safetensors", "safetensors", start)
+    package = folder / "program.mlpackage"
+    for path, data in coreml.sample().files().items():
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_bytes(data)
+    yield _sample("coreml", "coreml", package)
+    for name, file, strategy in (
+        ("wdelta sparse", "a.wdelta", "sparse"),
+        ("wdelta int4", "b.wdelta", "int4"),
+        ("zt delta", "delta.zt", "exact"),
+        ("sparse patch", "patch.safetensors", "sparse-patch"),
+    ):
+        ingot.diff(start, end, folder / file, strategy=strategy)
+        format = FORMATS.get_or_refuse(file.rpartition(".")[2]).name
+        yield _sample(name, format, folder / file, {key: np.asarray(value) for key, value in base.items()})
+
+
+_RECIPE = """
+name = "small"
+
+[[rules]]
+label = "matrices, 4 bits"
+min_ndim = 2
+codec = "quantized_group"
+options = { bits = 4, group = 32, symmetric = true, scales = "f16" }
+"""
+
+
+def _weights(seed: int) -> dict[str, Array]:
+    """A few matrices and vectors; those of another seed differ in an eighth of the elements."""
+    found: dict[str, Array] = {}
+    for number, (name, shape) in enumerate(
+        (
+            ("model.layers.0.mlp.up_proj.weight", (8, 32)),
+            ("model.layers.1.mlp.up_proj.weight", (8, 32)),
+            ("model.norm.weight", (6,)),
+        )
+    ):
+        values = np.random.default_rng(number).normal(0, 0.1, shape).astype(np.float32)
+        if seed:
+            values.reshape(-1)[::8] += 0.25
+        found[name] = values
+    return found
+
+
+def _sample(name: str, format: str, path: Path, base: Mapping[str, Array] | None = None) -> Sample:
+    if path.is_file():
+        return Sample(name, format, path.name, {path.name: path.read_bytes()}, base or {})
+    files = {file.relative_to(path).as_posix(): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+    folders = {f"{name.split('/')[0]}/" for name in files if "/" in name}
+    entry = FORMATS.get_or_refuse(format).entry(sorted({*(name for name in files if "/" not in name), *folders}))
+    assert entry is not None
+    return Sample(name, format, entry, files)

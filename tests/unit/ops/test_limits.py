@@ -1,0 +1,85 @@
+"""Few bytes that stand for very many: refused before work begins, by every operation; read where that is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError
+from ingot.model.limits import VARIABLE
+from ingot.ops.identity import content_id
+from ingot.testing.wdelta import Made
+from ingot.testing.wdelta import sparse as add_sparse
+from ingot.testing.zt import component, manifest, tensor, zt_file
+
+
+def sparse(shape: list[int]) -> bytes:
+    """A ``.zt`` with a sparse tensor that stores nothing."""
+    parts = {role: component(dtype=kind, length=0) for role, kind in (("values", "f32"), ("coords", "u64"))}
+    return zt_file(manifest({"t": tensor(shape=shape, format="sparse_coo", components=parts)}), {64: bytes(4)})
+
+
+def difference(shape: list[int], indices: tuple[int, ...] = (1, 5)) -> bytes:
+    """A ``.wdelta`` that stores a few elements of a tensor."""
+    return add_sparse(Made(), "t", shape, indices).file()
+
+
+@pytest.fixture(params=["zt", "wdelta"])
+def bomb(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / f"bomb.{request.param}"
+    path.write_bytes(sparse([2**32, 128]) if request.param == "zt" else difference([2**32, 128]))
+    return path
+
+
+def rule_of(call: object) -> str | None:
+    assert callable(call)
+    with pytest.raises(IngotError) as caught:
+        call()
+    return caught.value.rule
+
+
+def test_every_operation_refuses_terabytes_from_nothing(bomb: Path, tmp_path: Path) -> None:
+    assert rule_of(lambda: ingot.compare(bomb, bomb)) == "decoded.limit"
+    assert rule_of(lambda: ingot.numpy.load_file(bomb)) == "decoded.limit"
+    if bomb.suffix == ".zt":
+        out = tmp_path / "o.safetensors"
+        assert rule_of(lambda: ingot.convert(bomb, out)) == "decoded.limit"
+        assert not out.exists()
+    with ingot.open(bomb) as checkpoint:
+        assert rule_of(lambda: content_id(checkpoint)) == "decoded.limit"
+        assert rule_of(checkpoint.state_dict) == "decoded.limit"
+        assert rule_of(checkpoint["t"].numpy) == "decoded.limit"
+
+
+def test_verify_reads_what_is_stored_of_a_difference(tmp_path: Path) -> None:
+    (tmp_path / "a.wdelta").write_bytes(difference([2**32, 128]))
+    assert [item for item in ingot.verify(tmp_path / "a.wdelta") if item.level == "error"] == []
+    (tmp_path / "b.wdelta").write_bytes(difference([4, 4], (3, 3)))
+    assert "delta_sparse.order" in {item.rule for item in ingot.verify(tmp_path / "b.wdelta")}
+    (tmp_path / "a.zt").write_bytes(sparse([2**32, 128]))
+    assert "decoded.limit" in {item.rule for item in ingot.verify(tmp_path / "a.zt")}
+
+
+def test_the_limit_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zt").write_bytes(sparse([1024, 1024]))
+    with ingot.open(tmp_path / "a.zt") as checkpoint:
+        assert not checkpoint["t"].numpy().any()
+        monkeypatch.setenv(VARIABLE, "1MiB")
+        assert rule_of(checkpoint["t"].numpy) == "decoded.limit"
+        monkeypatch.setenv(VARIABLE, "4MiB")
+        assert checkpoint["t"].numpy().shape == (1024, 1024)
+
+
+def test_what_does_not_fit_into_memory_together_is_refused_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.core.memory.available_ram", lambda: 1 << 28)
+    (tmp_path / "a.zt").write_bytes(sparse([1 << 15, 1 << 12]))
+    with ingot.open(tmp_path / "a.zt") as checkpoint:
+        assert rule_of(checkpoint.state_dict) == "ram.guard"
+    ingot.save(tmp_path / "b.zt", {"x": np.zeros(4, np.float32)})
+    with ingot.open(tmp_path / "b.zt") as checkpoint:
+        assert list(checkpoint.state_dict()) == ["x"]
