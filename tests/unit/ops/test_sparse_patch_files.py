@@ -110,7 +110,7 @@ def test_what_a_trainer_wrote_is_applied_and_moved(kind, base, tuned, files, tmp
         if delta != patch:
             report = ingot.convert(tmp_path / "moved.zt" if delta.suffix != ".zt" else patch, delta)
             assert {item.action for item in report.tensors} == {"moved"}
-        ingot.patch(files[0], delta, out, verify_base=False)
+        ingot.patch(files[0], delta, out, verify_base=False, overwrite=True)
         assert same(out, tuned)
         with ingot.open(out) as result:
             assert result.metadata == {"format": "pt"}
