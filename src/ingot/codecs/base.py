@@ -138,6 +138,29 @@ def scratch(encoder: Encoder) -> int:
     return int(getattr(encoder, "scratch", 0))
 
 
+class SlabParts(dict[str, Array]):
+    """What ``encode`` returns where a slab's bytes alone do not tell ``decode`` what they stand for.
+
+    ``start`` is the number of rows before the slab, ``within`` what ``decode`` goes by: parts that stand for the slab
+    alone, or those that the encoder within returned. Any other mapping holds the parts of a whole tensor.
+    """
+
+    start: int = 0
+    within: Mapping[str, Array]
+
+
+def held(encoder: object) -> int:
+    """Return the bytes that an encoder holds from its scans until its tensor is written: its ``held``, if any."""
+    return int(getattr(encoder, "held", 0))
+
+
+def forget(encoder: object) -> None:
+    """Let an encoder go of what scans told it, when its tensor is written: its ``forget``, if it has one."""
+    release = getattr(encoder, "forget", None)
+    if release is not None:
+        release()
+
+
 def ready(encoder: Encoder) -> None:
     """Ask for the optional packages that an encoder works with: its ``ready``, if it has one.
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from ingot.codecs.base import Codec, RowReader
+from ingot.codecs.base import Codec, RowReader, forget, held
 from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core import native
@@ -170,6 +170,13 @@ class AdditiveEncoder:
 
     def lost(self) -> str | None:
         return self._inner.lost() if isinstance(self._inner, Reaching) else None
+
+    @property
+    def held(self) -> int:
+        return held(self._inner)
+
+    def forget(self) -> None:
+        forget(self._inner)
 
     def scan(self, base: Array, tuned: Array) -> None:
         self._inner.scan(difference(base, tuned))

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.base import Rows, SlabParts, decode_by_rows
 from ingot.codecs.cast import cast, flat
 from ingot.codecs.delta_flat import (
     PIECE,
@@ -24,6 +24,7 @@ from ingot.codecs.delta_flat import (
     Values,
     WholeEncoder,
     check_parts,
+    matrix_rows,
     require_count,
     require_options,
     require_source,
@@ -32,6 +33,7 @@ from ingot.codecs.delta_flat import (
     share_option,
     to_f16,
 )
+from ingot.codecs.delta_top import RangeOfRest, Rest, StreamedEncoder, grid_of, streams
 from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.floats import as_bits, float_name, written
@@ -39,6 +41,7 @@ from ingot.errors import CodecError, UsageError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
+ID = "delta_int4"
 PARTS = {
     "outlier_idx": ("i64", "i32"),
     "outlier_vals": ("f16",),
@@ -70,11 +73,70 @@ def table(scale: Array, zero: Array, where: str | None = None) -> Array:
     return values
 
 
+class Scale(NamedTuple):
+    """How values become codes: ``pair`` is scale and zero point as stored, ``arguments`` are the kernel's.
+
+    ``flat`` tells that all codes are 0.
+    """
+
+    flat: bool
+    pair: Array
+    arguments: tuple[float, float, float]
+
+
+def scale_of(low: float, high: float, layout: int) -> Scale:
+    """Return the scale of values from ``low`` to ``high``. Raises ``CodecError`` ``delta_int4.overflow``."""
+    spread = high - low
+    flat = spread < _FLAT
+    pair = to_f16(np.array([1.0 if flat else spread / 15.0, low], np.float64), ID)
+    if layout == 2 and pair[0] == 0:  # the range is too small for float16
+        flat, pair[0] = True, 1.0
+    return Scale(flat, pair, (low, spread, 15.0) if layout == 1 else (float(pair[1]), float(pair[0]), 1.0))
+
+
+def codes_of(values: Array, skipped: Array, scale: Scale) -> Array:
+    """Return the codes of all values but for those at ``skipped``, two per byte; the last byte is filled with 0."""
+    packed = np.zeros((values.size - skipped.size + 1) // 2, np.uint8)
+    if not scale.flat:
+        native.kernels.int4_encode(values, skipped, *scale.arguments, packed)
+    return packed
+
+
+class _Slab(SlabParts):
+    """Parts of a slab whose ``within`` count from its first element; ``first`` codes in ``packed`` come before it."""
+
+    first: int = 0
+
+
+class _Decoding:
+    """What both encoders decode by, to measure the error."""
+
+    layout: int
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        parts, first = _alone(parts)
+        codes = cast(table(parts["scale"], parts["zero_point"]), float_name(out))
+        apart = parts["outlier_idx"].astype(np.int64, copy=False), parts["outlier_vals"]
+        _expand((parts["packed"], first), codes, apart, self.layout == 1, flat(out))
+
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        parts, first = _alone(parts)
+        positions = parts["outlier_idx"].astype(np.int64, copy=False)
+        values, codes = parts["outlier_vals"].astype(np.float32), table(parts["scale"], parts["zero_point"])
+        target = Addition(base.reshape(-1), flat(out), None, less=False)
+        native.kernels.int4_add(parts["packed"], first, codes, positions, values, self.layout == 1, *target.arguments)
+
+
+def _alone(parts: Mapping[str, Array]) -> tuple[Mapping[str, Array], int]:
+    """Return what to decode, and how many codes to pass over."""
+    return (parts.within, parts.first) if isinstance(parts, _Slab) else (parts, 0)
+
+
 @dataclass(kw_only=True, eq=False)
-class Int4Encoder(F16Scales, WholeEncoder):
+class Int4Encoder(_Decoding, F16Scales, WholeEncoder):
     """Stores ``count`` outliers in float16 and the rest as codes; layout 2 has codes for all."""
 
-    codec: str = "delta_int4"
+    codec: str = ID
     count: int
     layout: int
     index_dtype: str
@@ -87,34 +149,70 @@ class Int4Encoder(F16Scales, WholeEncoder):
         """
         values, positions, largest = self.largest(rows, self.count)
         low, high = native.kernels.range_between(values, positions) if self.count < self.size else (0.0, 0.0)
-        spread = high - low
-        flat = spread < _FLAT
-        pair = to_f16(np.array([1.0 if flat else spread / 15.0, low], np.float64), self.codec)
-        if self.layout == 2 and pair[0] == 0:  # the range is too small for float16
-            flat, pair[0] = True, 1.0
-        grid = (low, spread, 15.0) if self.layout == 1 else (float(pair[1]), float(pair[0]), 1.0)
-        skipped = positions if self.layout == 1 else _NOTHING
-        packed = np.zeros((self.size - skipped.size + 1) // 2, np.uint8)
-        if not flat:
-            native.kernels.int4_encode(values, skipped, *grid, packed)
+        scale = scale_of(low, high, self.layout)
         return {
             "outlier_idx": positions.astype(self.index_dtype, copy=False),
             "outlier_vals": to_f16(largest, self.codec),
-            "scale": pair[:1],
-            "zero_point": pair[1:],
-            "packed": packed,
+            "scale": scale.pair[:1],
+            "zero_point": scale.pair[1:],
+            "packed": codes_of(values, positions if self.layout == 1 else _NOTHING, scale),
         }
 
-    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        codes = cast(table(parts["scale"], parts["zero_point"]), float_name(out))
-        apart = parts["outlier_idx"].astype(np.int64, copy=False), parts["outlier_vals"]
-        _expand((parts["packed"], 0), codes, apart, self.layout == 1, flat(out))
 
-    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        positions = parts["outlier_idx"].astype(np.int64, copy=False)
-        values, codes = parts["outlier_vals"].astype(np.float32), table(parts["scale"], parts["zero_point"])
-        target = Addition(base.reshape(-1), flat(out), None, less=False)
-        native.kernels.int4_add(parts["packed"], 0, codes, positions, values, self.layout == 1, *target.arguments)
+@dataclass(kw_only=True, eq=False)
+class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
+    """The same bytes in slabs, after one pass that finds outliers and range.
+
+    A byte goes with the slab of its second code; the value of the first may lie far before, and the scan noted it.
+    """
+
+    codec: str = ID
+    layout: int
+    index_dtype: str
+    reach: Reach = field(default_factory=scale_reach)
+    _rest: RangeOfRest | None = None
+    _scale: Scale | None = None
+
+    def rest(self) -> Rest:
+        self._rest = RangeOfRest(self.size, self.step, self.layout == 1)
+        return self._rest
+
+    def learnt(self, values: Array) -> Array:
+        """Settle the scale and round the outliers; rule ``delta_int4.overflow``."""
+        assert self._rest is not None
+        low, high = (self._rest.low, self._rest.high) if self.count < self.size else (0.0, 0.0)
+        self._scale = scale_of(low, high, self.layout)
+        return to_f16(values, self.codec)
+
+    def forget(self) -> None:
+        super().forget()
+        self._rest = self._scale = None
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows; rule ``delta_int4.whole`` before the scan."""
+        cut = self.cut(rows, start)
+        assert self._rest is not None
+        assert self._scale is not None
+        gaps, values = self.layout == 1, cut.values
+        skipped = cut.at if gaps else _NOTHING
+        codes = cut.first - (cut.before if gaps else 0)
+        stop, odd = codes + values.size - skipped.size, codes % 2
+        if odd:
+            values, skipped = np.concatenate([self._rest.last_before(cut.first), values]), skipped + 1
+        packed = codes_of(values, skipped, self._scale)
+        last = cut.first + cut.values.size == self.size
+        once = slice(0, 1 if start == 0 else 0)
+        pair = self._scale.pair
+        slab = _Slab(
+            outlier_idx=(cut.at + cut.first).astype(self.index_dtype, copy=False),
+            outlier_vals=cut.largest,
+            scale=pair[:1][once],
+            zero_point=pair[1:][once],
+            packed=packed[: (stop + last) // 2 - codes // 2],
+        )
+        slab.start, slab.first = start, odd
+        slab.within = {**slab, "outlier_idx": cut.at, "scale": pair[:1], "zero_point": pair[1:], "packed": packed}
+        return slab
 
 
 def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:
@@ -167,9 +265,9 @@ class Int4Reader(AddsByPieces, Rows):
 class DeltaInt4:
     """Codes of 4 bits over the range of a tensor's differences but for its outliers, which are stored in float16."""
 
-    id: ClassVar[str] = "delta_int4"
+    id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
-    elementwise: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
@@ -197,7 +295,9 @@ class DeltaInt4:
         self.check(tensor)
         return Int4Reader(tensor)
 
-    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Int4Encoder:
+    def encoder(
+        self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]
+    ) -> Int4Encoder | StreamedInt4Encoder:
         """Prepare to encode.
 
         Options: ``outlier_fraction``, the share of differences stored in float16 (0.01); ``layout`` 1, codes for all
@@ -221,4 +321,8 @@ class DeltaInt4:
         )
         params = {"outlier_fraction": fraction, "layout": layout}
         index_dtype = "int32" if index == "i32" else "int64"
-        return Int4Encoder(size=size, parts=parts, params=params, count=count, layout=layout, index_dtype=index_dtype)
+        known: dict[str, Any] = {"size": size, "count": count, "parts": parts, "params": params}
+        if streams(size):
+            step = grid_of(*matrix_rows(shape))
+            return StreamedInt4Encoder(**known, step=step, layout=layout, index_dtype=index_dtype)
+        return Int4Encoder(**known, layout=layout, index_dtype=index_dtype)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.base import Rows, SlabParts, decode_by_rows
 from ingot.codecs.cast import flat
 from ingot.codecs.delta_flat import (
     PIECE,
@@ -18,17 +18,20 @@ from ingot.codecs.delta_flat import (
     Placed,
     WholeEncoder,
     check_parts,
+    matrix_rows,
     place,
     require_count,
     require_options,
     require_source,
     share_option,
 )
+from ingot.codecs.delta_top import StreamedEncoder, grid_of, streams
 from ingot.core import native
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
+ID = "delta_sparse"
 PARTS = {"indices": ("i64",), "values": ("f32",)}
 
 
@@ -37,25 +40,49 @@ def kept(size: int, sparsity: float) -> int:
     return min(size, max(1, int(size * (1.0 - sparsity))))
 
 
+class _Decoding:
+    """What both encoders decode by, to measure the error."""
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        parts, flat = _alone(parts), out.reshape(-1)
+        flat.view(np.uint8).fill(0)
+        place(parts["indices"], parts["values"], flat)
+
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        parts = _alone(parts)
+        target = Addition(base.reshape(-1), flat(out), None, less=False)
+        native.kernels.placed_add(parts["indices"], parts["values"], *target.arguments)
+
+
+def _alone(parts: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return parts whose positions count from the first element of what is decoded."""
+    return parts.within if isinstance(parts, SlabParts) else parts
+
+
 @dataclass(kw_only=True, eq=False)
-class SparseEncoder(WholeEncoder):
+class SparseEncoder(_Decoding, WholeEncoder):
     """Keeps the ``count`` differences of the largest magnitude."""
 
-    codec: str = "delta_sparse"
+    codec: str = ID
     count: int
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         _, positions, values = self.largest(rows, self.count)
         return {"indices": positions, "values": values}
 
-    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        flat = out.reshape(-1)
-        flat.view(np.uint8).fill(0)
-        place(parts["indices"], parts["values"], flat)
 
-    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        target = Addition(base.reshape(-1), flat(out), None, less=False)
-        native.kernels.placed_add(parts["indices"], parts["values"], *target.arguments)
+@dataclass(kw_only=True, eq=False)
+class StreamedSparseEncoder(_Decoding, StreamedEncoder):
+    """The same bytes in slabs, after one pass that finds the largest."""
+
+    codec: str = ID
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows; rule ``delta_sparse.whole`` before the scan."""
+        cut = self.cut(rows, start)
+        slab = SlabParts(indices=cut.at + cut.first, values=cut.largest)
+        slab.start, slab.within = start, {"indices": cut.at, "values": cut.largest}
+        return slab
 
 
 class SparseReader(AddsByPieces, Rows):
@@ -87,9 +114,9 @@ class SparseReader(AddsByPieces, Rows):
 class DeltaSparse:
     """Positions and float32 values of the largest differences; what is not stored is 0."""
 
-    id: ClassVar[str] = "delta_sparse"
+    id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
-    elementwise: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
@@ -119,7 +146,9 @@ class DeltaSparse:
             yield values
         placed.finish()
 
-    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> SparseEncoder:
+    def encoder(
+        self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]
+    ) -> SparseEncoder | StreamedSparseEncoder:
         """Prepare to encode. Option ``sparsity``, the share of differences that is dropped (0.9)."""
         require_options(self.id, options, ("sparsity",))
         require_source(self.id, dtype)
@@ -127,4 +156,7 @@ class DeltaSparse:
         size = prod(shape)
         count = kept(size, sparsity)
         parts = (PartSpec("indices", "i64", 8 * count), PartSpec("values", "f32", 4 * count))
-        return SparseEncoder(size=size, parts=parts, params={"sparsity": sparsity}, count=count)
+        known: dict[str, Any] = {"size": size, "count": count, "parts": parts, "params": {"sparsity": sparsity}}
+        if streams(size):
+            return StreamedSparseEncoder(**known, step=grid_of(*matrix_rows(shape)))
+        return SparseEncoder(**known)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, ready, row_step
+from ingot.codecs.base import Encoder, SlabParts, forget, held, ready, row_step
 from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
@@ -19,12 +19,6 @@ from ingot.model.tensor import Array
 
 OPTIONS = ("axis", "block", "mask", "inner", "options")
 BLOCK = 64
-
-
-class _Slab(dict[str, Array]):
-    """Parts of one slab that know its first row: only with it does the mask tell where kept rows belong."""
-
-    start: int = 0
 
 
 @dataclass(slots=True)
@@ -68,6 +62,10 @@ class BlocksEncoder:
     def lossless(self) -> bool:
         return self.inner.lossless and self.blocks.kept == self.blocks.channels
 
+    @property
+    def held(self) -> int:
+        return held(self.inner)
+
     def ready(self) -> None:
         ready(self.inner)
 
@@ -81,6 +79,9 @@ class BlocksEncoder:
     def lost(self) -> str | None:
         return self.inner.lost() if isinstance(self.inner, Reaching) else None
 
+    def forget(self) -> None:
+        forget(self.inner)
+
     def scan(self, rows: Array) -> None:
         start, kept = self._scanned, self._kept(rows, self._scanned)
         self._scanned = (start + len(rows)) % max(self.rows, 1)
@@ -90,17 +91,19 @@ class BlocksEncoder:
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows; a slab without kept rows has none, unless no slab has any."""
         kept = self._kept(rows, start)
-        slab = _Slab(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
+        slab = SlabParts(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
         slab.start = start
         if self._reach(kept, start):
-            slab.update(self.inner.encode(kept, self._before(start)))
+            slab.within = self.inner.encode(kept, self._before(start))
         else:
-            slab.update({part.role: np.empty(0, numpy_dtype(part.dtype)) for part in self.parts[1:]})
+            slab.within = {part.role: np.empty(0, numpy_dtype(part.dtype)) for part in self.parts[1:]}
+        slab.update(slab.within)
         return slab
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode what ``encode`` returned; parts in another mapping are those of the whole tensor."""
-        start = parts.start if isinstance(parts, _Slab) else 0
+        """Decode what ``encode`` returned: only with its first row does the mask tell where kept rows belong."""
+        start = parts.start if isinstance(parts, SlabParts) else 0
+        within = parts.within if isinstance(parts, SlabParts) else {k: v for k, v in parts.items() if k != "mask"}
         if out.size:
             out[...] = np.zeros((), out.dtype)
         spans = self._spans if self.axis else spans_of(self._spans, start, start + len(out))
@@ -108,7 +111,7 @@ class BlocksEncoder:
         if not count or not len(out):
             return
         kept = np.empty((len(out), count) if self.axis else (count, out.shape[1]), out.dtype)
-        self.inner.decode({role: part for role, part in parts.items() if role != "mask"}, kept)
+        self.inner.decode(within, kept)
         done = 0
         for first, last in spans:
             if self.axis:

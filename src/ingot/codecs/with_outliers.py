@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows, ready, row_step
+from ingot.codecs.base import Codec, Encoder, Rows, SlabParts, decode_by_rows, forget, held, ready, row_step
 from ingot.codecs.cast import cast
 from ingot.codecs.delta import added
 from ingot.codecs.dense import require_part
@@ -154,6 +154,10 @@ class OutlierEncoder:
             "dtype": self._dtype,
         }
 
+    @property
+    def held(self) -> int:
+        return held(self._inner)
+
     def ready(self) -> None:
         ready(self._inner)
 
@@ -169,6 +173,9 @@ class OutlierEncoder:
 
     def lost(self) -> str | None:
         return self._reach.lost() or (self._inner.lost() if isinstance(self._inner, Reaching) else None)
+
+    def forget(self) -> None:
+        forget(self._inner)
 
     def scan(self, rows: Array) -> None:
         self._inner.scan(self._without(rows, self._columns(rows)))
@@ -186,13 +193,17 @@ class OutlierEncoder:
         back = floats.cast(values, self._dtype)  # a value that was rounded up may be past the tensor's own range
         if bool((np.isinf(back.astype(np.float32)) & np.isfinite(found)).any()):
             raise CodecError(f"{ID}.overflow", f"expected outliers that {self._values} can hold; use values=f32")
-        inner = self._inner.encode(self._without(rows, columns), start)
-        return {POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values, **inner}
+        slab = SlabParts({POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values})
+        slab.start, slab.within = start, self._inner.encode(self._without(rows, columns), start)
+        slab.update(slab.within)
+        return slab
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        self._inner.decode({role: part for role, part in parts.items() if role not in (POSITIONS, VALUES)}, out)
+        own = (POSITIONS, VALUES)
+        within = {role: part for role, part in parts.items() if role not in own}
+        self._inner.decode(parts.within if isinstance(parts, SlabParts) else within, out)
         shape = (len(out), self._count)
         columns = parts[POSITIONS].reshape(shape).astype(np.int64)
         np.put_along_axis(out, columns, cast(parts[VALUES].reshape(shape), float_name(out)), axis=1)

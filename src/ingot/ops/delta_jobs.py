@@ -8,7 +8,7 @@ from functools import partial
 from math import gcd
 from typing import Any
 
-from ingot.codecs.base import Encoder
+from ingot.codecs.base import Encoder, forget, held
 from ingot.codecs.delta import DeltaCodec, DeltaEncoder
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import scratch
@@ -82,6 +82,15 @@ class PairJob:
     @property
     def _rebuilds(self) -> bool:
         return not self._encoder.lossless and (self._measured or self._tuned_watch is not None)
+
+    @property
+    def held(self) -> int:
+        """As of ``codecs.base.held``."""
+        return held(self._encoder)
+
+    def forget(self) -> None:
+        """As of ``codecs.base.forget``."""
+        forget(self._encoder)
 
     def cut(self, budget: int, slots: int) -> Cut:
         elementwise = self._codec.elementwise and CODECS[self.base.codec].elementwise

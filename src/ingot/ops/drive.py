@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ingot.codecs.base import scratch
+from ingot.codecs.base import forget, held, scratch
 from ingot.core import encodings
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
 from ingot.core.stats import ErrorStats
@@ -31,6 +31,8 @@ def slab_budget(max_ram: int | str | None, steps: Sequence[Step], workers: int) 
     if max_ram is None:
         return max(available_ram() // 4, 1 << 28)
     reserve = RESERVE + _RESERVE_PER_TENSOR * len(steps)
+    # What one tensor's scans found is still written with while the next one's begin.
+    reserve += sum(sorted(held(step.encoder or step.job) for step in steps)[-2:])
     reserve += workers * max((scratch(step.encoder) for step in steps if step.encoder), default=0)
     if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
@@ -69,3 +71,4 @@ def drive(pipeline: Pipeline, writer: FormatWriter, workers: int, finished: Fini
         elif isinstance(event, End):
             assert sink is not None
             finished(event.step, sink.close(), error)
+            forget(event.step.encoder or event.step.job)

@@ -16,11 +16,15 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.codecs.delta import delta_codec
 from ingot.core.progress import ProgressEvent
 from ingot.model.delta import DeltaInfo, delta_of
+from ingot.model.part import memory_part
+from ingot.model.tensor import Tensor
 from ingot.ops import work
+from ingot.ops.delta_jobs import PairJob
 from ingot.ops.delta_proof import Proof
-from ingot.ops.delta_strategy import Way
+from ingot.ops.delta_strategy import Way, choices
 from ingot.ops.identity import content_id
 
 BF16 = ml_dtypes.bfloat16
@@ -538,6 +542,41 @@ class TestWdelta:
         found = {item.name: item.stats for item in ingot.compare(pair[1], tmp_path / "out.safetensors").tensors}
         for item in report.tensors:
             assert item.error is None or item.error == pytest.approx(found[item.name].summary())
+
+    @pytest.mark.parametrize("strategy", ["sparse", "int4"])
+    def test_large_tensors_go_in_slabs_to_the_same_bytes(self, pair, tmp_path, strategy, monkeypatch):
+        """Errors as well; and the base in rows that were compressed, which cannot be cut anywhere."""
+        whole = ingot.diff(*pair, tmp_path / "whole.wdelta", strategy)
+        packed = tmp_path / "packed.zt"
+        ingot.convert(pair[0], packed, recipe="lossless")
+        for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
+            monkeypatch.setattr(f"ingot.codecs.delta_top.{name}", value)
+        monkeypatch.setattr("ingot.ops.delta_jobs.SLAB_ELEMENTS", 500)
+        for base in (pair[0], packed):
+            slabs = ingot.diff(base, pair[1], tmp_path / "slabs.wdelta", strategy, overwrite=True, threads=3)
+            assert (tmp_path / "slabs.wdelta").read_bytes() == (tmp_path / "whole.wdelta").read_bytes()
+            for one, other in zip(whole.tensors, slabs.tensors, strict=True):
+                assert one.error is None or one.error == pytest.approx(other.error)
+
+    @pytest.mark.parametrize("codec", ["delta_sparse", "delta_int4"])
+    def test_what_slabs_will_give_is_known(self, model, tuned, tmp_path, codec, monkeypatch):
+        for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
+            monkeypatch.setattr(f"ingot.codecs.delta_top.{name}", value)
+        monkeypatch.setattr("ingot.ops.delta_jobs.SLAB_ELEMENTS", 500)
+        ways = {"model.layers.0.mlp.up_proj.weight": Way(codec)}
+        ingot.diff(model, tuned, tmp_path / "delta.zt", ways=ways)
+        ingot.patch(model, tmp_path / "delta.zt", tmp_path / "out.zt", verify=True)
+
+    @pytest.mark.parametrize("strategy", ["sparse", "int4"])
+    def test_a_large_tensor_takes_a_slab_of_memory(self, strategy):
+        """An embedding of 1 GB, whose pages nobody touches: what is set aside is no share of it."""
+        values = np.zeros((1 << 17, 1 << 12), BF16)
+        tensor = Tensor("embed", values.shape, "bf16", "dense", {"data": memory_part(values, "bf16")})
+        way = choices(strategy, tensor.name, tensor.shape, tensor.dtype, "wdelta")
+        codec = delta_codec(way.codec)
+        encoder = codec.encoder(tensor.shape, tensor.dtype, way.options)
+        job = PairJob(tensor, tensor, codec, encoder, encoder.parts)
+        assert job.cut(1 << 28, 5).cost * 5 <= 1 << 28
 
     @pytest.mark.parametrize("sharded", [False, True])
     def test_the_peer_takes_it(self, pair, model, tmp_path, sharded):
