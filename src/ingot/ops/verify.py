@@ -187,7 +187,8 @@ def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
         if codec is not None and tensor.codec == PRUNED:
             stored = stored_matrix(tensor)  # what was dropped is no work, however large it claims to be
             codec = CODECS[stored.codec]
-        if codec is not None and not codec.elementwise and tensor.dtype in DTYPES:
+        plain = codec is not None and codec.elementwise and codec.lossless  # any bytes are values
+        if codec is not None and not plain and tensor.dtype in DTYPES:
             findings += _decodes(codec, stored)
     except (IngotError, MemoryError) as error:
         findings.append(_finding(error, tensor.name))
