@@ -227,6 +227,7 @@ def _rejected_sidecars() -> dict[str, Files]:
         "npydir.sidecar-fields+digests": sidecar({"w": {"dtype": "f32", "digests": {"pt": 1}}}),
         "npydir.sidecar-tensors": sidecar({}),
         "npydir.sidecar-tensors+more": sidecar({**sound, "v": sound["w"]}),
+        "npydir.head-digest": sidecar({"w": {**sound["w"], "heads": {"pt": "crc32c:0x00000000"}}}),
         "npydir.sidecar-dtype": sidecar({"w": {"dtype": "i64", "digests": {}}}),
     }
     made = {rule: folder({"w": PT}, more={"ingot.json": data}) for rule, data in documents.items()}

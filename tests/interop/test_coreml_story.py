@@ -138,7 +138,7 @@ def test_planned_compressed_planned_again_and_restored(
 def test_what_is_suggested_for_a_package_is_what_the_chips_stream(packages: dict[str, Path], tmp_path: Path) -> None:
     for opset, source in packages.items():
         for chip in CHIPS:
-            found = suggest(source, chip, tmp_path / "x.toml", 0.25)
+            found = suggest(source, chip, tmp_path / "x.toml", 0.25, overwrite=True)
             small = tmp_path / f"{opset}-{chip}.mlpackage"
             report = ingot.convert(source, small, tmp_path / "x.toml")
             picked = [pick for pick in found.picks if pick.way != "kept as stored"]

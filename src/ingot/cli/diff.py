@@ -13,7 +13,7 @@ from ingot.cli.tables import line, table
 from ingot.errors import UsageError
 
 if TYPE_CHECKING:
-    from ingot.ops.diff import DiffOptions
+    from ingot.ops.diff_options import DiffOptions
 
 EPILOG = (
     "Examples:\n\n"

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from msgspec import structs
 
@@ -23,7 +23,7 @@ from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
 from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import Workers, default_workers, ordered
-from ingot.core.progress import Progress, ProgressCallback
+from ingot.core.progress import Progress
 from ingot.core.stats import ErrorStats
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import LateMetadata, WriteOptions
@@ -40,12 +40,14 @@ from ingot.ops.delta_report import DiffReport, TensorDiff
 from ingot.ops.delta_strategy import AUTO, BY_CONTAINER, EXACT, SMALL, Way, choices
 from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.diff_inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
+from ingot.ops.diff_options import DiffOptions
 from ingot.ops.drive import RESERVE, drive, recycled, slab_budget
 from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
 from ingot.ops.open import Source, open_source, weights_of
 from ingot.ops.pipeline import Pipeline, cut
-from ingot.ops.plan_convert import ENCODED, MOVED, Step, encoded_spec, least_size, moved_spec
+from ingot.ops.plan_convert import ENCODED, MOVED, Step
 from ingot.ops.slabs import pieces
+from ingot.ops.specs import encoded_spec, least_size
 from ingot.ops.watch import ContentWatch, ParentWatch
 from ingot.ops.wdelta_parent import parent_hash, parent_orders
 from ingot.stores.local import LocalTarget
@@ -57,41 +59,8 @@ PARENT = "wdelta"
 """The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
 PATCH = "safetensors"
 """The format whose deltas are sparse patches."""
-_UNKNOWN = "0" * 64
 _LEAST = 256 << 20
 _COMPARED = 1 << 20
-
-
-class DiffOptions(TypedDict, total=False):
-    """Further options of ``diff``.
-
-    options : codec options for the strategy's matrices (``bits``, ``group``, ``sparsity``, ...), over its own.
-    ways : how single tensors are stored, by name (``ops.delta_strategy.Way``), whatever the strategy says of them.
-    target_size : for strategy ``auto``: bytes of the delta, text such as ``"200MiB"``, or a share of the fine-tune
-        (up to 1).
-    max_error : for strategy ``auto``: the largest error of a tensor's difference, as a share of its norm.
-    max_ram : hard ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
-    progress : called with a ``ProgressEvent`` by stored bytes of base and fine-tune.
-    digest : written per part where the container has digests: ``crc32c`` (default), ``sha256`` or None.
-    threads : encoding threads; all processors this process may use by default.
-    io : how the sources are read: ``pread`` (default), ``mmap``, ``auto``.
-    verify : check the sources' digests (default True).
-    measure : measure the error of what is not exact (default True).
-    overwrite : replace a file that exists, or a folder that holds a checkpoint and nothing else.
-    """
-
-    options: Mapping[str, Any]
-    ways: Mapping[str, Way]
-    target_size: float | str | None
-    max_error: float | None
-    max_ram: int | str | None
-    progress: ProgressCallback | None
-    digest: str | None
-    threads: int | None
-    io: str
-    verify: bool
-    measure: bool
-    overwrite: bool
 
 
 def diff(
@@ -269,7 +238,7 @@ class _Diff:
             way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
         if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)
-            return "replace", self._checked(Step(tensor, moved_spec(tensor), MOVED, "moved", exact=True))
+            return "replace", self._checked(Step(tensor, tensor.spec(), MOVED, "moved", exact=True))
         if base is None or not (self._wdelta or alike(base, tensor)):
             return "replace", self._whole(tensor)
         codec = delta_codec(way.codec)
@@ -364,9 +333,8 @@ class _Diff:
 
     def _unknown_base(self) -> Identity:
         """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
-        if not self._wdelta:
-            return Identity(f"blake3:{_UNKNOWN}" if self._patch else None)
-        return Identity(f"blake3:{_UNKNOWN}" if self._shards else None, {PARENT: _UNKNOWN})
+        unknown, told = "0" * 64, self._patch if not self._wdelta else self._shards
+        return Identity(f"blake3:{unknown}" if told else None, {PARENT: unknown} if self._wdelta else {})
 
     def _parent_identity(self, plan: _Planned, parent: str) -> Identity:
         """Return what a ``.wdelta`` says of its base; of a sharded one its content too, for the hash goes by shards."""

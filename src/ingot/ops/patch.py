@@ -32,7 +32,8 @@ from ingot.ops.drive import drive, recycled, slab_budget
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
 from ingot.ops.patch_job import PatchJob
 from ingot.ops.pipeline import Pipeline, cut
-from ingot.ops.plan_convert import DECODED, MOVED, Step, encoded_spec, moved_spec
+from ingot.ops.plan_convert import DECODED, MOVED, Step
+from ingot.ops.specs import encoded_spec
 from ingot.stores.local import LocalTarget
 
 AnyPath = str | PathLike[str]
@@ -180,7 +181,7 @@ class _Patch:
 
     def _step(self, route: Route) -> Step:
         if route.opaque:
-            return self._checked(Step(route.origin, moved_spec(route.origin), MOVED, "moved", exact=True))
+            return self._checked(Step(route.origin, route.origin.spec(), MOVED, "moved", exact=True))
         tensor = replace(route.origin, dtype=route.dtype)
         wanted, options = self._options.get("dtype"), {}
         if wanted is not None and DTYPES[route.dtype].is_float:

@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any
 
 from ingot.codecs.base import Encoder, Relay, relays_of
-from ingot.codecs.delta import DeltaEncoder
 from ingot.codecs.dense_relay import held, wider
 from ingot.codecs.reach import RULE as UNDERFLOW
 from ingot.codecs.reach import named, reaching
@@ -23,15 +22,16 @@ from ingot.core.gcpause import gc_paused
 from ingot.core.names import count_layers
 from ingot.core.parallel import ordered
 from ingot.core.retype import HOLDERS
-from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, WriteOptions
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.idle import weighs, without_effect
 from ingot.ops.importance import digests
 from ingot.ops.measure_choice import Candidate, first_values, pick
 from ingot.ops.prune import Pruning
+from ingot.ops.specs import encoded_spec, least_size, same_storage
 from ingot.ops.work import Job
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.load import made_for
@@ -242,7 +242,7 @@ def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
     stays = _as_stored(tensor, format, rule)
     if stays is not None:
         return stays
-    reason = format.refuses(moved_spec(tensor))
+    reason = format.refuses(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
     for dtype in (tensor.dtype, "f32") if tensor.dtype in HOLDERS else (tensor.dtype,):
@@ -255,7 +255,7 @@ def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
 
 def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or re-laid where the format wants another layout."""
-    spec = moved_spec(tensor)
+    spec = tensor.spec()
     if format.refuses(spec) is None:
         return Step(tensor, spec, MOVED, rule, exact=True)
     if tensor.codec not in CODECS:
@@ -314,8 +314,8 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, reques
         if wide is not None and choice.encoding == "raw":
             encoder, spec = wide, encoded_spec(tensor.name, tensor, wide, choice.encoding)
             reason = format.refuses(spec)
-    if reason is None and not loses and _same_storage(tensor, spec):
-        return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
+    if reason is None and not loses and same_storage(tensor, spec):
+        return Step(tensor, tensor.spec(), MOVED, rule, exact=True)
     if reason is not None:
         raise UnsupportedError(
             f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
@@ -326,8 +326,8 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, reques
     )
     if more:
         spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
-        if not loses and _same_storage(tensor, spec):
-            return Step(tensor, moved_spec(tensor), MOVED, rule, exact=True)
+        if not loses and same_storage(tensor, spec):
+            return Step(tensor, tensor.spec(), MOVED, rule, exact=True)
     action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
     if not keeps:
         _refuse_requantizing(tensor, rule, request)
@@ -360,53 +360,3 @@ def _stored_exactly(tensor: Tensor) -> bool:
     """Whether the stored values are those that somebody gave, but for blocks that were dropped."""
     codec = tensor.params.get("inner") if tensor.codec == "sparse_blocks" else tensor.codec
     return CODECS[str(codec)].lossless
-
-
-def _same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
-    """Whether the tensor is stored already just as the spec says, so that its parts can move."""
-    if (
-        tensor.codec != spec.codec
-        or tensor.dtype != spec.dtype
-        or set(tensor.parts) != {part.role for part in spec.parts}
-    ):
-        return False
-    if any(dict(tensor.params).get(key) != value for key, value in spec.params.items()):
-        return False
-    return all(
-        part.encoding == tensor.parts[part.role].encoding
-        and part.dtype == tensor.parts[part.role].dtype
-        and part.nbytes in (None, tensor.parts[part.role].nbytes)
-        for part in spec.parts
-    )
-
-
-def least_size(specs: Sequence[TensorSpec], size: int) -> int:
-    """Return ``size``, which a format tells of these specs, less the parts whose length only their bytes tell."""
-    return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
-
-
-def moved_spec(tensor: Tensor) -> TensorSpec:
-    """Return the spec of a tensor whose stored bytes are copied as they are."""
-    parts = tuple(
-        PartSpec(role, part.dtype, part.length, part.type, part.encoding, part.uncompressed_length)
-        for role, part in tensor.parts.items()
-    )
-    return TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.codec, parts, dict(tensor.params))
-
-
-def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, encoding: str) -> TensorSpec:
-    """Return the spec of a tensor that ``encoder`` will write, each part in ``encoding``."""
-    parts = encoder.parts
-    if encoding != "raw":
-        if any(part.length is None for part in parts):
-            raise CodecError(
-                "convert.encoding",
-                f"encoding {encoding} needs a codec whose part sizes are known beforehand, {encoder.codec}'s are not",
-            )
-        parts = tuple(replace(part, length=None, encoding=encoding, uncompressed_length=part.length) for part in parts)
-    dtype = str(encoder.params.get("dtype", "")) or _stored_dtype(parts, tensor.dtype)
-    return TensorSpec(name, tensor.shape, dtype, encoder.codec, parts, dict(encoder.params))
-
-
-def _stored_dtype(parts: Sequence[PartSpec], default: str) -> str:
-    return (parts[0].type or parts[0].dtype) if len(parts) == 1 else default

@@ -17,7 +17,6 @@ from ingot.model.part import StoredReader, memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor
 from ingot.ops.destination import Destination, destination, require_room, stage
-from ingot.ops.plan_convert import moved_spec
 from ingot.stores.local import LocalTarget
 
 _CHUNK = 8 << 20
@@ -94,7 +93,7 @@ def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tenso
             item = as_tensor(name, value)
         except IngotError as error:
             raise error if error.where == name else error.at(name) from None
-        spec = moved_spec(item)
+        spec = item.spec()
         reason = format.refuses(spec)
         if reason is not None:
             raise UnsupportedError(

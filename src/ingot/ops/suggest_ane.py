@@ -24,7 +24,7 @@ from ingot.ops.assume import Assumptions, parse_assumptions
 from ingot.ops.measure_choice import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.plan_ane import KERNEL, form_of_tensor, load_chips, use_of
-from ingot.ops.plan_convert import encoded_spec
+from ingot.ops.specs import encoded_spec
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes, predict

@@ -26,7 +26,7 @@ from ingot.errors import CodecError, IntegrityError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.strategies import random_bits
+from ingot.testing.strategies import indices, random_bits
 
 
 @dataclass(frozen=True)
@@ -168,18 +168,6 @@ def _ml_finfo(dtype: str) -> Any:
 
 def _rng(case: Case) -> np.random.Generator:
     return np.random.default_rng(prod(case.shape) + len(case.shape))
-
-
-def indices(rng: np.random.Generator, shape: tuple[int, ...], count: int = 4) -> list[Any]:
-    """Return some indices of a shape: integers, slices, steps, an ellipsis, everything."""
-
-    def key(size: int) -> int | slice:
-        first, stop = sorted(rng.integers(-size - 1, size + 2, 2).tolist())
-        kinds = [slice(first, stop), slice(None), slice(None, None, -1), slice(first, None, 3)]
-        return int(rng.integers(-size, size)) if size and rng.random() < 0.4 else kinds[int(rng.integers(4))]
-
-    found = [tuple(key(size) for size in shape[: rng.integers(0, len(shape) + 1)]) for _ in range(count)]
-    return [..., *found, *([(..., key(shape[-1]))] if shape else [])]
 
 
 class CodecSuite:

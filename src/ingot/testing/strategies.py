@@ -98,3 +98,15 @@ def names() -> st.SearchStrategy[str]:
     )
     text = st.text(st.characters(codec="utf-8"), max_size=40)
     return st.one_of(usual, st.sampled_from(_AWKWARD), text)
+
+
+def indices(rng: np.random.Generator, shape: tuple[int, ...], count: int = 4) -> list[Any]:
+    """Return some indices of a shape: integers, slices, steps, an ellipsis, everything."""
+
+    def key(size: int) -> int | slice:
+        first, stop = sorted(rng.integers(-size - 1, size + 2, 2).tolist())
+        kinds = [slice(first, stop), slice(None), slice(None, None, -1), slice(first, None, 3)]
+        return int(rng.integers(-size, size)) if size and rng.random() < 0.4 else kinds[int(rng.integers(4))]
+
+    found = [tuple(key(size) for size in shape[: rng.integers(0, len(shape) + 1)]) for _ in range(count)]
+    return [..., *found, *([(..., key(shape[-1]))] if shape else [])]
