@@ -331,7 +331,7 @@ def test_verify_decodes_what_is_stored_and_not_what_was_dropped(tmp_path: Path) 
     empty = quantized("t", codes(0, 16, 4), 4, [(0.5, 0.0)])
     path = tmp_path / "f.squizd"
     path.write_bytes(squizd([pruned(empty, 0, 2**31, 2**31, ())]).data)
-    assert [finding.rule for finding in ingot.verify(path)] == ["sparse_blocks.size"]
+    assert [found.rule for found in ingot.verify(path) if found.level == "error"] == ["sparse_blocks.size"]
     path.write_bytes(squizd([pruned(empty, 0, 2**12, 2**12, ())]).data)
     assert ingot.verify(path, strict=True) == []
     nan = dense("t", "bf16", [2, 2], b"\xc0\x7f\x00\x00" * 2)  # kept as it is: no quantizer made it
