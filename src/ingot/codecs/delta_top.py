@@ -14,8 +14,8 @@ from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
-WHOLE = 1 << 22
-"""Tensors of up to so many elements are encoded in one piece: read once, and still little memory."""
+WHOLE = 1 << 24
+"""Tensors of up to so many elements are encoded in one piece: read once, with 24 bytes an element at most."""
 _GRID = 1 << 16
 _LONG = 1 << 20
 _MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
