@@ -21,7 +21,8 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     Raises
     ------
     UnsupportedError
-        ``adapter.dtype``: JAX would narrow 64-bit values, which it does unless ``jax_enable_x64`` is set.
+        ``adapter.dtype``: JAX would narrow 64-bit values, which it does unless ``jax_enable_x64`` is set; or the
+        installed JAX does not know the element type.
     """
     jax = require("jax", "jax")
 
@@ -32,4 +33,10 @@ def from_numpy(array: Array, device: Any = None) -> Any:
             f"JAX would narrow {array.dtype} values: call jax.config.update('jax_enable_x64', True) first",
             rule="adapter.dtype",
         )
-    return jax.device_put(array, place)
+    try:
+        return jax.device_put(array, place)
+    except TypeError as error:
+        raise UnsupportedError(
+            f"JAX {jax.__version__} has no arrays of {array.dtype}: take another dtype, or a newer JAX",
+            rule="adapter.dtype",
+        ) from error

@@ -63,9 +63,11 @@ def test_mlx_knows_two_devices():
 def test_jax_keeps_the_bits_or_refuses(dtype):
     jax = pytest.importorskip("jax")
     array = np.arange(1, 7).astype(numpy_dtype(dtype)).reshape(2, 3)
-    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-        with pytest.raises(UnsupportedError):
+    unknown = dtype == "f8_e8m0fnu" and not hasattr(jax.numpy, "float8_e8m0fnu")  # to old releases
+    if unknown or jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        with pytest.raises(UnsupportedError) as caught:
             FRAMEWORKS["jax"](array)
+        assert caught.value.rule == "adapter.dtype"
         return
     back = np.asarray(FRAMEWORKS["jax"](array, "cpu"))
     assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
