@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 _WITHOUT_MODELS = f"NOT TESTED: needs the pair of small language models in {MODELS}"
+
+# No test asserts a time, and a loaded machine takes any.
+settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ingot")
 
 # A background job of a shell starts with Ctrl-C ignored, and its children inherit that: tests that interrupt a child
 # process would wait for ever.
@@ -17,7 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests with the marker ``models`` where the models are not."""
+    """Let no test depend on a terminal's width, and skip those with the marker ``models`` where the models are not."""
+    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers
     if item.get_closest_marker("models") and not MODELS.is_dir():
         pytest.skip(_WITHOUT_MODELS)
 

@@ -63,12 +63,13 @@ void exponents(const In<std::uint16_t>& values, const Out<std::uint64_t>& counts
 }  // namespace
 
 void bind_tca_tbe(nb::module_& m) {
-  define(m, "tca_tbe_encode", &encode, nb::arg("values"), nb::arg("start"), nb::arg("counts"), nb::arg("bitmap1"),
-        nb::arg("bitmap2"), nb::arg("bitmap3"), nb::arg("high"), nb::arg("fallback"),
+  const auto array = [](const char* name) { return nb::arg(name).noconvert(); };  // words of another type are no such words
+  define(m, "tca_tbe_encode", &encode, array("values"), nb::arg("start"), array("counts"), array("bitmap1"),
+        array("bitmap2"), array("bitmap3"), array("high"), array("fallback"),
         "Encode whole rows of tiles; returns how many high bytes and fallback elements there are.");
-  define(m, "tca_tbe_decode", &decode, nb::arg("counts"), nb::arg("bitmap1"), nb::arg("bitmap2"), nb::arg("bitmap3"),
-        nb::arg("high"), nb::arg("fallback"), nb::arg("start"), nb::arg("out"),
+  define(m, "tca_tbe_decode", &decode, array("counts"), array("bitmap1"), array("bitmap2"), array("bitmap3"),
+        array("high"), array("fallback"), nb::arg("start"), array("out"),
         "Decode whole rows of tiles; returns how many tiles were decoded: less than there are where counts do not fit.");
-  define(m, "bf16_exponents", &exponents, nb::arg("values"), nb::arg("counts"),
+  define(m, "bf16_exponents", &exponents, array("values"), array("counts"),
         "Add to counts[e] how many bf16 values have the exponent e.");
 }

@@ -11,7 +11,7 @@ import pytest
 from ingot.codecs.float_entropy import EntropyCodec
 from ingot.codecs.float_entropy_rows import decode_chunks, params_of
 from ingot.core.dtypes import DTYPES, numpy_dtype
-from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.errors import CodecError, ResourceError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import (
@@ -257,5 +257,6 @@ def test_a_few_bytes_do_not_claim_any_memory() -> None:
     """Sizes are checked before the result is allocated: the claim must at least be paid for by a size per chunk."""
     tensor = replace(small(), shape=(1 << 50,))
     refused(tensor)
-    with pytest.raises(CodecError):
+    with pytest.raises(ResourceError) as caught:
         tensor.numpy()
+    assert caught.value.rule == "decoded.limit"

@@ -118,7 +118,7 @@ def test_bytes_do_not_depend_on_threads_or_slabs(source: Path, tmp_path: Path, m
     ingot.convert(source, tmp_path / "one.squizd", threads=1)
     for size in (1, 777, 3000):
         monkeypatch.setattr(pipeline, "MOVE_BYTES", size)
-        ingot.convert(source, tmp_path / "many.squizd", threads=5)
+        ingot.convert(source, tmp_path / "many.squizd", threads=5, overwrite=True)
         assert (tmp_path / "many.squizd").read_bytes() == (tmp_path / "one.squizd").read_bytes()
 
 
