@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from pathlib import Path
 
 from ingot.core.memory import format_size
@@ -12,10 +12,10 @@ from ingot.errors import ResourceError
 def free_disk(folder: Path) -> int | None:
     """Return the bytes that this user may still write into ``folder``; None where the file system does not tell."""
     try:
-        found = os.statvfs(folder)
-    except (OSError, AttributeError):
+        usage = shutil.disk_usage(folder)
+    except OSError:
         return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+    return usage.free if usage.total else None
 
 
 def require_disk(nbytes: int, folder: Path, where: str) -> None:

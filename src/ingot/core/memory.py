@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
-import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +14,6 @@ from ingot.errors import ResourceError, UsageError
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgtp]?)(i?)(b?)\s*\Z", re.IGNORECASE)
 _POWERS = "kmgtp"
 _STATUS = Path("/proc/self/status")
-_MEMINFO = Path("/proc/meminfo")
 
 
 def parse_size(text: str | int) -> int:
@@ -58,20 +55,23 @@ def format_size(count: int) -> str:
 def anonymous_rss() -> int:
     """Return this process's resident anonymous bytes: heap, stacks and written copy-on-write pages, not mapped files.
 
-    Linux: ``RssAnon`` of proc_pid_status(5). Elsewhere there is no cheap way to tell, and ``peak_rss`` is returned: an
-    upper bound.
+    Linux: ``RssAnon`` of proc_pid_status(5), which is what is resident less what psutil calls shared. Elsewhere what
+    psutil calls ``uss``, the memory that no other process shares.
     """
-    found = _kib(_STATUS, "RssAnon")
-    return peak_rss() if found is None else found
+    import psutil
+
+    process = psutil.Process()
+    used = process.memory_info()
+    return int(used.rss - used.shared if hasattr(used, "shared") else process.memory_full_info().uss)
 
 
 def peak_rss() -> int:
     """Return the highest resident set of this process so far in bytes, mapped files included.
 
-    Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec). Else ``ru_maxrss``, in
-    bytes on macOS and KiB elsewhere.
+    Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec, and psutil does not tell).
+    Else ``ru_maxrss``, in bytes on macOS and KiB elsewhere.
     """
-    found = _kib(_STATUS, "VmHWM")
+    found = _high_water()
     if found is not None:
         return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -79,18 +79,14 @@ def peak_rss() -> int:
 
 
 def available_ram() -> int:
-    """Return how many bytes can be taken without swapping: the machine's ``MemAvailable``, and no more than what the
-    control groups (v1 or v2) above this process leave, page cache that can be dropped counted as free.
-
-    On macOS what vm_stat(1) counts as free, inactive, speculative or purgeable; all of the memory where neither tells.
+    """Return how many bytes can be taken without swapping: what psutil says of the machine (Linux: ``MemAvailable``),
+    and no more than what the control groups (v1 or v2) above this process leave, of which psutil knows nothing; page
+    cache that can be dropped counts as free.
     """
-    machine = _kib(_MEMINFO, "MemAvailable")
-    if machine is None and sys.platform == "darwin":
-        machine = _vm_stat()
-    if machine is None:
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
     rooms = [room for room in map(_room, limit_files("memory")) if room is not None]
-    return max(0, min([machine, *rooms]))
+    return max(0, min([int(psutil.virtual_memory().available), *rooms]))
 
 
 def require_ram(
@@ -123,21 +119,6 @@ def require_ram(
         )
 
 
-def vm_stat_available(report: str) -> int | None:
-    """Return the bytes that a report of macOS's vm_stat(1) counts as available; None for anything else."""
-    page = re.search(r"page size of ([0-9]{1,9}) bytes", report)
-    rows = re.findall(r"^Pages (free|inactive|speculative|purgeable): +([0-9]{1,15})\.$", report, re.MULTILINE)
-    return int(page[1]) * sum(int(count) for _, count in rows) if page and rows else None
-
-
-def _vm_stat() -> int | None:
-    try:
-        done = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return vm_stat_available(done.stdout)
-
-
 def _room(folder: Path) -> int | None:
     """Return limit - used + droppable cache of one control group; None if it sets no limit."""
     modern = (folder / "memory.max").exists()
@@ -162,9 +143,9 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _kib(path: Path, key: str) -> int | None:
+def _high_water() -> int | None:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _STATUS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -244,14 +243,10 @@ def _is_manifest(entry: Entry) -> bool:
 
 def default_cache() -> Path:
     """Return the folder for what can be made again: ``$INGOT_CACHE``, or the platform's usual place."""
+    from platformdirs import user_cache_path
+
     chosen = os.environ.get("INGOT_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "ingot"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "ingot" / "Cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
+    return Path(chosen) if chosen else user_cache_path("ingot", appauthor=False)
 
 
 def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, overwrite: bool = False) -> DraftShape:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import atomic_write
@@ -210,27 +210,22 @@ def _cost(form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
 def recipe_text(name: str, picks: Sequence[Pick], chips: Sequence[str], max_error: float) -> str:
     """Return the TOML of a recipe called ``name``: one rule per way, with the names of its weights."""
     about = f"Fastest forms for {', '.join(chips)}, RMS of the error at most {max_error:g} of each weight's own RMS."
-    lines = [
-        f"name = {_toml(name)}",
-        f"description = {_toml(about)}",
-    ]
+    rules = []
     for way, codec, options in _WAYS:
-        weights = [pick.name for pick in picks if pick.way == way]
-        if not weights:
-            continue
-        worst = max(pick.error for pick in picks if pick.way == way)
-        words = ", ".join(f"{key} = {_toml(value)}" for key, value in options.items())
-        lines += ["", "[[rules]]", f"label = {_toml(f'{way}, error up to {worst:.3g}')}", "match = ["]
-        lines += [f"    {_toml(_pattern(weight))}," for weight in weights]
-        lines += ["]", f"codec = {_toml(codec)}", f"options = {{ {words} }}" if words else "options = {}"]
-    return "\n".join(lines) + "\n"
+        picked = [pick for pick in picks if pick.way == way]
+        if picked:
+            worst = max(pick.error for pick in picked)
+            rules.append(
+                {
+                    "label": f"{way}, error up to {worst:.3g}",
+                    "match": [_pattern(pick.name) for pick in picked],
+                    "codec": codec,
+                    "options": dict(options),
+                }
+            )
+    return tomli_w.dumps({"name": name, "description": about, "rules": rules})
 
 
 def _pattern(name: str) -> str:
     """Return a pattern that fits this name alone; a recipe's globs would read brackets and stars."""
     return f"re:{re.escape(name)}\\Z" if re.search(r"[*?\[]", name) or name.startswith("re:") else name
-
-
-def _toml(value: Any) -> str:
-    """Write a value as TOML: the strings, numbers and booleans of JSON are written as there."""
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,12 +84,14 @@ def test_anonymous_memory_counts_the_heap_and_not_mapped_files(tmp_path):
     assert anonymous_rss() - before < 0.1 * size
 
 
-def test_without_proc_there_is_an_upper_bound(monkeypatch, tmp_path):
+def test_elsewhere_than_on_linux_the_system_is_asked_otherwise(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_STATUS", tmp_path / "none")
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
     assert peak_rss() > 10 << 20
-    assert anonymous_rss() > 10 << 20
-    assert available_ram() > 0
+    process = SimpleNamespace(
+        memory_info=lambda: SimpleNamespace(rss=5 << 20), memory_full_info=lambda: SimpleNamespace(uss=3 << 20)
+    )
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    assert anonymous_rss() == 3 << 20
 
 
 @pytest.mark.parametrize(
@@ -123,33 +127,14 @@ def test_a_group_without_a_limit_does_not(monkeypatch, tmp_path, files):
     assert available_ram() > 10 << 20
 
 
-VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
-Pages free:                               10000.
-Pages active:                            200000.
-Pages inactive:                          190000.
-Pages speculative:                         5000.
-Pages throttled:                              0.
-Pages wired down:                         90000.
-Pages purgeable:                            500.
-"Translation faults":                  12345678.
-"""
-
-
-def test_what_macos_counts_as_available():
-    assert memory.vm_stat_available(VM_STAT) == (10000 + 190000 + 5000 + 500) * 16384
-
-
-@pytest.mark.parametrize("text", ["", "Pages free: 10.", "page size of 16384 bytes", VM_STAT.replace("Pages", "Bytes")])
-def test_another_report_says_nothing_about_macos(text):
-    assert memory.vm_stat_available(text) is None
-
-
-def test_macos_is_asked_where_proc_is_not(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
-    monkeypatch.setattr(memory, "limit_files", lambda _: [])
-    monkeypatch.setattr("sys.platform", "darwin")
-    monkeypatch.setattr(memory, "_vm_stat", lambda: 1 << 30)
-    assert memory.available_ram() == 1 << 30
+@pytest.mark.parametrize(("machine", "expected"), [(1 << 30, 1 << 30), (1 << 40, 600000)])
+def test_of_machine_and_control_group_the_smaller_counts(monkeypatch, tmp_path, machine, expected):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=machine))
+    if expected != machine:
+        (tmp_path / "memory.max").write_text("1000000\n")
+        (tmp_path / "memory.current").write_text("400000\n")
+    monkeypatch.setattr(memory, "limit_files", lambda controller: [tmp_path])
+    assert available_ram() == expected
 
 
 def test_what_does_not_fit_is_refused_before_it_is_begun(monkeypatch):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from platformdirs import user_cache_path
 
 import ingot
 from ingot.cli.main import run
@@ -308,6 +309,8 @@ def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "mine"))
     assert default_cache() == tmp_path / "mine"
     assert extract_coreml(full).is_relative_to(tmp_path / "mine" / "coreml")
+    monkeypatch.delenv("INGOT_CACHE")
+    assert default_cache() == user_cache_path("ingot", appauthor=False)
 
 
 def test_nothing_to_extract(tmp_path: Path, model: Path) -> None:

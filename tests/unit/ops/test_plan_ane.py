@@ -219,7 +219,7 @@ def test_errors_that_bound_nothing_are_refused(model: Path, tmp_path: Path, erro
     assert found.value.rule == "ane.suggest"
 
 
-@pytest.mark.parametrize("name", ["a.b", 'q"uo\\te', "re:x", "a[0]*?", "é\n\x7f", "a.b2"])
+@pytest.mark.parametrize("name", ["a.b", 'q"uo\\te', "re:x", "a[0]*?", "é\n\x7f", "\U0001f600", "a.b2"])
 def test_names_in_recipes_hit_themselves_alone(name: str) -> None:
     text = recipe_text("mine", [Pick(name, "palette4", 0.01, 2, 1)], ["m1"], 0.1)
     recipe = parse_recipe(text, where="suggested")
