@@ -6,13 +6,16 @@ from typing import Annotated
 
 import typer
 
+from ingot.cli.lut import pair
 from ingot.cli.output import Json, print_json, shape_text, size_text
 from ingot.cli.tables import table
+from ingot.errors import UsageError
 
 EPILOG = (
     "Examples:\n\n"
     "  ingot kernel model.safetensors model.layers.0.mlp.up_proj.weight up.anek --chip m1\n\n"
     "  ingot kernel model.zt conv1.weight conv1.anek --chip m4 --bias conv1.bias --activation gelu\n\n"
+    "  ingot kernel model.zt conv1.weight conv1.anek --chip m4 --activation tanh --domain=-3,3 --outside line\n\n"
     "  ingot inspect up.anek"
 )
 
@@ -29,6 +32,8 @@ def command(
     chip: Annotated[str, typer.Option(help="Chip to pack for.")] = "m1",
     bias: Annotated[str | None, typer.Option(help="Tensor with a bias per output channel.")] = None,
     activation: Annotated[str | None, typer.Option(help="Function whose table goes in; see `ingot lut`.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Where the table's knots lie: LOW,HIGH; as `ingot lut`.")] = None,
+    outside: Annotated[str | None, typer.Option(help="Beyond the knots: clamp, line or best; as `ingot lut`.")] = None,
     assume: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, as `ingot plan` takes it.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
     json: Json = False,
@@ -39,9 +44,15 @@ def command(
     a version; no tool of Apple's reads it.
     """
     from ingot.ops.kernel_ane import pack_kernel
+    from ingot.targets.ane.activation import fit_lut
 
+    if activation is None and (domain, outside) != (None, None):
+        raise UsageError("expected --activation NAME with --domain and --outside", rule="ane.function")
+    table_of = None
+    if activation is not None:
+        table_of = fit_lut(activation, None, pair(domain, "--domain"), outside or "clamp").lut
     report = pack_kernel(
-        path, name, out, chip, bias=bias, activation=activation, assume=assume or (), overwrite=overwrite
+        path, name, out, chip, bias=bias, activation=table_of, assume=assume or (), overwrite=overwrite
     )
     if json:
         print_json(report)

@@ -13,7 +13,7 @@ EPILOG = (
     "Examples:\n\n"
     "  ingot lut gelu\n\n"
     "  ingot lut silu --range=-8,8 --svg silu.svg\n\n"
-    "  ingot lut tanh --domain=-4,4 --json"
+    "  ingot lut tanh --domain=-4,4 --outside line --json"
 )
 
 
@@ -26,6 +26,9 @@ def command(
     name: Annotated[str, typer.Argument(help="sigmoid, tanh, gelu, silu, exp or rsqrt.")],
     range: Annotated[str | None, typer.Option("--range", help="Inputs that matter: LOW,HIGH.")] = None,
     domain: Annotated[str | None, typer.Option(help="Where the 33 knots lie: LOW,HIGH; fitted by default.")] = None,
+    outside: Annotated[
+        str, typer.Option(help="Beyond the knots: clamp to the end knots, as published; line (inferred); or best.")
+    ] = "clamp",
     svg: Annotated[str | None, typer.Option(help="Write a plot to this file.")] = None,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the curve and the error.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists, for --svg.")] = False,
@@ -39,7 +42,7 @@ def command(
     from ingot.targets.ane.activation import FUNCTIONS, fit_lut
     from ingot.targets.ane.lut_plot import svg_plot, text_plot
 
-    fitted = fit_lut(name, _pair(range, "--range"), _pair(domain, "--domain"))
+    fitted = fit_lut(name, pair(range, "--range"), pair(domain, "--domain"), outside)
     function, _ = FUNCTIONS[name]
     if svg is not None:
         atomic_write(svg, svg_plot(fitted, function, name).encode(), overwrite=overwrite)
@@ -68,7 +71,8 @@ def command(
     )
 
 
-def _pair(text: str | None, option: str) -> tuple[float, float] | None:
+def pair(text: str | None, option: str) -> tuple[float, float] | None:
+    """Return the numbers of ``LOW,HIGH``; ``UsageError`` ``ane.function`` for other text."""
     if text is None:
         return None
     try:

@@ -19,7 +19,7 @@ from ingot.model.tensor import Array, Tensor
 from ingot.ops.assume import parse_assumptions
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.plan_ane import form_of_tensor
-from ingot.targets.ane.activation import fit_lut
+from ingot.targets.ane.activation import ActivationLut, fit_lut
 from ingot.targets.ane.bits import unpack_lsb
 from ingot.targets.ane.chips import Chip, load_chip
 from ingot.targets.ane.form import INTEGER, PALETTE, SPARSE
@@ -51,7 +51,7 @@ def pack_kernel(
     chip: str = "m1",
     *,
     bias: str | None = None,
-    activation: str | None = None,
+    activation: str | ActivationLut | None = None,
     assume: Sequence[str] = (),
     overwrite: bool = False,
 ) -> KernelReport:
@@ -61,8 +61,8 @@ def pack_kernel(
     ----------
     path, name
         Checkpoint and tensor, output channels first; ``bias`` is another tensor, one value per channel.
-    activation : str, optional
-        A function whose table goes in, fitted as ``ingot lut`` does.
+    activation : str or ActivationLut, optional
+        A function whose table goes in, fitted as ``ingot lut`` does; or the table.
     assume : sequence of str
         As ``ingot.plan`` takes them.
     overwrite : bool
@@ -96,7 +96,7 @@ def pack_kernel(
             )
         weight = (_stored(tensor, known) if decision.streams else None) or _dense(tensor)
         extra = _halves(checkpoint[bias], bias, tensor.shape[0]) if bias is not None else None
-    lut = None if activation is None else fit_lut(activation).lut
+    lut = fit_lut(activation).lut if isinstance(activation, str) else activation
     packed = KernelWeight(
         weight.shape, weight.values, weight.bits, weight.codebooks, weight.mask, weight.scale, extra, lut
     )

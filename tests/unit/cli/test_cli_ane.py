@@ -104,7 +104,15 @@ def test_lut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["entries"]) == 43
     assert found["domain"] == pytest.approx([-3.0, 3.0], abs=0.01)
     assert found["max_error"] < 0.006
-    for wrong in (["sinh"], ["tanh", "--range=1"], ["tanh", "--range=2,1"], ["exp", "--range=0,90"]):
+    assert run(["lut", "tanh", "--domain=-3,3", "--outside", "line", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outside"] == "line"
+    for wrong in (
+        ["sinh"],
+        ["tanh", "--outside", "wrap"],
+        ["tanh", "--range=1"],
+        ["tanh", "--range=2,1"],
+        ["exp", "--range=0,90"],
+    ):
         assert run(["lut", *wrong]) == 2
 
 
@@ -121,6 +129,12 @@ def test_kernel_and_inspect(model: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert [record[1] for record in found["records"]] == [16] * 4
     with ingot.open(model) as checkpoint:
         np.testing.assert_array_equal(load_kernel(out).dense(), checkpoint[name].numpy())
+    table = ["--activation", "tanh", "--domain=-3,3", "--outside", "line"]
+    assert run(["kernel", model, name, str(out), "--overwrite", *table]) == 0
+    lut = load_kernel(out).weight.lut
+    assert lut is not None
+    assert (float(lut.lo), lut.mode) == (-3.0, 1)
+    assert run(["kernel", model, name, str(out), "--overwrite", "--domain=-3,3"]) == 2
     damaged = tmp_path / "bad.anek"
     damaged.write_bytes(out.read_bytes()[:-1] + b"\x7f")
     assert run(["inspect", str(damaged)]) == 1

@@ -9,7 +9,7 @@ part selects one, the fraction interpolates in half precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
 
 ENTRIES, KNOTS, SEGMENTS = 43, 33, 32
-_FINALISTS = 12  # domains that are evaluated in half precision over the whole interval
+_SAMPLES, _BATCH = (512, 8192), 32  # inputs of the first and the second look at a domain
+_REFINEMENTS, _BEST = 6, 6  # how often grids are halved, and around how many of the best domains
 _LARGEST = float(np.finfo(np.float16).max)
 CLAMP, TAILS = 0, 1
 """Mode flags of this record: outside the domain the end knot (B25), or the tail's line (inferred: see the spec)."""
+OUTSIDE: Mapping[str, tuple[int, ...]] = {"clamp": (CLAMP,), "line": (TAILS,), "best": (CLAMP, TAILS)}
+"""What may hold outside the domain, by the name that ``fit_lut`` takes."""
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -63,17 +66,38 @@ class ActivationLut:
     def __call__(self, x: Any) -> Array:
         """Evaluate in float16, every operation rounded; NaN gives +inf, as measured on the engine (B3)."""
         x = np.asarray(x, np.float16)
-        with np.errstate(over="ignore", invalid="ignore"):
-            inside = np.where(np.isnan(x), self.lo, np.clip(x, self.lo, self.hi))
-            place = np.minimum((inside - self.lo) * self.scale, np.float16(SEGMENTS))
-            segment = np.minimum(place.astype(np.int64), SEGMENTS - 1)
-            fraction = place - segment.astype(np.float16)
-            step = self.knots[segment + 1] - self.knots[segment]
-            y = self.knots[segment] + fraction * step
-            if self.mode == TAILS:
-                y = np.where(x < self.lo, self.tails[0] * x + self.tails[1], y)
-                y = np.where(x > self.hi, self.tails[2] * x + self.tails[3], y)
-        return np.where(np.isnan(x), np.float16(np.inf), y).astype(np.float16)
+        y: Array = _evaluate([self], x.reshape(-1))[0].astype(np.float16)
+        return y.reshape(x.shape)
+
+
+def _evaluate(records: Sequence[ActivationLut], x: Array) -> Array:
+    """Return what records over one domain give for float16 ``x``, [records, len(x)], float32 that are float16.
+
+    Sum, difference and product of two float16 in float32, rounded to float16, are those that float16 arithmetic gives:
+    float32 has more than twice the digits.
+    """
+    first = records[0]
+    lo, hi, scale = (np.float32(value) for value in (first.lo, first.hi, first.scale))
+    wide = x.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        inside = np.where(np.isnan(wide), lo, np.clip(wide, lo, hi))
+        place = np.minimum(_half(_half(inside - lo) * scale), np.float32(SEGMENTS))
+        segment = np.minimum(place.astype(np.int64), SEGMENTS - 1)
+        fraction = place - segment.astype(np.float32)  # exact: both are multiples of the place's last bit
+        found = np.empty((len(records), len(x)), np.float32)
+        for y, record in zip(found, records, strict=True):
+            knots, tails = record.knots.astype(np.float32), record.tails.astype(np.float32)
+            left = knots[segment]
+            y[...] = _half(left + _half(fraction * _half(knots[segment + 1] - left)))
+            if record.mode == TAILS:
+                for beyond, slope, offset in ((wide < lo, *tails[:2]), (wide > hi, *tails[2:])):
+                    y[beyond] = _half(_half(slope * wide[beyond]) + offset)
+            y[np.isnan(wide)] = np.inf
+    return found
+
+
+def _half(values: Array) -> Array:
+    return values.astype(np.float16).astype(np.float32)
 
 
 def read_lut(entries: Array) -> ActivationLut:
@@ -113,9 +137,12 @@ class Fitted:
 
 
 def fit_lut(
-    function: str | Function, interval: tuple[float, float] | None = None, domain: tuple[float, float] | None = None
+    function: str | Function,
+    interval: tuple[float, float] | None = None,
+    domain: tuple[float, float] | None = None,
+    outside: str = "clamp",
 ) -> Fitted:
-    """Build the record of a function with the least largest error over ``interval``.
+    """Build the record of a function with the least largest error over ``interval``, as the engine evaluates it.
 
     Parameters
     ----------
@@ -124,30 +151,36 @@ def fit_lut(
     interval : (float, float), optional
         Inputs that matter; that of ``FUNCTIONS`` by default.
     domain : (float, float), optional
-        Where the knots lie; fitted by default, by trying domains within the interval on finer and finer grids.
+        Where the knots lie; fitted by default, by trying domains within the interval on finer and finer grids. Of all
+        that are tried the one with the least largest error in half precision is taken.
+    outside : str
+        What holds beyond the domain: ``clamp``, the end knots, as published (B25); ``line``, the tails' lines
+        (inferred); ``best``, whichever errs less.
 
     Raises
     ------
     UsageError
-        ``ane.function``: an unknown name, an interval that is empty or no float16, or a function that is not finite
-        on it.
+        ``ane.function``: an unknown name, an interval that is empty or no float16, a function that is not finite
+        on it, or another word for ``outside``.
     """
     call, interval = _resolve(function, interval)
+    if outside not in OUTSIDE:
+        raise UsageError(f"expected {', '.join(OUTSIDE)} outside the domain, found {outside!r}", rule="ane.function")
     inputs = _halves(*interval)
     wanted = np.asarray(call(inputs.astype(np.float64)), np.float64)
     if wanted.shape != inputs.shape or not (np.abs(wanted) <= _LARGEST).all():
         raise UsageError("expected a function with float16 values on the interval, found others", rule="ane.function")
-    domains = [domain] if domain is not None else _search(call, interval, inputs, wanted)
-    made = [lut for pair in domains for lut in _records(call, interval, *pair)]
-    if not made:
+    domains = _Domains(call, interval, OUTSIDE[outside], inputs, wanted)
+    if domain is None:
+        domains.search()
+    else:
+        domains.add(*domain)
+    best = domains.best()
+    if best is None:
         raise UsageError("expected a domain of float16 numbers with room for 32 segments", rule="ane.function")
-    errors = [np.abs(lut(inputs).astype(np.float64) - wanted) for lut in made]
-    best = min(range(len(made)), key=lambda index: (float(errors[index].max()), made[index].mode, index))
-    error = errors[best]
+    error = np.abs(best(inputs).astype(np.float64) - wanted)
     worst = int(error.argmax())
-    return Fitted(
-        made[best], interval, float(error[worst]), float(inputs[worst]), float(np.sqrt(np.mean(np.square(error))))
-    )
+    return Fitted(best, interval, float(error[worst]), float(inputs[worst]), float(np.sqrt(np.mean(np.square(error)))))
 
 
 def _resolve(function: str | Function, interval: tuple[float, float] | None) -> tuple[Function, tuple[float, float]]:
@@ -170,38 +203,86 @@ def _halves(low: float, high: float) -> Array:
     return np.unique(inside.astype(np.float32)).astype(np.float16)
 
 
-def _search(call: Function, interval: tuple[float, float], inputs: Array, wanted: Array) -> list[tuple[float, float]]:
-    """Return the most promising domains of nested grids: 20 x 20, then three times 7 x 7 around the best so far.
+class _Domains:
+    """Domains that were tried, each with the largest error of its records over some of the inputs.
 
-    They are scored without the roundings of the evaluation, which is left to the caller.
+    That is a lower bound of the error over all of them, because a record is evaluated as it is at the end: in half
+    precision. So the best of all is found without evaluating every one everywhere.
     """
-    few = inputs[:: max(1, len(inputs) // 1024)].astype(np.float64)
-    sample = wanted[:: max(1, len(wanted) // 1024)]
-    (low, high), scored = interval, dict[tuple[float, float], float]()
-    step = (high - low) / 40
-    lows, highs = low + step * np.arange(20), high - step * np.arange(20)
-    for _ in range(4):
-        for pair in ((float(lo), float(hi)) for lo in lows for hi in highs if low <= lo < hi <= high):
-            errors = [float(np.abs(_unrounded(lut, few) - sample).max()) for lut in _records(call, interval, *pair)]
-            scored[pair] = min(errors, default=math.inf)
-        best = min(scored, key=lambda pair: (scored[pair], pair), default=interval)
-        step /= 3
-        lows, highs = best[0] + step * np.arange(-3, 4), best[1] + step * np.arange(-3, 4)
-    return [*sorted(scored, key=lambda pair: (scored[pair], pair))[:_FINALISTS], interval]
+
+    def __init__(
+        self, call: Function, interval: tuple[float, float], modes: tuple[int, ...], inputs: Array, wanted: Array
+    ) -> None:
+        self._call, self._interval, self._modes = call, interval, modes
+        self._inputs, self._wanted = inputs, wanted
+        # Even over the interval: most float16 lie around 0, and errors do not.
+        self._few, self._more = (
+            np.unique(
+                np.searchsorted(inputs, np.linspace(*interval, count).astype(np.float16)).clip(0, inputs.size - 1)
+            )
+            for count in _SAMPLES
+        )
+        self._bounds: dict[tuple[float, float], float] = {}
+
+    def add(self, low: float, high: float) -> float:
+        """Try a domain; return the bound."""
+        pair = (low, high)
+        if pair not in self._bounds:
+            self._bounds[pair] = self._least(self._made(pair), self._few)[0]
+        return self._bounds[pair]
+
+    def search(self) -> None:
+        """Try grids: 20 x 20, what is round in binary, then three times 7 x 7 around the best so far."""
+        low, high = self._interval
+        step = (high - low) / 40
+        self.add(low, high)
+        self._grid(low + step * np.arange(20), high - step * np.arange(20))
+        # Places in such domains are exact in half precision, which a search by distances alone would miss.
+        unit = 2.0 ** math.floor(math.log2((high - low) / 16))
+        ends = unit * np.arange(math.ceil(low / unit), math.floor(high / unit) + 1)
+        self._grid(ends, ends)
+        for _ in range(_REFINEMENTS):
+            step /= 2
+            for lo, hi in sorted(self._bounds, key=lambda pair: (self._bounds[pair], pair))[:_BEST]:
+                self._grid(lo + step * np.arange(-2, 3), hi + step * np.arange(-2, 3))
+
+    def _grid(self, lows: Array, highs: Array) -> None:
+        for lo in lows:
+            for hi in highs:
+                if self._interval[0] <= lo < hi <= self._interval[1]:
+                    self.add(float(lo), float(hi))
+
+    def best(self) -> ActivationLut | None:
+        """Return the record with the least largest error over all inputs, of every domain that was tried."""
+        least, found = math.inf, None
+        first = sorted((bound, pair) for pair, bound in self._bounds.items() if bound < math.inf)
+        for start in range(0, len(first), _BATCH):  # so that few get a second look for nothing
+            batch = [pair for bound, pair in first[start : start + _BATCH] if bound < least]
+            second = sorted((self._least(self._made(pair), self._more)[0], pair) for pair in batch)
+            for bound, pair in second:
+                error, record = self._least(self._made(pair), None) if bound < least else (math.inf, None)
+                if error < least:
+                    least, found = error, record
+        return found
+
+    def _made(self, pair: tuple[float, float]) -> list[ActivationLut]:
+        return _records(self._call, self._interval, pair, self._modes)
+
+    def _least(self, records: list[ActivationLut], some: Array | None) -> tuple[float, ActivationLut | None]:
+        """Return the least of the records' largest errors over some inputs (None: all), and whose it is."""
+        if not records:
+            return math.inf, None
+        inputs, wanted = (self._inputs, self._wanted) if some is None else (self._inputs[some], self._wanted[some])
+        errors = np.abs(_evaluate(records, inputs) - wanted).max(axis=1)
+        index = int(errors.argmin())
+        return float(errors[index]), records[index]
 
 
-def _unrounded(lut: ActivationLut, x: Array) -> Array:
-    places = float(lut.lo) + np.arange(KNOTS) / float(lut.scale)
-    y: Array = np.interp(x, places, lut.knots.astype(np.float64))
-    if lut.mode == TAILS:
-        tails = lut.tails.astype(np.float64)
-        y = np.where(x < places[0], tails[0] * x + tails[1], y)
-        y = np.where(x > places[-1], tails[2] * x + tails[3], y)
-    return y
-
-
-def _records(call: Function, interval: tuple[float, float], low: float, high: float) -> list[ActivationLut]:
-    """Return records over one domain: knots on the curve or balanced around it, ends clamped or with lines."""
+def _records(
+    call: Function, interval: tuple[float, float], domain: tuple[float, float], modes: tuple[int, ...]
+) -> list[ActivationLut]:
+    """Return records over one domain: knots on the curve or balanced around it, in each of the modes."""
+    low, high = domain
     lo, scale = np.float16(low), np.float16(SEGMENTS / max(high - low, 1e-9))
     if not (np.isfinite(scale) and scale > 0):
         return []
@@ -218,7 +299,7 @@ def _records(call: Function, interval: tuple[float, float], low: float, high: fl
     for knots in (on_curve, balanced):
         halves = knots.astype(np.float16)
         tails = _tails(call, interval, (float(lo), float(hi)), halves)
-        found += [ActivationLut(lo, hi, mode, scale, halves, tails) for mode in (CLAMP, TAILS)]
+        found += [ActivationLut(lo, hi, mode, scale, halves, tails) for mode in modes]
     return found
 
 
