@@ -9,8 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from ingot.core.checksums import HASHERS
 from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
-from ingot.model.bytesource import Buffer, ByteSource, Store, Target
+from ingot.model.bytesource import Buffer, ByteSource, Target
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 

@@ -11,7 +11,7 @@ from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedErr
 from ingot.formats.base import Format, LooksInside, Marked
 from ingot.formats.foreign import HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
-from ingot.model.bytesource import Store
+from ingot.model.store import Store
 
 # So many files of a folder without a checkpoint are looked at for what they are instead.
 _LOOKED_AT = 64

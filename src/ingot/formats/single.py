@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.formats.base import Catalog
-from ingot.model.bytesource import ByteSource, Store
+from ingot.model.bytesource import ByteSource
+from ingot.model.store import Store
 
 
 class SingleFile(ABC):

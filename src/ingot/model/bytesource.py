@@ -1,7 +1,8 @@
-"""Where bytes come from and where they go: the protocols that stores implement and formats use."""
+"""Where bytes come from and where they go: what stores open, and what formats read and write."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 from ingot.errors import IntegrityError
@@ -12,14 +13,17 @@ Buffer = bytes | bytearray | memoryview
 class Stamp(NamedTuple):
     """The state of a file, read from the open file itself: equal stamps, equal bytes, as far as can be told.
 
-    ``ctime_ns`` cannot be set back as ``mtime_ns`` can; ``device`` and ``inode`` tell a file from one that replaced it.
+    Where the store is a file system, ``ctime_ns`` cannot be set back as ``mtime_ns`` can, and ``device`` and ``inode``
+    tell a file from one that replaced it. Elsewhere ``etag`` is what the store gives a version of the file. In JSON a
+    stamp is a list of these values in this order: ``Stamp(*values)`` makes it again.
     """
 
     size: int
-    mtime_ns: int
-    ctime_ns: int
-    device: int
-    inode: int
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    device: int = 0
+    inode: int = 0
+    etag: str = ""
 
 
 @runtime_checkable
@@ -100,25 +104,21 @@ class PrivateSource:
         """Nothing to do: the source belongs to somebody else."""
 
 
-class Store(Protocol):
-    """A folder of named byte sources: a local directory, memory, later HTTP or S3."""
+Range = tuple[int, int]
+"""Where bytes begin, and how many they are."""
 
-    location: str
 
-    def names(self, folder: str = "") -> list[str]:
-        """Names of the files directly in the store, or in one of its folders, sorted; none where that is missing."""
-        ...
+@runtime_checkable
+class Ranged(Protocol):
+    """A source that is asked for several ranges at once: each request of its own is a journey to another machine.
 
-    def folders(self, folder: str = "") -> list[str]:
-        """Names of the folders directly in the store, or in one of its folders, sorted."""
-        ...
+    ``gap`` is the number of bytes between two ranges up to which both are asked for as one.
+    """
 
-    def outside(self, folder: str = "") -> list[str]:
-        """Names directly in the store, or in one of its folders, that are links to a place outside of the store."""
-        ...
+    gap: int
 
-    def open(self, name: str) -> ByteSource:
-        """Open one file. A name that leads outside the store is refused with rule ``store.escape``."""
+    def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        """Return the bytes of each range; errors as ``ByteSource.view``."""
         ...
 
 
@@ -166,12 +166,11 @@ class MemorySource:
         self.size = self._data.nbytes
 
     def view(self, offset: int, length: int) -> memoryview:
-        piece = self._data[max(0, offset) : offset + length]
-        if piece.nbytes != length:
+        if offset < 0 or length < 0 or offset + length > self.size:
             raise IntegrityError(
-                "store.short-read", f"expected {length} bytes at {offset}, found {piece.nbytes}", where=self.name
+                "store.short-read", f"expected {length} bytes at {offset}, found {self.size} in all", where=self.name
             )
-        return piece
+        return self._data[offset : offset + length]
 
     def readinto(self, offset: int, out: memoryview) -> None:
         piece = self.view(offset, out.nbytes)

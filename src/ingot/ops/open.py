@@ -18,9 +18,10 @@ from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, head_of, listing
 from ingot.formats.safetensors.patch import read_pairs
-from ingot.model.bytesource import Stamped, Store
+from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors

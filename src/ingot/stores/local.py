@@ -9,22 +9,23 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote, unquote, urlsplit
 
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import FormatError, IngotError, ResourceError, UsageError
-from ingot.model.bytesource import Buffer, ByteSource
-from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all
+from ingot.model.bytesource import Buffer, ByteSource, Stamp
+from ingot.model.store import Listing, Store
+from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
 
 IO_MODES = ("auto", "mmap", "pread")
 
 
-class LocalStore:
+class LocalStore(Store):
     """The files of one folder.
 
     Parameters
@@ -44,6 +45,7 @@ class LocalStore:
     def __init__(self, path: str | os.PathLike[str], io: str = "auto") -> None:
         self._folder = local_path(path)
         self.location = str(self._folder)
+        self.url = url_of(self._folder)
         if io not in IO_MODES:
             raise UsageError(f"expected io {', '.join(IO_MODES)}, found {io!r}", rule="store.io", where=self.location)
         try:
@@ -55,34 +57,27 @@ class LocalStore:
         self._asked = io
         self.io = _choose(io, os.path.realpath(self._folder))
 
-    def names(self, folder: str = "") -> list[str]:
-        """Names of the regular files (or links to such) in the folder, or in ``folder`` in it; hidden ones left out."""
-        return self._listed(folder, _is_regular)
-
-    def folders(self, folder: str = "") -> list[str]:
-        """Names of the folders (or links to such) in the folder, or in ``folder`` in it; hidden ones left out."""
-        return self._listed(folder, _is_folder)
-
-    def outside(self, folder: str = "") -> list[str]:
-        """Names of symbolic links in the folder, or in ``folder`` in it, that lead out of the store's folder; hidden
-        ones too."""
-        root = Path(os.path.realpath(self._folder))
-
-        def leads_out(entry: os.DirEntry[str]) -> bool:
-            return entry.is_symlink() and root not in Path(os.path.realpath(entry.path)).parents
-
-        return self._listed(folder, leads_out, hidden=True)
-
-    def _listed(self, folder: str, wanted: Callable[[os.DirEntry[str]], bool], *, hidden: bool = False) -> list[str]:
+    def list(self, folder: str = "") -> Listing:
+        """Return what lies directly in the folder, or in ``folder`` in it, in one pass: regular files and links to
+        such, folders and links to such, and links that lead out of the store's folder."""
         path = self._folder / checked_name(folder, self.location) if folder else self._folder
+        files, folders, links = [], [], []
         try:
             with os.scandir(path) as entries:
-                shown = (entry for entry in entries if hidden or not entry.name.startswith("."))
-                return sorted(entry.name for entry in shown if wanted(entry))
+                for entry in entries:
+                    if _is_regular(entry):
+                        files.append(entry.name)
+                    elif _is_folder(entry):
+                        folders.append(entry.name)
+                    if entry.is_symlink():
+                        links.append(entry)
         except OSError as error:
             if folder and isinstance(error, FileNotFoundError | NotADirectoryError):
-                return []
+                return Listing()
             raise read_error(error, str(path)) from error
+        root = Path(os.path.realpath(self._folder)) if links else self._folder
+        outside = [link.name for link in links if root not in Path(os.path.realpath(link.path)).parents]
+        return Listing(tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(outside)))
 
     def open(self, name: str) -> ByteSource:
         """Open one regular file, without ever waiting for a fifo or device.
@@ -106,6 +101,55 @@ class LocalStore:
             if self._asked != "auto" or error.rule != "store.cannot-map":
                 raise
             return PreadSource(open_regular(real, where), real, where)  # some file systems cannot map (ENODEV)
+
+    def stat(self, name: str) -> Stamp:
+        """Return the stamp of the open file, without mapping it; errors as ``open``."""
+        where = str(self._folder / checked_name(name, self.location))
+        descriptor = open_regular(os.path.realpath(where), where)
+        try:
+            return stamp_of(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def local_path(self, name: str = "") -> Path:
+        """Return the path of a file or folder of the store; errors as of a name in ``open``."""
+        return self._folder / checked_name(name, self.location) if name else self._folder
+
+
+class LocalScheme:
+    """Paths, and addresses of the form ``file:///folder/file``."""
+
+    def store(self, text: str, io: str) -> LocalStore:
+        """Return the folder at a path or ``file:`` address."""
+        return LocalStore(_path_of(text), io)
+
+    def locate(self, text: str, io: str) -> tuple[LocalStore, str]:
+        """Return the store and the name in it: a folder is a store of its own, with no name, a file is in its folder.
+
+        Raises ``UsageError`` ``store.missing`` where there is neither.
+        """
+        path = _path_of(text)
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise read_error(error, str(path)) from error
+        return (LocalStore(path, io), "") if stat.S_ISDIR(mode) else (LocalStore(path.parent, io), path.name)
+
+
+def _path_of(text: str) -> Path:
+    """Return the path that a ``file:`` address means; any other text is a path as it is.
+
+    Raises ``UsageError`` ``store.url`` for an address of another machine, or one without a whole path.
+    """
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme.lower() != "file":
+        return local_path(text)
+    address = urlsplit(rest, scheme="file")
+    if address.netloc not in ("", "localhost") or not address.path.startswith("/") or address.query or address.fragment:
+        raise UsageError(
+            "expected file:/// and a whole path, with %23 and %3F for # and ?", rule="store.url", where=text[:200]
+        )
+    return local_path(unquote(address.path, errors="surrogateescape"))
 
 
 class LocalTarget:
@@ -189,6 +233,11 @@ class LocalSink:
             self.close()
         except Exception:
             return
+
+
+def url_of(path: Path) -> str:
+    """Return the address of a path, which need not exist: from the root, links kept."""
+    return f"file://{quote(os.fsencode(os.path.abspath(path)))}"  # noqa: PTH100 - resolve() would follow links
 
 
 def checked_name(name: str, where: str) -> str:

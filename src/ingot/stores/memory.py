@@ -6,40 +6,86 @@ from collections.abc import Mapping
 
 from ingot.errors import FormatError, UsageError
 from ingot.model.bytesource import Buffer, MemorySource
+from ingot.model.store import Listing, Store
 
 
-class MemoryStore:
-    """Named buffers as a store; nothing is copied."""
+class MemoryStore(Store):
+    """Named buffers as a store; nothing is copied.
 
-    def __init__(self, files: Mapping[str, Buffer], location: str = "<memory>") -> None:
+    Parameters
+    ----------
+    files : mapping of name to buffer
+    location : str
+        For messages.
+    url : str
+        Where this process finds the buffers again (``memory:NAME``), if it does.
+    folder : str
+        The store is this folder of the names.
+    """
+
+    def __init__(
+        self, files: Mapping[str, Buffer], location: str = "<memory>", *, url: str = "", folder: str = ""
+    ) -> None:
         self._files = files
-        self.location = location
+        self._start = f"{folder}/" if folder else ""
+        self.location, self.url = location, url
 
-    def names(self, folder: str = "") -> list[str]:
-        """Names of the buffers directly in the store, or in ``folder``, sorted; hidden ones left out in a folder."""
-        if not folder:
-            return sorted(name for name in self._files if "/" not in name)
-        inside = [name.removeprefix(f"{folder}/") for name in self._files if name.startswith(f"{folder}/")]
-        return sorted(name for name in inside if "/" not in name and not name.startswith("."))
-
-    def folders(self, folder: str = "") -> list[str]:
-        """First components of names such as ``tensors/a.npy``, behind those of ``folder``, sorted."""
-        start = f"{folder}/" if folder else ""
+    def list(self, folder: str = "") -> Listing:
+        """Return the names directly in the store, or in ``folder``; there are no links."""
+        start = f"{self._start}{folder}/" if folder else self._start
         inside = [name.removeprefix(start) for name in self._files if name.startswith(start)]
-        return sorted({name.split("/")[0] for name in inside if "/" in name})
-
-    def outside(self, folder: str = "") -> list[str]:
-        """None: there are no links."""
-        return []
+        files = sorted(name for name in inside if "/" not in name)
+        return Listing(tuple(files), tuple(sorted({name.split("/")[0] for name in inside if "/" in name})))
 
     def open(self, name: str) -> MemorySource:
         """Return the buffer as a source; ``store.escape`` and ``store.missing`` as for a folder."""
         _check(name, self.location)
-        if name not in self._files:
+        key = self._start + name
+        if key not in self._files:
             raise UsageError(
                 "expected an existing file, found none", rule="store.missing", where=f"{self.location}/{name}"
             )
-        return MemorySource(self._files[name], name)
+        return MemorySource(self._files[key], name)
+
+
+class MemoryScheme:
+    """Addresses of the form ``memory:NAME/folder/file``: what this process keeps under ``NAME``, empty at first."""
+
+    def store(self, text: str, io: str) -> MemoryStore:
+        """Return the store, or a folder in it; ``io`` says nothing here."""
+        name, _, folder = _name_of(text).partition("/")
+        return MemoryStore(shared_files(name), text, url=f"memory:{_name_of(text)}", folder=folder)
+
+    def locate(self, text: str, io: str) -> tuple[MemoryStore, str]:
+        """Return the store and the name in it: none for a folder.
+
+        Raises ``UsageError`` ``store.missing`` where there is neither.
+        """
+        path = _name_of(text)
+        name, _, key = path.partition("/")
+        files = shared_files(name)
+        if key in files:
+            folder, _, last = path.rpartition("/")
+            return self.store(f"memory:{folder}", io), last
+        if not any(other.startswith(f"{key}/" if key else "") for other in files):
+            raise UsageError("expected a file or folder in memory, found none", rule="store.missing", where=text[:200])
+        return self.store(text, io), ""
+
+
+_SHARED: dict[str, dict[str, bytearray]] = {}
+
+
+def shared_files(name: str) -> dict[str, bytearray]:
+    """Return the files that this process keeps under a name, by their names."""
+    return _SHARED.setdefault(name, {})
+
+
+def _name_of(text: str) -> str:
+    """Return what follows ``memory:``, without slashes at the ends; ``store.url`` where that names nothing."""
+    path = text.partition(":")[2].strip("/")
+    if not path or "\0" in path or any(piece in ("", ".", "..") for piece in path.split("/")):
+        raise UsageError("expected memory:NAME, or memory:NAME/file", rule="store.url", where=text[:200])
+    return path
 
 
 class MemoryTarget:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
-from ingot.model.bytesource import Buffer, ByteSource, Sink, Store, Target
+from ingot.model.bytesource import Buffer, ByteSource, Range, Sink, Stamp, Stamped, Target
+from ingot.model.ranges import coalesced, pieces_of
+from ingot.model.store import Listing, Store
 
 ESCAPES = ("", ".", "..", "../a", "a/../../b", "/etc/passwd", "a//b", "a/", "nul\0", "./a")
 
@@ -37,6 +41,58 @@ class StoreSuite:
         source = store.open("sub/b")
         assert bytes(source.view(0, 1)) == b"2"
         source.close()
+
+    def test_a_listing_has_hidden_names_too(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path, {"a": b"1", ".b": b"2", "sub/.c": b"", "sub/in/d": b""})
+        assert store.list() == Listing((".b", "a"), ("sub",))
+        assert store.list("sub") == Listing((".c",), ("in",))
+        assert store.list("missing") == store.list("a") == Listing()
+        assert [name for name in (".b", "b", "sub/.c", "sub", "missing/a") if store.exists(name)] == [".b", "sub/.c"]
+
+    def test_a_stamp_is_that_of_the_open_file_and_goes_through_json(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path, {"a": self.data})
+        stamp, source = store.stat("a"), store.open("a")
+        assert stamp.size == len(self.data)
+        assert stamp == (source.stamp if isinstance(source, Stamped) else Stamp(source.size))
+        assert Stamp(*json.loads(json.dumps(stamp))) == stamp
+        source.close()
+        with pytest.raises(UsageError) as caught:
+            store.stat("b")
+        assert caught.value.rule == "store.missing"
+
+    @pytest.mark.parametrize(
+        "ranges",
+        [
+            [],
+            [(0, 10240)],
+            [(5, 10), (0, 3), (9000, 100), (5, 10), (7, 2), (10240, 0)],
+            [(start, 7) for start in range(0, 10000, 500)],
+        ],
+    )
+    def test_ranges_come_in_the_order_in_which_they_were_asked_for(
+        self, tmp_path: Path, ranges: builtins.list[Range]
+    ) -> None:
+        found = self.make(tmp_path, {"a": self.data}).get_ranges("a", ranges)
+        assert [bytes(piece) for piece in found] == [self.data[start : start + size] for start, size in ranges]
+
+    def test_a_range_outside_among_others_is_refused(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path, {"a": self.data})
+        for wrong in ((10239, 2), (10241, 0), (2**70, 1), (-1, 1), (0, -1)):
+            with pytest.raises(IntegrityError) as caught:
+                store.get_ranges("a", [(0, 4), wrong])
+            assert caught.value.rule == "store.short-read"
+
+    def test_whole_small_files_and_their_heads(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path, {"a": self.data, "b": b"12"})
+        assert (store.head("a", 5), store.head("b", 5)) == (self.data[:5], b"12")
+        assert store.read("b", 2, "test.long") == b"12"
+        with pytest.raises(FormatError) as caught:
+            store.read("a", 10239, "test.long")
+        assert caught.value.rule == "test.long"
+
+    def test_a_local_path_leads_to_the_bytes(self, tmp_path: Path) -> None:
+        path = self.make(tmp_path, {"sub/a": self.data}).local_path("sub/a")
+        assert path is None or path.read_bytes() == self.data
 
     @pytest.mark.parametrize("name", ESCAPES)
     def test_names_that_lead_elsewhere_are_refused(self, tmp_path: Path, name: str) -> None:
@@ -111,7 +167,71 @@ class StoreSuite:
         source.close()
 
 
-class FaultyStore:
+class CountingStore(Store):
+    """A store on another machine, as far as costs go: sources are not mapped, and requests are counted.
+
+    ``requests`` are ranges that were read, after those close to each other were joined; ``journeys`` are reads, however
+    many ranges each asked for at once; ``nbytes`` the bytes of all; ``opened`` and ``listed`` the names of files and
+    folders, each time.
+
+    Parameters
+    ----------
+    store : Store
+        Where the bytes are.
+    gap : int
+        Bytes between two ranges up to which they are joined.
+    """
+
+    def __init__(self, store: Store, gap: int = 1 << 16) -> None:
+        self._store = store
+        self.location, self.gap = store.location, gap
+        self.requests = self.journeys = self.nbytes = 0
+        self.opened: builtins.list[str] = []
+        self.listed: builtins.list[str] = []
+
+    def list(self, folder: str = "") -> Listing:
+        self.listed.append(folder)
+        return self._store.list(folder)
+
+    def open(self, name: str) -> ByteSource:
+        self.opened.append(name)
+        return _CountedSource(self, self._store.open(name))
+
+    def count(self, ranges: Sequence[Range]) -> None:
+        """Note one read of these ranges."""
+        self.journeys += 1
+        self.requests += len(ranges)
+        self.nbytes += sum(length for _, length in ranges)
+
+
+class _CountedSource:
+    mapped = False
+
+    def __init__(self, store: CountingStore, source: ByteSource) -> None:
+        self._store, self._source = store, source
+        self.name, self.size, self.gap = source.name, source.size, store.gap
+
+    def view(self, offset: int, length: int) -> memoryview:
+        self._store.count([(offset, length)])
+        return memoryview(bytes(self._source.view(offset, length)))
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        self._store.count([(offset, out.nbytes)])
+        self._source.readinto(offset, out)
+
+    def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        joined = coalesced(ranges, self.gap)
+        self._store.count(joined)
+        return pieces_of(ranges, {start: self._source.view(start, length) for start, length in joined})
+
+    def changed(self) -> bool:
+        return self._source.changed()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class FaultyStore(Store):
     """A store whose sources go wrong at a chosen read (``view`` and ``readinto`` count alike, over all its sources).
 
     Parameters
@@ -132,14 +252,8 @@ class FaultyStore:
         self.fail_at = fail_at
         self.fault = fault
 
-    def names(self, folder: str = "") -> list[str]:
-        return self._store.names(folder)
-
-    def folders(self, folder: str = "") -> list[str]:
-        return self._store.folders(folder)
-
-    def outside(self, folder: str = "") -> list[str]:
-        return self._store.outside(folder)
+    def list(self, folder: str = "") -> Listing:
+        return self._store.list(folder)
 
     def open(self, name: str) -> ByteSource:
         return _FaultySource(self, self._store.open(name))

@@ -7,13 +7,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import FormatError, IngotError
-from ingot.stores.memory import MemoryStore, MemoryTarget
-from ingot.testing.stores import ESCAPES, FaultyStore, FullTarget, StoreSuite, rule_of
+from ingot.stores.memory import MemoryStore, MemoryTarget, shared_files
+from ingot.stores.table import from_url
+from ingot.testing.stores import ESCAPES, CountingStore, FaultyStore, FullTarget, StoreSuite, rule_of
 
 
 class TestMemoryStore(StoreSuite):
     def make(self, folder, files):
         return MemoryStore(files)
+
+
+class TestFolderOfMemory(StoreSuite):
+    """A folder of what the process keeps under a name, found by its address."""
+
+    def make(self, folder, files):
+        kept = shared_files(folder.name)
+        kept.update({f"in/{name}": bytearray(data) for name, data in files.items()}, other=bytearray(b"out"))
+        return from_url(f"memory:{folder.name}/in")
+
+
+class TestCountingStore(StoreSuite):
+    def make(self, folder, files):
+        return CountingStore(MemoryStore(files), gap=100)
+
+
+def test_requests_are_counted_after_joining():
+    store = CountingStore(MemoryStore({"a": bytes(1000)}), gap=10)
+    store.get_ranges("a", [(500, 10), (0, 10), (20, 10), (520, 10)])
+    assert (store.requests, store.journeys, store.nbytes, store.opened) == (2, 1, 60, ["a"])
 
 
 @pytest.mark.parametrize("name", ESCAPES)

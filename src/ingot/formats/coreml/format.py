@@ -14,8 +14,9 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.writer import CoremlWriter, package_size, template_of
-from ingot.model.bytesource import Store, Target
+from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 
 
 class CoremlFormat:

@@ -9,8 +9,9 @@ from ingot.formats.base import Catalog, Detail
 from ingot.formats.coreml.site import ConvertedSource, Site, Slot
 from ingot.formats.coreml.template import Template, open_files
 from ingot.model.attachments import Attachments
-from ingot.model.bytesource import MemorySource, Store
+from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 

@@ -12,8 +12,9 @@ from ingot.formats.coreml.graph import Weights
 from ingot.formats.coreml.mil import parse_model
 from ingot.formats.coreml.package import MANIFEST, MAX_MANIFEST, parse_manifest
 from ingot.formats.coreml.values import Value
-from ingot.model.bytesource import ByteSource, Store
+from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
+from ingot.model.store import Store
 
 # What a serializer of protocol buffers can write.
 MAX_MODEL = (1 << 31) - 1

@@ -9,7 +9,8 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.files import ZstdFile, zstd_head
 from ingot.formats.npydir.names import COMPRESSIONS, FOLDER, KNOWN, file_of, foreign_form
-from ingot.model.bytesource import ByteSource, Store
+from ingot.model.bytesource import ByteSource
+from ingot.model.store import Store
 
 _PREAMBLE = 12
 # Enough for the headers that NumPy writes of few dimensions, and for the shape of any tensor.

@@ -13,9 +13,10 @@ from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
 from ingot.formats.npydir.names import MANIFEST, exists, refuses_name
-from ingot.model.bytesource import Buffer, Store, Target
+from ingot.model.bytesource import Buffer, Target
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 SUFFIX = ".npy"

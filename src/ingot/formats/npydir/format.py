@@ -11,8 +11,9 @@ from ingot.formats.npydir.names import FOLDER, MANIFEST, READY, exists, require_
 from ingot.formats.npydir.reader import read_catalog
 from ingot.formats.npydir.sidecar import json_metadata
 from ingot.formats.npydir.writer import NpydirWriter, directory_size
-from ingot.model.bytesource import Store, Target
+from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 
 
 class NpydirFormat:

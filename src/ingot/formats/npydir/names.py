@@ -9,7 +9,7 @@ import msgspec
 
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.model.bytesource import Store
+from ingot.model.store import Store
 
 MANIFEST = "manifest.json"
 SIDECAR = "ingot.json"

@@ -24,7 +24,8 @@ from ingot.formats.npydir.names import (
 )
 from ingot.formats.npydir.sidecar import Entry, Sidecar
 from ingot.formats.npydir.sidecar import parse as parse_sidecar
-from ingot.model.bytesource import ByteSource, Store
+from ingot.model.bytesource import ByteSource
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 # Bytes of a manifest that cost next to nothing to parse, and the most that one tensor takes in it.

@@ -13,8 +13,9 @@ from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, encode_index, 
 from ingot.formats.safetensors.patch import is_patch, read_patch
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
-from ingot.model.bytesource import Store, Target
+from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 
 
 class SafetensorsFormat:

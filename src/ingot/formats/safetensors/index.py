@@ -21,8 +21,8 @@ from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.pieces import pieces, tensor_bytes
 from ingot.formats.safetensors.reader import File, LazyTensors, open_file
-from ingot.model.bytesource import Store
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"

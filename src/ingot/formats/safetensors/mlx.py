@@ -15,8 +15,9 @@ from ingot.formats.safetensors.mlx_layers import KEYS, MlxTensors
 from ingot.formats.safetensors.pieces import QUANTIZED
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
-from ingot.model.bytesource import Store, Target
+from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 
 
 class MlxFormat(SafetensorsFormat):

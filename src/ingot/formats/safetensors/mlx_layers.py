@@ -13,9 +13,9 @@ from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
-from ingot.model.bytesource import Store
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 KEYS = ("quantization", "quantization_config")

@@ -10,8 +10,9 @@ from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
-from ingot.model.bytesource import ByteSource, Store
+from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 

@@ -1,0 +1,195 @@
+"""Small ranged reads, in one place: single ranges, many ranges joined into few requests, and headers read ahead.
+
+A request to a disk costs microseconds, one to another machine milliseconds. What is read before the first weight is
+many small pieces: they are asked for together, or served from a few larger reads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+from ingot.model.bytesource import ByteSource, Range, Ranged
+
+GAP = 1 << 16
+"""Bytes between two ranges that are read rather than left out, where a source does not say otherwise."""
+
+MAX_REQUEST = 8 << 20
+"""Joined ranges do not grow past this; a single range may be longer."""
+
+# The first window of a header source, and by how much the next one grows where reading goes on near the last one.
+_WINDOW, _GROWTH = 1 << 16, 4
+# A header source holds so many bytes at most, beside what one batch of expected ranges takes.
+_HELD = 16 << 20
+
+
+def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:
+    """Return ``size`` bytes at ``offset`` by a read call; errors as ``ByteSource.readinto``."""
+    out = bytearray(size)
+    source.readinto(offset, memoryview(out))
+    return bytes(out)
+
+
+def coalesced(ranges: Iterable[Range], gap: int = GAP, most: int = MAX_REQUEST) -> list[Range]:
+    """Return few ranges that hold all of these, in order.
+
+    Two are joined where at most ``gap`` bytes lie between them and both together span at most ``most`` bytes. What is
+    no range at all, with a number below 0, stays by itself, for the source to refuse.
+    """
+    joined: list[Range] = []
+    for start, length in sorted(ranges):
+        if joined:
+            first, size = joined[-1]
+            span = max(first + size, start + length) - first
+            sound = min(first, size, length) >= 0
+            if sound and start - (first + size) <= gap and (span <= most or span == size):
+                joined[-1] = (first, span)
+                continue
+        joined.append((start, length))
+    return joined
+
+
+def read_ranges(source: ByteSource, ranges: Sequence[Range]) -> list[memoryview]:
+    """Return the bytes of each range, in the order in which they were asked for; read with few requests.
+
+    Raises ``IntegrityError`` as ``ByteSource.view`` for a range outside the source.
+    """
+    if isinstance(source, Ranged):
+        return [*source.ranges(ranges)]
+    if source.mapped:
+        return [source.view(offset, length) for offset, length in ranges]
+    return pieces_of(ranges, {start: source.view(start, length) for start, length in coalesced(ranges)})
+
+
+def pieces_of(ranges: Sequence[Range], joined: dict[int, memoryview]) -> list[memoryview]:
+    """Cut ``ranges`` out of the ranges that ``coalesced`` made of them, which ``joined`` has by their beginnings."""
+    starts = sorted(joined)
+    found = []
+    for offset, length in ranges:
+        start = starts[bisect_right(starts, offset) - 1]
+        found.append(joined[start][offset - start : offset - start + length])
+    return found
+
+
+class HeaderSource:
+    """The bytes of another source for a format's reader, which reads many small pieces of it.
+
+    A piece is served from a window that is read around its beginning. Windows grow while reading goes on close behind
+    the last one. A reader that knows where it is going to read says so (``expect``): then these ranges are read
+    together. What is read stays in memory, up to a limit; a piece larger than a window is read by itself and not kept.
+
+    Whoever wants weights reads them from the source itself. One thread at a time.
+
+    Parameters
+    ----------
+    source : ByteSource
+        Not closed here.
+    window : int
+        Bytes of the first window.
+    """
+
+    def __init__(self, source: ByteSource, window: int = _WINDOW) -> None:
+        self._source = source
+        self.name, self.size, self.mapped = source.name, source.size, source.mapped
+        self._gap = source.gap if isinstance(source, Ranged) else GAP
+        self._first = self._window = window
+        self._end = 0  # of the last window
+        self._starts: list[int] = []
+        self._pieces: list[memoryview] = []
+        self._held = 0
+        self._expected: list[Range] = []
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """Note what will be read: what lies in the file of these ranges is read together when one of them is asked for.
+
+        Only a hint: a wrong range costs its reading, and what was not expected is read all the same.
+        """
+        inside = (_within(start, length, self.size) for start, length in ranges)
+        self._expected = coalesced((range for range in inside if range[1] and self._find(*range) is None), self._gap)
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return bytes, from memory where they were read before; errors as those of the source."""
+        if self.mapped:
+            return self._source.view(offset, length)
+        found = self._find(offset, length)
+        return self._fetch(offset, length) if found is None else found
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Fill ``out``, from memory where the bytes were read before; errors as those of the source."""
+        found = self._find(offset, out.nbytes)
+        if found is None:
+            found = self._fetch(offset, out.nbytes)
+        if out.nbytes:
+            out.cast("B")[:] = found
+
+    def changed(self) -> bool:
+        return self._source.changed()
+
+    def close(self) -> None:
+        """Nothing to do: the source belongs to somebody else."""
+
+    def _find(self, offset: int, length: int) -> memoryview | None:
+        index = bisect_right(self._starts, offset) - 1
+        if index < 0 or length < 0 or offset + length > self._starts[index] + len(self._pieces[index]):
+            return None
+        start = offset - self._starts[index]
+        return self._pieces[index][start : start + length]
+
+    def _fetch(self, offset: int, length: int) -> memoryview:
+        if offset < 0 or length < 0 or offset + length > self.size or length > MAX_REQUEST:
+            return self._read(offset, length)
+        index = bisect_right(self._expected, (offset, self.size)) - 1
+        if index >= 0 and offset + length <= sum(self._expected[index]):
+            batch = [*_batch(self._expected[index:])]
+            pieces = self._read_all(batch)
+            for (start, _), piece in zip(batch, pieces, strict=True):
+                self._keep(start, piece)
+            start, piece = batch[0][0], pieces[0]
+        else:
+            start, piece = offset, self._read(offset, self._next_window(offset, length))
+            self._keep(start, piece)
+            self._end = start + len(piece)
+        return piece[offset - start : offset - start + length]
+
+    def _next_window(self, offset: int, length: int) -> int:
+        near = self._starts and -self._gap <= offset - self._end <= self._gap
+        self._window = min(self._window * _GROWTH, MAX_REQUEST) if near else self._first
+        return min(max(length, self._window), self.size - offset)
+
+    def _read(self, offset: int, length: int) -> memoryview:
+        """Read without touching mapped memory, or let the source say why not."""
+        if not self._source.mapped or offset < 0 or length < 0 or offset + length > self.size:
+            return self._source.view(offset, length)
+        return memoryview(read_bytes(self._source, offset, length))
+
+    def _read_all(self, batch: Sequence[Range]) -> Sequence[memoryview]:
+        if isinstance(self._source, Ranged):
+            return self._source.ranges(batch)
+        return [self._read(*range) for range in batch]
+
+    def _keep(self, start: int, piece: memoryview) -> None:
+        if self._held + len(piece) > _HELD:
+            self._starts, self._pieces, self._held = [], [], 0
+        first = bisect_left(self._starts, start)
+        last = first
+        while last < len(self._starts) and self._starts[last] + len(self._pieces[last]) <= start + len(piece):
+            self._held -= len(self._pieces[last])  # the new piece holds it
+            last += 1
+        self._starts[first:last], self._pieces[first:last] = [start], [piece]
+        self._held += len(piece)
+
+
+def _within(start: int, length: int, size: int) -> Range:
+    """Return the part of a range that lies in a file of ``size`` bytes."""
+    first = min(max(start, 0), size)
+    return first, max(0, min(start + length, size) - first)
+
+
+def _batch(expected: Sequence[Range]) -> Iterator[Range]:
+    """Yield ranges up to ``MAX_REQUEST`` bytes in all, at least one."""
+    total = 0
+    for range in expected:
+        total += range[1]
+        if total > MAX_REQUEST and total != range[1]:
+            return
+        yield range

@@ -1,0 +1,111 @@
+"""What a store is: named files somewhere, listed and read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.errors import FormatError
+from ingot.model.bytesource import ByteSource, Range, Stamp, Stamped
+from ingot.model.ranges import read_bytes, read_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies directly in a folder, by name, sorted, hidden names too.
+
+    ``outside`` are links that lead to a place outside of the store; where they lead to a file or folder, the name is
+    in ``files`` or ``folders`` too.
+    """
+
+    files: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+
+class Store(ABC):
+    """A folder of named byte sources: on a local disk, in memory, on another machine.
+
+    A subclass gives ``list`` and ``open``, and sets two attributes: ``location`` names the store in messages; ``url``
+    is where another process finds it, empty where none can. A name has slashes between folders; one that is absolute or
+    leads outside the store is refused with rule ``store.escape``.
+    """
+
+    location: str
+    url: str = ""
+
+    @abstractmethod
+    def list(self, folder: str = "") -> Listing:
+        """Return what lies directly in the store, or in one of its folders; nothing where that is missing."""
+
+    @abstractmethod
+    def open(self, name: str) -> ByteSource:
+        """Open one file. Raises ``UsageError`` ``store.missing`` where there is none."""
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        """Names of the files in the store, or in one of its folders, sorted; hidden ones left out."""
+        return _shown(self.list(folder).files)
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """Names of the folders in the store, or in one of its folders, sorted; hidden ones left out."""
+        return _shown(self.list(folder).folders)
+
+    def outside(self, folder: str = "") -> Sequence[str]:
+        """Names in the store, or in one of its folders, that are links to a place outside of the store."""
+        return [*self.list(folder).outside]
+
+    def exists(self, name: str) -> bool:
+        """Whether the store has a file of this name, told by the listing of its folder."""
+        folder, _, last = name.rpartition("/")
+        return last in self.list(folder).files
+
+    def read(self, name: str, most: int, rule: str) -> bytes:
+        """Return a whole file of at most ``most`` bytes; a longer one raises ``FormatError`` with ``rule``, unread."""
+        source = self.open(name)
+        try:
+            if source.size > most:
+                raise FormatError(rule, f"expected at most {most} bytes, found {source.size}", where=name)
+            return read_bytes(source, 0, source.size)
+        finally:
+            source.close()
+
+    def head(self, name: str, size: int) -> bytes:
+        """Return a file's first ``size`` bytes, or all that it has."""
+        source = self.open(name)
+        try:
+            return read_bytes(source, 0, min(size, source.size))
+        finally:
+            source.close()
+
+    def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        """Return the bytes of each (offset, length), in this order, read with few requests.
+
+        Raises ``IntegrityError`` ``store.short-read`` for a range outside the file, and what ``open`` does.
+        """
+        source = self.open(name)
+        try:
+            return read_ranges(source, ranges)
+        finally:
+            source.close()
+
+    def stat(self, name: str) -> Stamp:
+        """Return the state of a file, taken from the open file; errors as ``open``."""
+        source = self.open(name)
+        try:
+            return source.stamp if isinstance(source, Stamped) else Stamp(source.size)
+        finally:
+            source.close()
+
+    def local_path(self, name: str = "") -> Path | None:
+        """Return where a file or folder of the store (the store itself by default) lies on a local disk.
+
+        None where the store is not a local folder. For what needs a path of the system: mapping, free space, programs
+        that open files by themselves.
+        """
+        return None
+
+
+def _shown(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if not name.startswith(".")]
