@@ -319,3 +319,23 @@ def test_bits_per_weight_are_those_of_the_description(preset: str, claim: float)
             stored += sum(part.length or 0 for part in encoder.parts)
             weights += shape[0] * shape[1]
     assert round(8 * stored / weights, 2) == claim
+
+
+def test_squish_int8_packs_196_of_the_338_tensors_of_qwen25_15b() -> None:
+    """The document says 249 and 89; its own list of what stays (embedding, norms, biases) leaves 28 x 7 matrices."""
+    shapes = {"self_attn.q_proj": (1536, 1536), "self_attn.k_proj": (256, 1536), "self_attn.v_proj": (256, 1536),
+              "self_attn.o_proj": (1536, 1536), "mlp.gate_proj": (8960, 1536), "mlp.up_proj": (8960, 1536),
+              "mlp.down_proj": (1536, 8960)}  # fmt: skip
+    names = {"model.embed_tokens.weight": (151936, 1536), "model.norm.weight": (1536,)}
+    for layer in (f"model.layers.{index}." for index in range(28)):
+        names |= {f"{layer}{name}.weight": shape for name, shape in shapes.items()}
+        names |= {
+            f"{layer}{name}.bias": shape[:1]
+            for name, shape in shapes.items()
+            if name.endswith(("q_proj", "k_proj", "v_proj"))
+        }
+        names |= {f"{layer}{name}_layernorm.weight": (1536,) for name in ("input", "post_attention")}
+    assert len(names) == 338
+    recipe = load_recipe("squish-int8")
+    found = [resolve(recipe, name, shape, "bf16", 28).choice for name, shape in names.items()]
+    assert sum(isinstance(choice, Choice) and choice.codec == "quantized_group" for choice in found) == 196

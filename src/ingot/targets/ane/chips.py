@@ -18,6 +18,7 @@ from ingot.errors import UnsupportedError, UsageError
 
 EVIDENCE = ("measured", "decompiled", "inferred", "predicted", "contradicted", "assumed", "unknown")
 """Classes of evidence, from the strongest to none; ``assumed`` is what the user said."""
+ASSUMED = "assumed"
 OUTCOMES = ("streams", "folds", "refused")
 
 _GENERATIONS = ("h11", "h12", "h13", "h14", "h15", "h16", "h17", "h18", "h18g")
@@ -93,9 +94,11 @@ class Chip:
         Raises
         ------
         UsageError
-            ``ane.assume``: no such cell or form, or a value of the wrong kind.
+            ``ane.assume``: no such cell or form, a value of the wrong kind, or a cell that decides nothing.
         """
-        cell = Cell(value, "assumed", "said by the user")
+        if key in IDLE:
+            raise UsageError(f"expected a cell that decides something, found {key}: {IDLE[key]}", rule="ane.assume")
+        cell = Cell(value, ASSUMED, "said by the user")
         if value in OUTCOMES and key not in self.cells:
             _require_label(key)
             return replace(self, outcomes={**self.outcomes, key: cell})
@@ -111,8 +114,18 @@ class Chip:
 
 _OPTIONAL = ("bandwidth_sparse", "bandwidth_sparse_palette", "palette_rate")
 """Cells that only chips have on which a form streams at a rate of its own."""
+IDLE: Mapping[str, str] = {
+    "isa_version": "it names a descriptor; what the descriptor has are cells of their own",
+    "detect_zeros": "weights bind every time that is predicted, so that multiplications that are skipped save none",
+    "double_int8": "it needs 8-bit activations, of which a checkpoint says nothing",
+    "num_nes": "the engine's cores are packed as weight_tiles",
+    "tile_alignment": "64 bytes are a part of the kernel unit's version",
+    "segment_alignment": "it is that of instructions, which a kernel unit does not have",
+}
+"""Cells that are facts and decide nothing, and why: assuming another value is refused."""
 _WIDTHS = (1, 2, 3, 4, 6, 8)
 LABELS = (
+    "e4m3",
     "int8",
     "blockwise8",
     *(f"palette{bits}" for bits in _WIDTHS),
@@ -131,7 +144,9 @@ def _require_label(key: str) -> None:
 def _require_kind(key: str, value: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if key.startswith("palette_width"):
-        fits, expected = value in ("legal", "refused", "as 4 bits"), "legal, refused or 'as 4 bits'"
+        narrow = key[-1] in "123"
+        words = ("legal", "refused", "as 4 bits") if narrow else ("legal", "refused")
+        fits, expected = value in words, f"{', '.join(words[:-1])} or {words[-1]}"
     elif key.startswith("gate_"):
         fits, expected = value in (0, 1), "0 or 1"
     elif key == "floor":
@@ -151,9 +166,7 @@ _SWITCHES = (
     "sparse_binary",
     "multi_palette",
     "vector_palette",
-    "detect_zeros",
     "winograd",
-    "double_int8",
     "copies_per_core",
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.targets.ane.chips import Cell, Chip, weakest
+from ingot.targets.ane.chips import ASSUMED, Cell, Chip, weakest
 from ingot.targets.ane.form import BLOCKWISE, DENSE, FOREIGN, FP8, INTEGER, PALETTE, SPARSE, Form
 
 VECTOR_MASK = 0x36
@@ -64,7 +64,7 @@ def decide(form: Form, chip: Chip, conditions: Conditions = ORDINARY) -> Decisio
     UnsupportedError
         ``ane.unknown-cell``: a gate that nobody has published decides; assume a value to go on.
     """
-    for question in (_no_form, _illegal, _held_back):
+    for question in (_no_form, _assumed, _illegal, _master, _held_back):
         answer = question(form, chip, conditions)
         if answer is not None:
             return answer
@@ -91,6 +91,17 @@ def _no_form(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
         reason = "E5M2 is the upper byte of fp16: folded on the way in (B36)"
         return _decision("folds", "dma-convertible", reason, [_CHAPTER])
     return None
+
+
+def _assumed(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
+    """Answer what the user says of this form; what is said of the layer, such as its stride, says more."""
+    cell = chip.outcomes.get(form.label)
+    if cell is None or cell.evidence != ASSUMED:
+        return None
+    if cell.value == "streams" and form.kind in (INTEGER, BLOCKWISE) and _not_int8(form, chip) is not None:
+        return None  # zero points are a cell of their own
+    held = _held_back(form, chip, conditions) if cell.value == "streams" else None
+    return held or _outcome(form, chip, cell)
 
 
 def _illegal(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
@@ -140,11 +151,15 @@ def legal_vector(size: int) -> bool:
     return 0 <= size <= 5 and bool(1 << size & VECTOR_MASK) and size in ENCODABLE_VECTORS
 
 
+def _master(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
+    """Answer the byte at 0x48f."""
+    if chip.value("gate_master"):
+        return None
+    return _decision("folds", "gate_master (0x48f)", "this chip streams no kernels", [chip.cell("gate_master")])
+
+
 def _held_back(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
-    """Answer the master gate: the byte at 0x48f, and the conditions on the layer."""
-    master = chip.cell("gate_master")
-    if not chip.value("gate_master"):
-        return _decision("folds", "gate_master (0x48f)", "this chip streams no kernels", [master])
+    """Answer what the master gate asks of the layer."""
     for fails, gate, reason in (
         (conditions.stride != 1, "stride", "a kernel streams at unit stride on all axes"),
         (conditions.dilation != 1, "dilation", "a kernel streams without dilation"),
@@ -159,19 +174,32 @@ def _held_back(form: Form, chip: Chip, conditions: Conditions) -> Decision | Non
 
 
 def _seen(form: Form, chip: Chip) -> Decision | None:
-    """Answer from what somebody saw of this form, or from what sources contradict each other about."""
+    """Answer from what somebody saw of this form, or from what sources contradict each other about.
+
+    A gate that the user assumes is asked instead.
+    """
     label = f"{BLOCKWISE}8" if form.kind == BLOCKWISE else form.label  # nobody told widths apart
-    cell = chip.outcomes.get(label)
-    if cell is None or (form.kind in (INTEGER, BLOCKWISE) and _not_int8(form, chip) is not None):
+    cell, gate = chip.outcomes.get(label), _GATES.get(form.kind)
+    if cell is None or (gate is not None and chip.cell(gate).evidence == ASSUMED):
         return None
-    reason = {"streams": "moves in its stored bytes", "folds": "becomes dense fp16 before it moves"}
+    if form.kind in (INTEGER, BLOCKWISE) and _not_int8(form, chip) is not None:
+        return None
     plain = form if form.inner is None else form.inner
     if plain.kind == PALETTE and plain.entry != "half":
         return None
+    return _outcome(form, chip, cell)
+
+
+_GATES = {FP8: "gate_e4m3", PALETTE: "gate_palette", BLOCKWISE: "gate_blockwise", INTEGER: "gate_affine"}
+
+
+def _outcome(form: Form, chip: Chip, cell: Cell) -> Decision:
+    reason = {"streams": "moves in its stored bytes", "folds": "becomes dense fp16 before it moves"}
     # What was seen were single codebooks of single elements: that the width is legal there needs no other evidence.
-    cells = [cell, *_beyond_plain(form, chip)] if cell.value == "streams" else [cell]
-    outcome = str(cell.value)
-    return _decision(outcome, f"seen: {label}", reason.get(outcome, "is refused"), cells, _stored_bits(form, chip))
+    cells = [cell, *_beyond_plain(form, chip)] if cell.value == "streams" and cell.evidence != ASSUMED else [cell]
+    outcome, said = str(cell.value), ASSUMED if cell.evidence == ASSUMED else "seen"
+    gate = f"{said}: {form.label if said == ASSUMED or form.kind != BLOCKWISE else f'{BLOCKWISE}8'}"
+    return _decision(outcome, gate, reason.get(outcome, "is refused"), cells, _stored_bits(form, chip))
 
 
 def _gated(form: Form, chip: Chip) -> Decision:
