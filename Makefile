@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q $(PARALLEL)
 FUZZ_SECONDS ?= 600
 
 # The tests of what optional packages do with Ingot, and it with them.
-OPTIONAL := tests/unit/adapters tests/unit/codecs/test_astc.py tests/interop/test_lm_eval_package.py \
+OPTIONAL := tests/unit/adapters tests/unit/codecs/texture/test_astc.py tests/interop/test_lm_eval_package.py \
 	tests/interop/test_mlx_lm.py tests/interop/test_transformers_package.py tests/unit/cli/test_installation.py
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)

@@ -25,14 +25,14 @@ import numpy as np
 import zstandard
 
 import ingot
-from ingot.codecs.delta import delta_codec
-from ingot.codecs.delta_exact_chunks import pack, unpack
+from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.delta.exact_chunks import pack, unpack
 from ingot.codecs.table import CODECS
 from ingot.core import isa
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.delta_strategy import STRATEGIES
+from ingot.ops.delta.strategy import STRATEGIES
 
 Row = dict[str, Any]
 Pair = tuple[np.ndarray, np.ndarray]

@@ -22,10 +22,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 
 import ingot
-from ingot.codecs.affine import AffineCodec
-from ingot.codecs.affine_params import params_of
-from ingot.codecs.affine_rows import decode_rows
-from ingot.codecs.tca_tbe import TcaCodec
+from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.params import params_of
+from ingot.codecs.affine.rows import decode_rows
+from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.core import checksums, isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, cast, cast_into

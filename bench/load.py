@@ -29,7 +29,7 @@ import ztensor.numpy
 import ingot
 import ingot.numpy
 from ingot.core.parallel import default_workers
-from ingot.ops.load_owned import load_owned
+from ingot.ops.load.owned import load_owned
 from ingot.ops.open import open as open_checkpoint
 
 Way = tuple[str, Path, Callable[[Path], Any]]

@@ -88,7 +88,7 @@ def make_source(folder: Path, layers: int) -> None:
 
 def make_forms(root: Path) -> None:
     import ingot
-    from ingot.ops.tiers.build import build
+    from ingot.ops.squish.build import build
 
     (root / "int4.toml").write_text(RECIPE)
     eight = RECIPE.replace('{ bits = 4, group = 64, scales = "f16" }', "{ bits = 8 }")
@@ -156,7 +156,7 @@ def measure(kind: str, folder: Path, options: dict[str, Any], repeat: int, cold:
 
     from ingot.adapters.transformers import load_model
     from ingot.core.memory import anonymous_rss
-    from ingot.ops.tiers.build import drop
+    from ingot.ops.squish.build import drop
 
     ways: dict[str, Any] = {
         "transformers": transformers.AutoModelForCausalLM.from_pretrained,

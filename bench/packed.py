@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from ingot.adapters.packed_linear import PackedLinear
-from ingot.codecs.affine_matmul import PackedMatrix
-from ingot.codecs.affine_params import AffineParams
+from ingot.codecs.affine.matmul import PackedMatrix
+from ingot.codecs.affine.params import AffineParams
 from ingot.core import isa
 from ingot.core.dtypes import numpy_dtype
 

@@ -22,8 +22,8 @@ import numpy as np
 from kernels import Row, entry, memcpy, table, touched, turns
 from peak import watch
 
-from ingot.codecs.palette import lookup_of
-from ingot.codecs.palette_params import params_of
+from ingot.codecs.palette.codec import lookup_of
+from ingot.codecs.palette.params import params_of
 from ingot.codecs.table import CODECS
 from ingot.core import isa
 from ingot.model.tensor import Tensor

@@ -11,7 +11,7 @@ import sys
 
 import ingot
 from ingot.adapters.transformers import LoadReport
-from ingot.ops.tiers.status import status
+from ingot.ops.squish.status import status
 
 
 def show(report: LoadReport) -> None:

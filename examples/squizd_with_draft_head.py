@@ -17,7 +17,7 @@ import numpy as np
 import ingot
 import ingot.numpy
 from ingot.ops.attachments import extract_draft
-from ingot.ops.inspect import inspect
+from ingot.ops.check.inspect import inspect
 
 
 def draft_head(vocab: int, hidden: int) -> dict[str, np.ndarray]:

@@ -230,7 +230,7 @@ def tokens(source: Path, texts: Mapping[str, Path], work: Path) -> dict[str, str
 
 def tiers(squish: Path) -> Iterator[tuple[str, Path]]:
     """Make each tier the one that is loaded."""
-    from ingot.ops.tiers.build import build, drop
+    from ingot.ops.squish.build import build, drop
 
     for tier in TIERS:
         drop(squish)
@@ -264,7 +264,7 @@ def size_of(path: Path, tier: str) -> int:
 def gated(squish: Path, text: Path, rise: float) -> dict[str, Any]:
     from ingot.adapters.gate import PerplexityGate
     from ingot.errors import CodecError
-    from ingot.ops.tiers.build import build
+    from ingot.ops.squish.build import build
 
     try:
         report = build(squish, "3bit", force=True, gate=PerplexityGate(squish, text, rise))

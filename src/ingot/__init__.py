@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from ingot.errors import IngotError as IngotError
     from ingot.model.checkpoint import Checkpoint as Checkpoint
     from ingot.model.tensor import Tensor as Tensor
-    from ingot.ops.apply_delta import apply_delta as apply_delta
-    from ingot.ops.apply_delta import revert as revert
-    from ingot.ops.compare import compare as compare
-    from ingot.ops.convert import convert as convert
-    from ingot.ops.diff import diff as diff
+    from ingot.ops.ane.plan import plan as plan
+    from ingot.ops.check.compare import compare as compare
+    from ingot.ops.check.verify import verify as verify
+    from ingot.ops.convert.convert import convert as convert
+    from ingot.ops.delta.apply import apply_delta as apply_delta
+    from ingot.ops.delta.apply import revert as revert
+    from ingot.ops.delta.diff import diff as diff
+    from ingot.ops.delta.patch import patch as patch
     from ingot.ops.open import open as open
-    from ingot.ops.patch import patch as patch
-    from ingot.ops.plan_ane import plan as plan
     from ingot.ops.save import save as save
-    from ingot.ops.verify import verify as verify
 
 _NAMES = {
     "Checkpoint": "ingot.model.checkpoint",
     "IngotError": "ingot.errors",
     "Tensor": "ingot.model.tensor",
-    "apply_delta": "ingot.ops.apply_delta",
-    "compare": "ingot.ops.compare",
-    "convert": "ingot.ops.convert",
-    "diff": "ingot.ops.diff",
+    "apply_delta": "ingot.ops.delta.apply",
+    "compare": "ingot.ops.check.compare",
+    "convert": "ingot.ops.convert.convert",
+    "diff": "ingot.ops.delta.diff",
     "load_model": "ingot.adapters.transformers",
     "open": "ingot.ops.open",
-    "patch": "ingot.ops.patch",
-    "plan": "ingot.ops.plan_ane",
-    "revert": "ingot.ops.apply_delta",
+    "patch": "ingot.ops.delta.patch",
+    "plan": "ingot.ops.ane.plan",
+    "revert": "ingot.ops.delta.apply",
     "save": "ingot.ops.save",
-    "verify": "ingot.ops.verify",
+    "verify": "ingot.ops.check.verify",
 }
 _MODULES = ("mlx", "numpy", "torch")
 

@@ -9,7 +9,7 @@ from typing import Any
 from ingot.adapters.torch import from_numpy
 from ingot.model.tensor import Array
 from ingot.ops.in_memory import open_bytes, save_bytes
-from ingot.ops.load_owned import load_owned
+from ingot.ops.load.owned import load_owned
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.save import save as save_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors
 
 from ingot.errors import IngotError
-from ingot.ops.load_owned import load_owned
+from ingot.ops.load.owned import load_owned
 from ingot.ops.open import open as open_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent

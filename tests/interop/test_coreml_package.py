@@ -12,7 +12,7 @@ import pytest
 
 import ingot
 from ingot.formats.coreml.mil import parse_model
-from ingot.ops.coreml_layer import extract_layer
+from ingot.ops.ane.coreml_layer import extract_layer
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 

@@ -12,7 +12,7 @@ import pytest
 import ingot
 from ingot.codecs.table import CODECS
 from ingot.model.delta import Change, DeltaInfo, Identity
-from ingot.ops.wdelta_parent import matching_order, parent_hash, parent_orders
+from ingot.ops.delta.parent import matching_order, parent_hash, parent_orders
 from ingot.testing.codecs import encode_tensor
 
 dt = pytest.importorskip("deltatensors")

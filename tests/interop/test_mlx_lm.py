@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine.codec import AffineCodec
 from ingot.model.tensor import Array
 from ingot.testing.codecs import encode_tensor
 

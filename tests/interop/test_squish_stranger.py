@@ -78,7 +78,7 @@ def test_a_reader_of_the_document_has_the_same_values(model: Path, recipe: str, 
 
 
 def test_four_bits_in_place_are_read_by_the_stranger(tmp_path: Path) -> None:
-    from ingot.ops.squish_int4 import add_int4
+    from ingot.ops.squish.int4 import add_int4
 
     ingot.convert(DEMO, tmp_path / "squish", "squish-int8", "npydir")
     for drop in (False, True):

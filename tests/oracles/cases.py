@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.delta import delta_codec
+from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError

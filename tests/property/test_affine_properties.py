@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.part import memory_part

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.codecs.astc_blocks import FOOTPRINTS, Blocks
 from ingot.codecs.table import CODECS
+from ingot.codecs.texture.astc_blocks import FOOTPRINTS, Blocks
 from ingot.testing.codecs import bits, encode_tensor, read_rows
 
 CODEC = CODECS["astc"]

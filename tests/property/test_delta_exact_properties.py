@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.codecs.delta_exact import ExactDelta
-from ingot.codecs.delta_exact_chunks import pack, params_for, unpack
+from ingot.codecs.delta.exact import ExactDelta
+from ingot.codecs.delta.exact_chunks import pack, params_for, unpack
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.codecs.float_entropy import EntropyCodec
+from ingot.codecs.lossless.float_entropy import EntropyCodec
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.testing.codecs import bits, encode_tensor, read_rows, zstd_part
 from ingot.testing.reference import float_entropy as reference

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine.codec import AffineCodec
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.detect import listing

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.codecs.palette_params import BITS, LEGAL_VECTORS, VECTOR_SIZES, require_vector_size
+from ingot.codecs.palette.params import BITS, LEGAL_VECTORS, VECTOR_SIZES, require_vector_size
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError, IngotError

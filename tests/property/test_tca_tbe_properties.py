@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.codecs.tca_tbe import TcaCodec
+from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.errors import CodecError
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array

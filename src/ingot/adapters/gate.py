@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 class PerplexityGate:
-    """Reads a text with the tensors that tiers are made from, and with a tier (``ingot.ops.tiers.gate.Gate``).
+    """Reads a text with the tensors that tiers are made from, and with a tier (``ingot.ops.squish.gate.Gate``).
 
     One model is held at a time, in the memory that ``load_model`` says. The reference is decoded from the tensors, or
     mapped from a complete tier that is exact; no tier is built for it.

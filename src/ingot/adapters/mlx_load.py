@@ -12,14 +12,14 @@ from ingot.adapters.mlx import from_numpy
 from ingot.adapters.model_source import AnyPath, resolve
 from ingot.adapters.transformers_config import one_line, read_json
 from ingot.adapters.transformers_tokenizer import load_tokenizer, require_vocabulary, same_tokens
-from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.base import Relay
 from ingot.core.config import CONFIG
 from ingot.core.dtypes import DTYPES
 from ingot.core.extras import require
 from ingot.core.memory import require_ram
 from ingot.errors import FormatError, IngotError, UnsupportedError
-from ingot.formats.safetensors import mlx_layers
+from ingot.formats.mlx import layers as mlx_layers
 from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec

@@ -9,9 +9,9 @@ from typing import Any
 
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.open import open as open_checkpoint
-from ingot.ops.tiers.choose import Choice
-from ingot.ops.tiers.prepare import prepare
-from ingot.ops.tiers.status import is_squish_directory
+from ingot.ops.squish.choose import Choice
+from ingot.ops.squish.prepare import prepare
+from ingot.ops.squish.status import is_squish_directory
 
 AnyPath = str | PathLike[str]
 

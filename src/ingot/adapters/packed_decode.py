@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.codecs.affine_params import AffineParams
+from ingot.codecs.affine.params import AffineParams
 from ingot.core.extras import require
 
 

@@ -17,8 +17,8 @@ from torch.nn import functional
 from ingot.adapters.decoded_on_use import DecodedOnUse
 from ingot.adapters.packed_decode import decode_rows
 from ingot.adapters.torch import from_numpy, to_numpy
-from ingot.codecs.affine_matmul import BATCH, PackedMatrix, stays_packed
-from ingot.codecs.affine_params import AffineParams
+from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
+from ingot.codecs.affine.params import AffineParams
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Tensor

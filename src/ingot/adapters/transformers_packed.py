@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.adapters.transformers_weights import PACKED, materialize
-from ingot.codecs.affine_matmul import PackedMatrix, stays_packed
+from ingot.codecs.affine.matmul import PackedMatrix, stays_packed
 from ingot.core.extras import require
 from ingot.model.tensor import Tensor
 

@@ -10,8 +10,8 @@ from ingot.cli.output import Json, print_json, progress_bar, size_text
 from ingot.cli.tables import line, table
 
 if TYPE_CHECKING:
-    from ingot.ops.tiers.build import BuildReport
-    from ingot.ops.tiers.status import TierStatus
+    from ingot.ops.squish.build import BuildReport
+    from ingot.ops.squish.status import TierStatus
 
 EPILOG = (
     "Examples:\n\n"
@@ -36,8 +36,8 @@ def register(app: typer.Typer) -> None:
 def status(path: Folder, json: Json = False) -> None:
     """Show which tiers are there, which of them can be trusted, and what would be loaded."""
     from ingot.errors import UsageError
-    from ingot.ops.tiers.choose import choose
-    from ingot.ops.tiers.status import status as status_of
+    from ingot.ops.squish.choose import choose
+    from ingot.ops.squish.status import status as status_of
 
     found = status_of(path)
     chosen: dict[str, dict[str, object] | None] = {}
@@ -70,7 +70,7 @@ def build(
     A tier that is complete and whose tensors did not change is left as it is. With --gate, which needs the extra
     transformers, tensors that lose most get more bits until the model passes; where none does, the tier is removed.
     """
-    from ingot.ops.tiers.build import build as build_tier
+    from ingot.ops.squish.build import build as build_tier
 
     measured = None
     if gate is not None:
@@ -110,7 +110,7 @@ def drop(
     json: Json = False,
 ) -> None:
     """Remove built tiers; the tensors they were built from stay."""
-    from ingot.ops.tiers.build import drop as drop_tiers
+    from ingot.ops.squish.build import drop as drop_tiers
 
     gone = drop_tiers(path, tier)
     if json:

@@ -38,7 +38,7 @@ def command(
     """
     if delta is not None:
         _cost(a, b, delta, top, quiet, json)
-    from ingot.ops.compare import compare
+    from ingot.ops.check.compare import compare
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
         report = compare(a, b, progress=progress)
@@ -55,7 +55,7 @@ def command(
 def _cost(base: str, tuned: str, delta: str, top: int, quiet: bool, json: bool) -> None:
     """Show what a delta costs, largest error first."""
     from ingot.cli.diff import print_tensors
-    from ingot.ops.delta_cost import delta_cost
+    from ingot.ops.delta.cost import delta_cost
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
         found = delta_cost(base, delta, tuned, progress=progress)

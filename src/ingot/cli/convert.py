@@ -13,7 +13,7 @@ from ingot.cli.output import Json, codec_text, number, print_json, progress_bar,
 from ingot.cli.tables import equal_layers, line, table
 
 if TYPE_CHECKING:
-    from ingot.ops.convert_options import ConvertOptions
+    from ingot.ops.convert.options import ConvertOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -143,7 +143,7 @@ def command(
     if dry_run:
         _dry_run(src, dst, recipe, format, options, json)
         return
-    from ingot.ops.convert import convert
+    from ingot.ops.convert.convert import convert
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = convert(src, dst, recipe, format, max_ram, resume, progress, **options)
@@ -156,7 +156,7 @@ def command(
 
 def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options: ConvertOptions, json: bool) -> None:
     from ingot.ops.attachments import KINDS
-    from ingot.ops.convert import prepare
+    from ingot.ops.convert.convert import prepare
 
     with prepare(src, dst, recipe, format, options) as prepared:
         plan = prepared.plan

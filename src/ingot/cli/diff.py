@@ -13,7 +13,7 @@ from ingot.cli.tables import line, table
 from ingot.errors import UsageError
 
 if TYPE_CHECKING:
-    from ingot.ops.diff_options import DiffOptions
+    from ingot.ops.delta.options import DiffOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -59,7 +59,7 @@ def command(
 
     The delta names its base by content, so that a re-sharded or converted one is known again.
     """
-    from ingot.ops.diff import diff
+    from ingot.ops.delta.diff import diff
 
     options: DiffOptions = {
         "options": _options(option or []),

@@ -58,8 +58,8 @@ def command(
         raise UsageError("expected --layer NAME and --out X.mlpackage together", rule="extract.nothing")
     import dataclasses
 
+    from ingot.ops.ane.coreml_layer import extract_layer
     from ingot.ops.attachments import extract_coreml, extract_draft
-    from ingot.ops.coreml_layer import extract_layer
 
     found: dict[str, Any] = {"path": path}
     if layer is not None and out is not None:

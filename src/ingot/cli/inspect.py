@@ -50,8 +50,8 @@ def command(
     Of a .squizd also its features, and which stack would run it on this machine and on named platforms, with reasons.
     Of a kernel unit (`ingot kernel`) its sections and records.
     """
-    from ingot.ops.inspect import inspect
-    from ingot.ops.kernel_ane import is_kernel_file
+    from ingot.ops.ane.kernel import is_kernel_file
+    from ingot.ops.check.inspect import inspect
 
     if is_kernel_file(path):
         kernel.show(path, list_tensors, json)

@@ -37,7 +37,7 @@ def command(
     """
     import dataclasses
 
-    from ingot.ops.squish_int4 import add_int4
+    from ingot.ops.squish.int4 import add_int4
 
     with progress_bar("int4", quiet=quiet or json) as progress:
         report = add_int4(path, drop_int8=drop_int8, quantizer=quantizer, threads=threads, progress=progress)

@@ -43,7 +43,7 @@ def command(
     What streams on the chip is packed as it is stored, what folds as dense fp16. The layout is partly inferred and has
     a version; no tool of Apple's reads it.
     """
-    from ingot.ops.kernel_ane import pack_kernel
+    from ingot.ops.ane.kernel import pack_kernel
     from ingot.targets.ane.activation import fit_lut
 
     if activation is None and (domain, outside) != (None, None):
@@ -64,7 +64,7 @@ def command(
 
 def show(path: str, list_records: bool, json: bool) -> None:
     """Print what is in a kernel unit."""
-    from ingot.ops.kernel_ane import inspect_kernel
+    from ingot.ops.ane.kernel import inspect_kernel
 
     found = inspect_kernel(path)
     if json:

@@ -12,7 +12,7 @@ from ingot.cli.output import Json, print_json, progress_bar, size_text
 from ingot.cli.tables import line
 
 if TYPE_CHECKING:
-    from ingot.ops.patch import PatchOptions
+    from ingot.ops.delta.patch import PatchOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -51,7 +51,7 @@ def command(
 
     A wrong base, or deltas in a wrong order, are refused: nothing appears under OUT.
     """
-    from ingot.ops.patch import patch
+    from ingot.ops.delta.patch import patch
 
     options: PatchOptions = {
         "verify_base": verify_base,

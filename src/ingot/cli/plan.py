@@ -13,7 +13,7 @@ from ingot.cli.tables import equal_layers, line, table
 from ingot.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from ingot.ops.plan_ane import ChipPlan, WeightPlan
+    from ingot.ops.ane.plan import ChipPlan, WeightPlan
 
 EPILOG = (
     "Examples:\n\n"
@@ -59,13 +59,13 @@ def command(
     if suggest is None and max_error is not None:
         raise UsageError("expected --suggest FILE with --max-error", rule="ane.suggest")
     if suggest is not None:
-        from ingot.ops.suggest_ane import suggest as find
+        from ingot.ops.ane.suggest import suggest as find
 
         largest = 0.1 if max_error is None else max_error
         found = find(path, chip, suggest, largest, assume=assume or (), overwrite=overwrite)
         print_json(found) if json else _print_suggestion(found)
         return
-    from ingot.ops.plan_ane import plan
+    from ingot.ops.ane.plan import plan
 
     planned = plan(path, chip, assume=assume or ())
     if json:

@@ -31,7 +31,7 @@ def command(
 
     Exit code 1 if it is not.
     """
-    from ingot.ops.verify import verify
+    from ingot.ops.check.verify import verify
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = verify(path, strict, progress=progress)

@@ -16,9 +16,9 @@ import numpy as np
 from ingot.demo.llama import Llama, perplexity
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import UsageError
-from ingot.ops.compare import compare
-from ingot.ops.convert import convert
-from ingot.ops.load_owned import load_owned
+from ingot.ops.check.compare import compare
+from ingot.ops.convert.convert import convert
+from ingot.ops.load.owned import load_owned
 from ingot.ops.open import open as open_checkpoint
 
 RUNS = (

@@ -10,7 +10,7 @@ FORMATS: Instances[Format] = Instances(
     (
         ("zt", "ingot.formats.zt.format:ZtFormat"),
         ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat"),
-        ("mlx", "ingot.formats.safetensors.mlx:MlxFormat"),
+        ("mlx", "ingot.formats.mlx.format:MlxFormat"),
         ("squizd", "ingot.formats.squizd.format:SquizdFormat"),
         ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
         ("npydir", "ingot.formats.npydir.format:NpydirFormat"),

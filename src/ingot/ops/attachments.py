@@ -20,13 +20,13 @@ from ingot.core.atomic import flush, flush_tree
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.core.rename import exchange
+from ingot.engine.journal import fingerprint
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.part import Part
+from ingot.ops.convert.draft import DraftShape, check_draft
 from ingot.ops.destination import destination
-from ingot.ops.draft import DraftShape, check_draft
-from ingot.ops.journal import fingerprint
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.save import plan_tensors, save_planned
 from ingot.stores.files import UnnamedSource

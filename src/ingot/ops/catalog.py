@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inspect import getdoc
 from typing import Any
 
-from ingot.codecs.delta import DELTAS
+from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS

@@ -19,12 +19,12 @@ import numpy as np
 from ingot.core.checksums import Blake3, Hasher
 from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
+from ingot.engine.slabs import matrix_of, slabs
 from ingot.model.bytesource import Buffer
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.slabs import matrix_of, slabs
 
 _SLAB = 1 << 20
 

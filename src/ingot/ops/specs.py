@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.delta import DeltaEncoder
+from ingot.codecs.delta.base import DeltaEncoder
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor

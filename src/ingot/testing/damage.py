@@ -18,9 +18,9 @@ from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
-from ingot.ops.apply_delta import apply_delta
+from ingot.ops.check.verify import examine
+from ingot.ops.delta.apply import apply_delta
 from ingot.ops.open import Source, checkpoint_of
-from ingot.ops.verify import examine
 from ingot.stores.memory import MemoryStore
 from ingot.testing import coreml
 

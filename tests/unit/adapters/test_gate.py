@@ -13,7 +13,7 @@ from ingot.adapters.evaluate import Protocol, evaluate
 from ingot.adapters.gate import PerplexityGate
 from ingot.cli.main import run
 from ingot.errors import IngotError
-from ingot.ops.tiers.build import build
+from ingot.ops.squish.build import build
 
 DEMO = Path(str(resources.files("ingot.demo") / "data"))
 TEXT = DEMO / "heldout.txt"

@@ -12,7 +12,7 @@ import transformers
 import ingot
 from ingot.adapters.transformers import LoadReport, load_model
 from ingot.adapters.transformers_weights import materialize
-from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.memory import anonymous_rss
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.models import KINDS, make, output_of

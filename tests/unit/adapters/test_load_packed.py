@@ -14,7 +14,7 @@ from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear
 from ingot.adapters.transformers import LoadReport, load_model
 from ingot.adapters.transformers_packed import put_packed
 from ingot.adapters.transformers_weights import Loading, Weight
-from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine.codec import AffineCodec
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.models import KINDS, make, output_of
 

@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.adapters.mlx_load import packed_form
-from ingot.codecs.affine import AffineCodec
+from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import IngotError
 from ingot.model.part import memory_part

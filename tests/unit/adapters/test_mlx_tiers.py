@@ -14,9 +14,9 @@ import ingot
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import anonymous_rss
 from ingot.errors import IngotError
-from ingot.ops.tiers.build import build
-from ingot.ops.tiers.choose import choose
-from ingot.ops.tiers.status import status
+from ingot.ops.squish.build import build
+from ingot.ops.squish.choose import choose
+from ingot.ops.squish.status import status
 
 mx = pytest.importorskip("mlx.core")
 utils = pytest.importorskip("mlx_lm.utils")

@@ -16,9 +16,9 @@ from torch.nn import functional
 import ingot
 from ingot.adapters import packed_linear
 from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear, pack_linears
-from ingot.codecs.affine import AffineCodec
-from ingot.codecs.affine_matmul import BATCH, PackedMatrix, stays_packed
-from ingot.codecs.affine_params import AffineParams
+from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
+from ingot.codecs.affine.params import AffineParams
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.testing.codecs import encode_tensor

@@ -17,8 +17,8 @@ import ingot
 from ingot.codecs.base import ready
 from ingot.codecs.table import CODECS
 from ingot.errors import DISTRIBUTION, MissingExtraError
-from ingot.ops.convert import prepare
-from ingot.ops.doctor import EXTRAS, examine
+from ingot.ops.check.doctor import EXTRAS, examine
+from ingot.ops.convert.convert import prepare
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

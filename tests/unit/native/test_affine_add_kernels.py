@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.codecs.affine import AffineCodec
-from ingot.codecs.affine_params import AffineParams
-from ingot.codecs.affine_rows import add_rows, layout
-from ingot.codecs.delta import delta_codec
+from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.params import AffineParams
+from ingot.codecs.affine.rows import add_rows, layout
+from ingot.codecs.delta.base import delta_codec
 from ingot.core import isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.codecs.affine_matmul import PackedMatrix, multiplies
-from ingot.codecs.affine_params import AffineParams
+from ingot.codecs.affine.matmul import PackedMatrix, multiplies
+from ingot.codecs.affine.params import AffineParams
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.tensor import Array

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ingot.codecs import tca_tbe_bands as bands
+from ingot.codecs.lossless import tca_tbe_bands as bands
 from ingot.core import native
 from ingot.testing.reference import tca_tbe as reference
 from ingot.testing.strategies import random_bits

@@ -32,7 +32,7 @@ from ingot.ops.attachments import (
     pack_package,
     require_package,
 )
-from ingot.ops.convert import convert
+from ingot.ops.convert.convert import convert
 from ingot.ops.save import plan_tensors
 from ingot.testing.codecs import bits
 from ingot.testing.drafts import draft_head

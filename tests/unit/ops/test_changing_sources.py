@@ -132,7 +132,7 @@ def test_a_resumed_run_does_not_join_two_sources(tmp_path: Path, monkeypatch: py
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("ingot.ops.convert.open_source", opened_then_replaced)
+        patched.setattr("ingot.ops.convert.convert.open_source", opened_then_replaced)
         with pytest.raises(Killed):
             ingot.convert(source, target, resume=True, progress=kill, threads=1)
     with pytest.raises(UsageError) as caught:
@@ -176,7 +176,7 @@ FEW_FILES = """
 import resource, sys
 import numpy as np
 import ingot, ingot.numpy
-from ingot.ops.verify import verify
+from ingot.ops.check.verify import verify
 source, other, out = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 for io in ("mmap", "pread"):

@@ -13,9 +13,9 @@ import pytest
 
 import ingot
 from ingot.core.memory import parse_size
+from ingot.engine import drive
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops import drive
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
 

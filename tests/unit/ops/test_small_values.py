@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.codecs.delta import delta_codec
+from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.reach import RULE, merged, reaching
 from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.zt.format import ZtFormat
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
-from ingot.ops import diff as diffing
-from ingot.ops.plan_convert import PlanRequest, plan_conversion
+from ingot.ops.convert.plan import PlanRequest, plan_conversion
+from ingot.ops.delta import diff as diffing
 from ingot.recipes.load import load_recipe
 from ingot.testing.codecs import encode_tensor
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ingot.core.memory import format_size
 from ingot.formats.base import Detail
-from ingot.formats.squizd.dispatch import details as dispatch_details
 from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import Header
 from ingot.model.attachments import Attachments
+from ingot.targets.dispatch import details as dispatch_details
 
 
 def details(header: Header, attachments: Attachments) -> Sequence[Detail]:

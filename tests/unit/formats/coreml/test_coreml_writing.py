@@ -21,7 +21,7 @@ from ingot.formats.coreml.types import BY_NAME
 from ingot.formats.coreml.wire import Edits, Node, bytes_field, map_entry, number_field
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.coreml_layer import extract_layer
+from ingot.ops.ane.coreml_layer import extract_layer
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.testing.coreml import MODEL, WEIGHTS, Package, operation, sample

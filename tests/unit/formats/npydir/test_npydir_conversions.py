@@ -78,7 +78,7 @@ def test_every_file_opens_with_numpy(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["int8", "squish-int4", "squish-int3"])
 def test_dry_runs_state_the_size_exactly(source: Path, tmp_path: Path, recipe: str) -> None:
-    from ingot.ops.convert import prepare
+    from ingot.ops.convert.convert import prepare
 
     made = tmp_path / "squish"
     with prepare(source, made, recipe, "npydir") as prepared:

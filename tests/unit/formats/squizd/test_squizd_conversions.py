@@ -18,8 +18,8 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.zt.format import ZtFormat
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.ops.convert import prepare
-from ingot.ops.inspect import inspect
+from ingot.ops.check.inspect import inspect
+from ingot.ops.convert.convert import prepare
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.local import LocalTarget

@@ -19,7 +19,7 @@ from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.place import layers_of
 from ingot.formats.squizd.reader import read_catalog
 from ingot.model.bytesource import MemorySource
-from ingot.ops.verify import Finding
+from ingot.ops.check.verify import Finding
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
 from ingot.testing.reading import read_all

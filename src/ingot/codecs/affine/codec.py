@@ -1,0 +1,210 @@
+"""``quantized_group``: the affine family, ``w = s * (q - z)`` or ``w = s * q + z``; see ``spec/affine.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.affine.encode import AffineEncoder, prepare
+from ingot.codecs.affine.offset import OffsetRelay, offset_relays
+from ingot.codecs.affine.params import ROLES, SCALE_DTYPES, AffineParams, natural, params_of
+from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
+from ingot.codecs.affine.repack import AffineRelay, relays
+from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
+from ingot.codecs.base import Rows, result
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import FLOATS
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.tensor import Array, Tensor
+
+
+class AffineReader(Rows):
+    """Sequential decoding through a packed buffer of at most about ``STEP`` codes (never less than a row)."""
+
+    def __init__(self, tensor: Tensor, params: AffineParams, workers: int | None = 1) -> None:
+        self._params, self._workers = params, workers
+        self._rows, self._cols = params.matrix_of(tensor.shape)
+        self._row = 0
+        self._packed = PackedReader(tensor.parts["packed_weight"], params, self._cols)
+        self._scales = _scales_reader(tensor, "scales", params)
+        self._zeros = _scales_reader(tensor, "zeros", params) if params.zeros else None
+        self._step = max(1, STEP * (1 if workers == 1 else 8) // max(self._cols, 1))
+
+    def fill(self, out: Array) -> None:
+        for target, packed, scales, zeros in self._runs(out):
+            decode_rows(self._params, packed, scales, zeros, out[target], self._workers)
+
+    def add_into(self, base: Array, out: Array) -> None:
+        """Write ``base`` plus the next rows into ``out``; see ``codecs.delta.base.AddingReader``."""
+        if base.dtype != out.dtype or base.shape != out.shape or not (base.flags.c_contiguous and base.flags.aligned):
+            raise ValueError(f"expected an aligned base like the output in C order, found {base.dtype} {base.shape}")
+        for target, packed, scales, zeros in self._runs(out):
+            add_rows(self._params, packed, scales, zeros, base[target], out[target])
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` codes, whole rows of them."""
+        rows = count // max(self._cols, 1)
+        self._row += rows
+        self._packed.skip(rows)
+        self._scales.skip(rows, self._cols)
+        if self._zeros:
+            self._zeros.skip(rows, self._cols)
+
+    def _runs(self, out: Array) -> Iterator[tuple[slice, Array, Array, Array | None]]:
+        """Yield runs of the next ``len(out)`` rows with their packed codes, scales and zero points."""
+        if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
+            raise ValueError(f"expected at most {self._rows - self._row} rows of {self._cols}, found {out.shape}")
+        self._row += len(out)
+        if not out.size:  # there may be any number of empty rows; scales that they have are read by finish
+            return
+        for start in range(0, len(out), self._step):
+            target = slice(start, min(start + self._step, len(out)))
+            count = target.stop - start
+            packed = self._packed.next(count)
+            scales = self._scales.next(count, self._cols)
+            zeros = self._zeros.next(count, self._cols) if self._zeros else None
+            yield target, packed, scales, zeros
+
+    def finish(self) -> None:
+        self._packed.finish()
+        self._scales.finish()
+        if self._zeros:
+            self._zeros.finish()
+
+
+class CutReader(Rows):
+    """Sequential decoding of a tensor whose codes are packed as another matrix than its own, in runs of its own rows.
+
+    Holds one row of that matrix where a run ends within it.
+    """
+
+    def __init__(self, tensor: Tensor, params: AffineParams) -> None:
+        self._inner = AffineReader(tensor, params)
+        self._cols = params.matrix_of(tensor.shape)[1]
+        self._left: Array = np.empty(0, np.float32)
+
+    def fill(self, out: Array) -> None:
+        if not out.flags.c_contiguous or (self._left.size and self._left.dtype != out.dtype):
+            raise ValueError(f"expected an output in C order, of one type, found {out.dtype}")
+        flat = out.reshape(-1)
+        taken = min(self._left.size, flat.size)
+        flat[:taken], self._left = self._left[:taken], self._left[taken:]
+        if taken == flat.size:
+            return
+        whole = (flat.size - taken) // self._cols
+        end = taken + whole * self._cols
+        self._inner.read_into(flat[taken:end].reshape(whole, self._cols))
+        if end < flat.size:
+            row = np.empty((1, self._cols), out.dtype)
+            self._inner.read_into(row)
+            flat[end:], self._left = row[0, : flat.size - end], row[0, flat.size - end :]
+
+    def finish(self) -> None:
+        self._inner.finish()
+
+
+class AffineCodec:
+    """Integers with scales and zero points: INT8 per row (Vectro), INT4, INT3 and INT2 in groups, and all between."""
+
+    id: ClassVar[str] = "quantized_group"
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``affine.params``, ``affine.parts``, ``affine.dtype``, ``affine.size``."""
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
+
+        Raw codes in a mapped file are decoded where they lie, if each row begins at a byte. Large tensors use
+        several threads (``core.parallel.default_workers``).
+        """
+        params = _checked(tensor)
+        if dtype not in FLOATS:
+            raise UnsupportedError(
+                f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="affine.dtype", where=tensor.name
+            )
+        out = result(tensor, dtype, out)
+        matrix = out.reshape(params.matrix_of(tensor.shape))
+        codes = tensor.parts["packed_weight"]
+        in_place = codes.encoding == "raw" and codes.source.mapped and params.in_rows(matrix.shape[1])
+        if in_place and params.block is None:
+            arrays = {role: part.array() for role, part in tensor.parts.items()}
+            packed = np.frombuffer(codes.view(), np.uint8)
+            decode_rows(params, packed, arrays["scales"], arrays.get("zeros"), matrix, workers=None)
+            return out
+        reader = AffineReader(tensor, params, workers=None)
+        reader.read_into(matrix)
+        reader.finish()
+        return out
+
+    def reader(self, tensor: Tensor) -> AffineReader | CutReader:
+        params = _checked(tensor)
+        return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
+
+    def relays(self, tensor: Tensor) -> Iterator[AffineRelay | OffsetRelay]:
+        """Yield the layouts of the same integers: low bits first, signed or not; that nearest to as stored first."""
+        return offset_relays(relays(tensor, _checked(tensor)))
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
+        """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):
+
+        ``bits`` 1 to 8 (4); ``group`` columns per group, ``"row"`` or ``"tensor"`` (128; ``"row"`` at 8 bits);
+        ``symmetric`` (true); ``signed`` (as ``symmetric``): two's complement codes; ``scales`` auto, f16, bf16,
+        f32 or source (auto: f16, or what small values need; f32 where a scale serves a whole row or tensor);
+        ``bit_order`` lsb or msb (lsb);
+        ``quantizer`` absmax, minmax, mse, or, for one bit, sign or sign-rms (absmax; minmax where not
+        symmetric); ``unbiased`` scales (false); ``zero_kind`` point or offset (point); ``zero_point``, one for
+        all unsigned codes of a symmetric quantizer (none); ``cut`` rows, axis0 or flat (rows).
+        """
+        return prepare(shape, dtype, options)
+
+
+def _checked(tensor: Tensor) -> AffineParams:
+    """Return the parameters, in the tensor's own matrix where that says the same."""
+    params = params_of(tensor)
+    _check_roles(tensor, params)
+    count = params.scale_count(tensor.shape)
+    parts = tensor.parts
+    packed_bytes = params.packed_bytes(*params.matrix_of(tensor.shape))
+    _check_part(tensor, "packed_weight", (params.packed_dtype,), packed_bytes)
+    scale_bytes = count * numpy_dtype(_check_part(tensor, "scales", SCALE_DTYPES, None)).itemsize
+    _check_part(tensor, "scales", SCALE_DTYPES, scale_bytes)
+    if params.zeros:
+        _check_part(tensor, "zeros", (parts["scales"].dtype,), scale_bytes)
+    return natural(params, tensor.shape)
+
+
+def _scales_reader(tensor: Tensor, role: str, params: AffineParams) -> ScalesReader | BlockScales:
+    part = tensor.parts[role]
+    return ScalesReader(part, params) if params.block is None else BlockScales(part, params, tensor.shape)
+
+
+def _check_roles(tensor: Tensor, params: AffineParams) -> None:
+    expected = ROLES if params.zeros else ROLES[:2]
+    if set(tensor.parts) != set(expected):
+        raise CodecError(
+            "affine.parts",
+            f"expected the parts {', '.join(expected)}, found {', '.join(sorted(tensor.parts)) or 'none'}",
+            where=tensor.name,
+        )
+
+
+def _check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], nbytes: int | None) -> str:
+    part = tensor.parts[role]
+    where = f"{tensor.name}.{role}"
+    if part.dtype not in dtypes or part.type not in (None, part.dtype):
+        raise CodecError(
+            "affine.dtype", f"expected {' or '.join(dtypes)}, found {part.type or part.dtype}", where=where
+        )
+    if nbytes is not None and part.nbytes != nbytes:
+        raise CodecError(
+            "affine.size",
+            f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
+            where=where,
+        )
+    return part.dtype

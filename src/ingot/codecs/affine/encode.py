@@ -1,0 +1,204 @@
+"""Encoding of the affine family: options, and quantizers over slabs of rows (``spec/affine.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.affine.fit import TensorFit
+from ingot.codecs.affine.options import parse
+from ingot.codecs.affine.params import AffineParams
+from ingot.codecs.affine.rows import decode_rows, layout
+from ingot.codecs.affine.sign import SIGNS, sign_codes, sign_scales, unbiased_scales
+from ingot.codecs.reach import Reach
+from ingot.core import native
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import FLOATS, as_bits, float_name
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array
+
+_NON_FINITE, _SCALE_OVERFLOW = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class AffineEncoder:
+    """Quantizes slabs of rows. One scale for a whole tensor (``fit``) is learnt in scans and stored with row 0.
+
+    Rows have ``width`` columns; codes are packed in rows of ``cols``, of which a slab holds whole ones (``step``).
+    """
+
+    settings: AffineParams
+    scale_dtype: str
+    quantizer: str
+    cols: int
+    width: int
+    params: Mapping[str, Any]
+    parts: tuple[PartSpec, ...]
+    reach: Reach
+    fit: TensorFit | None = None
+    unbiased: bool = False
+    codec: str = "quantized_group"
+    step: int = 1
+    whole: bool = False
+    lossless: bool = False
+
+    @property
+    def scans(self) -> int:
+        return self.fit.scans if self.fit else 0
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self.reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self.reach.wider()
+
+    def lost(self) -> str | None:
+        return self.reach.lost()
+
+    def scan(self, rows: Array) -> None:
+        """Learn the tensor's scale; groups and rows lie within a slab and need nothing."""
+        if self.fit is not None:
+            bad = self.fit.take(rows)
+            if bad is not None:
+                raise self._non_finite(rows, bad, self.fit.seen)
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows.
+
+        Raises
+        ------
+        CodecError
+            ``affine.non-finite``: a value is NaN or infinite (a float64 past the range of float32 too).
+            ``affine.scale-overflow``: the scale type cannot hold a group's scale.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.width:
+            raise ValueError(f"expected rows of {self.width} columns, found {rows.shape}")
+        if self.width != self.cols:
+            start, rows = start * self.width // self.cols, rows.reshape(-1, self.cols)
+        if self.quantizer in SIGNS:
+            return self._signs(rows, start)
+        packed = np.empty((len(rows), self.settings.row_bytes(self.cols)), np.uint8)
+        scales, zeros = self._scales(len(rows))
+        if rows.size:
+            method = "given" if self.fit else "mse" if self.quantizer == "mse" else "range"
+            self._quantize(rows, packed, scales, zeros, method, start)
+            if self.unbiased:
+                decoded = np.empty(rows.shape, np.float32)
+                decode_rows(self.settings, packed, scales, zeros, decoded)
+                group = self.settings.group_columns(self.cols)
+                scales = unbiased_scales(rows, decoded, group, scales)
+        if self.fit and start:
+            scales = scales[:0]
+            zeros = None if zeros is None else zeros[:0]
+        parts = {"packed_weight": packed, "scales": scales}
+        return parts if zeros is None else {**parts, "zeros": zeros}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        scales, zeros = (self.fit.scales, self.fit.zeros) if self.fit else (parts["scales"], parts.get("zeros"))
+        if self.width != self.cols:
+            out = out.reshape(-1, self.cols)
+        decode_rows(self.settings, parts["packed_weight"], scales, zeros if self.settings.zeros else None, out)
+
+    def _scales(self, count: int) -> tuple[Array, Array | None]:
+        """Return scales and zero points for so many rows: the fitted ones, or ones to be filled in."""
+        if self.fit is not None:
+            return self.fit.scales.copy(), self.fit.zeros.copy() if self.settings.zeros else None
+        shape = self.settings.scale_shape(count, self.cols)
+        scales = np.ones(shape, numpy_dtype(self.scale_dtype))
+        return scales, np.full_like(scales, self.settings.no_zero) if self.settings.zeros else None
+
+    def _signs(self, rows: Array, start: int) -> dict[str, Array]:
+        scales, zeros = self._scales(len(rows))
+        assert zeros is not None
+        zeros[...] = 0.5
+        if rows.size:
+            bad = native.kernels.affine_range(as_bits(rows), float_name(rows))[2]
+            if bad < rows.size:
+                raise self._non_finite(rows, bad, start)
+            group = self.settings.group_columns(self.cols)
+            scales[...] = sign_scales(rows, group, self.quantizer, self.scale_dtype).reshape(scales.shape)
+            over = np.flatnonzero(~np.isfinite(scales.astype(np.float32)))
+            if over.size:
+                row, column = divmod(int(over[0]), scales.size // len(rows))
+                raise self._overflow(start + row, column * group)
+        return {"packed_weight": sign_codes(rows, self.settings.msb), "scales": scales, "zeros": zeros}
+
+    def _quantize(
+        self, rows: Array, packed: Array, scales: Array, zeros: Array | None, method: str, start: int
+    ) -> None:
+        kind, index = native.kernels.affine_quantize(
+            as_bits(rows),
+            float_name(rows),
+            packed.reshape(-1),
+            as_bits(scales).reshape(-1),
+            None if zeros is None else as_bits(zeros).reshape(-1),
+            layout(self.settings, self.cols),
+            self.scale_dtype,
+            method,
+            -1 if self.settings.zero_point is None else self.settings.zero_point,
+        )
+        if kind == _NON_FINITE:
+            raise self._non_finite(rows, index, start)
+        if kind == _SCALE_OVERFLOW:
+            row, column = divmod(index, self.cols)
+            raise self._overflow(start + row, column)
+
+    def _overflow(self, row: int, column: int) -> CodecError:
+        return CodecError(
+            "affine.scale-overflow",
+            f"expected a scale and offset that {self.scale_dtype} can hold, found a larger one for the group at "
+            f"row {row}, column {column}; use scales=bf16 or scales=f32",
+        )
+
+    def _non_finite(self, rows: Array, index: int, start: int) -> CodecError:
+        row, column = divmod(index, self.cols)
+        return CodecError(
+            "affine.non-finite",
+            f"expected finite weights, found {float(rows[row, column]):g} at row {start + row}, column {column}; "
+            "keep this tensor dense",
+        )
+
+
+def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
+    """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``AffineCodec.encoder``."""
+    source = resolve_dtype(dtype).name
+    if source not in FLOATS:
+        raise UnsupportedError(
+            f"expected weights of type {', '.join(FLOATS)} to quantize, found {source}; keep this tensor dense",
+            rule="affine.dtype",
+        )
+    chosen = parse(options, shape, source)
+    settings, scale_dtype = chosen.settings, chosen.scale_dtype
+    rows, cols = settings.matrix_of(shape)
+    width = shape[-1] if shape else 1
+    fit = (
+        TensorFit(settings, scale_dtype, chosen.quantizer == "mse", rows) if settings.granularity == "tensor" else None
+    )
+    return AffineEncoder(
+        settings=settings,
+        scale_dtype=scale_dtype,
+        quantizer=chosen.quantizer,
+        unbiased=chosen.unbiased,
+        cols=cols,
+        width=width,
+        params=settings.attributes(),
+        parts=part_specs(settings, scale_dtype, rows, cols),
+        reach=Reach("scales", scale_dtype, ("bf16", "f32") if chosen.auto else (), chosen.levels, source),
+        fit=fit,
+        step=cols // gcd(cols, width) if cols else 1,
+    )
+
+
+def part_specs(settings: AffineParams, scale_dtype: str, rows: int, cols: int) -> tuple[PartSpec, ...]:
+    """Return the raw parts of a matrix in one of Ingot's own packings."""
+    scale_bytes = prod(settings.scale_shape(rows, cols)) * numpy_dtype(scale_dtype).itemsize
+    packed = PartSpec("packed_weight", "u8", settings.packed_bytes(rows, cols))
+    scales = PartSpec("scales", scale_dtype, scale_bytes)
+    zeros = (PartSpec("zeros", scale_dtype, scale_bytes),) if settings.zeros else ()
+    return (packed, scales, *zeros)

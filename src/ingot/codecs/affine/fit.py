@@ -1,0 +1,87 @@
+"""One scale (and zero point) for a whole tensor, learnt from slabs of its rows (``spec/affine.md``, "Quantizers")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.codecs.affine.params import AffineParams
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import as_bits, float_name
+from ingot.errors import CodecError
+from ingot.model.tensor import Array
+
+
+class TensorFit:
+    """Takes in all rows once (range), and once more for the search by squared error.
+
+    Parameters
+    ----------
+    settings : AffineParams
+    scale_dtype : str
+    search : bool
+        Choose among ``AFFINE_CANDIDATES`` shrunk ranges by squared error, added up row by row in double precision, so
+        that slabs do not matter.
+    rows : int
+        Rows of the tensor: after so many a pass is over.
+
+    Attributes
+    ----------
+    seen : int
+        Rows taken in the present pass.
+    scales, zeros : arrays of one element
+        What was found; 1 and ``settings.no_zero`` for a tensor without values.
+    """
+
+    def __init__(self, settings: AffineParams, scale_dtype: str, search: bool, rows: int) -> None:
+        self._search, self._rows = search, rows
+        self._low, self._high = np.inf, -np.inf
+        self.seen = 0
+        self._codes = settings.bits, settings.signed, not settings.zeros  # as the kernels take them
+        self._candidates: tuple[Array, Array, Array] | None = None  # steps, offsets, squared errors so far
+        self.scales = np.ones(1, numpy_dtype(scale_dtype))
+        self.zeros = np.full(1, settings.no_zero, numpy_dtype(scale_dtype))
+        self._scale_dtype = scale_dtype
+
+    @property
+    def scans(self) -> int:
+        """Passes that are needed."""
+        return 2 if self._search else 1
+
+    def take(self, rows: Array) -> int | None:
+        """Take in the next rows; return the index of the first value that is not finite, None if all are.
+
+        Raises ``CodecError`` ``affine.scale-overflow`` at the end of a pass.
+        """
+        values, kind = as_bits(rows), float_name(rows)
+        if self._candidates is None:
+            low, high, bad = native.kernels.affine_range(values, kind)
+            if bad < rows.size:
+                return int(bad)
+            self._low, self._high = min(self._low, low), max(self._high, high)
+        else:
+            native.kernels.affine_errors(values, kind, *self._codes, *self._candidates)
+        self.seen += len(rows)
+        if self.seen == self._rows:
+            self.seen = 0
+            self._end_of_pass()
+        return None
+
+    def _end_of_pass(self) -> None:
+        if self._candidates is None:
+            self._candidates = self._propose()
+        steps, offsets, totals = self._candidates
+        best = int(np.argmin(totals))
+        self.scales[0], self.zeros[0] = steps[best], offsets[best]
+
+    def _propose(self) -> tuple[Array, Array, Array]:
+        steps, offsets = (np.empty(native.kernels.AFFINE_CANDIDATES, np.float32) for _ in range(2))
+        native.kernels.affine_candidates(self._low, self._high, *self._codes, self._scale_dtype, steps, offsets)
+        fits = np.flatnonzero(np.isfinite(steps if self._search else steps[:1]))
+        if not len(fits):
+            raise CodecError(
+                "affine.scale-overflow",
+                f"expected a scale that {self._scale_dtype} can hold, found a larger one for the whole tensor; use "
+                "scales=bf16 or scales=f32",
+            )
+        return steps[fits], offsets[fits], np.zeros(len(fits))

@@ -1,0 +1,183 @@
+"""Products with weights of the affine family that stay packed (``spec/affine.md``, "Multiplying")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.params import AffineParams, natural, params_of
+from ingot.codecs.affine.rows import decode_rows
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import as_bits, float_name, written
+from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.model.tensor import Array, Tensor
+
+BATCH = {"f32": 32, "f16": 8, "bf16": 8}
+"""Rows of x up to which a product from the packed codes is the faster way, by the type of x; more take decoded blocks
+of rows, which processors multiply faster in 16 bits than in f32."""
+
+
+class PackedMatrix:
+    """A matrix ``w`` [rows, cols] that is held as codes, scales and zero points.
+
+    Parameters
+    ----------
+    params : AffineParams
+        As ``packed_params`` returns them.
+    shape : rows, cols
+    packed : u8, rows * params.row_bytes(cols)
+        Held, not copied: a mapped file stays mapped.
+    scales, zeros : of ``params.scale_shape(rows, cols)``, any number of dimensions; f32, f16 or bf16, one type
+        ``zeros`` is None where ``params.zeros`` is false.
+
+    Raises
+    ------
+    CodecError
+        ``affine.size``: an array of another size.
+    """
+
+    def __init__(
+        self, params: AffineParams, shape: tuple[int, int], packed: Array, scales: Array, zeros: Array | None
+    ) -> None:
+        self.params, self.shape = params, shape
+        self.packed = packed.reshape(-1).view(np.uint8)
+        self.scales = scales.reshape(-1)
+        self.zeros = None if zeros is None else zeros.reshape(-1)
+        self._check()
+        self._native = self._open() if multiplies(params, shape[1]) else None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> PackedMatrix:
+        """Return the matrix of a 2-d tensor, its parts as they lie.
+
+        Raises
+        ------
+        CodecError
+            As ``AffineCodec.check``.
+        UnsupportedError
+            ``matmul.layout``: the tensor cannot stay packed.
+        """
+        params = packed_params(tensor)
+        packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
+        zeros = tensor.parts["zeros"].array() if params.zeros else None
+        return cls(params, tensor.matrix_shape, packed, tensor.parts["scales"].array(), zeros)
+
+    @property
+    def direct(self) -> bool:
+        """Whether ``matmul`` takes this layout: 4 or 8 bits, low bits first."""
+        return self._native is not None
+
+    def matmul(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
+        """Write ``x @ w.T + bias`` into ``out``, summed in f32 in a fixed order and rounded once.
+
+        The same bits for any number of workers, on every instruction set.
+
+        Parameters
+        ----------
+        x : [m, cols], at most 64 rows; f32, f16 or bf16
+        out : [m, rows] of the element type of ``x``, C order
+        bias : [rows], f32, f16 or bf16
+        workers : int
+            Threads, the calling one included.
+
+        Raises
+        ------
+        ValueError
+            Sizes or types do not fit together, or ``direct`` is false.
+        """
+        name = float_name(x)
+        types = (name, name if bias is None else float_name(bias))
+        self.matmul_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
+
+    def matmul_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
+        """``matmul`` of arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``.
+
+        For callers in a hurry: it looks at nothing but sizes.
+        """
+        if self._native is None:
+            raise ValueError("expected a layout that the kernels take; decode it")
+        self._native.matmul(x, bias, out, types[0], types[1], workers)
+
+    def decode(self, start: int, stop: int, dtype: str, workers: int | None = None) -> Array:
+        """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises ``CodecError`` ``affine.overflow``."""
+        out = np.empty((stop - start, self.shape[1]), numpy_dtype(dtype))
+        self.decode_into(start, out, workers)
+        return out
+
+    def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
+        """Decode as many rows from ``start`` as ``out`` [n, cols] has, in its type; raises as ``decode``."""
+        stop, row_bytes, scales = start + len(out), self.params.row_bytes(self.shape[1]), self._scales_per_row()
+        span = slice(start * scales, stop * scales) if self.params.granularity != "tensor" else slice(None)
+        zeros = None if self.zeros is None else self.zeros[span]
+        decode_rows(
+            self.params, self.packed[start * row_bytes : stop * row_bytes], self.scales[span], zeros, out, workers
+        )
+
+    def _scales_per_row(self) -> int:
+        return self.params.scale_shape(1, self.shape[1])[-1] if self.params.granularity == "group" else 1
+
+    def _check(self) -> None:
+        rows, cols = self.shape
+        count = int(np.prod(self.params.scale_shape(rows, cols)))
+        wanted = (self.params.packed_bytes(rows, cols), count, count if self.params.zeros else None)
+        found = (self.packed.size, self.scales.size, None if self.zeros is None else self.zeros.size)
+        if wanted != found:
+            raise CodecError("affine.size", f"expected codes, scales and zeros of sizes {wanted}, found {found}")
+
+    def _open(self) -> native.kernels.PackedMatrix:
+        rows, cols = self.shape
+        return native.kernels.PackedMatrix(
+            self.packed,
+            as_bits(self.scales),
+            None if self.zeros is None else as_bits(self.zeros),
+            rows=rows,
+            cols=cols,
+            group=self.params.group_columns(cols),
+            bits=self.params.bits,
+            signed=self.params.signed,
+            per_tensor=self.params.granularity == "tensor",
+            row_bytes=self.params.row_bytes(cols),
+            offset=self.params.offset,
+            zero_point=self.params.zero_point or 0,
+            scale_dtype=float_name(self.scales),
+        )
+
+
+def stays_packed(tensor: Tensor) -> bool:
+    """Whether ``PackedMatrix.of`` takes a tensor, as far as its attributes tell; raises nothing, reads no weights."""
+    try:
+        packed_params(tensor)
+    except IngotError:
+        return False
+    return True
+
+
+def packed_params(tensor: Tensor) -> AffineParams:
+    """Return the parameters by which a tensor's rows can be decoded a few at a time; it reads no weights.
+
+    Raises
+    ------
+    CodecError
+        As ``AffineCodec.check``.
+    UnsupportedError
+        ``matmul.layout``: not a matrix of the affine family whose rows begin at a byte and have scales of their own.
+    """
+    if tensor.codec == AffineCodec.id and len(tensor.shape) == 2:
+        AffineCodec().check(tensor)
+        params = natural(params_of(tensor), tensor.shape)
+        if params.matrix is None and params.block is None and params.in_rows(tensor.shape[1]):
+            return params
+    raise UnsupportedError(
+        "expected a matrix of codec quantized_group in rows of whole bytes with scales along the rows, found "
+        f"{tensor.codec} of shape {list(tensor.shape)}; decode it",
+        rule="matmul.layout",
+        where=tensor.name,
+    )
+
+
+def multiplies(params: AffineParams, cols: int) -> bool:
+    """Whether the kernels multiply with such rows: 4 or 8 bits, the lowest first, groups of whole 4-byte words."""
+    group = params.group_columns(cols)
+    fits = params.granularity in ("row", "tensor") or group >= cols or group % (32 // params.bits) == 0
+    return params.bits in (4, 8) and not params.msb and cols > 0 and fits

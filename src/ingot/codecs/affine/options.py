@@ -1,0 +1,181 @@
+"""Options of the affine family's encoder (``spec/affine.md``, "Options"): what a recipe says, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from ingot.codecs.affine.params import SCALE_DTYPES, AffineParams
+from ingot.codecs.affine.sign import SIGNS
+from ingot.codecs.reach import AUTO
+from ingot.errors import UnsupportedError, UsageError
+
+QUANTIZERS = ("absmax", "minmax", "mse", *SIGNS)
+OPTIONS = (
+    "bits",
+    "group",
+    "symmetric",
+    "signed",
+    "scales",
+    "bit_order",
+    "quantizer",
+    "unbiased",
+    "zero_kind",
+    "zero_point",
+    "cut",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the options say, defaults filled in."""
+
+    settings: AffineParams
+    scale_dtype: str
+    quantizer: str
+    unbiased: bool
+    auto: bool
+
+    @property
+    def levels(self) -> float:
+        """What the largest magnitude is at most divided by to give its scale."""
+        bits, point = self.settings.bits, self.settings.zero_point
+        if self.quantizer in SIGNS:
+            return 1.0
+        if self.settings.zeros:
+            return 2.0**bits - 1
+        return float(2 ** (bits - 1) - 1 if point is None else min(point, 2**bits - 1 - point))
+
+
+def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Chosen:
+    """Check options for a tensor of ``shape`` and element type ``source``.
+
+    Raises ``UsageError`` ``affine.option``.
+    """
+    unknown = sorted(str(key) for key in options if key not in OPTIONS)
+    if unknown:
+        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    bits, (granularity, group_size) = _bits(options), _grouping(options)
+    zero_kind = _choice(options, "zero_kind", ("point", "offset"), "point")
+    symmetric, quantizer = _quantizer(options, offset=zero_kind == "offset")
+    if symmetric and bits < 2:
+        raise _wrong("bits of at least 2 for a symmetric quantizer", bits)
+    zero_point = _zero_point(options, bits)
+    signed = options.get("signed", symmetric and zero_point is None)
+    if not isinstance(signed, bool) or (symmetric and signed != (zero_point is None)):
+        raise _wrong("signed true or false, and true where symmetric without zero_point", signed)
+    scale_dtype = _choice(options, "scales", (*SCALE_DTYPES, "source", AUTO), AUTO if granularity == "group" else "f32")
+    auto = scale_dtype == AUTO
+    if auto:
+        scale_dtype = "f16"
+    elif scale_dtype == "source":
+        scale_dtype = source if source in SCALE_DTYPES else "f32"
+    order = _choice(options, "bit_order", ("lsb", "msb"), "lsb")
+    unbiased = options.get("unbiased", False)
+    if not isinstance(unbiased, bool):
+        raise _wrong("unbiased true or false", unbiased)
+    settings = AffineParams(
+        bits, granularity, group_size, f"rows_{order}", signed, not symmetric, source, zero_kind, zero_point
+    )
+    _refuse_contradictions(settings, quantizer, symmetric, unbiased)
+    return Chosen(_cut(options, shape, settings), scale_dtype, quantizer, unbiased, auto)
+
+
+def _refuse_contradictions(settings: AffineParams, quantizer: str, symmetric: bool, unbiased: bool) -> None:
+    per_tensor, signs = settings.granularity == "tensor", quantizer in SIGNS
+    if signs and (settings.bits != 1 or settings.signed or per_tensor):
+        raise _wrong(
+            f"1 bit, unsigned, and a scale per group or row, for quantizer {quantizer}",
+            (settings.bits, settings.signed, settings.granularity),
+        )
+    if unbiased and (per_tensor or signs or settings.offset):
+        raise _wrong("unbiased false for one scale per tensor, for signs and for offsets", unbiased)
+    if settings.offset and (symmetric or settings.signed or per_tensor or signs):
+        raise _wrong(
+            "codes that are unsigned, not symmetric, and a scale per group or row, for zero_kind offset",
+            (settings.signed, symmetric, settings.granularity, quantizer),
+        )
+    if settings.zero_point is not None and (not symmetric or per_tensor):
+        raise _wrong("a symmetric quantizer and a scale per group or row for zero_point", settings.zero_point)
+
+
+def _zero_point(options: Mapping[str, Any], bits: int) -> int | None:
+    if "zero_point" not in options:
+        return None
+    found = options["zero_point"]
+    most = (1 << bits) - 2
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= most:
+        raise _wrong(f"zero_point from 1 to {most}", found)
+    return found
+
+
+def _cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: AffineParams) -> AffineParams:
+    """Return the settings with the matrix that option ``cut`` asks for."""
+    cut = _choice(options, "cut", ("rows", "axis0", "flat"), "rows")
+    size = prod(shape)
+    if cut == "rows" or not size:
+        return settings
+    if settings.granularity == "tensor":
+        raise _wrong("cut rows where one scale serves the tensor", cut)
+    if cut == "axis0":
+        first = shape[0] if shape else 1
+        return _with_matrix(settings, shape, (first, size // first))
+    if settings.group_size is None:
+        raise _wrong("a group for cut flat", options.get("group"))
+    if size % settings.group_size:
+        raise UnsupportedError(  # nothing is wrong with the option: a recipe's next candidate takes this tensor
+            f"codec quantized_group expects elements that group {settings.group_size} divides for cut flat, found "
+            f"{size}; take cut rows or another group",
+            rule="affine.cut",
+        )
+    group = settings.group_size
+    whole = replace(settings, granularity="row", group_size=None)
+    return _with_matrix(whole, shape, (size // group, group))
+
+
+def _with_matrix(settings: AffineParams, shape: tuple[int, ...], matrix: tuple[int, int]) -> AffineParams:
+    return settings if settings.matrix_of(shape) == matrix else replace(settings, matrix=matrix)
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"codec quantized_group expects {expected}, found {found!r}", rule="affine.option")
+
+
+def _choice(options: Mapping[str, Any], key: str, known: tuple[str, ...], default: str) -> str:
+    value = options.get(key, default)
+    if not isinstance(value, str) or value not in known:
+        raise _wrong(f"{key} {' or '.join(known)}", value)
+    return value
+
+
+def _bits(options: Mapping[str, Any]) -> int:
+    bits = options.get("bits", 4)
+    if not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= 8:
+        raise _wrong("bits from 1 to 8", bits)
+    return bits
+
+
+def _grouping(options: Mapping[str, Any]) -> tuple[str, int | None]:
+    group = options.get("group", "row" if options.get("bits") == 8 else 128)
+    if isinstance(group, str) and group in ("row", "tensor"):
+        return group, None
+    if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= 2**31:
+        raise _wrong("group 'row', 'tensor' or a positive number of columns", group)
+    return "group", group
+
+
+def _quantizer(options: Mapping[str, Any], *, offset: bool) -> tuple[bool, str]:
+    """Return whether codes are symmetric, and the quantizer; each has its default from the other."""
+    if "quantizer" in options:
+        quantizer = _choice(options, "quantizer", QUANTIZERS, "absmax")
+        symmetric = options.get("symmetric", quantizer not in ("minmax", *SIGNS) and not offset)
+    else:
+        symmetric = options.get("symmetric", not offset)
+        quantizer = "absmax" if symmetric else "minmax"
+    if not isinstance(symmetric, bool):
+        raise _wrong("symmetric true or false", symmetric)
+    if quantizer != "mse" and symmetric != (quantizer == "absmax"):
+        raise _wrong("quantizer absmax where symmetric, minmax or signs where not, or mse", quantizer)
+    return symmetric, quantizer

@@ -1,0 +1,108 @@
+"""Sequential reading of the affine family's parts, run of rows by run of rows."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ingot.codecs.affine.params import AffineParams
+from ingot.codecs.affine.rows import align_rows, skip_bits
+from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.model.part import CHUNK, Part
+from ingot.model.tensor import Array
+
+
+class PackedReader:
+    """Sequential reading of ``packed_weight``, as rows that begin at a byte."""
+
+    def __init__(self, part: Part, params: AffineParams, cols: int) -> None:
+        self._params, self._cols = params, cols
+        self._reader = part.reader()
+        self._buffer = np.empty(0, np.uint8)
+        self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
+        self._bit, self._last = 0, 0  # where the next row begins in the byte that was read last, if it is not 0
+
+    def next(self, rows: int) -> Array:
+        """Return the packed bytes of the next ``rows`` rows, until the next call."""
+        held, end = self._bit > 0, self._bit + rows * self._row_bits
+        size = -(-end // 8)
+        if self._buffer.size < size:
+            self._buffer = np.empty(size, np.uint8)
+        packed = self._buffer[:size]
+        packed[:held] = self._last
+        self._reader.readinto(packed[held:].data)
+        if self._params.in_rows(self._cols):
+            return packed
+        first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
+        return align_rows(packed, first, (rows, self._row_bits))
+
+    def skip(self, rows: int) -> None:
+        """Pass over the next rows."""
+        self._bit, self._last = skip_bits(self._reader, self._bit, self._last, rows * self._row_bits)
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+
+class ScalesReader:
+    """Sequential reading of ``scales`` or ``zeros``."""
+
+    def __init__(self, part: Part, params: AffineParams) -> None:
+        self._params, self._dtype = params, part.dtype
+        self._reader, self._left = part.reader(), part.nbytes
+        self._shared: Array | None = None
+
+    def next(self, rows: int, cols: int) -> Array:
+        """Return the scales of the next ``rows`` rows, in native byte order."""
+        if self._shared is None or self._params.granularity != "tensor":
+            raw = self._read(prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize)
+            self._shared = from_file(raw, self._dtype)
+        return self._shared
+
+    def skip(self, rows: int, cols: int) -> None:
+        """Pass over the scales of the next rows, unless all rows share one."""
+        if self._params.granularity != "tensor":
+            nbytes = prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize
+            self._reader.skip(nbytes)
+            self._left -= nbytes
+
+    def finish(self) -> None:
+        """Read what was not asked for (rows without columns have scales too), and check the digest."""
+        while self._left:
+            self._read(min(self._left, CHUNK))
+        self._reader.finish()
+
+    def _read(self, nbytes: int) -> Array:
+        raw = np.empty(nbytes, np.uint8)
+        self._reader.readinto(raw.data)
+        self._left -= nbytes
+        return raw
+
+
+class BlockScales:
+    """Scales or zero points of granularity ``blocks``, spread out row by row; holds the part, which is read at once."""
+
+    def __init__(self, part: Part, params: AffineParams, shape: tuple[int, ...]) -> None:
+        assert params.block is not None
+        self._lead = tuple(zip(shape[:-1], params.block[:-1], strict=True))
+        self._scales = part.array().reshape(prod(size // step for size, step in self._lead), -1)
+        self._row = 0
+
+    def next(self, rows: int, cols: int) -> Array:
+        """Return the scales of the next ``rows`` rows, [rows, cols / block], in native byte order."""
+        left = np.arange(self._row, self._row + rows)
+        self._row += rows
+        block, stride = np.zeros(rows, np.int64), 1
+        for size, step in reversed(self._lead):
+            block += left % size // step * stride
+            left //= size
+            stride *= size // step
+        return self._scales[block]
+
+    def skip(self, rows: int, cols: int) -> None:
+        """Pass over the next rows."""
+        self._row += rows
+
+    def finish(self) -> None:
+        """The digest was checked when the part was read."""

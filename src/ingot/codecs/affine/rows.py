@@ -1,0 +1,243 @@
+"""Calls of the affine kernels on whole rows, shared by decoder and encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from ingot.codecs.affine.params import AffineParams
+from ingot.core import native
+from ingot.core.floats import LARGEST, as_bits, cast_into, float_name, written
+from ingot.core.parallel import default_workers, for_ranges
+from ingot.errors import CodecError
+from ingot.model.part import PartReader
+from ingot.model.tensor import Array
+
+# Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
+STEP = 1 << 20
+_ALONE = 1 << 24  # the same on one thread: a few milliseconds, so that an interrupt does not wait long
+
+
+def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
+    """Describe rows of ``cols`` columns to the kernels."""
+    return native.kernels.AffineLayout(
+        cols=cols,
+        group=params.group_columns(cols),
+        bits=params.bits,
+        signed=params.signed,
+        msb=params.msb,
+        per_tensor=params.granularity == "tensor",
+        row_bytes=params.row_bytes(cols),
+        offset=params.offset,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a tensor as its parts hold them, flat."""
+
+    params: AffineParams
+    packed: Array
+    scales: Array
+    zeros: Array | None
+
+    def cut(self, start: int, stop: int, rows: int) -> _Rows:
+        """Return rows ``start`` to ``stop`` of ``rows``."""
+        packed = self.packed[start * self.packed.size // rows : stop * self.packed.size // rows]
+        if self.params.granularity == "tensor":
+            return _Rows(self.params, packed, self.scales, self.zeros)
+        per_row = self.scales.size // rows
+        span = slice(start * per_row, stop * per_row)
+        return _Rows(self.params, packed, self.scales[span], None if self.zeros is None else self.zeros[span])
+
+    def decode(self, out: Array) -> None:
+        """Decode into f32, f16 or bf16."""
+        native.kernels.affine_dequantize(
+            self.packed,
+            as_bits(self.scales),
+            None if self.zeros is None else as_bits(self.zeros),
+            written(out),
+            layout(self.params, out.shape[1]),
+            float_name(self.scales),
+            float_name(out),
+        )
+
+    def add(self, base: Array, out: Array) -> None:
+        """Decode, add to ``base`` and round into ``out``, both f32, f16 or bf16; ``out`` may be ``base``."""
+        native.kernels.affine_add(
+            self.packed,
+            as_bits(self.scales),
+            None if self.zeros is None else as_bits(self.zeros),
+            as_bits(base),
+            written(out),
+            layout(self.params, out.shape[1]),
+            float_name(self.scales),
+            float_name(out),
+        )
+
+    def may_overflow(self, dtype: str) -> bool:
+        """Whether the largest scale and zero point leave room for a value past the range of ``dtype``."""
+        most, zero = 2.0**self.params.bits, 0.0 if self.zeros is None else _largest(self.zeros)
+        scale = _largest(self.scales)
+        return not (scale * most + zero if self.params.offset else scale * (most + zero)) <= LARGEST[dtype]
+
+    def refuse_overflow(self, out: Array) -> None:
+        """Raise where ``out`` is not finite though scale and zero point are."""
+        row, column = np.nonzero(~np.isfinite(out))
+        group = column // self.params.group_columns(out.shape[1])
+        index = {"tensor": 0 * row, "row": row}.get(self.params.granularity)
+        if index is None:
+            index = row * (self.scales.size // len(out)) + group
+        with np.errstate(invalid="ignore"):  # a signalling NaN is just a NaN here
+            sound = np.isfinite(self.scales[index])
+            if self.zeros is not None:
+                sound &= np.isfinite(self.zeros[index])
+        if sound.any():
+            raise CodecError(
+                "affine.overflow",
+                f"expected values that {float_name(out)} can hold, found one past {LARGEST[float_name(out)]:g}; "
+                "decode to f32 or bf16",
+            )
+
+
+def _rows_of(params: AffineParams, packed: Array, scales: Array, zeros: Array | None) -> _Rows:
+    """View whole rows flat; a constant zero point becomes one for every scale, whose type holds any code."""
+    if zeros is None and params.zero_point is not None:
+        zeros = np.full(scales.size, params.zero_point, scales.dtype)
+    flat = None if zeros is None else zeros.reshape(-1)
+    return _Rows(params, packed.reshape(-1).view(np.uint8), scales.reshape(-1), flat)
+
+
+def skip_bits(reader: PartReader, bit: int, last: int, count: int) -> tuple[int, int]:
+    """Pass over ``count`` bits of a stream of which bit ``bit`` is the next, of byte ``last`` if it is not 0.
+
+    Returns the same two for the bit behind them; the byte in which it lies is read.
+    """
+    held, end = bit > 0, bit + count
+    if held and end < 8:
+        return end, last
+    reader.skip(end // 8 - held)
+    byte = np.zeros(1, np.uint8)
+    if end % 8:
+        reader.readinto(byte.data)
+    return end % 8, int(byte[0])
+
+
+def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
+    """Cut a bit stream, bit 0 of a byte first, into rows that begin at a byte, the rest of their last byte 0.
+
+    Parameters
+    ----------
+    stream : u8, ceil((first + rows * bits) / 8)
+    first : int
+        Bits before the first row, below 8.
+    shape : rows, bits of a row (at least 1)
+    """
+    rows, row_bits = shape
+    size = -(-row_bits // 8)
+    out = np.empty((rows, size), np.uint8)
+    padded = np.append(stream, np.zeros(2, np.uint8))
+    period = 8 // gcd(8, row_bits)  # after so many rows one begins at the same bit of a byte again
+    for row in range(min(period, rows)):
+        byte, bit = divmod(first + row * row_bits, 8)
+        count = len(range(row, rows, period))
+        pairs = np.lib.stride_tricks.as_strided(
+            padded[byte:], (count, size + 1), (period * row_bits // 8, 1), writeable=False
+        )
+        out[row::period] = pairs[:, :-1] >> bit
+        if bit:
+            out[row::period] |= pairs[:, 1:] << (8 - bit)
+    out[:, -1] &= 0xFF >> (-row_bits % 8)
+    return out.reshape(-1)
+
+
+def join_rows(rows: Array, row_bits: int) -> Array:
+    """Undo ``align_rows`` with ``first`` 0: one bit stream of rows, whose spare bits must be 0."""
+    count = len(rows)
+    out = np.zeros(-(-count * row_bits // 8) + 2, np.uint8)
+    period = 8 // gcd(8, row_bits)
+    for row in range(min(period, count)):
+        byte, bit = divmod(row * row_bits, 8)
+        some = rows[row::period]
+        # Windows of one turn do not overlap: they are as long as a row, at distances of a row or more.
+        for start, part in ((byte, some << bit), (byte + 1, some >> (8 - bit))) if bit else ((byte, some),):
+            window = np.lib.stride_tricks.as_strided(out[start:], some.shape, (period * row_bits // 8, 1))
+            window |= part
+    return out[:-2]
+
+
+def decode_rows(
+    params: AffineParams, packed: Array, scales: Array, zeros: Array | None, out: Array, workers: int | None = 1
+) -> None:
+    """Decode whole rows: ``w = s * (q - z)``, or ``s * q + z``, in f32, rounded once to ``out.dtype`` (f32, f16, bf16;
+    f64 holds f32).
+
+    Parameters
+    ----------
+    params : AffineParams
+        Of granularity ``blocks``, scales are spread out, [rows, columns / block]. ``matrix`` is not looked at.
+    packed : u8, rows * row_bytes
+    scales, zeros : of ``scale_shape(rows, cols)``, any number of dimensions; f32, f16 or bf16
+    out : rows x cols, C order
+    workers : int, optional
+        Threads; None for as many as there are processors. Small matrices take one.
+
+    Raises
+    ------
+    CodecError
+        ``affine.overflow``: a finite scale and zero point give a value past the range of ``out.dtype``.
+    """
+    rows, cols = out.shape
+    if not out.size:
+        return
+    everything = _rows_of(params, packed, scales, zeros)
+    wide = out.dtype == np.float64
+    risky = everything.may_overflow("f32" if wide else float_name(out))
+
+    def run(start: int, stop: int) -> None:
+        some, target = everything.cut(start, stop, rows), out[start:stop]
+        narrow = np.empty(target.shape, np.float32) if wide else target
+        some.decode(narrow)
+        if risky:
+            some.refuse_overflow(narrow)
+        if wide:
+            cast_into(narrow, target)
+
+    workers = 1 if out.size < 4 * STEP else default_workers() if workers is None else workers
+    # Scratch memory, and a second look at the values, want pieces that stay in a cache.
+    step = _ALONE if workers == 1 and not (wide or risky) else STEP
+    for_ranges(rows, max(1, step // cols), run, workers)
+
+
+def add_rows(params: AffineParams, packed: Array, scales: Array, zeros: Array | None, base: Array, out: Array) -> None:
+    """Write ``base + s * (q - z)`` into ``out``: the same bits as decoding to f32, adding, and rounding once.
+
+    Parameters as of ``decode_rows``; ``base`` and ``out`` are rows x cols of one type, f32, f16 or bf16, and may be the
+    same array.
+
+    Raises
+    ------
+    CodecError
+        ``affine.overflow``: a finite scale and zero point give a difference past the range of f32.
+    """
+    if not out.size:
+        return
+    rows = _rows_of(params, packed, scales, zeros)
+    if not rows.may_overflow("f32"):
+        rows.add(base, out)
+        return
+    total = np.empty(out.shape, np.float32)
+    rows.decode(total)
+    rows.refuse_overflow(total)
+    wide = np.empty(out.shape, np.float32)
+    cast_into(base, wide)
+    total += wide
+    cast_into(total, out)
+
+
+def _largest(values: Array) -> float:
+    """Return the largest magnitude; NaN where one is not finite."""
+    low, high, bad = native.kernels.affine_range(as_bits(values), float_name(values))
+    return max(-low, high) if bad == values.size else float("nan")

@@ -1,0 +1,249 @@
+"""``delta_exact``: what turns one version of a tensor into another, bit for bit. Spec page: ``spec/delta_exact.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Encoder, RowReader
+from ingot.codecs.cast import flat
+from ingot.codecs.delta.exact_chunks import (
+    CHUNK,
+    STEP,
+    ExactParams,
+    apply_chunks,
+    as_words,
+    check_sizes,
+    encode_chunks,
+    params_for,
+    params_of,
+    refuse_option,
+)
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.dtypes import from_file
+from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.model.part import Part
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+ID = "delta_exact"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactEncoder:
+    """Encodes chunk by chunk; what a chunk becomes depends on both versions of its values alone."""
+
+    layout: ExactParams
+    params: Mapping[str, Any]
+    parts: tuple[PartSpec, ...]
+    step: int
+    codec: str = ID
+    scans: int = 0
+    whole: bool = False
+    lossless: bool = True
+
+    def scan(self, base: Array, tuned: Array) -> None:
+        """Nothing to learn beforehand."""
+
+    def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
+        return encode_chunks(self.layout, as_words(base, self.layout), as_words(tuned, self.layout))
+
+    def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        """Write the fine-tune's rows that ``encode`` took, into ``out``, given what it returned."""
+        target = flat(out).view(self.layout.word)
+        last = (target.size - 1) % self.layout.chunk + 1
+        apply_chunks(self.layout, parts, as_words(base, self.layout), target, last=last, where="")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A chunk that was applied in part: its bytes, its elements, and those of the base that were seen."""
+
+    parts: dict[str, Array]
+    size: int
+    base: Array
+
+
+class ExactApplier:
+    """Sequential application to any runs of rows; in memory are some chunks, and where rows end inside of one its base.
+
+    Fastest where runs begin at multiples of ``step`` elements: of a chunk that is cut, what came before is done again.
+    """
+
+    def __init__(self, tensor: Tensor, params: ExactParams) -> None:
+        self._tensor, self._params = tensor, params
+        self._sizes_reader, self._reader = tensor.parts["sizes"].reader(), tensor.parts["planes"].reader()
+        self.step = params.chunk
+        self._sizes: Array | None = None
+        self._next = 0  # the chunk whose bytes come next
+        self._left = tensor.size  # elements that were not written
+        self._open: _Open | None = None
+
+    def apply(self, base: Array, out: Array) -> None:
+        params, name = self._params, self._tensor.name
+        if out.dtype != base.dtype or out.shape != base.shape:
+            raise CodecError(
+                "delta_exact.base",
+                f"expected {list(base.shape)} of {base.dtype} to write to, found {list(out.shape)} of {out.dtype}",
+                where=name,
+            )
+        old = as_words(base, params, name)
+        new = flat(out).view(params.word)
+        if old.size > self._left:
+            raise CodecError(
+                "delta_exact.base", f"expected at most {self._left} more elements, found {old.size}", where=name
+            )
+        while old.size:
+            if self._open is None and (count := self._run(old.size)):
+                self._apply(self._read(params.chunks(count)), old[:count], new[:count], (count - 1) % params.chunk + 1)
+            else:
+                count = self._continue(old, new)
+            self._left -= count
+            old, new = old[count:], new[count:]
+
+    def finish(self) -> None:
+        """Check the digests, and that the sizes add up."""
+        self._all_sizes()
+        self._reader.finish()
+
+    def _run(self, count: int) -> int:
+        """Return how many of the next elements are whole chunks to be applied at once."""
+        chunk = self._params.chunk
+        whole = min(count // chunk * chunk, max(STEP // chunk, 1) * chunk)
+        return whole or (count if count == self._left else 0)
+
+    def _continue(self, old: Array, new: Array) -> int:
+        """Begin a chunk or go on with it; what came before is applied once more, for its bytes have no other entry."""
+        if self._open is None:
+            size = min(self._params.chunk, self._left)
+            self._open = _Open(self._read(1), size, np.empty(0, self._params.word))
+        opened = self._open
+        before = opened.base.size
+        count = min(opened.size - before, old.size)
+        opened.base = np.concatenate([opened.base, old[:count]])
+        result = np.empty(opened.base.size, old.dtype)
+        self._apply(opened.parts, opened.base, result, opened.size)
+        new[:count] = result[before:]
+        if opened.base.size == opened.size:
+            self._open = None
+        return count
+
+    def _apply(self, parts: dict[str, Array], old: Array, new: Array, last: int) -> None:
+        apply_chunks(self._params, parts, old, new, last=last, where=self._tensor.name)
+
+    def _read(self, chunks: int) -> dict[str, Array]:
+        sizes = self._all_sizes()[self._next : self._next + chunks]
+        planes = np.empty(int(sizes.sum(dtype=np.uint64)), np.uint8)
+        self._reader.readinto(planes.data)
+        self._next += chunks
+        return {"sizes": sizes, "planes": planes}
+
+    def _all_sizes(self) -> Array:
+        if self._sizes is None:
+            raw = np.empty(self._tensor.parts["sizes"].nbytes, np.uint8)
+            self._sizes_reader.readinto(raw.data)
+            self._sizes_reader.finish()
+            self._sizes = from_file(raw, "u32")
+            nbytes = self._tensor.parts["planes"].nbytes
+            check_sizes(self._params, self._sizes, self._tensor.size, nbytes, self._tensor.name)
+        return self._sizes
+
+
+class ExactDelta:
+    """How differences are made of two tensors and applied to one."""
+
+    id: ClassVar[str] = ID
+    exact: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        _checked(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> ExactEncoder:
+        """Prepare to encode. Options: ``chunk``, elements, a power of two (2**17)."""
+        unknown = sorted(set(options) - {"chunk"})
+        if unknown:
+            raise refuse_option("the option chunk", unknown[0])
+        layout, size = params_for(dtype, options.get("chunk", CHUNK)), prod(shape)
+        parts = (
+            PartSpec("sizes", "u32", 4 * layout.chunks(size)),
+            PartSpec("planes", "u8", None, limit=layout.limit(size)),
+        )
+        return ExactEncoder(layout=layout, params=layout.attributes(), parts=parts, step=layout.chunk)
+
+    def applier(self, tensor: Tensor, dtype: str) -> ExactApplier:
+        """Return a sequential applier; ``delta_exact.base`` refuses a base of another element type."""
+        params = _checked(tensor)
+        if resolve_dtype(dtype).name != params.dtype:
+            raise CodecError("delta_exact.base", f"expected a base of {params.dtype}, found {dtype}", where=tensor.name)
+        return ExactApplier(tensor, params)
+
+
+class ExactCodec:
+    """Differences between two versions of a tensor, bit for bit: stored, checked and moved here, never values alone."""
+
+    id: ClassVar[str] = ID
+    lossless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Refuse: rule ``delta_exact.base``."""
+        raise _needs_base(tensor.name)
+
+    def reader(self, tensor: Tensor) -> RowReader:
+        """Refuse: rule ``delta_exact.base``."""
+        raise _needs_base(tensor.name)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
+        """Refuse: rule ``delta_exact.base``."""
+        raise _needs_base(None)
+
+
+def _needs_base(where: str | None) -> IngotError:
+    return UnsupportedError(
+        "delta_exact holds differences, which need their base: `ingot diff` makes them, `ingot patch` applies them",
+        rule="delta_exact.base",
+        where=where,
+    )
+
+
+def _checked(tensor: Tensor) -> ExactParams:
+    params = params_of(tensor)
+    chunks = params.chunks(tensor.size)
+    sizes, planes = _part(tensor, "sizes", "u32"), _part(tensor, "planes", "u8")
+    most = params.limit(tensor.size)
+    if sizes.nbytes != 4 * chunks or not chunks <= planes.nbytes <= most:
+        raise CodecError(
+            "delta_exact.size",
+            f"expected {4 * chunks} bytes of sizes and {chunks} to {most} of planes, found {sizes.nbytes} and "
+            f"{planes.nbytes}",
+            where=tensor.name,
+        )
+    return params
+
+
+def _part(tensor: Tensor, role: str, storage: str) -> Part:
+    part = tensor.parts.get(role)
+    if part is None:
+        raise CodecError(
+            "delta_exact.part-missing",
+            f"expected parts sizes and planes, found {list(tensor.parts)}",
+            where=tensor.name,
+        )
+    if part.dtype != storage or part.type not in (None, storage):
+        raise CodecError(
+            "delta_exact.dtype",
+            f"expected {storage} in part {role!r}, found {part.type or part.dtype}",
+            where=tensor.name,
+        )
+    return part

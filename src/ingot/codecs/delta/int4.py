@@ -1,0 +1,328 @@
+"""``delta_int4``: 4-bit codes over one range, the largest differences apart (``.wdelta`` strategy ``int4``).
+
+Spec page: ``spec/wdelta.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ingot.codecs.base import Rows, SlabParts, decode_by_rows
+from ingot.codecs.cast import cast, flat
+from ingot.codecs.delta.flat import (
+    PIECE,
+    Addition,
+    AddsByPieces,
+    Codes,
+    F16Scales,
+    Placed,
+    Values,
+    WholeEncoder,
+    check_parts,
+    matrix_rows,
+    require_count,
+    require_options,
+    require_source,
+    rounded,
+    scale_reach,
+    share_option,
+    to_f16,
+)
+from ingot.codecs.delta.top import RangeOfRest, Rest, StreamedEncoder, grid_of, streams
+from ingot.codecs.reach import Reach
+from ingot.core import native
+from ingot.core.floats import as_bits, float_name, written
+from ingot.errors import CodecError, UsageError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+ID = "delta_int4"
+PARTS = {
+    "outlier_idx": ("i64", "i32"),
+    "outlier_vals": ("f16",),
+    "scale": ("f16",),
+    "zero_point": ("f16",),
+    "packed": ("u8",),
+}
+LAYOUTS = (1, 2)
+
+# Below this range all values count as equal (deltatensors 0.2.0, compress_int4).
+_FLAT = 1e-8
+_NOTHING = np.empty(0, np.int64)
+
+
+def outliers(size: int, fraction: float) -> int:
+    """Return how many of ``size`` differences are stored apart: at least one, if there is one."""
+    return min(size, max(1, int(size * fraction)))
+
+
+def table(scale: Array, zero: Array, where: str | None = None) -> Array:
+    """Return what the sixteen codes stand for: ``q / 15 * (scale * 15) + zero``, each step rounded to float32.
+
+    Raises ``CodecError`` ``delta_int4.scale``: a scale or zero point that is not finite.
+    """
+    factor, offset = float(scale[0]), float(zero[0])
+    if not np.isfinite([factor, offset]).all():
+        raise CodecError("delta_int4.scale", f"expected finite numbers, found {factor:g} and {offset:g}", where=where)
+    values: Array = np.arange(16, dtype=np.float32) / np.float32(15) * np.float32(factor * 15) + np.float32(offset)
+    return values
+
+
+class Scale(NamedTuple):
+    """How values become codes: ``pair`` is scale and zero point as stored, ``arguments`` are the kernel's.
+
+    ``flat`` tells that all codes are 0.
+    """
+
+    flat: bool
+    pair: Array
+    arguments: tuple[float, float, float]
+
+
+def scale_of(low: float, high: float, layout: int) -> Scale:
+    """Return the scale of values from ``low`` to ``high``. Raises ``CodecError`` ``delta_int4.overflow``."""
+    spread = high - low
+    flat = spread < _FLAT
+    pair = to_f16(np.array([1.0 if flat else spread / 15.0, low], np.float64), ID)
+    if layout == 2 and pair[0] == 0:  # the range is too small for float16
+        flat, pair[0] = True, 1.0
+    return Scale(flat, pair, (low, spread, 15.0) if layout == 1 else (float(pair[1]), float(pair[0]), 1.0))
+
+
+def codes_of(values: Array, skipped: Array, scale: Scale) -> Array:
+    """Return the codes of all values but for those at ``skipped``, two per byte; the last byte is filled with 0."""
+    packed = np.zeros((values.size - skipped.size + 1) // 2, np.uint8)
+    if not scale.flat:
+        native.kernels.int4_encode(values, skipped, *scale.arguments, packed)
+    return packed
+
+
+class _Slab(SlabParts):
+    """Parts of a slab whose ``within`` count from its first element; ``first`` codes in ``packed`` come before it."""
+
+    first: int = 0
+
+
+class _Decoding:
+    """What both encoders decode by, to measure the error."""
+
+    layout: int
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        parts, first = _alone(parts)
+        codes = cast(table(parts["scale"], parts["zero_point"]), float_name(out))
+        apart = parts["outlier_idx"].astype(np.int64, copy=False), parts["outlier_vals"]
+        _expand((parts["packed"], first), codes, apart, self.layout == 1, flat(out))
+
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        parts, first = _alone(parts)
+        positions = parts["outlier_idx"].astype(np.int64, copy=False)
+        values, codes = parts["outlier_vals"].astype(np.float32), table(parts["scale"], parts["zero_point"])
+        target = Addition(base.reshape(-1), flat(out), None, less=False)
+        native.kernels.int4_add(parts["packed"], first, codes, positions, values, self.layout == 1, *target.arguments)
+
+
+def _alone(parts: Mapping[str, Array]) -> tuple[Mapping[str, Array], int]:
+    """Return what to decode, and how many codes to pass over."""
+    return (parts.within, parts.first) if isinstance(parts, _Slab) else (parts, 0)
+
+
+@dataclass(kw_only=True, eq=False)
+class Int4Encoder(_Decoding, F16Scales, WholeEncoder):
+    """Stores ``count`` outliers in float16 and the rest as codes; layout 2 has codes for all."""
+
+    codec: str = ID
+    count: int
+    layout: int
+    index_dtype: str
+    reach: Reach = field(default_factory=scale_reach)
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts.
+
+        Raises ``CodecError``: ``delta_int4.non-finite``, ``delta_int4.overflow`` (past the range of float16).
+        """
+        values, positions, largest = self.largest(rows, self.count)
+        low, high = native.kernels.range_between(values, positions) if self.count < self.size else (0.0, 0.0)
+        scale = scale_of(low, high, self.layout)
+        return {
+            "outlier_idx": positions.astype(self.index_dtype, copy=False),
+            "outlier_vals": to_f16(largest, self.codec),
+            "scale": scale.pair[:1],
+            "zero_point": scale.pair[1:],
+            "packed": codes_of(values, positions if self.layout == 1 else _NOTHING, scale),
+        }
+
+
+@dataclass(kw_only=True, eq=False)
+class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
+    """The same bytes in slabs, after one pass that finds outliers and range.
+
+    A byte goes with the slab of its second code; the value of the first may lie far before, and the scan noted it.
+    """
+
+    codec: str = ID
+    layout: int
+    index_dtype: str
+    reach: Reach = field(default_factory=scale_reach)
+    _rest: RangeOfRest | None = None
+    _scale: Scale | None = None
+
+    def rest(self) -> Rest:
+        self._rest = RangeOfRest(self.size, self.step, self.layout == 1)
+        return self._rest
+
+    def learnt(self, values: Array) -> Array:
+        """Settle the scale and round the outliers; rule ``delta_int4.overflow``."""
+        assert self._rest is not None
+        low, high = (self._rest.low, self._rest.high) if self.count < self.size else (0.0, 0.0)
+        self._scale = scale_of(low, high, self.layout)
+        return to_f16(values, self.codec)
+
+    def forget(self) -> None:
+        super().forget()
+        self._rest = self._scale = None
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows; rule ``delta_int4.whole`` before the scan."""
+        cut = self.cut(rows, start)
+        assert self._rest is not None
+        assert self._scale is not None
+        gaps, values = self.layout == 1, cut.values
+        skipped = cut.at if gaps else _NOTHING
+        codes = cut.first - (cut.before if gaps else 0)
+        stop, odd = codes + values.size - skipped.size, codes % 2
+        if odd:
+            values, skipped = np.concatenate([self._rest.last_before(cut.first), values]), skipped + 1
+        packed = codes_of(values, skipped, self._scale)
+        last = cut.first + cut.values.size == self.size
+        once = slice(0, 1 if start == 0 else 0)
+        pair = self._scale.pair
+        slab = _Slab(
+            outlier_idx=(cut.at + cut.first).astype(self.index_dtype, copy=False),
+            outlier_vals=cut.largest,
+            scale=pair[:1][once],
+            zero_point=pair[1:][once],
+            packed=packed[: (stop + last) // 2 - codes // 2],
+        )
+        slab.start, slab.first = start, odd
+        slab.within = {**slab, "outlier_idx": cut.at, "scale": pair[:1], "zero_point": pair[1:], "packed": packed}
+        return slab
+
+
+def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:
+    """Decode into the flat ``out``: ``codes`` are the sixteen values in its element type, positions count from 0."""
+    positions, values = apart
+    values = as_bits(rounded(values, out))
+    native.kernels.int4_decode(packed[0], packed[1], as_bits(codes), positions, values, gaps, written(out))
+
+
+class Int4Reader(AddsByPieces, Rows):
+    """Sequential decoding; holds the outliers of a piece."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._name, self._gaps = tensor.name, tensor.params["layout"] == 1
+        parts = tensor.parts
+        self._apart = Placed(tensor, "outlier_idx", "outlier_vals")
+        self._single = Values(parts["scale"]), Values(parts["zero_point"])
+        self._packed = Codes(parts["packed"], 4)
+        self._table = table(self._single[0].next(1), self._single[1].next(1), tensor.name)
+        self._next = 0
+
+    def fill(self, out: Array) -> None:
+        flat = out.reshape(-1)
+        codes = cast(self._table, float_name(out), self._name)
+        for start in range(0, flat.size, PIECE):
+            piece = flat[start : start + PIECE]
+            packed, positions, values = self._take(piece.size)
+            _expand(packed, codes, (positions, values), self._gaps, piece)
+
+    def add(self, piece: Addition) -> None:
+        (packed, first), positions, values = self._take(piece.base.size)
+        wide = values.astype(np.float32)
+        native.kernels.int4_add(packed, first, self._table, positions, wide, self._gaps, *piece.arguments)
+
+    def _take(self, count: int) -> tuple[tuple[Array, int], Array, Array]:
+        """Return the next codes, and positions, from the first of them, and values of the outliers among them."""
+        positions, values = self._apart.all_until(self._next + count)
+        packed = self._packed.next(count - (positions.size if self._gaps else 0))
+        positions = positions - self._next
+        self._next += count
+        return packed, positions, values
+
+    def finish(self) -> None:
+        self._apart.finish()
+        self._packed.finish()
+        for part in self._single:
+            part.finish()
+
+
+class DeltaInt4:
+    """Codes of 4 bits over the range of a tensor's differences but for its outliers, which are stored in float16."""
+
+    id: ClassVar[str] = ID
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
+        layout = tensor.params.get("layout")
+        if layout not in LAYOUTS or isinstance(layout, bool):
+            raise CodecError("delta_int4.layout", f"expected layout 1 or 2, found {layout!r}", where=tensor.name)
+        counts = check_parts(tensor, PARTS)
+        apart = counts["outlier_idx"]
+        if apart > tensor.size:
+            raise CodecError(
+                "delta_int4.size", f"expected at most {tensor.size} outliers, found {apart}", where=tensor.name
+            )
+        require_count(tensor, "outlier_vals", counts["outlier_vals"], apart)
+        for role in ("scale", "zero_point"):
+            require_count(tensor, role, counts[role], 1)
+        codes = tensor.size - (apart if layout == 1 else 0)
+        require_count(tensor, "packed", counts["packed"], (codes + 1) // 2)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the differences in f32, f16 or bf16, rounded once. Rules ``.index``, ``.order``, ``.scale``."""
+        return decode_by_rows(self, tensor, dtype, out)
+
+    def reader(self, tensor: Tensor) -> Int4Reader:
+        self.check(tensor)
+        return Int4Reader(tensor)
+
+    def encoder(
+        self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]
+    ) -> Int4Encoder | StreamedInt4Encoder:
+        """Prepare to encode.
+
+        Options: ``outlier_fraction``, the share of differences stored in float16 (0.01); ``layout`` 1, codes for all
+        but the outliers, or 2, codes for all (1).
+        """
+        require_options(self.id, options, ("outlier_fraction", "layout"))
+        require_source(self.id, dtype)
+        fraction = share_option(self.id, options, "outlier_fraction", 0.01, below=1)
+        layout = options.get("layout", 1)
+        if isinstance(layout, bool) or layout not in LAYOUTS:
+            raise UsageError(f"codec delta_int4 expects layout 1 or 2, found {layout!r}", rule="delta_int4.option")
+        size = prod(shape)
+        count = outliers(size, fraction)
+        index = "i32" if layout == 2 and size < 2**31 else "i64"
+        parts = (
+            PartSpec("outlier_idx", index, (4 if index == "i32" else 8) * count),
+            PartSpec("outlier_vals", "f16", 2 * count),
+            PartSpec("scale", "f16", 2),
+            PartSpec("zero_point", "f16", 2),
+            PartSpec("packed", "u8", (size - (count if layout == 1 else 0) + 1) // 2),
+        )
+        params = {"outlier_fraction": fraction, "layout": layout}
+        index_dtype = "int32" if index == "i32" else "int64"
+        known: dict[str, Any] = {"size": size, "count": count, "parts": parts, "params": params}
+        if streams(size):
+            step = grid_of(*matrix_rows(shape))
+            return StreamedInt4Encoder(**known, step=step, layout=layout, index_dtype=index_dtype)
+        return Int4Encoder(**known, layout=layout, index_dtype=index_dtype)

@@ -1,0 +1,1 @@
+"""Floats in fewer bits, exactly."""

@@ -1,0 +1,249 @@
+"""``float_entropy``: floats without loss, exponents entropy coded. Spec page: ``spec/float_entropy.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Rows, result
+from ingot.codecs.cast import cast_into, flat, require_cast
+from ingot.codecs.lossless.float_entropy_rows import (
+    LEAST_CHUNK,
+    LEVELS,
+    MOST_CHUNK,
+    STEP,
+    EntropyParams,
+    as_words,
+    check_sizes,
+    decode_chunks,
+    is_chunk,
+    is_coded,
+    params_of,
+)
+from ingot.core import native
+from ingot.core.dtypes import dtype, from_file, numpy_dtype
+from ingot.core.parallel import default_workers
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.part import Part
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+CHUNK = 1 << 17
+# Types whose exponent is the eight bits below the sign: two mantissa bits may join it in a symbol.
+_JOINT = ("bf16", "f32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyEncoder:
+    """Encodes chunk by chunk; what a chunk becomes depends on its values and the level alone."""
+
+    layout: EntropyParams
+    params: Mapping[str, Any]
+    parts: tuple[PartSpec, ...]
+    step: int
+    codec: str = "float_entropy"
+    scans: int = 0
+    whole: bool = False
+    lossless: bool = True
+
+    def scan(self, rows: Array) -> None:
+        """Nothing to learn beforehand."""
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        layout, words = self.layout, as_words(rows)
+        sizes = np.empty(layout.chunks(words.size), np.uint32)
+        out = np.empty(layout.limit(words.size), np.uint8)
+        total = native.kernels.entropy_encode(
+            words, layout.chunk, layout.level == "max", layout.dtype in _JOINT, out, sizes
+        )
+        return {"sizes": sizes, "planes": out[:total]}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        decode_chunks(self.layout, parts["planes"], parts["sizes"], flat(out), where="")
+
+
+class EntropyReader(Rows):
+    """Sequential decoding of any runs of rows; in memory are some chunks, and where rows end inside of one its values.
+
+    Parameters
+    ----------
+    workers : int, optional
+        As of ``for_ranges``; 0 stays in the calling thread.
+    """
+
+    def __init__(self, tensor: Tensor, params: EntropyParams, workers: int | None = 0) -> None:
+        self._tensor, self._params, self._workers = tensor, params, workers
+        self._sizes_reader, self._reader = tensor.parts["sizes"].reader(), tensor.parts["planes"].reader()
+        threads = default_workers() if workers is None else max(workers, 1)
+        self._batch = max(1, STEP // params.chunk) * threads
+        self._sizes: Array | None = None
+        self._next = 0  # the chunk that comes next
+        self._left = tensor.size  # elements that were not decoded
+        self._held = np.empty(0, numpy_dtype(params.dtype))  # decoded and not yet asked for
+
+    def fill(self, out: Array) -> None:
+        target, params = flat(out), self._params
+        require_cast(params.dtype, dtype(out.dtype).name, self._tensor.name)
+        done = self._hand_out(target)
+        while done < target.size:
+            chunks = min((target.size - done) // params.chunk, self._batch)
+            if chunks == 0 and target.size - done < self._left:
+                held = np.empty(min(params.chunk, self._left), self._held.dtype)
+                self._decode(1, held)
+                self._held = held
+                done += self._hand_out(target[done:])
+            else:  # whole chunks, or the last and shorter one
+                count = chunks * params.chunk or self._left
+                self._decode(max(chunks, 1), target[done : done + count])
+                done += count
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values; of the chunk in which they end, they are decoded."""
+        held = min(count, self._held.size)
+        self._held = self._held[held:]
+        chunks, rest = divmod(count - held, self._params.chunk)
+        sizes = self._all_sizes()[self._next : self._next + chunks]
+        self._reader.skip(int(sizes.sum(dtype=np.uint64)))
+        self._next += chunks
+        self._left -= chunks * self._params.chunk
+        self.read_into(np.empty(rest, self._held.dtype))
+
+    def finish(self) -> None:
+        """Check the digests, and that the sizes add up."""
+        self._all_sizes()
+        self._reader.finish()
+
+    def _hand_out(self, target: Array) -> int:
+        count = min(self._held.size, target.size)
+        if count:
+            cast_into(self._held[:count], target[:count], self._tensor.name)
+            self._held = self._held[count:]
+        return count
+
+    def _decode(self, chunks: int, out: Array) -> None:
+        sizes = self._all_sizes()[self._next : self._next + chunks]
+        planes = np.empty(int(sizes.sum(dtype=np.uint64)), np.uint8)
+        self._reader.readinto(planes.data)
+        decode_chunks(self._params, planes, sizes, out, where=self._tensor.name, workers=self._workers)
+        self._next += chunks
+        self._left -= out.size
+
+    def _all_sizes(self) -> Array:
+        if self._sizes is None:
+            raw = np.empty(self._tensor.parts["sizes"].nbytes, np.uint8)
+            self._sizes_reader.readinto(raw.data)
+            self._sizes_reader.finish()
+            self._sizes = from_file(raw, "u32")
+            nbytes = self._tensor.parts["planes"].nbytes
+            check_sizes(self._params, self._sizes, self._tensor.size, nbytes, self._tensor.name)
+        return self._sizes
+
+
+class EntropyCodec:
+    """Floats of whole bytes, bit for bit; level ``fast`` or ``max``."""
+
+    id: ClassVar[str] = "float_entropy"
+    lossless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``float_entropy.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the values in the tensor's own dtype, bit for bit, or cast by the rules of ``codecs.cast``.
+
+        Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
+        (``core.parallel.default_workers``).
+        """
+        params = _checked(tensor)
+        require_cast(params.dtype, dtype, tensor.name)
+        out = result(tensor, dtype, out)
+        if all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values()):
+            sizes, planes = tensor.parts["sizes"].array(), tensor.parts["planes"].array()
+            check_sizes(params, sizes, tensor.size, planes.size, tensor.name)
+            sizes = np.require(sizes, requirements=("C", "A"))
+            decode_chunks(params, planes, sizes, out.reshape(-1), where=tensor.name, workers=None)
+        else:
+            reader = EntropyReader(tensor, params, workers=None)
+            reader.read_into(out)
+            reader.finish()
+        return out
+
+    def reader(self, tensor: Tensor) -> EntropyReader:
+        return EntropyReader(tensor, _checked(tensor))
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> EntropyEncoder:
+        """Prepare to encode. Options: ``level`` fast or max (fast); ``chunk``, elements, a power of two (2**17)."""
+        layout = EntropyParams(*_options(options), _encodable(dtype))
+        size = prod(shape)
+        parts = (
+            PartSpec("sizes", "u32", 4 * layout.chunks(size)),
+            PartSpec("planes", "u8", None, limit=layout.limit(size)),
+        )
+        return EntropyEncoder(layout=layout, params=layout.attributes(), parts=parts, step=layout.chunk)
+
+
+def _encodable(name: str) -> str:
+    row = dtype(name)
+    if not is_coded(row.name):
+        raise UnsupportedError(
+            f"float_entropy takes floats of whole bytes, found {row.name}", rule="float_entropy.dtype"
+        )
+    return row.name
+
+
+def _options(options: Mapping[str, Any]) -> tuple[str, int]:
+    unknown = sorted(set(options) - {"level", "chunk"})
+    level, chunk = options.get("level", LEVELS[0]), options.get("chunk", CHUNK)
+    if unknown:
+        raise _refuse_option("options level and chunk", unknown[0])
+    if level not in LEVELS:
+        raise _refuse_option(f"level {' or '.join(LEVELS)}", level)
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or not is_chunk(chunk):
+        raise _refuse_option(f"a chunk that is a power of two from {LEAST_CHUNK} to {MOST_CHUNK}", chunk)
+    return str(level), chunk
+
+
+def _refuse_option(expected: str, found: object) -> UsageError:
+    return UsageError(
+        f"codec float_entropy expected {expected}, found {str(found)[:80]!r}", rule="float_entropy.option"
+    )
+
+
+def _checked(tensor: Tensor) -> EntropyParams:
+    params = params_of(tensor)
+    chunks = params.chunks(tensor.size)
+    sizes, planes = _part(tensor, "sizes", "u32"), _part(tensor, "planes", "u8")
+    # A chunk takes at least a mode per plane and a byte for it or, in pairs, a table.
+    least, most = 2 * params.width * chunks, params.limit(tensor.size)
+    if sizes.nbytes != 4 * chunks or not least <= planes.nbytes <= most:
+        raise CodecError(
+            "float_entropy.size",
+            f"expected {4 * chunks} bytes of sizes and {least} to {most} of planes, found {sizes.nbytes} and "
+            f"{planes.nbytes}",
+            where=tensor.name,
+        )
+    return params
+
+
+def _part(tensor: Tensor, role: str, storage: str) -> Part:
+    if role not in tensor.parts:
+        raise CodecError(
+            "float_entropy.part-missing",
+            f"expected parts sizes and planes, found {list(tensor.parts)}",
+            where=tensor.name,
+        )
+    part = tensor.parts[role]
+    if part.dtype != storage or part.type not in (None, storage):
+        raise CodecError(
+            "float_entropy.dtype",
+            f"expected {storage} in part {role!r}, found {part.type or part.dtype}",
+            where=tensor.name,
+        )
+    return part

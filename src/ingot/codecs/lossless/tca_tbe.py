@@ -1,0 +1,199 @@
+"""``tca_tbe``: bf16 without loss by three bitmaps, as ZipServ publishes it (``spec/tca_tbe.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Rows, result
+from ingot.codecs.cast import cast_into, require_cast
+from ingot.codecs.lossless.tca_tbe_bands import (
+    BITMAPS,
+    FALLBACK_UNIT,
+    FIRST,
+    HIGH_UNIT,
+    LAST,
+    ROLES,
+    SIDE,
+    TILE,
+    WORDS,
+    bands_per_call,
+    decode_rows,
+    grid,
+    totals,
+)
+from ingot.codecs.lossless.tca_tbe_encode import VERSION, TcaEncoder, prepare
+from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.errors import CodecError
+from ingot.model.tensor import Array, Tensor
+
+_PADDING = HIGH_UNIT + FALLBACK_UNIT
+
+
+class TcaReader(Rows):
+    """Sequential decoding, a few bands at a time; rows of a band that nobody asked for yet are held."""
+
+    def __init__(self, tensor: Tensor, start: int, workers: int | None = 1) -> None:
+        self._name, self._start, self._workers = tensor.name, start, workers
+        self._rows, self._cols = tensor.matrix_shape
+        self._across = grid(self._rows, self._cols)[1]
+        self._step = SIDE * bands_per_call(self._cols) * (1 if workers == 1 else 8)
+        self._readers = {role: part.reader() for role, part in tensor.parts.items()}
+        self._left = {role: tensor.parts[role].count for role in ("high", "fallback")}
+        self._decoded = 0
+        self._held = np.empty((0, self._cols), numpy_dtype("bf16"))
+
+    def fill(self, out: Array) -> None:
+        unread = self._rows - self._decoded + len(self._held)
+        if out.ndim != 2 or out.shape[1] != self._cols or len(out) > unread:
+            raise ValueError(f"expected at most {unread} rows of {self._cols}, found {out.shape}")
+        require_cast("bf16", resolve_dtype(out.dtype).name, self._name)
+        if not self._cols:
+            self._decoded += len(out)
+            return
+        out = self._give(out)
+        while len(out):
+            wanted = min(max(len(out) - len(out) % SIDE, SIDE), self._step)
+            count = min(wanted, self._rows - self._decoded)
+            if count <= len(out):
+                self._decode(out[:count])
+                out = out[count:]
+            else:
+                self._held = np.empty((count, self._cols), numpy_dtype("bf16"))
+                self._decode(self._held)
+                out = self._give(out)
+
+    def finish(self) -> None:
+        """Check that the counts of all tiles make up the parts, and digests; rule ``tca_tbe.counts``."""
+        if self._decoded == self._rows and any(self._left.values()):
+            raise self._lie(f"to be used up by the counts, found {max(self._left.values())} elements left")
+        for reader in self._readers.values():
+            reader.finish()
+
+    def _give(self, out: Array) -> Array:
+        """Hand out rows that are held; return what is left to fill."""
+        count = min(len(self._held), len(out))
+        if count:
+            cast_into(self._held[:count], out[:count], self._name)
+            self._held = self._held[count:]
+        return out[count:]
+
+    def _decode(self, out: Array) -> None:
+        bands = -(-len(out) // SIDE)
+        counts = self._read("counts", 2 * bands * self._across)
+        sums = totals(counts, bands, self._name)[-1]
+        for role, count in zip(("high", "fallback"), sums, strict=True):
+            if count > self._left[role]:
+                raise self._lie(f"to hold what the counts say, found {self._left[role]} elements where {count} are due")
+            self._left[role] -= int(count)
+        parts = {"counts": counts} | {role: self._read(role, bands * self._across * WORDS) for role in BITMAPS}
+        parts |= {role: self._read(role, int(count)) for role, count in zip(("high", "fallback"), sums, strict=True)}
+        decode_rows(parts, self._start, out, self._name, self._workers)
+        self._decoded += len(out)
+
+    def _read(self, role: str, count: int) -> Array:
+        raw = np.empty(count * numpy_dtype(ROLES[role]).itemsize, np.uint8)
+        self._readers[role].readinto(raw.data)
+        return from_file(raw, ROLES[role])
+
+    def _lie(self, expected: str) -> CodecError:
+        return CodecError("tca_tbe.counts", f"expected the parts {expected}", where=self._name)
+
+
+class TcaCodec:
+    """Lossless bf16 at about 11.2 bits per weight: 3-bit exponent codes in bitmaps, fast to decode."""
+
+    id: ClassVar[str] = "tca_tbe"
+    lossless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``tca_tbe.params``, ``tca_tbe.parts``, ``tca_tbe.dtype``, ``tca_tbe.size``."""
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the values in bf16, exactly, or cast by the rules of ``codecs.cast``.
+
+        Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
+        (``core.parallel.default_workers``). Counts that do not fit are refused: ``tca_tbe.counts``.
+        """
+        start = _checked(tensor)
+        require_cast("bf16", dtype, tensor.name)
+        out = result(tensor, dtype, out)
+        matrix = out.reshape(tensor.matrix_shape)
+        if out.size and all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values()):
+            arrays = {role: part.array() for role, part in tensor.parts.items()}
+            decode_rows(arrays, start, matrix, tensor.name, workers=None)
+            return out
+        reader = TcaReader(tensor, start, workers=None)
+        reader.read_into(matrix)
+        reader.finish()
+        return out
+
+    def reader(self, tensor: Tensor) -> TcaReader:
+        return TcaReader(tensor, _checked(tensor))
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> TcaEncoder:
+        """Prepare to encode bf16 values, any bits. Option ``start``, -1 to 248: codes stand for the exponents ``start``
+        + 1 to ``start`` + 7; by default the seven neighbours that most values have, learnt in one scan.
+        """
+        return prepare(shape, dtype, options)
+
+
+def _checked(tensor: Tensor) -> int:
+    """Return the window's ``start`` of a tensor whose parameters, parts and shape fit together."""
+    start = _params(tensor)
+    if set(tensor.parts) != set(ROLES):
+        raise CodecError(
+            "tca_tbe.parts",
+            f"expected the parts {', '.join(ROLES)}, found {', '.join(sorted(tensor.parts)) or 'none'}",
+            where=tensor.name,
+        )
+    for role, wanted in ROLES.items():
+        part = tensor.parts[role]
+        if part.dtype != wanted or part.type not in (None, wanted):
+            raise CodecError(
+                "tca_tbe.dtype", f"expected {wanted}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"
+            )
+    _check_sizes(tensor, prod(grid(*tensor.matrix_shape)))
+    return start
+
+
+def _params(tensor: Tensor) -> int:
+    version, start, dtype = (tensor.params.get(key) for key in ("codec_version", "start", "dtype"))
+    if version != VERSION or isinstance(version, bool):
+        raise _bad_params(tensor, f"codec_version {VERSION}", version)
+    if dtype != "bf16":
+        raise _bad_params(tensor, "dtype bf16", dtype)
+    if not isinstance(start, int) or isinstance(start, bool) or not FIRST <= start <= LAST:
+        raise _bad_params(tensor, f"start from {FIRST} to {LAST}", start)
+    return start
+
+
+def _bad_params(tensor: Tensor, expected: str, found: object) -> CodecError:
+    return CodecError("tca_tbe.params", f"expected {expected}, found {str(found)[:80]!r}", where=tensor.name)
+
+
+def _check_sizes(tensor: Tensor, tiles: int) -> None:
+    fixed = {"counts": 4 * tiles, **dict.fromkeys(BITMAPS, 8 * WORDS * tiles)}
+    for role, wanted in fixed.items():
+        found = tensor.parts[role].nbytes
+        if found != wanted:
+            raise _bad_size(tensor, role, f"{wanted} bytes for shape {list(tensor.shape)}", found)
+    for role, unit in (("high", HIGH_UNIT), ("fallback", FALLBACK_UNIT)):
+        part, width = tensor.parts[role], DTYPES[ROLES[role]].bits // 8
+        if part.nbytes % (unit * width) or part.nbytes > tiles * TILE * width:
+            expected = f"a multiple of {unit * width} and at most {tiles * TILE * width} bytes"
+            raise _bad_size(tensor, role, expected, part.nbytes)
+    found = tensor.parts["high"].count + tensor.parts["fallback"].count
+    if not tiles * TILE <= found <= tiles * (TILE + _PADDING):
+        raise _bad_size(tensor, "high", f"with 'fallback' {tiles * TILE} elements and padding", found)
+
+
+def _bad_size(tensor: Tensor, role: str, expected: str, found: int) -> CodecError:
+    return CodecError("tca_tbe.size", f"expected {expected}, found {found}", where=f"{tensor.name}.{role}")

@@ -1,0 +1,1 @@
+"""Palettes: weights as indices into codebooks."""

@@ -1,0 +1,153 @@
+"""``palette``: weights as indices into codebooks, ``w = codebook[group][index]`` (``spec/palette.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Rows, result
+from ingot.codecs.palette.encode import PaletteEncoder, prepare
+from ingot.codecs.palette.params import INDICES, PaletteParams, params_of
+from ingot.codecs.palette.rows import BitReader, Lookup, require_padding, spread, stored_tables
+from ingot.core.floats import FLOATS, float_name
+from ingot.errors import UnsupportedError
+from ingot.model.tensor import Array, Tensor
+
+# Elements that a reader of vectors holds beside the caller's rows, at least one band.
+_SCRATCH = 1 << 18
+
+
+class PaletteReader(Rows):
+    """Sequential decoding of a palette whose entries lie along the rows, or are single values."""
+
+    def __init__(self, tensor: Tensor, params: PaletteParams) -> None:
+        self._tensor, self._params = tensor, params
+        self._indices = BitReader(tensor.parts[INDICES], params.bits, "palette.padding", tensor.name)
+        self._lookup: Lookup | None = None
+        self._done = 0
+
+    def fill(self, out: Array) -> None:
+        if not out.size:
+            return
+        if self._lookup is None or self._lookup.dtype != out.dtype:
+            self._lookup = lookup_of(self._tensor, self._params, float_name(out))
+        count = out.size // self._params.vector_size
+        self._lookup(self._indices.next(count), self._done, out.reshape(-1))
+        self._done += count
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        self._indices.skip(count // self._params.vector_size)
+        self._done += count // self._params.vector_size
+
+    def finish(self) -> None:
+        self._indices.finish()
+        _finish_small(self._tensor)
+
+
+class BandReader(Rows):
+    """Sequential decoding where the values of an entry lie in several rows: band by band of the first dimension.
+
+    A band is one index along the first dimension: ``vector_size`` of the tensor's where vectors lie along it.
+    """
+
+    def __init__(self, tensor: Tensor, params: PaletteParams) -> None:
+        self._inner = PaletteReader(tensor, params)
+        self._size, self._axis = params.vector_size, params.vector_axis
+        self._index = params.index_shape(tensor.shape)
+        self._bands, self._band = self._index[0], 0
+        per_band = max(1, prod(self._index[1:]) * self._size)
+        self._step = max(1, _SCRATCH // per_band)
+        self._cols = tensor.matrix_shape[1]
+        self._rows: Array = np.empty((0, self._cols), np.float32)
+
+    def fill(self, out: Array) -> None:
+        done = 0
+        while out.size and done < len(out):
+            if not len(self._rows):
+                self._rows = self._next(out.dtype)
+            count = min(len(self._rows), len(out) - done)
+            if self._rows.dtype != out.dtype:
+                raise ValueError(f"expected outputs of one type, found {self._rows.dtype} and {out.dtype}")
+            out[done : done + count] = self._rows[:count]
+            self._rows = self._rows[count:]
+            done += count
+
+    def finish(self) -> None:
+        self._inner.finish()
+
+    def _next(self, dtype: np.dtype[Any]) -> Array:
+        bands = min(self._step, self._bands - self._band)
+        if bands < 1:
+            raise ValueError("expected no more rows to be asked for than there are")
+        self._band += bands
+        entries = np.empty((bands, *self._index[1:], self._size), dtype)
+        self._inner.read_into(entries.reshape(1, -1))
+        return spread(entries, self._axis).reshape(-1, self._cols)
+
+
+def lookup_of(tensor: Tensor, params: PaletteParams, dtype: str) -> Lookup:
+    """Return the look-up of a checked tensor in ``dtype``; reads the codebook."""
+    return Lookup(params, tensor.shape, stored_tables(tensor, params, dtype))
+
+
+class PaletteCodec:
+    """Look-up tables of 2 to 256 entries, one or one per group of channels; Core ML's ``constexpr_lut_to_dense``."""
+
+    id: ClassVar[str] = "palette"
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``palette.params``, ``.vector-size``, ``.groups``, ``.parts``, ``.dtype``, ``.size``.
+
+        Whoever reads checks ``palette.padding``, ``palette.scale`` and ``palette.overflow``.
+        """
+        params_of(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; large tensors on threads."""
+        params = params_of(tensor)
+        if dtype not in FLOATS:
+            raise UnsupportedError(
+                f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="palette.dtype", where=tensor.name
+            )
+        out = result(tensor, dtype, out)
+        lookup = lookup_of(tensor, params, dtype)
+        packed = np.frombuffer(tensor.parts[INDICES].view(), np.uint8)
+        used = prod(params.index_shape(tensor.shape)) * params.bits % 8
+        if used:
+            require_padding(int(packed[-1]), used, "palette.padding", tensor.name)
+        if params.vector_size == 1 or params.vector_axis == len(tensor.shape) - 1:
+            lookup.all(packed, out.reshape(-1), workers=None)
+            return out
+        entries = np.empty((*params.index_shape(tensor.shape), params.vector_size), out.dtype)
+        lookup.all(packed, entries.reshape(-1), workers=None)
+        out[...] = spread(entries, params.vector_axis)
+        return out
+
+    def reader(self, tensor: Tensor) -> PaletteReader | BandReader:
+        params = params_of(tensor)
+        along_rows = params.vector_size == 1 or params.vector_axis == len(tensor.shape) - 1
+        return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PaletteEncoder:
+        """Prepare to encode. Options, all with defaults (``spec/palette.md``, "Options"):
+
+        ``bits`` 1, 2, 3, 4, 6 or 8 (4); ``group`` channels that share a codebook, or ``"tensor"`` (``"tensor"``);
+        ``axis`` of the channels (0); ``vector`` values per entry, 1, 2 or 4 (1); ``vector_axis`` (0); ``entries`` auto,
+        f16, bf16, f32 or i8 (auto: f16, or f32 for small values); ``scales`` of i8 entries, auto, f16 or
+        f32 (auto); ``importance``, a weight per column (none).
+        """
+        return prepare(shape, dtype, options)
+
+
+def _finish_small(tensor: Tensor) -> None:
+    """Check the digests of the parts that are read at once, also where no value was asked for."""
+    for role, part in tensor.parts.items():
+        if role != INDICES:
+            part.view()

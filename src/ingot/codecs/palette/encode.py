@@ -1,0 +1,356 @@
+"""Encoding into palettes: options, and codebooks per tensor or per group of channels (``spec/palette.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import frexp, prod
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.cast import flat
+from ingot.codecs.palette import fit
+from ingot.codecs.palette.params import (
+    BITS,
+    CODEBOOK,
+    INDICES,
+    SCALE_DTYPES,
+    SCALES,
+    VECTOR_SIZES,
+    PaletteParams,
+)
+from ingot.codecs.palette.rows import Lookup, entry_values, pack, slab_step, spread, tables
+from ingot.codecs.reach import AUTO, Reach
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import FLOATS, cast, float_name
+from ingot.core.parallel import for_ranges
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array
+
+OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales", "importance")
+ENTRIES = ("f16", "bf16", "f32", "i8")
+_WIDE = ("f32",)
+
+# Elements from which on groups are spread over threads: slabs of a conversion are smaller, and have threads already.
+_LARGE = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the options say, for one tensor."""
+
+    params: PaletteParams
+    shape: tuple[int, ...]
+    entries: str
+    scales: str
+    axis: int
+    importance: Array | None
+    reach: Reach
+
+    @property
+    def grouped(self) -> bool:
+        """Whether there are several codebooks, or vectors: what no histogram of the whole tensor can do."""
+        return self.params.codebooks > 1 or self.params.vector_size > 1
+
+    @property
+    def sliced(self) -> bool:
+        """Whether groups are consecutive, so that some of them at a time will do."""
+        vectors = self.params.vector_size == 1 or self.params.vector_axis in (0, len(self.shape) - 1)
+        return self.params.codebooks > 1 and self.axis == 0 and len(self.shape) > 1 and vectors
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of the matrix that a group of channels along the first dimension covers."""
+        channels = self.shape[0] // self.params.groups[0]
+        return channels * prod(self.shape[1:-1])
+
+
+class PaletteEncoder:
+    """Chooses codebooks and encodes slabs of rows.
+
+    One codebook for a tensor of single values is learnt in a scan (f32 and f64 take two); several are chosen slab by
+    slab, where a slab holds whole groups. Other axes and vectors of a whole tensor ask for all rows at once.
+    """
+
+    codec = "palette"
+    lossless = False
+    scratch = 8 << 20  # a histogram, the points in it and the solver's tables
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, params, shape = settings, settings.params, settings.shape
+        self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+        self.params: Mapping[str, Any] = {**params.attributes(), "scales": settings.entries == "i8"}
+        entry, scale = numpy_dtype(settings.entries).itemsize, numpy_dtype(settings.scales).itemsize
+        scales = (PartSpec(SCALES, settings.scales, params.codebooks * scale),) if settings.entries == "i8" else ()
+        self.parts: tuple[PartSpec, ...] = (
+            PartSpec(INDICES, "u8", params.index_bytes(shape)),
+            PartSpec(CODEBOOK, settings.entries, prod(params.codebook_shape()) * entry),
+            *scales,
+        )
+        self.scans = 0 if settings.grouped else 2 if params.dtype in ("f32", "f64") else 1
+        self.whole = settings.grouped and not settings.sliced
+        self.step = slab_step(settings.group_rows if settings.sliced else 1, self._cols, params)
+        self._seen, self._amax, self._ranged = 0, 0.0, self.scans == 1
+        self._histogram: fit.Histogram | None = None
+        self._learnt = fit.entries_of(np.zeros(params.entries), settings.entries, settings.scales)
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self._settings.reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self._settings.reach.wider()
+
+    def lost(self) -> str | None:
+        return self._settings.reach.lost()
+
+    def scan(self, rows: Array) -> None:
+        """Learn the tensor's range (f32, f64), then how often each value occurs.
+
+        Raises ``CodecError``: ``palette.non-finite``, ``palette.entry-overflow``.
+        """
+        if not self.scans:
+            return
+        if not self._ranged:
+            self._amax = max(self._amax, fit.require_finite(rows, self._seen, self._cols))
+        else:
+            if self._histogram is None:
+                self._histogram = fit.Histogram(self._settings.params.dtype, self._amax)
+            bad = self._histogram.take(rows, self._settings.importance)
+            if bad < rows.size:
+                raise fit.non_finite(rows, bad, self._seen, self._cols)
+        self._seen += len(rows)
+        if self._seen == self._rows:
+            self._end_of_pass()
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows.
+
+        Raises ``CodecError``: ``palette.non-finite``, ``palette.entry-overflow``.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self._cols:
+            raise ValueError(f"expected rows of {self._cols} columns, found {rows.shape}")
+        if self._settings.grouped:
+            return self._encode_groups(rows, start)
+        codebook, scales, values = self._learnt
+        codes = fit.assign(rows, values)
+        parts = {INDICES: pack(codes, self._settings.params.bits), CODEBOOK: codebook if not start else codebook[:0]}
+        return parts if scales is None else {**parts, SCALES: scales if not start else scales[:0]}
+
+    def encode_kept(self, values: Array, counts: Sequence[int]) -> dict[str, Array]:
+        """Encode some values alone: ``values`` in row-major order, flat, ``counts`` of them in each group.
+
+        For an encoder of single values with groups along the first dimension. The part ``indices`` holds as many.
+        """
+        codes = np.empty(values.size, np.uint8)
+        books: list[tuple[Array, Array | None]] = []
+        histogram = fit.Histogram(self._settings.params.dtype)
+        start = 0
+        for count in counts:
+            some = values[start : start + count].reshape(-1, 1)
+            codes[start : start + count], codebook, scale = self._one_group(some, 0, histogram)
+            books.append((codebook, scale))
+            start += count
+        parts = {
+            INDICES: pack(codes, self._settings.params.bits),
+            CODEBOOK: np.concatenate([codebook.reshape(-1) for codebook, _ in books]),
+        }
+        scales = [scale for _, scale in books if scale is not None]
+        return {**parts, SCALES: np.concatenate(scales)} if scales else parts
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        if not out.size:
+            return
+        settings, shape = self._settings, self._slab_shape(len(out))
+        params = _of_slab(settings, shape)
+        codebook, scales = parts[CODEBOOK], parts.get(SCALES)
+        if not settings.grouped:
+            codebook, scales = self._learnt[:2]
+        values = entry_values(codebook.reshape(params.codebook_shape()), scales)
+        lookup = Lookup(params, shape, tables(values, float_name(out)))
+        if params.vector_size == 1 or params.vector_axis == len(shape) - 1:
+            lookup.all(parts[INDICES].reshape(-1), flat(out))
+            return
+        entries = np.empty((*params.index_shape(shape), params.vector_size), out.dtype)
+        lookup.all(parts[INDICES].reshape(-1), entries.reshape(-1))
+        out[...] = spread(entries, params.vector_axis).reshape(out.shape)
+
+    def _end_of_pass(self) -> None:
+        self._seen = 0
+        if not self._ranged:
+            self._ranged = True
+            return
+        assert self._histogram is not None
+        settings = self._settings
+        found = self._histogram.centroids(settings.params.entries)
+        self._learnt = fit.entries_of(found, settings.entries, settings.scales)
+
+    def _slab_shape(self, rows: int) -> tuple[int, ...]:
+        if not self._settings.sliced:
+            return self._settings.shape if self._settings.grouped else (rows, self._cols)
+        rest = self._settings.shape[1:]
+        if not prod(rest[:-1]):  # no rows, but channels: their codebooks are there all the same
+            return self._settings.shape
+        return (rows // prod(rest[:-1]), *rest)
+
+    def _encode_groups(self, rows: Array, start: int) -> dict[str, Array]:
+        """Choose and apply the codebooks of whole groups."""
+        settings, shape = self._settings, self._slab_shape(len(rows))
+        params = _of_slab(settings, shape)
+        axis, count = settings.axis, params.codebooks
+        index = params.index_shape(shape)
+        blocks = (prod(index[:axis]), count, index[axis] // count if count else 0, prod(index[axis + 1 :]))
+        points = _points(rows.reshape(shape), params).reshape(*blocks, params.vector_size)
+        codes = np.empty(blocks, np.uint8)
+        codebook = np.zeros((count, params.entries, params.vector_size), numpy_dtype(settings.entries))
+        scales = np.ones(count, numpy_dtype(settings.scales))
+        threads = None if rows.size >= _LARGE else 1
+
+        def run(first: int, stop: int) -> None:
+            histogram = fit.Histogram(params.dtype)
+            for group in range(first, stop):
+                some = np.ascontiguousarray(points[:, group]).reshape(-1, params.vector_size)
+                found, entries, scale = self._one_group(some, start, histogram, 1 if count > 1 else threads)
+                codes[:, group] = found.reshape(codes[:, group].shape)
+                codebook[group] = entries.reshape(codebook[group].shape)
+                if scale is not None:
+                    scales[group] = scale[0]
+
+        for_ranges(count, max(1, count // 16), run, threads)
+        parts = {INDICES: pack(codes, params.bits), CODEBOOK: codebook}
+        return {**parts, SCALES: scales} if settings.entries == "i8" else parts
+
+    def _one_group(
+        self, points: Array, start: int, histogram: fit.Histogram, workers: int | None = 1
+    ) -> tuple[Array, Array, Array | None]:
+        """Return codes, entries and scale of one group's points [n, vector size]."""
+        settings, params = self._settings, self._settings.params
+        amax = fit.require_finite(points, start, self._cols)
+        if params.vector_size > 1:
+            # Near 1, where no square leaves the range of f32; a power of two changes no bit of the result.
+            exponent = frexp(amax)[1]
+            near = np.ldexp(points, -exponent)
+            centroids = np.ldexp(fit.vector_centroids(near, params.entries, workers).astype(np.float64), exponent)
+            codebook, scale, values = fit.entries_of(centroids, settings.entries, settings.scales)
+            return fit.nearest(near, np.ldexp(values, -exponent), workers)[0], codebook, scale
+        histogram.reset(amax)
+        histogram.take(points, settings.importance)
+        codebook, scale, values = fit.entries_of(histogram.centroids(params.entries), settings.entries, settings.scales)
+        return fit.assign(points, values), codebook, scale
+
+
+def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PaletteEncoder:
+    """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``PaletteCodec.encoder``."""
+    source = resolve_dtype(dtype).name
+    if source not in FLOATS:
+        raise UnsupportedError(
+            f"expected weights of type {', '.join(FLOATS)} for a palette, found {source}; keep this tensor dense",
+            rule="palette.dtype",
+        )
+    unknown = sorted(str(key) for key in options if key not in OPTIONS)
+    if unknown:
+        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    bits = _choice(options, "bits", BITS, 4)
+    size = _choice(options, "vector", VECTOR_SIZES, 1)
+    axis, vector_axis = (_axis(options, key, shape) for key in ("axis", "vector_axis"))
+    if size > 1 and (not shape or shape[vector_axis] % size):
+        raise UnsupportedError(
+            f"expected {size} to divide dimension {vector_axis} of shape {list(shape)}; keep this tensor dense",
+            rule="palette.vector-size",
+        )
+    index = PaletteParams(bits, (), size, vector_axis, source).index_shape(shape)
+    groups = [1] * len(shape)
+    if shape:
+        groups[axis] = _groups(options, index[axis], size if axis == vector_axis else 1)
+    importance = _importance(options, shape[-1] if shape else 1)
+    if importance is not None and (size > 1 or (axis and groups[axis] > 1)):
+        raise _wrong("importance only with single values and groups along the first dimension", (size, axis))
+    entries, scales = (
+        _choice(options, "entries", (*ENTRIES, AUTO), AUTO),
+        _choice(options, "scales", (*SCALE_DTYPES, AUTO), AUTO),
+    )
+    if entries == "i8":
+        reach = Reach("scales", scales if scales != AUTO else "f16", _WIDE if scales == AUTO else (), 127, "f64")
+    else:
+        reach = Reach("entries", entries if entries != AUTO else "f16", _WIDE if entries == AUTO else (), 1, source)
+    return PaletteEncoder(
+        Settings(
+            params=PaletteParams(bits, tuple(groups), size, vector_axis, source),
+            shape=shape,
+            entries="f16" if entries == AUTO else entries,
+            scales="f16" if scales == AUTO else scales,
+            axis=axis,
+            importance=importance,
+            reach=reach,
+        )
+    )
+
+
+def _of_slab(settings: Settings, shape: tuple[int, ...]) -> PaletteParams:
+    """Return the parameters of some groups of a tensor, which make up ``shape``."""
+    params = settings.params
+    if not settings.sliced:
+        return params if settings.grouped else replace(params, groups=(1,) * len(shape), vector_axis=0)
+    channels = settings.shape[0] // params.groups[0]
+    return replace(params, groups=(shape[0] // max(channels, 1), *params.groups[1:]))
+
+
+def _points(values: Array, params: PaletteParams) -> Array:
+    """Return values as points [indices' shape, vector size]; vectors in f32, single values as they are."""
+    size, axis = params.vector_size, params.vector_axis
+    if size == 1:
+        return values
+    shape = values.shape
+    split = values.reshape(*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
+    return cast(np.ascontiguousarray(np.moveaxis(split, axis + 1, -1)), "f32")
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"codec palette expects {expected}, found {found!r:.80}", rule="palette.option")
+
+
+def _choice(options: Mapping[str, Any], key: str, known: tuple[Any, ...], default: Any) -> Any:
+    value = options.get(key, default)
+    if type(value) is not type(default) or value not in known:
+        raise _wrong(f"{key} {', '.join(map(str, known))}", value)
+    return value
+
+
+def _axis(options: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> int:
+    axis = options.get(key, 0)
+    dimensions = max(len(shape), 1)
+    if type(axis) is not int or not -dimensions <= axis < dimensions:
+        raise _wrong(f"{key} within the {dimensions} dimensions", axis)
+    return axis % dimensions
+
+
+def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
+    """Return how many codebooks serve ``length`` indices: as few as give none more than ``group`` channels."""
+    group = options.get("group", "tensor")
+    if group == "tensor" or not length:
+        return 1
+    if type(group) is not int or not size <= group < 2**63:
+        raise _wrong("group 'tensor' or a number of channels, not less than vector", group)
+    span = min(group // size, length)
+    while length % span:
+        span -= 1
+    return length // span
+
+
+def _importance(options: Mapping[str, Any], cols: int) -> Array | None:
+    found = options.get("importance")
+    if found is None:
+        return None
+    if not isinstance(found, Sequence | np.ndarray) or isinstance(found, str | bytes):
+        raise _wrong("importance as a list of numbers", found)
+    try:
+        weights = np.ascontiguousarray(found, np.float64)
+    except (TypeError, ValueError):
+        raise _wrong("importance as a list of numbers", found) from None
+    if weights.shape != (cols,) or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise _wrong(f"{cols} importance weights, finite and not negative", weights.shape)
+    if not weights.any():
+        raise _wrong("an importance above 0", 0)
+    return weights

@@ -1,0 +1,193 @@
+"""Look-ups in codebooks, shared by decoder and encoder (``spec/palette.md``)."""
+
+from __future__ import annotations
+
+from math import gcd, lcm
+
+import numpy as np
+
+from ingot.codecs.affine.rows import align_rows, skip_bits
+from ingot.codecs.palette.params import CODEBOOK, SCALES, PaletteParams
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import cast
+from ingot.core.parallel import for_ranges
+from ingot.errors import CodecError
+from ingot.model.part import Part
+from ingot.model.tensor import Array, Tensor
+
+# Indices per call: enough to make a call's cost vanish, few enough to spread over threads.
+STEP = 1 << 20
+
+
+def entry_values(codebook: Array, scales: Array | None) -> Array:
+    """Return what entries stand for, in f32: ``scale * entry``, rounded once. Shape [codebooks, entries, values].
+
+    Raises ``CodecError`` ``palette.scale`` for a scale that is not finite, ``palette.overflow`` for a product past f32.
+    """
+    wide = codebook.astype(np.float32)
+    if scales is None:
+        return wide
+    if not np.isfinite(scales.astype(np.float32)).all():
+        raise CodecError("palette.scale", "expected finite codebook scales, found one that is not")
+    with np.errstate(over="ignore"):
+        values = wide * scales.astype(np.float32).reshape(-1, 1, 1)
+    if not np.isfinite(values[np.isfinite(wide)]).all():
+        raise CodecError("palette.overflow", "expected products of scale and entry that f32 can hold")
+    return values
+
+
+def tables(values: Array, dtype: str) -> Array:
+    """Round entry values to ``dtype`` (f32, f16, bf16, f64).
+
+    Raises ``CodecError`` ``palette.overflow`` where a finite entry is past the range of ``dtype``.
+    """
+    if dtype in ("f32", "f64"):
+        return values.astype(numpy_dtype(dtype))
+    found = cast(values, dtype)
+    if (np.isinf(found.astype(np.float32)) & np.isfinite(values)).any():
+        raise CodecError(
+            "palette.overflow", f"expected entries that {dtype} can hold, found a larger one; decode to f32 or bf16"
+        )
+    return found
+
+
+def stored_tables(tensor: Tensor, params: PaletteParams, dtype: str) -> Array:
+    """Read codebook and scales of a checked tensor; return what entries stand for in ``dtype``."""
+    codebook = tensor.parts[CODEBOOK].array().reshape(params.codebook_shape())
+    scales = tensor.parts[SCALES].array() if SCALES in tensor.parts else None
+    try:
+        return tables(entry_values(codebook, scales), dtype)
+    except CodecError as error:
+        raise error.at(tensor.name) from None
+
+
+class Lookup:
+    """Looks runs of a tensor's indices up.
+
+    Parameters
+    ----------
+    params : PaletteParams
+    shape : of the tensor
+    table : [codebooks, entries, values per entry], of the type that results have
+    """
+
+    def __init__(self, params: PaletteParams, shape: tuple[int, ...], table: Array) -> None:
+        self._params, self._shape = params, shape
+        self._run = params.run(shape)
+        self.dtype = table.dtype
+        words = np.ascontiguousarray(table).reshape(params.codebooks, -1)
+        width = params.vector_size * table.dtype.itemsize
+        self._split = 1  # f64 in fours is too wide for the kernel: looked up as pairs
+        if width <= 8:
+            self._words: Array = words.view(f"u{width}")
+        elif width == 16:
+            self._words = words.view(np.uint64).reshape(params.codebooks, params.entries, 2)
+        else:
+            self._words, self._split = words.view(np.uint64).reshape(params.codebooks, params.entries, 4), 2
+
+    def __call__(self, packed: Array, first: int, out: Array) -> None:
+        """Fill ``out`` ([n * values per entry], flat, C order) with the entries of indices ``first`` and on.
+
+        ``packed`` is their bit stream, which begins at a byte.
+        """
+        if not out.size:
+            return
+        count = out.size // self._params.vector_size
+        start, phase = divmod(first, self._run)
+        ids = self._params.run_ids(self._shape, start, start + -(-(phase + count) // self._run))
+        if self._split == 1:
+            words = out.view(self._words.dtype)
+            target = words.reshape(-1, 2) if self._words.ndim == 3 else words
+            native.kernels.palette_decode(packed, self._params.bits, self._words, ids, self._run, phase, target)
+            return
+        halves = np.empty((count, 2, 2), np.uint64)
+        for half in range(2):
+            words = np.ascontiguousarray(self._words[:, :, 2 * half : 2 * half + 2])
+            target = np.empty((count, 2), np.uint64)
+            native.kernels.palette_decode(packed, self._params.bits, words, ids, self._run, phase, target)
+            halves[:, half] = target
+        out.view(np.uint64)[...] = halves.reshape(-1)
+
+    def all(self, packed: Array, out: Array, workers: int | None = 1) -> None:
+        """Fill ``out`` (flat) from a whole stream, on threads."""
+        size, bits = self._params.vector_size, self._params.bits
+        count = out.size // size
+        step = STEP // 8 * 8
+
+        def run(start: int, stop: int) -> None:
+            self(packed[start * bits // 8 : -(-stop * bits // 8)], start, out[start * size : stop * size])
+
+        for_ranges(count, step, run, 1 if count < 4 * STEP else workers)
+
+
+class BitReader:
+    """Sequential reading of a part that is one stream of codes of ``bits`` each, in any numbers of them."""
+
+    def __init__(self, part: Part, bits: int, rule: str, where: str) -> None:
+        self._bits, self._rule, self._where = bits, rule, where
+        self._reader = part.reader()
+        self._bit, self._last = 0, 0  # where the next code begins in the byte that was read last, if not at 0
+
+    def next(self, count: int) -> Array:
+        """Return the next ``count`` codes as a stream that begins at a byte, the bits behind them 0."""
+        held, end = self._bit > 0, self._bit + count * self._bits
+        packed = np.empty(-(-end // 8), np.uint8)
+        packed[:held] = self._last
+        self._reader.readinto(packed[held:].data)
+        first, self._bit = self._bit, end % 8
+        self._last = int(packed[-1]) if packed.size else 0
+        if first and count:
+            return align_rows(packed, first, (1, count * self._bits))
+        packed = packed[: -(-count * self._bits // 8)]
+        if self._bit and count:
+            packed[-1] &= (1 << self._bit) - 1
+        return packed
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` codes."""
+        self._bit, self._last = skip_bits(self._reader, self._bit, self._last, count * self._bits)
+
+    def finish(self) -> None:
+        """Check the bits behind the last code and the digest, once all were read."""
+        if self._bit:
+            require_padding(self._last, self._bit, self._rule, self._where)
+        self._reader.finish()
+
+
+def require_padding(last: int, used: int, rule: str, where: str) -> None:
+    """Refuse bits behind the ``used`` ones of the last byte."""
+    if last >> used:
+        raise CodecError(rule, "expected no bits behind the last code, found some", where=where)
+
+
+def slab_step(rows: int, cols: int, params: PaletteParams) -> int:
+    """Return the least multiple of ``rows`` whose rows of ``cols`` values have indices that fill whole bytes."""
+    unit = 8 * params.vector_size
+    return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))
+
+
+def spread(entries: Array, axis: int) -> Array:
+    """Turn entries [indices' shape, values] into values: dimension ``axis`` becomes that many times longer."""
+    moved = np.ascontiguousarray(np.moveaxis(entries, -1, axis + 1))
+    shape = moved.shape
+    return moved.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+
+def pack(codes: Array, bits: int) -> Array:
+    """Return u8 codes as one stream."""
+    flat = np.ascontiguousarray(codes).reshape(-1)
+    if bits == 8:
+        return flat
+    out = np.empty(-(-flat.size * bits // 8), np.uint8)
+    native.kernels.palette_pack(flat, bits, out)
+    return out
+
+
+def unpack(packed: Array, bits: int, count: int) -> Array:
+    """Return a stream of ``count`` codes as u8."""
+    if bits == 8:
+        return packed
+    out = np.empty(count, np.uint8)
+    native.kernels.palette_unpack(packed, bits, out)
+    return out

@@ -1,0 +1,1 @@
+"""Sparse tensors: elements, masks and blocks that are kept."""

@@ -1,0 +1,226 @@
+"""``sparse_blocks``: structured pruning, a matrix without some blocks of its rows or columns.
+
+What is left, a smaller matrix, is stored by another codec; a mask tells which blocks those are. Spec page:
+``spec/sparse_blocks.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Codec, RowReader, Rows, relays_of, result
+from ingot.codecs.dense.codec import require_part
+from ingot.codecs.sparse.blocks_encode import BlocksEncoder, prepare
+from ingot.codecs.sparse.blocks_repack import BlocksRelay
+from ingot.codecs.table import CODECS
+from ingot.core.blocks import Blocks, mask_bytes, spans_of
+from ingot.core.dtypes import DTYPES
+from ingot.errors import CodecError
+from ingot.model.part import Part
+from ingot.model.tensor import Array, Tensor
+
+ID = "sparse_blocks"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Params:
+    """A tensor's attributes, checked."""
+
+    axis: int
+    block: int
+    kept: int
+    inner: Tensor
+
+    @property
+    def codec(self) -> Codec:
+        return CODECS[self.inner.codec]
+
+
+class BlocksReader(Rows):
+    """Sequential decoding: the reader of the inner codec gives the rows that are there."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        params = _checked(tensor)
+        self._axis = params.axis
+        self._spans = _blocks(tensor, params).spans()
+        self._reader: RowReader = params.codec.reader(params.inner)
+        self._cols = params.inner.shape[1]
+        self._row = 0
+
+    def fill(self, out: Array) -> None:
+        start, stop = self._row, self._row + len(out)
+        self._row = stop
+        if self._axis:
+            read_columns(self._reader, self._spans, self._cols, out)
+            return
+        done = start
+        for first, last in spans_of(self._spans, start, stop):
+            clear(out[done - start : first - start])
+            self._reader.read_into(out[first - start : last - start])
+            done = last
+        clear(out[done - start :])
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+
+class BlocksCodec:
+    """Structured pruning: another codec's matrix without some blocks of rows or columns, which decode to zeros."""
+
+    id: ClassVar[str] = ID
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``sparse_blocks.params``, ``.shape``, ``.inner``, ``.part-missing``, ``.size``, and the inner codec's.
+
+        The mask's bytes are checked by whoever reads it: rule ``sparse_blocks.mask``.
+        """
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the matrix in any dtype that the inner codec decodes to; what was dropped is zero."""
+        params = _checked(tensor)
+        blocks = _blocks(tensor, params)
+        kept = params.codec.decode(params.inner, dtype)
+        out = result(tensor, dtype, out)
+        clear(out)
+        done = 0
+        for first, last in blocks.spans():
+            count = last - first
+            if params.axis:
+                out[:, first:last] = kept[:, done : done + count]
+            else:
+                out[first:last] = kept[done : done + count]
+            done += count
+        return out
+
+    def reader(self, tensor: Tensor) -> BlocksReader:
+        return BlocksReader(tensor)
+
+    def relays(self, tensor: Tensor) -> Iterator[BlocksRelay]:
+        """Yield what is left in the inner codec's other layouts."""
+        params = _checked(tensor)
+        for inner in relays_of(params.codec, params.inner):
+            yield BlocksRelay(tensor, inner, lambda: _blocks(tensor, params).mask)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
+        """Prepare to encode. Options, all with defaults:
+
+        ``axis`` 0 for rows, 1 for columns (0); ``block`` channels per block (64); ``mask`` bytes, a bit per block,
+        least significant first, 1 where it is kept (all are); ``inner`` codec id (``dense``); ``options`` of that
+        codec.
+        """
+        return prepare(shape, dtype, options)
+
+
+def stored_mask(tensor: Tensor) -> Blocks:
+    """Return which blocks a tensor of this codec keeps; reads the mask alone, and checks it."""
+    return _blocks(tensor, _checked(tensor))
+
+
+def stored_matrix(tensor: Tensor) -> Tensor:
+    """Return what a tensor of this codec stores, the smaller matrix as a tensor of the inner codec; checks the mask."""
+    params = _checked(tensor)
+    _blocks(tensor, params)
+    return params.inner
+
+
+def clear(out: Array) -> None:
+    """Fill with +0."""
+    if out.size:
+        out[...] = np.zeros((), out.dtype)
+
+
+def read_columns(reader: RowReader, spans: Sequence[tuple[int, int]], cols: int, out: Array) -> None:
+    """Read rows of ``cols`` kept columns and put them where they belong."""
+    clear(out)
+    step = max(1, _SCRATCH // max(cols, 1))
+    for start in range(0, len(out), step):
+        target = out[start : start + step]
+        kept = np.empty((len(target), cols), out.dtype)
+        reader.read_into(kept)
+        done = 0
+        for first, last in spans:
+            target[:, first:last] = kept[:, done : done + last - first]
+            done += last - first
+
+
+# A mask's bit may stand for any number of zeros; past this no pruning is meant, and a few bytes could claim a matrix
+# that takes days to go through.
+_MOST = 1 << 16
+# Elements that a reader of columns holds beside the caller's rows.
+_SCRATCH = 1 << 18
+
+
+def _checked(tensor: Tensor) -> _Params:
+    attributes, name = tensor.params, tensor.name
+    if len(tensor.shape) != 2:
+        raise CodecError(f"{ID}.shape", f"expected two dimensions, found {list(tensor.shape)}", where=name)
+    _integer(tensor, "codec_version", VERSION, VERSION)
+    axis = _integer(tensor, "axis", 0, 1)
+    block = _integer(tensor, "block", 1, 2**62)
+    channels = _integer(tensor, "channels", 0, 2**62)
+    kept = _integer(tensor, "kept", 0, channels)
+    if channels != tensor.shape[axis]:
+        raise CodecError(
+            f"{ID}.shape", f"expected {channels} channels along axis {axis}, found {list(tensor.shape)}", where=name
+        )
+    inner = attributes.get("inner")
+    if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
+        raise CodecError(f"{ID}.inner", f"expected a codec that can be read in slabs, found {inner!r:.80}", where=name)
+    params = attributes.get("inner_params")
+    if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
+        raise CodecError(f"{ID}.params", f"expected a map in inner_params, found {params!r:.80}", where=name)
+    if attributes.get("dtype") != tensor.dtype or params.get("dtype", tensor.dtype) != tensor.dtype:
+        raise CodecError(f"{ID}.params", f"expected dtype {tensor.dtype} here and within, found another", where=name)
+    if tensor.dtype not in DTYPES:
+        raise CodecError(f"{ID}.params", f"expected a known dtype, found {tensor.dtype!r:.80}", where=name)
+    _check_mask(tensor, require_part(tensor, "mask"), mask_bytes(channels, block))
+    if tensor.size > _MOST * tensor.nbytes:
+        raise CodecError(
+            f"{ID}.size",
+            f"expected at most {_MOST} elements per stored byte, found {tensor.size} in {tensor.nbytes} bytes",
+            where=name,
+        )
+    shape = (kept, tensor.shape[1]) if axis == 0 else (tensor.shape[0], kept)
+    parts = {role: part for role, part in tensor.parts.items() if role != "mask"}
+    reduced = replace(tensor, shape=shape, codec=inner, params=dict(params), parts=parts, decoder=CODECS[inner])
+    CODECS[inner].check(reduced)
+    return _Params(axis, block, kept, reduced)
+
+
+def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
+    if part.dtype != "u8" or part.type not in (None, "u8") or part.nbytes != nbytes:
+        raise CodecError(
+            f"{ID}.size",
+            f"expected {nbytes} bytes of u8 in part 'mask', found {part.nbytes} of {part.type or part.dtype}",
+            where=tensor.name,
+        )
+
+
+def _integer(tensor: Tensor, key: str, low: int, high: int) -> int:
+    value = tensor.params.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise CodecError(
+            f"{ID}.params", f"expected attribute {key} from {low} to {high}, found {value!r:.80}", where=tensor.name
+        )
+    return value
+
+
+def _blocks(tensor: Tensor, params: _Params) -> Blocks:
+    """Read and check the mask: no bits past the last block, as many channels kept as stated."""
+    blocks = Blocks(tensor.shape[params.axis], params.block, bytes(tensor.parts["mask"].view()))
+    if blocks.spare:
+        raise CodecError(f"{ID}.mask", "expected no bits past the last block, found some", where=tensor.name)
+    if blocks.kept != params.kept:
+        raise CodecError(
+            f"{ID}.mask", f"expected {params.kept} kept channels, found a mask of {blocks.kept}", where=tensor.name
+        )
+    return blocks

@@ -1,0 +1,175 @@
+"""``sparse_coo``: a list of coordinates, as of zTensor 1.2 section 3. Spec page: ``spec/sparse.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Rows, empty, result
+from ingot.codecs.cast import cast_into, require_cast
+from ingot.codecs.dense.codec import check_values, decodable, encodable, require_bool, require_part
+from ingot.codecs.sparse.elements import (
+    PIECE,
+    Indices,
+    WholeEncoder,
+    index_part,
+    refuse_options,
+    require_below,
+    require_unique,
+    require_whole,
+    scatter,
+    stored_positions,
+    values_spec,
+)
+from ingot.core.dtypes import DTYPES, DType, numpy_dtype
+from ingot.errors import CodecError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CooEncoder(WholeEncoder):
+    """Encodes a whole tensor; how many values are stored is known only then. Positions ascend in row-major order."""
+
+    shape: tuple[int, ...]
+    codec: str = "sparse_coo"
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        require_whole(rows, prod(self.shape[:-1]) if self.shape else 1, self.codec)
+        values = np.ascontiguousarray(rows).reshape(-1)
+        positions = stored_positions(values)
+        stored = values[positions]
+        coords = np.empty((len(self.shape), positions.size), np.int64)
+        for axis, size in zip(coords[::-1], reversed(self.shape), strict=True):
+            np.remainder(positions, max(size, 1), out=axis)
+            positions //= max(size, 1)
+        return {"values": stored, "coords": coords.reshape(-1).view(np.uint64)}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        dense = np.empty(out.size, parts["values"].dtype)
+        positions = _positions(parts["coords"], self.shape, parts["values"].size, "<memory>")
+        scatter(positions, parts["values"], dense)
+        cast_into(dense, out)
+
+
+def _positions(coords: Indices, shape: tuple[int, ...], count: int, where: str) -> Array:
+    """Return the flat positions of ``count`` structure-of-arrays coordinates, range checked."""
+    axes = coords.reshape(len(shape), count)  # a view of what is cut along its second axis already
+    positions = np.zeros(count, np.int64)
+    for axis, size in zip(axes, shape, strict=True):
+        require_below(axis, size, "sparse_coo", where)
+        positions *= size
+        positions += axis.view(np.int64)
+    return positions
+
+
+class CooReader(Rows):
+    """Decodes the whole tensor at the first call, since positions may come in any order, then hands out rows."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._row = tensor, decodable(tensor)
+        self._dense: Array | None = None
+        self._next = 0
+
+    def fill(self, out: Array) -> None:
+        stop = self._next + out.size
+        cast_into(self._whole()[self._next : stop], out, self._tensor.name)
+        self._next = stop
+
+    def finish(self) -> None:
+        self._whole()
+        self._dense = None
+
+    def _whole(self) -> Array:
+        if self._dense is None:
+            self._dense = _dense_coo(self._tensor, self._row)
+        return self._dense
+
+
+def _dense_coo(tensor: Tensor, row: DType) -> Array:
+    out = empty((tensor.size,), row.name, tensor.name)
+    values = tensor.parts["values"].array()
+    require_bool(values, row, tensor.name)
+    values = values.view(numpy_dtype(row.name))
+    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)
+    out.view(np.uint8)[...] = 0
+    last, ascending = -1, True
+    for start in range(0, values.size, PIECE):
+        piece = slice(start, start + PIECE)
+        positions = _positions(coords[:, piece], tensor.shape, values[piece].size, tensor.name)
+        ascending = ascending and positions[0] > last and bool((positions[1:] > positions[:-1]).all())
+        last = positions[-1]
+        out[positions] = values[piece]
+    if not ascending:
+        _require_distinct(coords, tensor)
+    return out
+
+
+def _require_distinct(coords: Indices, tensor: Tensor) -> None:
+    """Refuse a position that comes twice, at the price of one byte per element of the tensor."""
+    seen = empty((tensor.size,), "bool", tensor.name)
+    seen[...] = False
+    for start in range(0, coords.shape[1], PIECE):
+        piece = coords[:, start : start + PIECE]
+        positions = _positions(piece, tensor.shape, piece.shape[1], tensor.name)
+        require_unique(positions, "sparse_coo", tensor.name)
+        if bool(seen[positions].any()):
+            raise CodecError("sparse_coo.duplicate", "expected every position once, found one twice", where=tensor.name)
+        seen[positions] = True
+
+
+class CooCodec:
+    """A list of coordinates and values, of any rank."""
+
+    id: ClassVar[str] = "sparse_coo"
+    lossless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = False
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``sparse_coo.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``, ``.duplicate``."""
+        values, coords = require_part(tensor, "values"), index_part(tensor, "coords")
+        rank = len(tensor.shape)
+        row = DTYPES.get(tensor.dtype)
+        if row is None or row.bits < 8:
+            return
+        stored = values.nbytes * 8 // row.bits
+        check_values(tensor, values, stored)
+        if coords.nbytes != 8 * rank * stored:
+            raise CodecError(
+                "sparse_coo.size",
+                f"expected {rank} x {stored} coordinates of 8 bytes, found {coords.nbytes} bytes",
+                where=tensor.name,
+            )
+        if stored > tensor.size:
+            raise CodecError(
+                "sparse_coo.duplicate", f"expected at most {tensor.size} values, found {stored}", where=tensor.name
+            )
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the dense tensor. Index values are checked: ``sparse_coo.index``, ``sparse_coo.duplicate``."""
+        self.check(tensor)
+        row = decodable(tensor)
+        require_cast(row.name, dtype, tensor.name)
+        dense = _dense_coo(tensor, row)
+        if out is None and dtype == row.name:
+            return dense.reshape(tensor.shape)
+        out = result(tensor, dtype, out)
+        cast_into(dense, out, tensor.name)
+        return out
+
+    def reader(self, tensor: Tensor) -> CooReader:
+        self.check(tensor)
+        return CooReader(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CooEncoder:
+        """Prepare to encode a tensor of any rank; there are no options."""
+        refuse_options(self.id, options)
+        row = encodable(dtype)
+        size = prod(shape)
+        coords = PartSpec("coords", "u64", None if shape else 0, limit=8 * len(shape) * size)
+        return CooEncoder(parts=(values_spec(row, size), coords), shape=shape)

@@ -1,0 +1,219 @@
+"""``sparse_csr``: compressed sparse rows, as of zTensor 1.2 section 3. Spec page: ``spec/sparse.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Rows, result
+from ingot.codecs.cast import cast_into, flat, require_cast
+from ingot.codecs.dense.codec import check_values, decodable, encodable, read_values, require_part
+from ingot.codecs.sparse.elements import (
+    PIECE,
+    U64,
+    WholeEncoder,
+    index_part,
+    refuse_options,
+    require_below,
+    require_unique,
+    require_whole,
+    scatter,
+    stored_positions,
+    values_spec,
+)
+from ingot.core.dtypes import dtype, numpy_dtype
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+# Elements that a reader scatters at a time when it has to cast them afterwards.
+_SCRATCH = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsrEncoder(WholeEncoder):
+    """Encodes a whole matrix; how many values are stored is known only then."""
+
+    rows: int
+    codec: str = "sparse_csr"
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        require_whole(rows, self.rows, self.codec)
+        cols = rows.shape[1]
+        values = np.ascontiguousarray(rows).reshape(-1)
+        positions = stored_positions(values)
+        bounds = np.arange(self.rows + 1, dtype=np.int64) * cols
+        indptr = np.searchsorted(positions, bounds).astype(np.uint64)
+        stored = values[positions]
+        positions %= max(cols, 1)  # in place: these arrays may be larger than the matrix
+        return {"values": stored, "indices": positions.view(np.uint64), "indptr": indptr}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        indptr = parts["indptr"].astype(np.int64)
+        counts = indptr[1:] - indptr[:-1]
+        positions = np.repeat(np.arange(len(counts)), counts) * out.shape[1] + parts["indices"].astype(np.int64)
+        dense = np.empty(out.size, parts["values"].dtype)
+        scatter(positions, parts["values"], dense)
+        cast_into(dense, out)
+
+
+class CsrReader(Rows):
+    """Sequential decoding by rows: all three parts are read in step, so that only a slab's share is in memory."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._name, self._row = tensor.name, decodable(tensor)
+        self._rows, self._cols = tensor.shape
+        self._stored = tensor.parts["indices"].nbytes // 8
+        self._values = tensor.parts["values"].reader()
+        self._indices = tensor.parts["indices"].reader()
+        self._indptr = tensor.parts["indptr"].reader()
+        self._done, self._last = 0, -1
+
+    def fill(self, out: Array) -> None:
+        own = numpy_dtype(self._row.name)
+        if out.dtype == own:
+            self._read(flat(out), len(out))
+            return
+        require_cast(self._row.name, dtype(out.dtype).name, self._name)
+        step = max(1, _SCRATCH // max(self._cols, 1))
+        for start in range(0, len(out), step):
+            piece = out[start : start + step]
+            dense = np.empty(piece.size, own)
+            self._read(dense, len(piece))
+            cast_into(dense, piece, self._name)
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` elements, whole rows of them, by the pointer to the row behind."""
+        rows = count // max(self._cols, 1)
+        if not rows:
+            return
+        self._start()
+        self._indptr.skip(8 * (rows - 1))
+        end = np.empty(1, np.uint64)
+        read_values(self._indptr, end, U64, self._name)
+        if not self._last <= int(end[0]) <= self._stored:
+            raise self._bad_indptr(f"from {self._last} to {self._stored}, found {int(end[0])}")
+        stored = int(end[0]) - self._last
+        self._indices.skip(8 * stored)
+        self._values.skip(self._row.nbytes(stored))
+        self._last, self._done = int(end[0]), self._done + rows
+
+    def finish(self) -> None:
+        self._start()
+        if self._done == self._rows and self._last != self._stored:
+            raise self._bad_indptr(f"to end at the {self._stored} stored values, found {self._last}")
+        for reader in (self._values, self._indices, self._indptr):
+            reader.finish()
+
+    def _read(self, out: Array, rows: int) -> None:
+        """Fill the flat ``out`` with the next rows, a piece at a time: many stored values take more than the rows."""
+        self._start()
+        counts = self._counts(rows)
+        out.view(np.uint8)[...] = 0
+        ends = np.cumsum(counts)
+        start, done = 0, 0
+        while done < (int(ends[-1]) if rows else 0):
+            stop = max(start + 1, int(np.searchsorted(ends, done + PIECE, "right")))
+            self._read_piece(out[start * self._cols : stop * self._cols], counts[start:stop])
+            start, done = stop, int(ends[stop - 1])
+        self._done += rows
+
+    def _read_piece(self, out: Array, counts: Array) -> None:
+        total = int(counts.sum())
+        indices = np.empty(total, np.uint64)
+        read_values(self._indices, indices, U64, self._name)
+        require_below(indices, self._cols, "sparse_csr", self._name)
+        positions = indices.view(np.int64)
+        if len(counts) > 1:
+            positions += np.repeat(np.arange(len(counts), dtype=np.int64) * self._cols, counts)
+        require_unique(positions, "sparse_csr", self._name)
+        values = np.empty(total, out.dtype)
+        read_values(self._values, values, self._row, self._name)
+        out[positions] = values
+
+    def _start(self) -> None:
+        if self._last >= 0:
+            return
+        first = np.empty(1, np.uint64)
+        read_values(self._indptr, first, U64, self._name)
+        if first[0]:
+            raise self._bad_indptr(f"to begin with 0, found {int(first[0])}")
+        self._last = 0
+
+    def _counts(self, rows: int) -> Array:
+        """Read the next row pointers and return how many values each row stores, checked before more is allocated."""
+        ends = np.empty(rows, np.uint64)
+        read_values(self._indptr, ends, U64, self._name)
+        if not rows:
+            return np.zeros(0, np.int64)
+        begins = np.concatenate([np.array([self._last], np.uint64), ends[:-1]])
+        if bool((ends < begins).any()):
+            raise self._bad_indptr("never to fall, found one that does")
+        if int(ends[-1]) > self._stored:
+            raise self._bad_indptr(f"at most {self._stored}, found {int(ends[-1])}")
+        counts: Array = (ends - begins).astype(np.int64)
+        if int(counts.max()) > self._cols:
+            raise CodecError(
+                "sparse_csr.duplicate",
+                f"expected at most {self._cols} values in a row, found {int(counts.max())}",
+                where=self._name,
+            )
+        self._last = int(ends[-1])
+        return counts
+
+    def _bad_indptr(self, what: str) -> CodecError:
+        return CodecError("sparse_csr.indptr", f"expected indptr {what}", where=self._name)
+
+
+class CsrCodec:
+    """Compressed sparse rows of a matrix; other ranks are refused."""
+
+    id: ClassVar[str] = "sparse_csr"
+    lossless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``sparse_csr.shape``, ``.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``."""
+        if len(tensor.shape) != 2:
+            raise CodecError(
+                "sparse_csr.shape", f"expected two dimensions, found shape {list(tensor.shape)}", where=tensor.name
+            )
+        values = require_part(tensor, "values")
+        indices, indptr = index_part(tensor, "indices"), index_part(tensor, "indptr")
+        wanted = 8 * (tensor.shape[0] + 1)
+        if indptr.nbytes != wanted:
+            raise CodecError(
+                "sparse_csr.size", f"expected {wanted} bytes of indptr, found {indptr.nbytes}", where=tensor.name
+            )
+        check_values(tensor, values, indices.nbytes // 8)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the dense matrix. Index values are checked: ``sparse_csr.indptr``, ``.index``, ``.duplicate``."""
+        reader = self.reader(tensor)
+        require_cast(tensor.dtype, dtype, tensor.name)
+        out = result(tensor, dtype, out)
+        reader.read_into(out)
+        reader.finish()
+        return out
+
+    def reader(self, tensor: Tensor) -> CsrReader:
+        self.check(tensor)
+        return CsrReader(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CsrEncoder:
+        """Prepare to encode a matrix; there are no options."""
+        refuse_options(self.id, options)
+        row = encodable(dtype)
+        if len(shape) != 2:
+            raise UnsupportedError(f"sparse_csr takes matrices, found shape {list(shape)}", rule="sparse_csr.shape")
+        parts = (
+            values_spec(row, prod(shape)),
+            PartSpec("indices", "u64", None, limit=8 * prod(shape)),
+            PartSpec("indptr", "u64", 8 * (shape[0] + 1)),
+        )
+        return CsrEncoder(parts=parts, rows=shape[0])

@@ -1,0 +1,104 @@
+"""What ``sparse_csr`` and ``sparse_coo`` (zTensor 1.2 section 3) share. Spec page: ``spec/sparse.md``.
+
+A value counts as zero, and is left out, only if its bits are those of +0: NaN, -0.0 and subnormal numbers survive bit
+for bit. Positions may come in any order; a position that comes twice is refused: readers disagree on what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.dense.codec import (
+    require_part,
+)
+from ingot.core.dtypes import DTYPES, DType
+from ingot.errors import CodecError, UsageError
+from ingot.model.part import Part
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+Indices = np.ndarray[Any, np.dtype[np.uint64]]
+U64 = DTYPES["u64"]
+# Stored values that a reader takes at a time (a whole row's at least).
+PIECE = 1 << 18
+
+
+def _bits(values: Array) -> Array:
+    """View values as unsigned integers of their size; complex128 as two."""
+    size = values.dtype.itemsize
+    return values.view(np.uint64).reshape(-1, 2) if size == 16 else values.view(f"u{size}")
+
+
+def stored_positions(values: Array) -> Array:
+    """Return the flat positions of all values whose bits are not zero, ascending."""
+    bits = _bits(values)
+    return np.flatnonzero(bits.any(axis=1) if bits.ndim == 2 else bits)
+
+
+def scatter(positions: Array, values: Array, out: Array) -> None:
+    """Set the flat ``out`` to zero bits, then ``values`` at ``positions``."""
+    out.view(np.uint8)[...] = 0
+    out[positions] = values
+
+
+def require_unique(positions: Array, codec: str, where: str) -> None:
+    """Refuse flat positions of which one comes twice."""
+    if positions.size < 2 or bool((positions[1:] > positions[:-1]).all()):
+        return
+    ordered = np.sort(positions)
+    if bool((ordered[1:] == ordered[:-1]).any()):
+        raise CodecError(f"{codec}.duplicate", "expected every position once, found one twice", where=where)
+
+
+def require_below(indices: Indices, limit: int, codec: str, where: str) -> None:
+    """Refuse indices of ``limit`` or more."""
+    if indices.size and int(indices.max()) >= limit:
+        raise CodecError(f"{codec}.index", f"expected indices below {limit}, found {int(indices.max())}", where=where)
+
+
+def index_part(tensor: Tensor, role: str) -> Part:
+    """Return a part of indices: zTensor 1.2 section 3 allows u64 only."""
+    part = require_part(tensor, role)
+    if part.dtype != "u64" or part.type not in (None, "u64") or part.nbytes % 8:
+        raise CodecError(
+            f"{tensor.codec}.index-dtype",
+            f"expected whole u64 elements in part {role!r}, found {part.nbytes} bytes of {part.type or part.dtype}",
+            where=tensor.name,
+        )
+    return part
+
+
+def refuse_options(codec: str, options: Mapping[str, Any]) -> None:
+    """Refuse any option."""
+    if options:
+        raise UsageError(f"codec {codec} knows no options, found {min(options)!r}", rule=f"{codec}.option")
+
+
+def values_spec(row: DType, size: int) -> PartSpec:
+    """Describe the part of stored values of a tensor of ``size`` elements."""
+    return PartSpec("values", row.storage, None, None if row.is_storage else row.name, limit=row.nbytes(size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeEncoder:
+    """What both encoders share: they take a tensor whole, since how many values are stored is known only then."""
+
+    parts: tuple[PartSpec, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    scans: int = 0
+    step: int = 1
+    whole: bool = True
+    lossless: bool = True
+
+    def scan(self, rows: Array) -> None:
+        """Nothing to learn beforehand."""
+
+
+def require_whole(rows: Array, expected: int, codec: str) -> None:
+    """Refuse a slab that is not the whole tensor."""
+    if len(rows) != expected:
+        raise CodecError(f"{codec}.whole", f"expected all {expected} rows in one slab, found {len(rows)}")

@@ -1,0 +1,64 @@
+"""``sparse_mask``: a bit per element and the kept elements alone, as values or as another codec's codes.
+
+Spec page: ``spec/sparse_mask.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ingot.codecs.base import FLOAT_TARGETS, result
+from ingot.codecs.cast import require_cast
+from ingot.codecs.dense.codec import decodable
+from ingot.codecs.sparse.mask_encode import MaskEncoder, prepare
+from ingot.codecs.sparse.mask_params import ID, params_of
+from ingot.codecs.sparse.mask_read import CodeMaskReader, DenseMaskReader, reader_of
+from ingot.errors import UnsupportedError
+from ingot.model.tensor import Array, Tensor
+
+
+class MaskCodec:
+    """Unstructured or n:m sparsity: a mask, bit 0 of a byte first, and what it keeps; Core ML's sparse weights."""
+
+    id: ClassVar[str] = ID
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``sparse_mask.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's.
+
+        Whoever reads checks ``sparse_mask.popcount`` and ``sparse_mask.padding``.
+        """
+        params_of(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the dense values, 0 where the mask has no bit.
+
+        Stored values take any cast that codec ``dense`` knows; codes decode to f32, f16 or bf16, and to f64.
+        """
+        reader = reader_of(tensor)
+        if isinstance(reader, DenseMaskReader):
+            require_cast(decodable(tensor).name, dtype, tensor.name)
+        elif dtype not in (*FLOAT_TARGETS, "f64"):
+            raise UnsupportedError(
+                f"expected a target dtype {', '.join(FLOAT_TARGETS)}, found {dtype}",
+                rule=f"{ID}.dtype",
+                where=tensor.name,
+            )
+        out = result(tensor, dtype, out)
+        reader.read_into(out.reshape(tensor.matrix_shape))
+        reader.finish()
+        return out
+
+    def reader(self, tensor: Tensor) -> DenseMaskReader | CodeMaskReader:
+        return reader_of(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> MaskEncoder:
+        """Prepare to encode. Options, all with defaults (``spec/sparse_mask.md``, "Options"):
+
+        ``threshold``, ``sparsity`` or ``n_m``: what is dropped (only what is +0 already); ``inner`` dense, palette or
+        quantized_group (dense); ``options`` of that codec.
+        """
+        return prepare(shape, dtype, options)

@@ -1,0 +1,206 @@
+"""Encoding of ``sparse_mask``: options, masks, and the kept values or codes (``spec/sparse_mask.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.affine.encode import AffineEncoder
+from ingot.codecs.base import Encoder
+from ingot.codecs.dense.codec import DenseEncoder
+from ingot.codecs.palette.encode import PaletteEncoder
+from ingot.codecs.palette.fit import require_finite
+from ingot.codecs.palette.rows import pack, unpack
+from ingot.codecs.reach import Reaching
+from ingot.codecs.sparse.mask_choose import Above, Keep, Largest, Pattern
+from ingot.codecs.sparse.mask_params import AFFINE, CODES, DENSE, ID, MASK, NONZEROS, PALETTE, VERSION
+from ingot.codecs.sparse.mask_read import as_words, reader_of
+from ingot.codecs.table import CODECS
+from ingot.core import native
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.floats import FLOATS
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.part import memory_part
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+OPTIONS = ("threshold", "sparsity", "n_m", "inner", "options")
+
+
+class MaskEncoder:
+    """Counts what is kept in scans, then encodes slabs; codes below a byte, and palettes, take all rows at once."""
+
+    codec = ID
+    scratch = 8 << 20
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, keep: Keep, inner: Encoder) -> None:
+        self._shape, self._dtype, self._keep, self._inner = shape, dtype, keep, inner
+        self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+        self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
+        # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of quantized_group.
+        self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
+        self.whole = inner.codec == PALETTE or self._bits % 8 > 0 or self._inner_cols != self._cols
+        self.step = 8 // gcd(8, max(self._cols, 1))
+        self.scans = keep.scans
+        self.lossless = keep.exact and type(keep) is Keep
+        stored = inner.parts[0] if inner.codec == DENSE else PartSpec(NONZEROS, "u8", None)
+        rest = tuple(part for part in inner.parts if part.role not in (*CODES.values(), "data"))
+        limit = inner.parts[0].length
+        self.parts: tuple[PartSpec, ...] = (
+            PartSpec(MASK, "u8", -(-prod(shape) // 8)),
+            PartSpec(NONZEROS, stored.dtype, None, stored.type, limit=limit),
+            *rest,
+        )
+        self._seen, self._pass = 0, 0
+        # Only scans tell how much is kept. A pruning states 0 until then: no stored tensor may pass for its result.
+        self.params = self._stated(None if type(keep) is Keep and self._rows else 0)
+
+    def look(self, rows: Array, start: int) -> bool:
+        """As of the inner encoder: what is dropped is smaller than what is kept."""
+        return not isinstance(self._inner, Reaching) or self._inner.look(rows, start)
+
+    def wider(self) -> Mapping[str, Any]:
+        inner = self._inner.wider() if isinstance(self._inner, Reaching) else {}
+        return {"options": inner} if inner else {}
+
+    def lost(self) -> str | None:
+        return self._inner.lost() if isinstance(self._inner, Reaching) else None
+
+    def scan(self, rows: Array) -> None:
+        """Take in the next rows of the present pass."""
+        self._seen += len(rows)
+        self._keep.scan(rows, self._seen == self._rows)
+        if self._seen == self._rows:
+            self._seen, self._pass = 0, self._pass + 1
+            if self._pass == self.scans:
+                self.params = self._stated(self._keep.kept)
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows; raises what the inner encoder raises."""
+        if rows.ndim != 2 or rows.shape[1] != self._cols:
+            raise ValueError(f"expected rows of {self._cols} columns, found {rows.shape}")
+        keep = self._keep(rows)
+        mask = np.packbits(keep.reshape(-1), bitorder="little")
+        count = int(np.count_nonzero(keep))
+        if self._inner.codec == DENSE:
+            stored = self._inner.encode(select(mask, rows, count).reshape(1, -1))["data"]
+            return {MASK: mask, NONZEROS: stored}
+        if isinstance(self._inner, PaletteEncoder):
+            require_finite(rows, start, self._cols)
+            groups = self._inner.params["groups"]
+            counts = keep.reshape(groups[0] if groups else 1, -1).sum(axis=1)
+            parts = self._inner.encode_kept(select(mask, rows, count), [int(one) for one in counts])
+        else:
+            parts = self._inner.encode(np.where(keep, rows, np.zeros((), rows.dtype)), start)
+            row_bytes = -(-self._inner_cols * self._bits // 8)
+            packed = parts[CODES[AFFINE]].reshape(rows.size // max(self._inner_cols, 1), row_bytes)
+            parts[CODES[AFFINE]] = pack(select(mask, self._unpacked(packed), count), self._bits)
+        codes = parts.pop(CODES[self._inner.codec])
+        return {MASK: mask, NONZEROS: codes, **parts}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        if not out.size:
+            return
+        shape = self._shape if self.whole else (len(out), self._cols)
+        count = int(native.kernels.mask_count(parts[MASK].reshape(-1), prod(shape)))
+        specs = {spec.role: spec for spec in self.parts}
+        held = {role: memory_part(array, specs[role].dtype, specs[role].type) for role, array in parts.items()}
+        params = {**self._stated(count)}
+        reader = reader_of(Tensor("slab", shape, str(params["dtype"]), ID, held, params))
+        reader.read_into(out)
+        reader.finish()
+
+    def _unpacked(self, packed: Array) -> Array:
+        """Return rows of packed codes as one byte each."""
+        rows = [unpack(row, self._bits, self._inner_cols) for row in packed] if self._bits < 8 else packed
+        return np.ascontiguousarray(rows, np.uint8).reshape(-1)
+
+    def _stated(self, nnz: int | None) -> Mapping[str, Any]:
+        inner = dict(self._inner.params)
+        dtype = self._inner.parts[0].type or self._inner.parts[0].dtype if self._inner.codec == DENSE else self._dtype
+        count = {} if nnz is None else {"nnz": nnz}
+        return {
+            "codec_version": VERSION,
+            "dtype": dtype,
+            **count,
+            "inner": {"codec": self._inner.codec, "params": inner},
+        }
+
+
+def select(mask: Array, values: Array, count: int) -> Array:
+    """Return the ``count`` values that the mask keeps, in order."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    out = np.empty(count, flat.dtype)
+    native.kernels.mask_select(mask, as_words(flat), as_words(out))
+    return out
+
+
+def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> MaskEncoder:
+    """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``MaskCodec.encoder``."""
+    source = resolve_dtype(dtype).name
+    if source not in FLOATS:
+        raise UnsupportedError(
+            f"expected weights of type {', '.join(FLOATS)}, found {source}; keep this tensor dense", rule=f"{ID}.dtype"
+        )
+    unknown = sorted(str(key) for key in options if key not in OPTIONS)
+    if unknown:
+        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    name, within = options.get("inner", DENSE), options.get("options", {})
+    if name not in (DENSE, *CODES):
+        raise _wrong(f"inner {DENSE}, {' or '.join(CODES)}", name)
+    if not isinstance(within, Mapping):
+        raise _wrong("options as a map", within)
+    inner = CODECS[name].encoder(shape, source, within)
+    _require_simple(name, inner, within)
+    keep = _keep(options, shape, source)
+    keep.exact = name == DENSE and inner.lossless  # a code cannot tell -0 from what is near it
+    return MaskEncoder(shape, source, keep, inner)
+
+
+def _require_simple(name: str, inner: Encoder, within: Mapping[str, Any]) -> None:
+    """Refuse what kept elements alone cannot do: vectors, scans, other orders of bits."""
+    if name == PALETTE:
+        axis = next((at for at, count in enumerate(inner.params["groups"]) if count > 1), 0)
+        if inner.params["vector_size"] > 1 or axis or within.get("importance") is not None:
+            raise _wrong("a palette of single values, groups along axis 0 and no importance", within)
+    elif name == AFFINE and (inner.scans or inner.params["packing"] != "rows_lsb"):
+        raise _wrong("codes with scales per group or row, low bits first", within)
+    elif name == DENSE and not isinstance(inner, DenseEncoder):
+        raise TypeError(f"expected the encoder of codec {DENSE}, found {type(inner).__name__}")
+
+
+def _keep(options: Mapping[str, Any], shape: tuple[int, ...], dtype: str) -> Keep:
+    asked = [key for key in OPTIONS[:3] if options.get(key) is not None]
+    if not asked:
+        return Keep()
+    if len(asked) > 1:
+        raise _wrong(f"one of {', '.join(OPTIONS[:3])}", asked)
+    value = options[asked[0]]
+    if asked[0] == "n_m":
+        return Pattern(*_pattern(value, shape))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise _wrong(f"{asked[0]} as a number of at least 0", value)
+    if asked[0] == "threshold":
+        return Above(float(value))
+    if value > 1:
+        raise _wrong("sparsity from 0 to 1", value)
+    return Largest(float(value), prod(shape), dtype) if value and prod(shape) else Keep()
+
+
+def _pattern(value: object, shape: tuple[int, ...]) -> tuple[int, int]:
+    good = isinstance(value, list | tuple) and len(value) == 2 and all(type(one) is int for one in value)
+    if not good or not isinstance(value, list | tuple) or not 0 <= value[0] <= value[1] or value[1] < 1:
+        raise _wrong("n_m as zeros and elements, such as [2, 4]", value)
+    if (shape[-1] if shape else 1) % value[1]:
+        raise UnsupportedError(
+            f"expected a last dimension in whole {value[1]}s, found {list(shape)}; keep this tensor dense",
+            rule=f"{ID}.pattern",
+        )
+    return value[0], value[1]
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")

@@ -1,0 +1,176 @@
+"""Reading of ``sparse_mask``: kept values go where the mask has a bit, in pieces that stay in cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.codecs.affine.rows import align_rows
+from ingot.codecs.base import Rows
+from ingot.codecs.cast import cast_into, require_cast
+from ingot.codecs.dense.codec import decodable, read_values
+from ingot.codecs.palette.rows import BitReader, pack, unpack
+from ingot.codecs.sparse.mask_params import ID, MASK, NONZEROS, Layout, MaskParams, params_of, with_codes
+from ingot.core import native
+from ingot.core.dtypes import dtype, numpy_dtype
+from ingot.errors import CodecError
+from ingot.model.part import Part
+from ingot.model.tensor import Array, Tensor
+
+# Elements at a time.
+PIECE = 1 << 17
+
+
+class Mask:
+    """Sequential reading of the mask with a count of its bits against what the tensor says.
+
+    What is left behind the last bit is refused (``sparse_mask.padding``), and a mask of more or fewer bits
+    (``sparse_mask.popcount``).
+    """
+
+    def __init__(self, tensor: Tensor, nnz: int) -> None:
+        self._bits = BitReader(tensor.parts[MASK], 1, f"{ID}.padding", tensor.name)
+        self._left, self._nnz, self._where = nnz, nnz, tensor.name
+
+    def next(self, count: int) -> tuple[Array, int]:
+        """Return the next ``count`` bits, and how many of them are set."""
+        piece = self._bits.next(count)
+        kept = native.kernels.mask_count(piece, count)
+        if kept > self._left:
+            raise self._refuse("more")
+        self._left -= kept
+        return piece, kept
+
+    def finish(self) -> None:
+        self._bits.finish()
+        if self._left:
+            raise self._refuse("fewer")
+
+    def _refuse(self, how: str) -> CodecError:
+        return CodecError(f"{ID}.popcount", f"expected a mask of {self._nnz} bits, found {how}", where=self._where)
+
+
+class DenseMaskReader(Rows):
+    """Sequential decoding where the kept values themselves are stored."""
+
+    def __init__(self, tensor: Tensor, params: MaskParams) -> None:
+        self._name, self._row = tensor.name, decodable(tensor)
+        self._mask = Mask(tensor, params.nnz)
+        self._values = tensor.parts[NONZEROS].reader()
+
+    def fill(self, out: Array) -> None:
+        own = numpy_dtype(self._row.name)
+        if out.dtype != own:
+            require_cast(self._row.name, dtype(out.dtype).name, self._name)
+        flat = out.reshape(-1)
+        for start in range(0, flat.size, PIECE):
+            target = flat[start : start + PIECE]
+            mask, kept = self._mask.next(target.size)
+            values = np.empty(kept, own)
+            read_values(self._values, values, self._row, self._name)
+            if out.dtype != own:
+                cast = np.empty(kept, out.dtype)
+                cast_into(values, cast, self._name)
+                values = cast
+            native.kernels.mask_expand(mask, as_words(values), as_words(target))
+
+    def finish(self) -> None:
+        self._mask.finish()
+        self._values.finish()
+
+
+class CodeMaskReader(Rows):
+    """Sequential decoding where codes are stored: the inner codec's reader sees a dense tensor of them."""
+
+    def __init__(self, tensor: Tensor, params: MaskParams) -> None:
+        assert params.layout is not None
+        self._mask = Mask(tensor, params.nnz)
+        self._codes = Scattered(tensor, params)
+        self._inner = params.codec.reader(with_codes(params, Part("u8", params.layout.nbytes, self._codes)))
+
+    def fill(self, out: Array) -> None:
+        if not out.size:
+            return
+        step = max(1, PIECE // max(out.shape[-1], 1))
+        for start in range(0, len(out), step):
+            target = out[start : start + step]
+            self._inner.read_into(target)
+            mask, _ = self._mask.next(target.size)
+            native.kernels.mask_clear(mask, as_words(target.reshape(-1)))
+
+    def finish(self) -> None:
+        self._inner.finish()
+        self._codes.finish()
+        self._mask.finish()
+
+
+class Scattered:
+    """The codes of a dense tensor as a byte source, made as they are read: 0 where the mask has no bit.
+
+    It is read once, from beginning to end.
+    """
+
+    mapped = False
+
+    def __init__(self, tensor: Tensor, params: MaskParams) -> None:
+        assert params.layout is not None
+        self.name, self.size = tensor.name, params.layout.nbytes
+        self._layout: Layout = params.layout
+        self._mask = Mask(tensor, params.nnz)
+        self._kept = BitReader(tensor.parts[NONZEROS], self._layout.bits, f"{ID}.padding", tensor.name)
+        self._elements, self._position = tensor.size, 0
+        self._ready: Array = np.empty(0, np.uint8)
+
+    def view(self, offset: int, length: int) -> memoryview:
+        out = np.empty(length, np.uint8)
+        self.readinto(offset, out.data)
+        return out.data
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        if offset != self._position:
+            raise ValueError(f"expected reading on from {self._position}, found {offset}")
+        done = 0
+        while done < out.nbytes:
+            if not self._ready.size:
+                self._ready = self._next()
+            count = min(self._ready.size, out.nbytes - done)
+            out[done : done + count] = self._ready[:count].data
+            self._ready = self._ready[count:]
+            done += count
+        self._position += done
+
+    def changed(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        """Check the mask and the stored codes, whose every byte was read unless a tensor has none."""
+        self._mask.finish()
+        self._kept.finish()
+
+    def _next(self) -> Array:
+        cols, bits = self._layout.cols, self._layout.bits
+        count = PIECE if not cols else max(1, PIECE // cols) * cols
+        count = min(count, self._elements)
+        self._elements -= count
+        if not count:
+            raise ValueError("expected no more codes to be asked for than there are")
+        mask, kept = self._mask.next(count)
+        codes = np.empty(count, np.uint8)
+        native.kernels.mask_expand(mask, unpack(self._kept.next(kept), bits, kept), codes)
+        packed = pack(codes, bits)
+        if cols and cols * bits % 8:
+            return align_rows(packed, 0, (count // cols, cols * bits))
+        return packed
+
+
+def as_words(values: Array) -> Array:
+    """View values as unsigned integers of their size."""
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def reader_of(tensor: Tensor) -> DenseMaskReader | CodeMaskReader:
+    """Check a tensor and return its reader."""
+    params = params_of(tensor)
+    return DenseMaskReader(tensor, params) if params.inner is None else CodeMaskReader(tensor, params)

@@ -1,0 +1,311 @@
+"""``astc``: weights as a luminance image in ASTC blocks, ``w = texel * scale + zero`` (``spec/astc.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Rows, result
+from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
+from ingot.core import native
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
+from ingot.core.parallel import for_ranges
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+ROLES = ("blocks", "scales", "zeros")
+OPTIONS = ("footprint", "quality")
+
+_VERSION = 1
+
+
+class AstcEncoder:
+    """Maps ``[-amax, amax]`` to texels in [0, 1], ``amax`` learnt in a scan, and compresses bands of block rows."""
+
+    codec = "astc"
+    scratch = 8 << 20  # a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint
+    scans = 1
+    whole = False
+    lossless = False
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, footprint: str, quality: float) -> None:
+        self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+        self._width, self._height = FOOTPRINTS[footprint]
+        self._coder, self._decoder = Coder(footprint, quality), Coder(footprint, None)
+        self._seen = 0
+        self._amax = np.float32(0)
+        self.step = self._height
+        self.params: Mapping[str, Any] = {
+            "codec_version": _VERSION,
+            "footprint": footprint,
+            "profile": "ldr",
+            "dtype": dtype,
+        }
+        blocks = Blocks(self._rows, self._cols, self._width, self._height)
+        self.parts = (
+            PartSpec("blocks", "u8", blocks.nbytes),
+            PartSpec("scales", "f32", 4),
+            PartSpec("zeros", "f32", 4),
+        )
+
+    def ready(self) -> None:
+        """Raise ``MissingExtraError`` where the package ``astc-encoder-py`` is not installed."""
+        library()
+
+    def scan(self, rows: Array) -> None:
+        """Learn the largest magnitude.
+
+        Raises
+        ------
+        CodecError
+            ``astc.non-finite``; ``astc.scale-overflow`` where twice the largest magnitude is past f32.
+        """
+        if rows.size:
+            low, high, bad = native.kernels.affine_range(as_bits(rows), float_name(rows))
+            if bad < rows.size:
+                row, column = divmod(int(bad), rows.shape[1])
+                raise CodecError(
+                    "astc.non-finite",
+                    f"expected finite weights, found {float(rows[row, column]):g} at row {self._seen + row}, column "
+                    f"{column}; keep this tensor dense",
+                )
+            self._amax = max(self._amax, np.float32(-low), np.float32(high))
+            if 2.0 * float(self._amax) > LARGEST["f32"]:
+                raise CodecError(
+                    "astc.scale-overflow",
+                    f"expected magnitudes of at most 2^127, found {self._amax:g}; keep this tensor dense",
+                )
+        self._seen += len(rows)
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        if rows.ndim != 2 or rows.shape[1] != self._cols or start % self.step:
+            raise ValueError(
+                f"expected rows of {self._cols} columns from a multiple of {self.step}, found {rows.shape}"
+            )
+        layout = self._blocks(len(rows))
+        blocks = np.empty(layout.nbytes, np.uint8)
+        for index in range(layout.bands):
+            some, where = layout.band(index)
+            texels = self._texels(rows[some])
+            pieces = [self._coder.compress(texels[:, columns]) for columns in layout.columns()]
+            blocks[where] = np.frombuffer(b"".join(pieces), np.uint8)
+        scales, zeros = self._map()
+        once = slice(0, 0 if start else 1)
+        return {"blocks": blocks, "scales": scales[once], "zeros": zeros[once]}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        layout = self._blocks(len(out))
+        scales, zeros = self._map()
+        stored = parts["blocks"].reshape(-1)
+        for index in range(layout.bands):
+            some, where = layout.band(index)
+            decode_band(self._decoder, layout, stored[where], (scales[0], zeros[0]), out[some])
+
+    def _blocks(self, rows: int) -> Blocks:
+        return Blocks(rows, self._cols, self._width, self._height)
+
+    def _map(self) -> tuple[Array, Array]:
+        return np.array([2 * self._amax], np.float32), np.array([-self._amax], np.float32)
+
+    def _texels(self, rows: Array) -> Array:
+        if not self._amax:
+            return np.full(rows.shape, 0.5, np.float32)
+        texels = rows.astype(np.float32) if rows.dtype == np.float32 else cast(rows, "f32")
+        texels /= np.float32(2 * self._amax)
+        texels += np.float32(0.5)
+        return texels
+
+
+class AstcReader(Rows):
+    """Sequential decoding through one band of f16 texels."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._layout, self._coder, self._map = _prepared(tensor)
+        self._name, self._parts = tensor.name, tensor.parts
+        self._blocks = tensor.parts["blocks"].reader()
+        self._band = 0
+        self._texels = np.empty((0, self._layout.cols), np.float16)
+
+    def fill(self, out: Array) -> None:
+        done = 0
+        while out.size and done < len(out):
+            if not len(self._texels):
+                self._texels = self._next_band()
+            count = min(len(self._texels), len(out) - done)
+            _finish(self._texels[:count], self._map, out[done : done + count], self._name)
+            self._texels = self._texels[count:]
+            done += count
+
+    def finish(self) -> None:
+        self._blocks.finish()
+
+    def _next_band(self) -> Array:
+        layout = self._layout
+        if self._band >= layout.bands:
+            raise ValueError(f"expected at most {layout.rows} rows to be asked for, found more")
+        some, where = layout.band(self._band)
+        stored = np.empty(where.stop - where.start, np.uint8)
+        self._blocks.readinto(stored.data)
+        self._band += 1
+        return _texels_of(self._coder, layout, stored, some.stop - some.start, self._name)
+
+
+class AstcCodec:
+    """A matrix as a texture that a GPU's sampler can decode: ``cols x rows`` texels, luminance, LDR profile."""
+
+    id: ClassVar[str] = "astc"
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``astc.params``, ``astc.parts``, ``astc.dtype``, ``astc.size``."""
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; bands are decoded in threads."""
+        _checked(tensor)
+        if dtype not in FLOATS:
+            raise UnsupportedError(
+                f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="astc.dtype", where=tensor.name
+            )
+        layout, coder, scale = _prepared(tensor)
+        out = result(tensor, dtype, out)
+        matrix = out.reshape(layout.rows, layout.cols)
+        stored = np.frombuffer(tensor.parts["blocks"].view(), np.uint8)
+
+        def run(start: int, _: int) -> None:
+            some, where = layout.band(start)
+            decode_band(coder, layout, stored[where], scale, matrix[some], tensor.name)
+
+        for_ranges(layout.bands, 1, run)
+        return out
+
+    def reader(self, tensor: Tensor) -> AstcReader:
+        _checked(tensor)
+        return AstcReader(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AstcEncoder:
+        """Prepare to compress. Options: ``footprint`` (6x6), any of the 14 of ASTC; ``quality`` 0 to 100 (10).
+
+        Needs no package yet; see ``AstcEncoder.ready``.
+        """
+        source = resolve_dtype(dtype).name
+        if source not in FLOATS:
+            raise UnsupportedError(
+                f"expected weights of type {', '.join(FLOATS)} to compress, found {source}; keep this tensor dense",
+                rule="astc.dtype",
+            )
+        unknown = sorted(str(key) for key in options if key not in OPTIONS)
+        if unknown:
+            raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+        footprint, quality = options.get("footprint", "6x6"), options.get("quality", 10)
+        if not isinstance(footprint, str) or footprint not in FOOTPRINTS:
+            raise _wrong(f"a footprint {', '.join(FOOTPRINTS)}", footprint)
+        if isinstance(quality, bool) or not isinstance(quality, int | float) or not 0 <= quality <= 100:
+            raise _wrong("a quality from 0 to 100", quality)
+        return AstcEncoder(shape, source, footprint, float(quality))
+
+
+def decode_band(
+    coder: Coder,
+    layout: Blocks,
+    stored: Array,
+    scale: tuple[np.float32, np.float32],
+    out: Array,
+    where: str | None = None,
+) -> None:
+    """Decode a band's blocks into ``out`` ([rows, cols], C order): ``texel * scale + zero`` in f32, rounded once."""
+    _finish(_texels_of(coder, layout, stored, len(out), where), scale, out, where)
+
+
+def _texels_of(coder: Coder, layout: Blocks, stored: Array, rows: int, where: str | None) -> Array:
+    texels = np.empty((rows, layout.cols), np.float16)
+    try:
+        for columns in layout.columns():
+            first = columns.start // layout.width * BLOCK_BYTES
+            last = -(-columns.stop // layout.width) * BLOCK_BYTES
+            # Columns are split only in bands of one block row, so that their blocks lie together.
+            piece = stored if columns == slice(0, layout.cols) else stored[first:last]
+            coder.decompress(piece.tobytes(), texels[:, columns])
+    except CodecError as error:
+        raise (error.at(where) if where else error) from None
+    return texels
+
+
+def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, where: str | None) -> None:
+    values = out if out.dtype == np.float32 else np.empty(texels.shape, np.float32)
+    with np.errstate(over="ignore"):  # refused below
+        np.multiply(texels, scale[0], out=values, dtype=np.float32)
+        values += scale[1]
+    most = max(abs(float(scale[1])), abs(float(scale[0]) + float(scale[1])))
+    kind = float_name(out)
+    limit = LARGEST.get(kind, LARGEST["f32"])
+    if most > limit and values.size and not float(np.abs(values).max()) <= limit:
+        raise CodecError(
+            "astc.overflow",
+            f"expected values that {kind} can hold, found one past {limit:g}; decode to f32 or bf16",
+            where=where,
+        )
+    if values is not out:
+        cast_into(values, out)
+
+
+def _prepared(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
+    """Return layout, coder and map of a checked tensor; the map's two numbers are read here."""
+    footprint = tensor.params["footprint"]
+    layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[footprint])
+    scale, zero = (np.float32(tensor.parts[role].array()[0]) for role in ROLES[1:])
+    if not (np.isfinite(scale) and np.isfinite(zero)):
+        raise CodecError(
+            "astc.scale", f"expected a finite scale and zero, found {scale:g} and {zero:g}", where=tensor.name
+        )
+    return layout, Coder(footprint, None), (scale, zero)
+
+
+def _checked(tensor: Tensor) -> None:
+    params = tensor.params
+    if (
+        params.get("codec_version") != _VERSION
+        or params.get("profile") != "ldr"
+        or not isinstance(params.get("footprint"), str)
+        or params["footprint"] not in FOOTPRINTS
+    ):
+        raise CodecError(
+            "astc.params",
+            f"expected codec_version {_VERSION}, profile ldr and a footprint of ASTC, found "
+            f"{[params.get(key) for key in ('codec_version', 'profile', 'footprint')]}",
+            where=tensor.name,
+        )
+    if params.get("dtype") not in FLOATS or tensor.dtype != params["dtype"]:
+        raise CodecError(
+            "astc.params",
+            f"expected the dtype {', '.join(FLOATS)} of the tensor, found {params.get('dtype')!r} for {tensor.dtype}",
+            where=tensor.name,
+        )
+    if set(tensor.parts) != set(ROLES):
+        raise CodecError(
+            "astc.parts",
+            f"expected the parts {', '.join(ROLES)}, found {', '.join(sorted(tensor.parts)) or 'none'}",
+            where=tensor.name,
+        )
+    layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[params["footprint"]])
+    for role, storage, nbytes in zip(ROLES, ("u8", "f32", "f32"), (layout.nbytes, 4, 4), strict=True):
+        part, where = tensor.parts[role], f"{tensor.name}.{role}"
+        if part.dtype != storage or part.type not in (None, storage):
+            raise CodecError("astc.dtype", f"expected {storage}, found {part.type or part.dtype}", where=where)
+        if part.nbytes != nbytes:
+            raise CodecError(
+                "astc.size",
+                f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
+                where=where,
+            )
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"codec astc expects {expected}, found {found!r}", rule="astc.option")

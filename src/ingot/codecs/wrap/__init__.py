@@ -1,0 +1,1 @@
+"""Codecs around another codec: outliers apart, thin factors."""

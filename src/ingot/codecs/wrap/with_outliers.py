@@ -1,0 +1,330 @@
+"""``with_outliers``: the largest elements of every row beside another codec, which sees zeros in their places.
+
+A quantizer whose scale must cover the largest value of a group loses the others; spec page ``spec/with_outliers.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from ingot.codecs.base import Codec, Encoder, Rows, SlabParts, decode_by_rows, forget, held, ready, row_step
+from ingot.codecs.cast import cast
+from ingot.codecs.delta.base import added
+from ingot.codecs.dense.codec import require_part
+from ingot.codecs.reach import AUTO, Reach, Reaching
+from ingot.codecs.table import CODECS
+from ingot.core import floats
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.core.floats import float_name
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.part import PartReader
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+ID = "with_outliers"
+VERSION = 1
+POSITIONS, VALUES = "outlier_positions", "outlier_values"
+FLOATS = ("f32", "f16", "bf16")
+OPTIONS = ("fraction", "count", "values", "inner", "options")
+FRACTION = 0.005
+_SCRATCH = 1 << 20
+
+
+@runtime_checkable
+class _Adding(Protocol):
+    def add_into(self, base: Array, out: Array) -> None: ...
+
+
+def position_dtype(cols: int) -> str:
+    """Return the type of a column's number."""
+    return "u16" if cols <= 1 << 16 else "u32"
+
+
+def largest(rows: Array, count: int) -> Array:
+    """Return the columns of the ``count`` largest magnitudes of every row, ascending: [rows, count].
+
+    NaN counts as larger than anything; of equal magnitudes the first are taken.
+    """
+    magnitude = np.abs(rows.astype(np.float32))
+    magnitude[np.isnan(magnitude)] = np.inf
+    least = np.partition(magnitude, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count, None]
+    chosen = magnitude > least
+    ties = magnitude == least
+    chosen |= ties & (np.cumsum(ties, axis=1) <= count - chosen.sum(axis=1, keepdims=True))
+    return np.nonzero(chosen)[1].reshape(len(rows), count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Params:
+    """A tensor's attributes, checked."""
+
+    count: int
+    positions: str
+    values: str
+    inner: Tensor
+
+    @property
+    def codec(self) -> Codec:
+        return CODECS[self.inner.codec]
+
+
+class OutlierReader(Rows):
+    """Sequential decoding: rows of the inner codec, then the outliers of each."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._params = _checked(tensor)
+        self._cols, self._where = tensor.matrix_shape[1], tensor.name
+        self._inner = self._params.codec.reader(self._params.inner)
+        self._positions, self._values = (tensor.parts[role].reader() for role in (POSITIONS, VALUES))
+        self._step = max(1, _SCRATCH // max(self._cols, 1))
+
+    def fill(self, out: Array) -> None:
+        for start in range(0, len(out) if out.size else 0, self._step):
+            target = out[start : start + self._step]
+            self._inner.read_into(target)
+            columns, values = self._next(len(target))
+            np.put_along_axis(target, columns, cast(values, float_name(out), self._where), axis=1)
+
+    def add_into(self, base: Array, out: Array) -> None:
+        """Write ``base`` plus the next rows into ``out``; see ``codecs.delta.base.AddingReader``."""
+        for start in range(0, len(out) if out.size else 0, self._step):
+            old, target = base[start : start + self._step], out[start : start + self._step]
+            columns, values = self._next(len(target))
+            total = floats.cast(values, "f32")
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum past the range is infinite, as everywhere
+                total += floats.cast(np.take_along_axis(old, columns, axis=1), "f32")
+            if isinstance(self._inner, _Adding):
+                self._inner.add_into(old, target)
+            else:
+                rest = np.empty(target.shape, np.float32)
+                self._inner.read_into(rest)
+                added(rest, old, target)
+            np.put_along_axis(target, columns, floats.cast(total, float_name(out)), axis=1)
+
+    def finish(self) -> None:
+        self._inner.finish()
+        self._positions.finish()
+        self._values.finish()
+
+    def _next(self, rows: int) -> tuple[Array, Array]:
+        """Return the columns and values of the next rows' outliers, checked."""
+        params, shape = self._params, (rows, self._params.count)
+        columns = _read(self._positions, params.positions, shape).astype(np.int64)
+        if columns.size and not (bool((columns[:, 1:] > columns[:, :-1]).all()) and int(columns.max()) < self._cols):
+            raise CodecError(
+                f"{ID}.position", f"expected ascending columns below {self._cols} in each row", where=self._where
+            )
+        return columns, _read(self._values, params.values, shape)
+
+
+class OutlierEncoder:
+    """Takes the largest elements out of each row and gives the rest to an inner encoder."""
+
+    codec: str = ID
+
+    def __init__(self, shape: tuple[int, int], dtype: str, count: int, values: str, inner: Encoder, step: int) -> None:
+        rows, cols = shape
+        wide = ("bf16", "f32") if values == AUTO else ()
+        values = "f16" if values == AUTO else values
+        self._reach = Reach("values", values, wide, 1, dtype)
+        self._cols, self._dtype, self._count, self._values, self._inner = cols, dtype, count, values, inner
+        self._where = position_dtype(cols)
+        self.scans, self.whole, self.step = inner.scans, inner.whole, step
+        self.lossless = inner.lossless and values == dtype
+        width = numpy_dtype(self._where).itemsize
+        self.parts: tuple[PartSpec, ...] = (
+            PartSpec(POSITIONS, self._where, rows * count * width),
+            PartSpec(VALUES, values, rows * count * numpy_dtype(values).itemsize),
+            *inner.parts,
+        )
+        self.params = self._stated()
+
+    def _stated(self) -> Mapping[str, Any]:
+        return {
+            "codec_version": VERSION,
+            "per_row": self._count,
+            "inner": self._inner.codec,
+            "inner_params": dict(self._inner.params),
+            "dtype": self._dtype,
+        }
+
+    @property
+    def held(self) -> int:
+        return held(self._inner)
+
+    def ready(self) -> None:
+        ready(self._inner)
+
+    def look(self, rows: Array, start: int) -> bool:
+        columns = self._columns(rows)
+        values = self._reach.look(np.take_along_axis(rows, columns, axis=1))
+        inner = not isinstance(self._inner, Reaching) or self._inner.look(self._without(rows, columns), start)
+        return inner and (values or not columns.size)
+
+    def wider(self) -> Mapping[str, Any]:
+        inner = self._inner.wider() if isinstance(self._inner, Reaching) else {}
+        return {**self._reach.wider(), **({"options": inner} if inner else {})}
+
+    def lost(self) -> str | None:
+        return self._reach.lost() or (self._inner.lost() if isinstance(self._inner, Reaching) else None)
+
+    def forget(self) -> None:
+        forget(self._inner)
+
+    def scan(self, rows: Array) -> None:
+        self._inner.scan(self._without(rows, self._columns(rows)))
+        self.params = self._stated()
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows.
+
+        Raises ``CodecError``: ``with_outliers.overflow`` (the values' type cannot hold an outlier), and whatever the
+        inner encoder raises: a row with more than ``per_row`` values that are not finite has some left for it.
+        """
+        columns = self._columns(rows)
+        found = np.take_along_axis(rows, columns, axis=1)
+        values = floats.cast(found, self._values)
+        back = floats.cast(values, self._dtype)  # a value that was rounded up may be past the tensor's own range
+        if bool((np.isinf(back.astype(np.float32)) & np.isfinite(found)).any()):
+            raise CodecError(f"{ID}.overflow", f"expected outliers that {self._values} can hold; use values=f32")
+        slab = SlabParts({POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values})
+        slab.start, slab.within = start, self._inner.encode(self._without(rows, columns), start)
+        slab.update(slab.within)
+        return slab
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        if not out.size:
+            return
+        own = (POSITIONS, VALUES)
+        within = {role: part for role, part in parts.items() if role not in own}
+        self._inner.decode(parts.within if isinstance(parts, SlabParts) else within, out)
+        shape = (len(out), self._count)
+        columns = parts[POSITIONS].reshape(shape).astype(np.int64)
+        np.put_along_axis(out, columns, cast(parts[VALUES].reshape(shape), float_name(out)), axis=1)
+
+    def _columns(self, rows: Array) -> Array:
+        return largest(rows, self._count) if self._count and len(rows) else np.empty((len(rows), self._count), np.int64)
+
+    def _without(self, rows: Array, columns: Array) -> Array:
+        rest = rows.copy()
+        np.put_along_axis(rest, columns, np.zeros((), rows.dtype), axis=1)
+        return rest
+
+
+class OutlierCodec:
+    """Another codec's matrix with the largest elements of every row stored beside it, as floats."""
+
+    id: ClassVar[str] = ID
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``with_outliers.params``, ``.inner``, ``.part-missing``, ``.size``, and the inner codec's.
+
+        Positions are checked as they are read: rule ``with_outliers.position``.
+        """
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the values in f32, f16 or bf16."""
+        return decode_by_rows(self, tensor, dtype, out)
+
+    def reader(self, tensor: Tensor) -> OutlierReader:
+        return OutlierReader(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> OutlierEncoder:
+        """Prepare to encode. Options, all with defaults:
+
+        ``fraction`` of a row's elements that are outliers (0.005; at least one), or ``count`` of them; ``values`` auto,
+        f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner`` codec id (``quantized_group``); ``options`` of
+        that codec.
+        """
+        source = resolve_dtype(dtype).name
+        if source not in FLOATS:
+            raise UnsupportedError(f"expected weights of type {', '.join(FLOATS)}, found {source}", rule=f"{ID}.dtype")
+        unknown = sorted(str(key) for key in options if key not in OPTIONS)
+        if unknown:
+            raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+        matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+        name, inner_options = options.get("inner", "quantized_group"), options.get("options", {})
+        if not isinstance(name, str) or name == ID or name not in CODECS or not CODECS[name].streams:
+            raise _wrong("an inner codec that can be read in slabs", name)
+        if not isinstance(inner_options, Mapping):
+            raise _wrong("options as a map", inner_options)
+        values = options.get("values", AUTO)
+        if values not in (*FLOATS, AUTO):
+            raise _wrong(f"values {', '.join(FLOATS)} or {AUTO}", values)
+        inner = CODECS[name].encoder(shape, source, inner_options)
+        if any(part.role in (POSITIONS, VALUES) for part in inner.parts):
+            raise UnsupportedError(f"codec {name} has parts for outliers of its own", rule=f"{ID}.inner")
+        step = row_step(CODECS[name], inner, matrix[1])
+        return OutlierEncoder(matrix, source, _count(options, matrix[1]), values, inner, step)
+
+
+def _count(options: Mapping[str, Any], cols: int) -> int:
+    if "count" in options:
+        count = options["count"]
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0 or "fraction" in options:
+            raise _wrong("count of at least 0, and no fraction beside it", count)
+        return min(count, cols)
+    fraction = options.get("fraction", FRACTION)
+    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 <= fraction <= 1:
+        raise _wrong("fraction from 0 to 1", fraction)
+    return min(max(1, int(fraction * cols)), cols) if fraction else 0
+
+
+def _checked(tensor: Tensor) -> _Params:
+    attributes, name = tensor.params, tensor.name
+    rows, cols = tensor.matrix_shape
+    if attributes.get("codec_version") != VERSION or tensor.dtype not in FLOATS:
+        raise _bad(tensor, f"codec_version {VERSION} and dtype {', '.join(FLOATS)}", attributes.get("codec_version"))
+    count = attributes.get("per_row")
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= cols:
+        raise _bad(tensor, f"attribute per_row from 0 to {cols}", count)
+    inner, params = attributes.get("inner"), attributes.get("inner_params")
+    if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
+        raise CodecError(f"{ID}.inner", f"expected a codec that can be read in slabs, found {inner!r:.80}", where=name)
+    if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
+        raise _bad(tensor, "a map in inner_params", params)
+    if attributes.get("dtype") != tensor.dtype or params.get("dtype", tensor.dtype) != tensor.dtype:
+        raise _bad(tensor, f"dtype {tensor.dtype} here and within", attributes.get("dtype"))
+    positions = _check_part(tensor, POSITIONS, (position_dtype(cols),), rows * count)
+    values = _check_part(tensor, VALUES, FLOATS, rows * count)
+    parts = {role: part for role, part in tensor.parts.items() if role not in (POSITIONS, VALUES)}
+    rest = replace(tensor, codec=inner, params=dict(params), parts=parts, decoder=CODECS[inner])
+    CODECS[inner].check(rest)
+    return _Params(count, positions, values, rest)
+
+
+def _check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], count: int) -> str:
+    part = require_part(tensor, role)
+    wanted = count * numpy_dtype(part.dtype).itemsize if part.dtype in dtypes else None
+    if part.type not in (None, part.dtype) or part.nbytes != wanted:
+        raise CodecError(
+            f"{ID}.size",
+            f"expected {count} elements of {' or '.join(dtypes)} in part {role!r}, found {part.nbytes} bytes of "
+            f"{part.type or part.dtype}",
+            where=tensor.name,
+        )
+    return part.dtype
+
+
+def _read(reader: PartReader, dtype: str, shape: tuple[int, int]) -> Array:
+    raw = np.empty(prod(shape) * numpy_dtype(dtype).itemsize, np.uint8)
+    reader.readinto(raw.data)
+    return from_file(raw, dtype).reshape(shape)
+
+
+def _bad(tensor: Tensor, expected: str, found: object) -> CodecError:
+    return CodecError(f"{ID}.params", f"expected {expected}, found {found!r:.80}", where=tensor.name)
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")

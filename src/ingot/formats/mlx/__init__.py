@@ -1,0 +1,1 @@
+"""MLX folders: safetensors whose ``config.json`` says how layers are packed."""

@@ -1,0 +1,1 @@
+"""What a Neural Engine makes of weights."""

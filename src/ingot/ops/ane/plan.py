@@ -1,0 +1,235 @@
+"""Plan: what becomes of every weight of a checkpoint on a Neural Engine, from headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from os import PathLike, fspath
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.names import role_of
+from ingot.errors import UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import delta_of
+from ingot.model.tensor import Tensor
+from ingot.ops.ane.assume import Assumptions, parse_assumptions
+from ingot.ops.open import open as open_checkpoint
+from ingot.targets.ane.candidates import Better, nearest_better, outcomes
+from ingot.targets.ane.chips import EVIDENCE, Chip, Contradiction, contradictions, load_chip
+from ingot.targets.ane.cost import Budget, Time, budget, moved_bytes, predict, tables_fit
+from ingot.targets.ane.form import FOREIGN, Form, form_of
+from ingot.targets.ane.gates import Conditions, Decision, decide
+from ingot.targets.ane.winograd import winograd
+
+KERNEL, GATHER, VECTOR, OTHER = "kernel", "gather", "vector", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """One weight on one chip.
+
+    ``use``: ``kernel`` (a matrix or convolution), ``gather`` (an embedding, looked up and not multiplied), ``vector``
+    (norms and biases: they travel beside kernels), ``other`` (no weight). Only kernels have the fields that follow
+    ``form``. ``moved`` are bytes per dispatch, ``tables`` those of codebooks, ``tables_fit`` whether they are within
+    the chip's budget (None: it is not published); ``time`` has milliseconds; ``winograd`` says of convolutions why
+    not, or is empty.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codec: str
+    use: str
+    stored: int
+    form: str
+    decision: Decision | None = None
+    moved: int = 0
+    dense: int = 0
+    time: Time | None = None
+    room: Budget | None = None
+    tables: int = 0
+    tables_fit: bool | None = None
+    better: Better | None = None
+    winograd: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChipPlan:
+    """All weights on one chip, and what becomes there of the forms that a weight could have."""
+
+    chip: str
+    target: str
+    product: str
+    weights: tuple[WeightPlan, ...]
+    forms: Mapping[str, Decision]
+    unknown: tuple[str, ...]
+    contradictions: tuple[Contradiction, ...]
+
+    @property
+    def kernels(self) -> tuple[WeightPlan, ...]:
+        return tuple(weight for weight in self.weights if weight.use == KERNEL)
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Number of kernels by outcome."""
+        found: dict[str, int] = {}
+        for weight in self.kernels:
+            if weight.decision is not None:
+                found[weight.decision.outcome] = found.get(weight.decision.outcome, 0) + 1
+        return found
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Bytes of all kernels: stored, moved, and as dense fp16."""
+        kernels = self.kernels
+        return {
+            "stored": sum(weight.stored for weight in kernels),
+            "moved": sum(weight.moved for weight in kernels),
+            "dense": sum(weight.dense for weight in kernels),
+        }
+
+    @property
+    def time(self) -> Time | None:
+        """Milliseconds of one pass over all kernels in one dispatch, at batch 1; None where no bandwidth is known."""
+        times = [weight.time for weight in self.kernels if weight.time is not None]
+        if not times:
+            return None
+        worst = max(times, key=lambda time: EVIDENCE.index(time.evidence))
+        return Time(sum(time.share for time in times), times[0].floor, worst.evidence, worst.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What ``ingot.plan`` returns."""
+
+    path: str
+    format: str
+    chips: tuple[ChipPlan, ...] = field(default=())
+
+    def __getitem__(self, chip: str) -> ChipPlan:
+        for found in self.chips:
+            if found.chip == load_chip(chip).name:
+                return found
+        raise KeyError(chip)
+
+
+def plan(path: str | PathLike[str], chip: str | Sequence[str] = "m1", *, assume: Sequence[str] = ()) -> Plan:
+    """Say what becomes of every weight on one or several chips; reads headers, no weights.
+
+    Parameters
+    ----------
+    path : path
+        Any checkpoint that ``ingot.open`` takes.
+    chip : str or sequence of str
+        ``"m1"``, ``"m1,m4"``, ``["a17-pro"]``: see ``ingot.targets.ane.chips.chip_names``.
+    assume : sequence of str
+        ``KEY=VALUE`` in place of what the data files say: a cell or the outcome of a form, ``bandwidth=60``,
+        ``int8=streams``, of one chip with ``m5.int8=streams``; or a condition, ``stride=2``, of some tensors with
+        ``*conv1*:stride=2``.
+
+    Raises
+    ------
+    UsageError
+        ``ane.chip``, ``ane.assume``, ``ane.delta``, and those of ``ingot.open``.
+    """
+    chips = load_chips(chip)
+    assumptions = parse_assumptions(assume, [item.name for item in chips])
+    with open_checkpoint(path) as checkpoint:
+        if delta_of(checkpoint.metadata, checkpoint.location) is not None:
+            raise UsageError(
+                "expected a checkpoint, found a delta; patch its base first", rule="ane.delta", where=fspath(path)
+            )
+        return plan_checkpoint(checkpoint, chips, assumptions)
+
+
+def load_chips(chip: str | Sequence[str]) -> list[Chip]:
+    """Return the chips of ``"m1,m4"`` or of a sequence of names, each once."""
+    names = chip.split(",") if isinstance(chip, str) else list(chip)
+    found = {item.name: item for item in map(load_chip, names)}
+    if not found:
+        raise UsageError("expected at least one chip, found none", rule="ane.chip")
+    return list(found.values())
+
+
+def plan_checkpoint(checkpoint: Checkpoint, chips: Sequence[Chip], assumptions: Assumptions) -> Plan:
+    """Plan an open checkpoint."""
+    return Plan(
+        checkpoint.location,
+        checkpoint.format,
+        tuple(_on_chip(checkpoint, assumptions.apply(chip), assumptions) for chip in chips),
+    )
+
+
+def _on_chip(checkpoint: Checkpoint, chip: Chip, assumptions: Assumptions) -> ChipPlan:
+    known: dict[Conditions, dict[str, Decision]] = {}
+    equal: dict[tuple[object, ...], WeightPlan] = {}
+    weights = []
+    for name in checkpoint:
+        tensor = checkpoint[name]
+        conditions = assumptions.conditions(name)
+        if conditions not in known:
+            known[conditions] = outcomes(chip, conditions)
+        form = form_of_tensor(tensor)
+        key = (tensor.codec, form, use_of(tensor, form), tensor.shape, conditions)
+        if key not in equal:
+            equal[key] = plan_tensor(tensor, chip, conditions, known[conditions])
+        weights.append(replace(equal[key], name=name, stored=tensor.nbytes))
+    ordinary = Conditions()
+    forms = known.get(ordinary) or outcomes(chip, ordinary)
+    decisions = [*(weight.decision for weight in weights), *forms.values()]
+    keys = dict.fromkeys(key for decision in decisions if decision is not None for key in decision.contradictions)
+    unknown = tuple(key for key in ("bandwidth", "palette_lut_budget") if chip.known(key) is None)
+    told = contradictions()
+    return ChipPlan(
+        chip.name, chip.target, chip.product, tuple(weights), forms, unknown, tuple(told[key] for key in keys)
+    )
+
+
+def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, known: dict[str, Decision]) -> WeightPlan:
+    """Plan one tensor on one chip; ``known`` is ``candidates.outcomes`` of the chip under these conditions."""
+    form = form_of_tensor(tensor)
+    use = use_of(tensor, form)
+    if use != KERNEL:
+        return WeightPlan(tensor.name, tensor.shape, tensor.codec, use, tensor.nbytes, form.label)
+    decision = decide(form, chip, conditions)
+    moved = moved_bytes(form, decision)
+    return WeightPlan(
+        name=tensor.name,
+        shape=tensor.shape,
+        codec=tensor.codec,
+        use=use,
+        stored=tensor.nbytes,
+        form=form.label,
+        decision=decision,
+        moved=moved,
+        dense=form.dense_bytes,
+        time=predict(form, decision, chip),
+        room=budget(form, decision, chip),
+        tables=form.table_bytes,
+        tables_fit=tables_fit(form, chip) if chip.known("palette_lut_budget") is not None else None,
+        better=None if decision.streams else nearest_better(form, moved, tensor.shape[0], known),
+        winograd=_winograd(form, tensor.shape, chip, conditions),
+    )
+
+
+def form_of_tensor(tensor: Tensor) -> Form:
+    """Return the form of a stored tensor."""
+    parts = {role: part.type or part.dtype for role, part in tensor.parts.items()}
+    return form_of(tensor.codec, tensor.shape, tensor.dtype, tensor.params, parts)
+
+
+def use_of(tensor: Tensor, form: Form) -> str:
+    """Return what the engine does with a tensor, told from its name, rank and element type."""
+    known = DTYPES.get(tensor.dtype)
+    if form.kind == FOREIGN and tensor.codec == "dense" and not (known is not None and known.is_float):
+        return OTHER
+    if len(tensor.shape) < 2 or prod(tensor.shape[1:]) == 1:
+        return VECTOR
+    role = role_of(tensor.name)
+    return GATHER if role == "embedding" else VECTOR if role in ("norm", "bias") else KERNEL
+
+
+def _winograd(form: Form, shape: tuple[int, ...], chip: Chip, conditions: Conditions) -> str | None:
+    if len(shape) != 4 or shape[2:] == (1, 1):
+        return None
+    return winograd(form, (shape[2], shape[3]), chip, conditions).reason

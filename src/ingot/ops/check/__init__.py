@@ -1,0 +1,1 @@
+"""Questions about a checkpoint: whole, equal, what is inside."""

@@ -1,0 +1,153 @@
+"""Compare two checkpoints tensor by tensor: equal, or how far apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ingot.core.floats import FLOATS
+from ingot.core.parallel import default_workers, ordered
+from ingot.core.progress import Progress, ProgressCallback
+from ingot.core.stats import ErrorStats, measure
+from ingot.engine.slabs import matrix_of, slabs
+from ingot.errors import UnsupportedError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.limits import require_in_proportion
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.open import open as open_checkpoint
+
+IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
+ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
+
+_SLAB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorComparison:
+    """One name in either checkpoint.
+
+    ``status``: ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in
+    A``,
+    ``only in B``, ``shape differs`` or ``cannot decode``. ``stats`` is there where values could be compared as numbers.
+    """
+
+    name: str
+    status: str
+    detail: str = ""
+    stats: ErrorStats | None = None
+
+    @property
+    def same(self) -> bool:
+        return self.status in (IDENTICAL, EQUAL)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareReport:
+    """All comparisons, worst first: what is missing or misshapen, then by rising signal-to-noise ratio, then the
+    equal."""
+
+    a: str
+    b: str
+    tensors: Sequence[TensorComparison]
+
+    @property
+    def same(self) -> bool:
+        """Whether both hold the same names with the same values."""
+        return all(tensor.same for tensor in self.tensors)
+
+    @property
+    def total(self) -> ErrorStats:
+        """Sums over all tensors that could be compared as numbers."""
+        return sum((tensor.stats for tensor in self.tensors if tensor.stats), ErrorStats())
+
+
+def compare(
+    a: str | PathLike[str], b: str | PathLike[str], *, progress: ProgressCallback | None = None
+) -> CompareReport:
+    """Compare two checkpoints in any formats; A is the reference.
+
+    Parameters
+    ----------
+    a, b : path
+        Anything that ``ingot.open`` opens.
+    progress : callable, optional
+        Called with a ``ProgressEvent`` by stored bytes of both.
+
+    Returns
+    -------
+    CompareReport
+        Decoded values are compared in slabs; memory stays that of a few slabs.
+    """
+    with open_checkpoint(a, io="pread") as first, open_checkpoint(b, io="pread") as second:
+        for checkpoint in (first, second):
+            require_in_proportion(checkpoint.values(), checkpoint.location)
+            checkpoint.require_whole()
+        results = sorted(_all(first, second, progress), key=_badness)
+    return CompareReport(str(a), str(b), results)
+
+
+def _badness(item: TensorComparison) -> tuple[int, float, str]:
+    order = 0 if item.status in (ONLY_A, ONLY_B, SHAPE, UNKNOWN) else 1 if item.status == DIFFERS else 2
+    return order, item.stats.snr_db if item.stats else 0.0, item.name
+
+
+def _all(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None) -> Iterator[TensorComparison]:
+    state = Progress(first.nbytes + second.nbytes, progress)
+    for name in second:
+        if name not in first:
+            yield TensorComparison(name, ONLY_B)
+    pairs = []
+    for name in first:
+        if name in second:
+            pairs.append((first[name], second[name]))
+        else:
+            yield TensorComparison(name, ONLY_A)
+    workers = default_workers()
+    for (one, other), result in ordered(_pair, iter(pairs), workers, 2 * workers):
+        state.advance(one.nbytes + other.nbytes, one.name)
+        yield result
+
+
+def _pair(pair: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], TensorComparison]:
+    one, other = pair
+    if one.shape != other.shape:
+        return pair, TensorComparison(one.name, SHAPE, f"{list(one.shape)} and {list(other.shape)}")
+    try:
+        return pair, _values(one, other)
+    except UnsupportedError as error:
+        return pair, TensorComparison(one.name, UNKNOWN, str(error))
+
+
+def _values(one: Tensor, other: Tensor) -> TensorComparison:
+    numbers = one.dtype in FLOATS and other.dtype in FLOATS
+    if not numbers and one.dtype != other.dtype:
+        return TensorComparison(one.name, DIFFERS, f"{one.dtype} and {other.dtype}")
+    same_dtype, same_bits, stats, same_values = one.dtype == other.dtype, True, ErrorStats(), True
+    matrix = matrix_of(one, other.codec)
+    step = max(1, _SLAB // max(matrix[1], 1))
+    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
+        if same_dtype and np.array_equal(_bits(left), _bits(right)):
+            stats = stats + _self_stats(left, numbers)
+            continue
+        same_bits = False
+        if numbers:
+            piece = measure(left, right)
+            same_values = same_values and piece.different == 0
+            stats = stats + piece
+        else:
+            same_values = False
+    status = IDENTICAL if same_dtype and same_bits else EQUAL if same_values else DIFFERS
+    detail = "" if same_dtype else f"{one.dtype} and {other.dtype}"
+    return TensorComparison(one.name, status, detail, stats if numbers else None)
+
+
+def _self_stats(rows: Array, numbers: bool) -> ErrorStats:
+    return measure(rows, rows) if numbers else ErrorStats()
+
+
+def _bits(rows: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return rows.reshape(-1).view(np.uint8)

@@ -1,0 +1,244 @@
+"""Verify: is this file whole and well-formed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from os import PathLike
+
+import numpy as np
+
+from ingot.codecs.base import ChecksStored, Codec
+from ingot.codecs.sparse.blocks import ID as PRUNED
+from ingot.codecs.sparse.blocks import stored_matrix
+from ingot.codecs.table import CODECS
+from ingot.core import checksums
+from ingot.core.dtypes import DTYPES
+from ingot.core.parallel import default_workers, ordered
+from ingot.core.progress import Progress, ProgressCallback
+from ingot.engine.slabs import matrix_of, slabs
+from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError
+from ingot.model.delta import delta_of
+from ingot.model.limits import require_in_proportion
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+from ingot.ops.attachments import check_package
+from ingot.ops.convert.draft import check_draft
+from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.remarks import remarks
+
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that ``verify`` has to say.
+
+    ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but worth knowing). ``rule``
+    is the rule's name on the spec page, ``where`` the file, tensor and part.
+    """
+
+    level: str
+    rule: str
+    where: str
+    message: str
+
+
+def verify(
+    path: str | PathLike[str], strict: bool = False, *, io: str = "pread", progress: ProgressCallback | None = None
+) -> list[Finding]:
+    """Check structure, digests, and that every tensor decodes.
+
+    Parameters
+    ----------
+    path : path
+        Anything that ``ingot.open`` opens.
+    strict : bool
+        Report what is allowed but not canonical as errors: parts without a digest, codecs and digests not known here.
+    io : str
+        ``pread`` by default, so that a file that shrinks meanwhile is a finding and not a crash.
+    progress : callable, optional
+        Called with a ``ProgressEvent`` by stored bytes.
+
+    Returns
+    -------
+    list of Finding
+        Errors first. No error: the file is whole. Reads every byte of every part, and those of quantized and sparse
+        tensors once more to decode them, in pieces.
+
+    Raises
+    ------
+    UsageError
+        No such path, or nothing there that looks like a checkpoint.
+    """
+    try:
+        source = open_source(path, io=io)
+    except (FormatError, IntegrityError) as error:
+        return [_finding(error, str(path))]
+    try:
+        return examine(source, strict, progress)
+    finally:
+        source.close()
+
+
+def examine(source: Source, strict: bool = False, progress: ProgressCallback | None = None) -> list[Finding]:
+    """Check what was opened; ``verify`` is this for a path."""
+    path = source.path
+    findings = [Finding("note", rule, str(path), message) for rule, message in source.catalog.notes]
+    findings += _description(source)
+    findings += _contents(source, progress)
+    findings += _attachments(source)
+    findings += _whole(source)
+    if strict:
+        findings = [Finding("error", item.rule, item.where, item.message) for item in findings]
+    if source.catalog.manifest_digest is False:
+        message = "no digest of the header or manifest, as files of before it was written: damage there may go unseen"
+        findings.append(Finding("note", "format.no-manifest-digest", str(path), message))
+    if source.catalog.check_whole is not None:
+        message = "one digest covers the file: a tensor that is read alone is not checked against it"
+        findings.append(Finding("note", "format.whole-digest", str(path), message))
+    elif not source.format.digests:
+        message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
+        findings.append(Finding("note", "format.no-digests", str(path), message))
+    findings += [Finding("note", rule, str(path), message) for rule, message in remarks(source)]
+    return sorted(findings, key=lambda item: item.level != "error")
+
+
+def _contents(source: Source, progress: ProgressCallback | None) -> Iterator[Finding]:
+    checkpoint = checkpoint_of(source)
+    try:
+        require_in_proportion(_decoded(checkpoint.values()), str(source.path))
+    except ResourceError as error:
+        yield _finding(error, str(source.path))
+        return
+    state = Progress(checkpoint.nbytes, progress)
+    workers = default_workers()
+    silent = None if source.format.digests else "part.no-digest"
+    for tensor, findings in ordered(_tensor, checkpoint.values(), workers, 2 * workers):
+        state.advance(tensor.nbytes, tensor.name)
+        yield from (item for item in findings if item.rule != silent)
+
+
+def _decoded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield what will be decoded: what pruning or a sparse difference leaves out is no work, however large it is."""
+    for tensor in tensors:
+        if isinstance(CODECS.get(tensor.codec), ChecksStored):
+            continue
+        if tensor.codec != PRUNED:
+            yield tensor
+            continue
+        with suppress(IngotError):  # said when the tensor's turn comes
+            yield stored_matrix(tensor)
+
+
+def _description(source: Source) -> Iterator[Finding]:
+    """Compare what a delta says of itself with the tensors that are there."""
+    catalog, where = source.catalog, str(source.path)
+    try:
+        info = delta_of(catalog.metadata, where)
+    except FormatError as error:
+        yield _finding(error, where)
+        return
+    if info is None:
+        return
+    stored = {name for name, change in info.tensors.items() if change.op != "same"}
+    for name in sorted(stored ^ set(catalog.tensors)):
+        message = "the delta lists this tensor and does not hold it, or the other way round"
+        yield Finding("error", "delta.tensor", f"{where}: {name}", message)
+
+
+def _attachments(source: Source) -> Iterator[Finding]:
+    """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
+    attached = checkpoint_of(source).attachments
+    if attached.draft is not None:
+        findings = [item for tensor in attached.draft.values() for item in _tensor(tensor)[1]]
+        yield from (replace(item, where=f"draft head: {item.where}") for item in findings)
+        try:
+            check_draft(attached.draft)
+        except IngotError as error:
+            yield _finding(error.at("draft head"), "draft head")
+    if attached.coreml is not None:
+        try:
+            check_package(attached.coreml)
+        except IngotError as error:
+            yield _finding(error, "Core ML package")
+
+
+def _whole(source: Source) -> Iterator[Finding]:
+    """Compare the digest over the whole file, where the format has one."""
+    if source.catalog.check_whole is not None:
+        try:
+            source.catalog.check_whole()
+        except IngotError as error:
+            yield _finding(error, str(source.path))
+
+
+def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
+    """Check one tensor: its codec's rules, its parts' digests, and the values of parts that a decoder relies on."""
+    findings: list[Finding] = []
+    codec = CODECS.get(tensor.codec)
+    try:
+        if codec is not None:
+            codec.check(tensor)
+        for role, part in tensor.parts.items():
+            findings += _part(part, f"{tensor.name}/{role}")
+        stored = tensor
+        if codec is not None and tensor.codec == PRUNED:
+            stored = stored_matrix(tensor)  # what was dropped is no work, however large it claims to be
+            codec = CODECS[stored.codec]
+        plain = codec is not None and codec.elementwise and codec.lossless  # any bytes are values
+        if codec is not None and not plain and tensor.dtype in DTYPES:
+            findings += _decodes(codec, stored)
+    except (IngotError, MemoryError) as error:
+        findings.append(_finding(error, tensor.name))
+    if codec is None:
+        findings.append(
+            Finding(
+                "note",
+                "codec.unknown",
+                tensor.name,
+                f"codec {tensor.codec!r} is not known here; parts were checked only",
+            )
+        )
+    return tensor, findings
+
+
+def _part(part: Part, where: str) -> list[Finding]:
+    reader = part.reader()
+    buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
+    for start in range(0, part.nbytes, _CHUNK):
+        reader.readinto(buffer[: min(_CHUNK, part.nbytes - start)])
+    reader.finish()
+    if part.digest is None:
+        return [Finding("note", "part.no-digest", where, "no digest: damage inside this part cannot be seen")]
+    if checksums.known(part.digest, "part.digest", where) is None:
+        return [
+            Finding(
+                "note", "part.unknown-digest", where, f"digest {part.digest[:40]!r} is of an algorithm not known here"
+            )
+        ]
+    return []
+
+
+def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
+    """Run the decoder over all rows in slabs: index values, scales."""
+    matrix = matrix_of(tensor)
+    odd = 0
+    if isinstance(codec, ChecksStored):
+        pieces = codec.stored(tensor)
+    else:
+        pieces = slabs(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
+    for rows in pieces:
+        if DTYPES[tensor.dtype].is_float and rows.size:
+            with np.errstate(invalid="ignore"):  # ml_dtypes warns of signalling NaNs
+                odd += int(rows.size - np.count_nonzero(np.isfinite(rows.astype(np.float32))))
+    if odd and not codec.lossless:
+        return [Finding("error", "codec.non-finite", tensor.name, f"{odd} values decode to NaN or infinity")]
+    return []
+
+
+def _finding(error: BaseException, where: str) -> Finding:
+    if isinstance(error, IngotError):
+        return Finding("error", error.rule or "error", error.where or where, error.message)
+    return Finding("error", "memory", where, "not enough memory to check this tensor")

@@ -1,0 +1,362 @@
+"""Planning a conversion: which rule hits which tensor, what will be stored, how large the result is.
+
+Headers alone decide, except where a rule lists candidates, which are measured on samples, where zero points would have
+to be shifted, which are read, and where a codec's scales might not reach down to small values: of these tensors the
+beginning is read, as far as it must be to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from ingot.codecs.base import Encoder, Relay, relays_of
+from ingot.codecs.dense.repack import held, wider
+from ingot.codecs.reach import RULE as UNDERFLOW
+from ingot.codecs.reach import named, reaching
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import DTYPES
+from ingot.core.gcpause import gc_paused
+from ingot.core.names import count_layers
+from ingot.core.parallel import ordered
+from ingot.core.retype import HOLDERS
+from ingot.engine.work import Job
+from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.formats.base import Fitting, Format, WriteOptions
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.convert.idle import weighs, without_effect
+from ingot.ops.convert.importance import digests
+from ingot.ops.convert.measure import Candidate, first_values, pick
+from ingot.ops.convert.prune import Pruning
+from ingot.ops.specs import encoded_spec, least_size, same_storage
+from ingot.recipes.choice import SMALLEST, Choice, Measured
+from ingot.recipes.load import made_for
+from ingot.recipes.recipe import Decision, Recipe, resolve
+
+MOVED, RELAID, DECODED, ENCODED = "moved", "re-laid", "decoded", "encoded"
+_KEEP = Decision(None, "keep", None)
+_DENSE = Choice("dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happens to one tensor.
+
+    ``action`` is ``moved`` (stored bytes copied as they are), ``re-laid`` (the same integers in a layout that the
+    target takes), ``decoded`` (a stored codec that the target cannot carry, or that the recipe undoes, becomes dense
+    values) or ``encoded``. ``exact`` tells whether every value survives. ``encoder`` is None for ``moved`` and
+    ``re-laid``, which has a ``relay``. ``keeps_weights`` tells whether what is not pruned survives. A step of another
+    operation brings a ``job`` of its own.
+    """
+
+    tensor: Tensor
+    spec: TensorSpec
+    action: str
+    rule: str
+    exact: bool
+    encoder: Encoder | None = None
+    keeps_weights: bool = True
+    relay: Relay | None = None
+    job: Job | None = None
+
+    @property
+    def in_bytes(self) -> int:
+        """Stored bytes that are read."""
+        return self.tensor.nbytes
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes that will be stored; the most they can be where only the bytes themselves tell."""
+        return sum(part.at_most for part in self.spec.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertPlan:
+    """All steps in output order, and the size of the result.
+
+    ``size`` counts every byte of the weight files, headers and padding included; where ``size_exact`` is False (zstd,
+    sparse) it is an upper bound: nothing shrinks, no value is zero. ``masks`` are those of pruned tensors, as hex,
+    ``importance`` digests of what errors of columns weigh, ``warnings`` say what was asked for and has no effect.
+    """
+
+    steps: Sequence[Step]
+    format: Format
+    recipe: str
+    metadata: Mapping[str, Any]
+    options: WriteOptions
+    size: int
+    size_exact: bool
+    masks: Mapping[str, str] = field(default_factory=dict)
+    importance: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        return [step.spec for step in self.steps]
+
+    @property
+    def in_bytes(self) -> int:
+        return sum(step.in_bytes for step in self.steps)
+
+    @property
+    def least(self) -> int:
+        """The bytes that the weight files take in any case: ``size``, less what only the bytes themselves tell."""
+        return least_size(self.specs, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked of a plan, beside source and target format.
+
+    ``workers`` are threads, as many as pay by default; ``prune`` tells what tensors lose, or have lost already;
+    ``importance`` what errors of a matrix's columns weigh where a palette is chosen; ``without`` names tensors that are
+    left out.
+    """
+
+    recipe: Recipe | None = None
+    allow_requantize: bool = False
+    options: WriteOptions = field(default_factory=WriteOptions)
+    workers: int | None = None
+    prune: Mapping[str, Pruning] = field(default_factory=dict)
+    importance: Mapping[str, Array] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
+
+
+def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
+    """Decide for every tensor of ``source`` and compute the exact size.
+
+    Reads no tensor bytes but samples of tensors whose rule lists candidates, zero points where they decide whether a
+    tensor can be re-laid, and the first values of what is quantized.
+
+    Raises
+    ------
+    UnsupportedError
+        The target cannot carry a tensor in any way that keeps its values.
+    UsageError
+        A lossy codec on tensors that are already quantized, without ``allow_requantize``.
+    """
+    if isinstance(format, Fitting):
+        format = format.fit(request.options)
+    layer_count = count_layers(source)
+    with gc_paused():  # many small objects, none of them garbage
+        decisions = {
+            name: _decide(source[name], request.recipe, layer_count) for name in source if name not in request.without
+        }
+        found = [_step_or_where(source[name], format, request, decision) for name, decision in decisions.items()]
+    open_steps = [item for item in found if isinstance(item, _Open)]
+    measured = ordered(lambda item: item.step(format, request), open_steps, request.workers if open_steps else 0)
+    with gc_paused():
+        steps = [next(measured) if isinstance(item, _Open) else item for item in found]
+        steps = [steps[index] for index in format.order([step.spec for step in steps])]
+        specs = [step.spec for step in steps]
+        metadata = format.metadata(source.metadata)
+        size = format.size(specs, metadata, request.options)
+    return ConvertPlan(
+        steps=steps,
+        format=format,
+        recipe=request.recipe.name if request.recipe else "keep",
+        metadata=metadata,
+        options=request.options,
+        size=size,
+        size_exact=all(part.length is not None for spec in specs for part in spec.parts),
+        masks={name: item.blocks.mask.hex() for name, item in request.prune.items()},
+        importance=digests(request.importance),
+        warnings=without_effect(request.recipe, decisions, request.importance),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A tensor whose rule lists candidates: to be measured."""
+
+    tensor: Tensor
+    rule: str
+    measured: Measured
+
+    def step(self, format: Format, request: PlanRequest) -> Step:
+        try:
+            return _measured_step(self, format, request)
+        except IngotError as error:
+            raise _located(error, self.tensor.name) from None
+
+
+def _decide(tensor: Tensor, recipe: Recipe | None, layer_count: int) -> Decision:
+    return _KEEP if recipe is None else resolve(recipe, tensor.name, tensor.shape, tensor.dtype, layer_count)
+
+
+def _step_or_where(tensor: Tensor, format: Format, request: PlanRequest, decision: Decision) -> Step | _Open:
+    try:
+        return _step(tensor, format, request, decision)
+    except IngotError as error:
+        raise _located(error, tensor.name) from None
+
+
+def _located(error: IngotError, name: str) -> IngotError:
+    return error if error.where and name in error.where else error.at(name)
+
+
+def _step(tensor: Tensor, format: Format, request: PlanRequest, decision: Decision) -> Step | _Open:
+    if tensor.codec in CODECS:
+        CODECS[tensor.codec].check(tensor)
+    rule, choice = decision.rule_label, decision.choice
+    if isinstance(choice, Measured):
+        return _Open(tensor, rule, choice)
+    pruning = request.prune.get(tensor.name)
+    if choice is None and (pruning is None or pruning.stored):
+        return _keep(tensor, format, rule)
+    return _encode(tensor, format, rule, choice or _DENSE, request)
+
+
+def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
+    """Measure the candidates that the tensor and the target allow; keep the tensor where none is left."""
+    tensor, rule, measured = item.tensor, item.rule, item.measured
+    if tensor.decoder is None or tensor.dtype not in DTYPES:
+        return _encode(tensor, format, rule, measured.candidates[0], request)
+    ways: list[tuple[Choice | None, Step]] = []
+    for choice in measured.candidates:
+        try:
+            ways.append((choice, _as_chosen(tensor, format, rule, choice, request)))
+        except UnsupportedError:
+            continue
+    pruning = request.prune.get(tensor.name)
+    may_stay = pruning is None or pruning.stored
+    if may_stay and measured.pick == SMALLEST and (stays := _as_stored(tensor, format, rule)) is not None:
+        ways.append((None, stays))
+    share = 1 - pruning.blocks.sparsity if pruning is not None else 1.0
+    candidates = [Candidate(choice, step.spec, step.keeps_weights, share) for choice, step in ways]
+    found = pick(tensor, measured, candidates)
+    if found.index is None and not may_stay:
+        return _encode(tensor, format, f"{rule} ({found.reason or 'no candidate applies'})", _DENSE, request)
+    if found.index is None:
+        return _keep(tensor, format, f"{rule} (kept: {found.reason or 'no candidate applies'})")
+    step = ways[found.index][1]
+    label = f"{step.rule} ({found.reason})"
+    return replace(step, rule=label)
+
+
+def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
+    stays = _as_stored(tensor, format, rule)
+    if stays is not None:
+        return stays
+    reason = format.refuses(tensor.spec())
+    if tensor.decoder is None or tensor.dtype not in DTYPES:
+        raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
+    for dtype in (tensor.dtype, "f32") if tensor.dtype in HOLDERS else (tensor.dtype,):
+        dense = _decoded(tensor, rule, dtype)
+        reason = format.refuses(dense.spec)
+        if reason is None:
+            return dense
+    raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
+
+
+def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
+    """Return how the tensor keeps what is stored of it: moved, or re-laid where the format wants another layout."""
+    spec = tensor.spec()
+    if format.refuses(spec) is None:
+        return Step(tensor, spec, MOVED, rule, exact=True)
+    if tensor.codec not in CODECS:
+        return None
+    for relay in chain(relays_of(CODECS[tensor.codec], tensor), wider(tensor)):
+        spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, relay.codec, relay.parts, dict(relay.params))
+        if format.refuses(spec) is None and relay.exact():
+            return Step(tensor, spec, RELAID, rule, exact=True, relay=relay)
+    return None
+
+
+def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
+    encoder = CODECS["dense"].encoder(tensor.shape, tensor.dtype, {"dtype": dtype})
+    return Step(tensor, encoded_spec(tensor.name, tensor, encoder, "raw"), DECODED, rule, exact=True, encoder=encoder)
+
+
+def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
+    """Encode as a choice says; a tensor whose values are too small for it stays as it is: the label says so."""
+    if tensor.decoder is None or tensor.dtype not in DTYPES:
+        return _keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
+    try:
+        return _as_chosen(tensor, format, rule, choice, request)
+    except UnsupportedError as error:
+        if error.rule != UNDERFLOW:
+            raise
+    rule = f"{rule} (kept: values too small)"
+    pruning = request.prune.get(tensor.name)
+    if pruning is None or pruning.stored:
+        return _keep(tensor, format, rule)
+    return _as_chosen(tensor, format, rule, _DENSE, request)
+
+
+def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
+    pruning = request.prune.get(tensor.name)
+    codec, options = choice.codec, _options(tensor, choice, request)
+    keeps = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, options).lossless
+    exact, loses = keeps, False
+    if pruning is not None:
+        codec, options = "sparse_blocks", {**pruning.options(), "inner": choice.codec, "options": choice.options}
+        loses, rule = _pruned(pruning, rule)
+        exact = keeps and not loses
+
+    def made(options: Mapping[str, Any]) -> Encoder:
+        return CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
+
+    def specified(encoder: Encoder) -> TensorSpec:
+        return encoded_spec(tensor.name, tensor, encoder, choice.encoding)
+
+    encoder = made(options)
+    spec = specified(encoder)
+    reason = format.refuses(spec)
+    if reason is not None and choice.codec == "dense" and pruning is None:
+        if tensor.codec == "dense" and tensor.dtype == spec.dtype:
+            return _keep(tensor, format, rule)
+        wide = held(encoder)
+        if wide is not None and choice.encoding == "raw":
+            encoder, spec = wide, encoded_spec(tensor.name, tensor, wide, choice.encoding)
+            reason = format.refuses(spec)
+    if reason is None and not loses and same_storage(tensor, spec):
+        return Step(tensor, tensor.spec(), MOVED, rule, exact=True)
+    if reason is not None:
+        raise UnsupportedError(
+            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
+            rule="convert.unsupported",
+        )
+    encoder, more = reaching(
+        encoder, made, options, first_values(tensor), lambda wide: format.refuses(specified(wide)) is None
+    )
+    if more:
+        spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
+        if not loses and same_storage(tensor, spec):
+            return Step(tensor, tensor.spec(), MOVED, rule, exact=True)
+    action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
+    if not keeps:
+        _refuse_requantizing(tensor, rule, request)
+    return Step(tensor, spec, action, rule, exact=exact, encoder=encoder, keeps_weights=keeps)
+
+
+def _pruned(pruning: Pruning, rule: str) -> tuple[bool, str]:
+    """Return whether a pruning drops something now, and the rule's label that says so."""
+    loses = not pruning.stored and pruning.blocks.sparsity > 0
+    return loses, f"{rule} (pruned {100 * pruning.blocks.sparsity:.1f} %)" if loses else rule
+
+
+def _refuse_requantizing(tensor: Tensor, rule: str, request: PlanRequest) -> None:
+    if not _stored_exactly(tensor) and not request.allow_requantize:
+        raise UsageError(
+            f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
+            "quantizing the original would. Start from the original, or pass --allow-requantize "
+            "(allow_requantize=True)",
+            rule="convert.requantize",
+        )
+
+
+def _options(tensor: Tensor, choice: Choice, request: PlanRequest) -> Mapping[str, Any]:
+    """Return a choice's options, with what the errors of this tensor's columns weigh where that is known."""
+    weighed = tensor.name in request.importance and weighs(choice)
+    return {**choice.options, "importance": request.importance[tensor.name]} if weighed else choice.options
+
+
+def _stored_exactly(tensor: Tensor) -> bool:
+    """Whether the stored values are those that somebody gave, but for blocks that were dropped."""
+    codec = tensor.params.get("inner") if tensor.codec == "sparse_blocks" else tensor.codec
+    return CODECS[str(codec)].lossless

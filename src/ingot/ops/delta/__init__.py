@@ -1,0 +1,1 @@
+"""Deltas: made, applied, undone."""

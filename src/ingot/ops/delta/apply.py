@@ -1,0 +1,397 @@
+"""Apply a delta to weights in memory, in place and without a second copy of them; and take it back, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.table import CODECS
+from ingot.core.buffers import recycling, scratch
+from ingot.core.checksums import Blake3
+from ingot.core.parallel import Workers, default_workers, go_on, ordered
+from ingot.errors import IngotError, IntegrityError, UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.part import CHUNK
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.delta.chain import Link, Route, link_of, next_stage
+from ingot.ops.delta.parent import matching_order
+from ingot.ops.delta.state import address, element_type, like, shared_array
+from ingot.ops.delta.tied import tied_names
+from ingot.ops.delta.undo import TensorUndo
+from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
+from ingot.ops.open import Source, checkpoint_of, open_delta
+from ingot.ops.save import as_tensor
+
+SLAB = 1 << 19
+_RECYCLED = 16 << 20
+_MISSING = object()
+PARENT = "wdelta"
+
+State = MutableMapping[str, Any]
+
+
+@dataclass(slots=True)
+class Applied:
+    """A delta that was applied to a state dict: what was done, and how to take it back.
+
+    ``base_id`` and ``result_id`` are the identities that the delta states. ``nbytes`` is the memory that undoing takes.
+    """
+
+    delta: Checkpoint
+    owned: bool
+    base_id: str | None
+    result_id: str | None
+    tensors: int
+    state: State = field(repr=False)
+    undo: dict[str, TensorUndo] | None = field(default=None, repr=False)
+    replaced: dict[str, Any] = field(default_factory=dict, repr=False)
+    source: Source | None = field(default=None, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the undo logs take; tensors that were replaced or removed are kept beside them."""
+        return sum(undo.nbytes for undo in (self.undo or {}).values())
+
+    def revert(self) -> None:
+        """Give the state dict the values back that it had; see ``ingot.revert``."""
+        revert(self.state, self)
+
+    def close(self) -> None:
+        """Let go of the delta and of what undoing needs; ``revert`` is not possible any more."""
+        self.undo = None
+        self.replaced = {}
+        if self.owned:
+            self.delta.close()
+
+
+def apply_delta(
+    state_dict: State,
+    delta: str | PathLike[str] | Checkpoint,
+    *,
+    verify_base: bool = True,
+    verify: bool | None = None,
+    undo: bool = True,
+    workers: int | None = None,
+) -> Applied:
+    """Turn the base's weights in ``state_dict`` into the fine-tune's, in place.
+
+    Parameters
+    ----------
+    state_dict : mutable mapping of name to NumPy array or torch tensor
+        The memory of its tensors is written to: C order, on the CPU. New, reshaped and retyped tensors are put in as
+        new objects, removed ones leave the mapping.
+    delta : path or Checkpoint
+        An opened one must stay open until the delta is reverted or ``Applied.close`` was called.
+    verify_base : bool
+        Prove by its hash that the state dict holds the delta's base.
+    verify : bool, optional
+        Prove, hashing while tensors are changed, that the result is the one that the delta states. By default where it
+        states one, the base is proven, and no tensor keeps another element type than the fine-tune's; True asks for it.
+    undo : bool
+        Keep what ``revert`` needs: a log that is small where little changed. Without it the differences are decoded,
+        added and rounded in one go.
+    workers : int, optional
+        Threads; all processors this process may use by default.
+
+    Returns
+    -------
+    Applied
+
+    Raises
+    ------
+    IntegrityError
+        ``delta.base``: names, shapes, element types or values are not those of the delta's base; nothing was changed.
+        ``delta.result``: the result is not the one that the delta promises; the weights were put back, or without
+        ``undo`` are to be loaded anew.
+    UnsupportedError
+        ``delta.layout``: a tensor cannot be changed in place; ``delta.shared``: two names share memory otherwise than
+        as one tensor.
+    FormatError, CodecError, UsageError
+        The delta is damaged. What was changed before that was seen is put back; without ``undo`` all parts of the
+        delta are checked before anything is changed.
+    """
+    workers = default_workers() if workers is None else workers
+    source = None
+    if isinstance(delta, Checkpoint):
+        opened = delta
+    else:
+        source = open_delta(delta)
+        opened = checkpoint_of(source)
+    try:
+        with _whole(opened):
+            link = link_of(opened)
+            job = _Apply(state_dict, link, workers)
+            if verify_base:
+                job.require_base()
+            job.prove_result(verify_base if verify is None else verify, asked=verify is True)
+        base, result = link.info.base.content, link.info.result.content
+        applied = Applied(opened, source is not None, base, result, len(job.routes), state_dict, source=source)
+        job.run(applied, undo=undo)
+    except BaseException:
+        if source is not None:
+            opened.close()
+        raise
+    return applied
+
+
+@contextmanager
+def _whole(delta: Checkpoint) -> Iterator[None]:
+    """Check the digest of a delta's whole file beside what is done inside; that it is damaged is said before all else.
+
+    Raises ``IntegrityError`` with the format's rule.
+    """
+    with Workers(1) as pool:
+        checked = pool.submit(delta.require_whole)
+        try:
+            yield
+        finally:
+            checked.result()
+
+
+def revert(state_dict: State, applied: Applied) -> None:
+    """Give ``state_dict`` the values back that it had before ``applied``, bit for bit; several in reverse order.
+
+    Raises
+    ------
+    UsageError
+        ``delta.reverted``: it was reverted or closed already, or applied without ``undo``. ``delta.not-applied``: the
+        tensors are not as the delta left them; a later one was not reverted, say. Nothing was changed.
+    IntegrityError
+        ``store.changed``: the delta's file was written to meanwhile. Nothing was changed.
+    """
+    if applied.undo is None:
+        raise UsageError(
+            "expected a delta that can be taken back; this one was reverted, closed, or applied with undo=False",
+            rule="delta.reverted",
+        )
+    undo = applied.undo
+    if applied.source is not None:
+        applied.source.require_unchanged()
+    arrays = dict(ordered(lambda name: (name, _changed(state_dict, name, undo[name])), undo))
+    for _ in ordered(lambda name: undo[name].revert(arrays[name]), undo):
+        pass
+    _put_back(state_dict, applied.replaced)
+    applied.close()
+
+
+def _changed(state: State, name: str, undo: TensorUndo) -> Array:
+    array = shared_array(name, state[name]) if name in state else None
+    if array is None or not undo.holds(array):
+        raise UsageError(
+            "this tensor is not as the delta left it; revert what was applied later first",
+            rule="delta.not-applied",
+            where=name,
+        )
+    return array
+
+
+def _put_back(state: State, replaced: Mapping[str, Any]) -> None:
+    for name, value in replaced.items():
+        if value is _MISSING:
+            state.pop(name, None)
+        else:
+            state[name] = value
+
+
+class _Apply:
+    """One application: everything is looked at before anything is changed."""
+
+    def __init__(self, state: State, link: Link, workers: int) -> None:
+        self._state, self._link, self._workers = state, link, workers
+        self._arrays = {name: shared_array(name, value) for name, value in state.items()}
+        before = self._before()
+        self.routes = next_stage(before, link, 1)
+        same = [name for name, change in link.info.tensors.items() if change.op == "same"]
+        self._tied = tied_names(self._arrays, self.routes, same)
+        self._promised: str | None = None
+        self._digests: dict[str, str] = {}
+
+    def _before(self) -> dict[str, Route]:
+        """Return the state dict as stage 0. A name that only repeats another's tensor counts where the delta has it."""
+        named = {**self._link.info.tensors, **dict.fromkeys(self._link.info.removed)}
+        known = {address(array) for name, array in self._arrays.items() if name in named}
+        found = {}
+        for name, array in self._arrays.items():
+            if name in named or address(array) not in known or self._link.info.base.content is None:
+                found[name] = Route(as_tensor(name, array), 0)
+        return found
+
+    def require_base(self) -> None:
+        """Raise ``IntegrityError`` ``delta.base`` unless the arrays' hash is that of the delta's base."""
+        expected = self._link.info.base
+        if expected.content is not None:
+            names = [*(name for name in self._link.info.tensors if name in self._arrays), *self._link.info.removed]
+            ids = _ids({name: self._arrays[name] for name in names}, self._workers)
+            wanted, found = expected.content, content_of(ids)
+            self._digests = {name: ids[name].digest for name in names if self._stays(name)}
+        elif PARENT in expected.hashes:
+            base = {name: as_tensor(name, array) for name, array in self._arrays.items()}
+            wanted, found = expected.hashes[PARENT], "another one, in every order"
+            if matching_order(base, list(self._link.checkpoint), wanted) is not None:
+                found = wanted
+        else:
+            raise UsageError(
+                "the delta does not say what its base is; pass verify_base=False to trust yours",
+                rule="delta.no-identity",
+                where=self._link.location,
+            )
+        if found != wanted:
+            raise IntegrityError(
+                "delta.base",
+                f"these weights are not what the delta was made from: expected {wanted}, found {found}",
+                where=self._link.location,
+            )
+
+    def _stays(self, name: str) -> bool:
+        """Whether a tensor of the base is one of the result as it is."""
+        route = self.routes.get(name)
+        return route is not None and not route.layers and not route.born
+
+    def prove_result(self, wanted: bool, *, asked: bool) -> None:
+        """Say before ``run`` whether the result is to be compared with what the delta states, as far as that can be.
+
+        Raises ``UsageError`` ``delta.no-result`` where it was ``asked`` for and cannot be.
+        """
+        promised = self._link.info.result.content
+        changed = [(name, route.dtype) for name, route in self.routes.items() if route.layers]
+        retyped = next((name for name, dtype in changed if element_type(self._arrays[name]) != dtype), None)
+        if wanted and promised is not None and retyped is None:
+            self._promised = promised
+        elif asked:
+            why = "it does not say what its result is" if promised is None else f"{retyped!r} keeps its element type"
+            raise UsageError(f"nothing to verify against: {why}", rule="delta.no-result", where=self._link.location)
+
+    def _require_result(self, *, undo: bool) -> None:
+        """Compare what was made with what the delta states; what was not hashed on the way is hashed now."""
+        if self._promised is None:
+            return
+        rest = {name: self._arrays[name] for name in self.routes if name not in self._digests}
+        digests = {**self._digests, **{name: item.digest for name, item in _ids(rest, self._workers).items()}}
+        ids = {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self.routes.items()}
+        found = content_of(ids)
+        if found != self._promised:
+            left = "nothing was changed" if undo else "the weights were changed: load them anew"
+            raise IntegrityError(
+                "delta.result",
+                f"the result is not the one that the delta promises: expected {self._promised}, found {found}; {left}",
+                where=self._link.location,
+            )
+
+    def run(self, applied: Applied, *, undo: bool) -> None:
+        """Change everything, or nothing."""
+        changed = [route for name, route in self.routes.items() if route.layers and name not in self._tied]
+        new = {name: self._owned(route) for name, route in self.routes.items() if route.born}
+        if not undo:
+            for route in changed:
+                _check_parts(route.layers[0].tensor)
+        undos = {route.name: _undo_of(route, self._arrays[route.name]) for route in changed}
+        replaced: dict[str, Any] = {}
+        try:
+            with recycling(_RECYCLED):
+                for _ in ordered(lambda route: self._change(route, undos[route.name], undo), changed, self._workers):
+                    pass
+            self._require_result(undo=undo)
+            for name in (*self._link.info.removed, *new):
+                if name in new or name in self._state:
+                    replaced[name] = self._state.get(name, _MISSING)
+            self._exchange(new)
+        except BaseException:
+            _put_back(self._state, replaced)
+            with ExitStack() as stack:  # one that cannot be put back keeps no other from it
+                for name, item in undos.items() if undo else ():
+                    stack.callback(item.revert, self._arrays[name])
+            raise
+        applied.replaced = replaced
+        if undo:
+            applied.undo = undos
+
+    def _owned(self, route: Route) -> Any:
+        """Return a new tensor as what the state dict holds."""
+        array = route.origin.numpy()
+        if self._promised is not None:
+            running = Blake3()
+            running.update(file_bytes(np.ascontiguousarray(array)))
+            self._digests[route.name] = hex_of(running)
+        return like(self._state, array if array.flags.writeable else array.copy())
+
+    def _exchange(self, new: Mapping[str, Any]) -> None:
+        for name in self._link.info.removed:
+            self._state.pop(name, None)
+        for name, value in new.items():
+            self._state[name] = value
+
+    def _change(self, route: Route, undo: TensorUndo, keep: bool) -> None:
+        layer = route.layers[0]
+        rows, cols = undo.matrix
+        matrix = self._arrays[route.name].reshape(rows, cols)
+        running = Blake3() if self._promised is not None else None
+        try:
+            if keep and not layer.codec.exact:
+                _add(matrix, layer.tensor, undo, running)
+            else:
+                self._apply(route, matrix, undo, keep, running)
+        except IngotError as error:
+            raise error.at(f"{self._link.location}: {route.name}") from None
+        if running is not None:
+            self._digests[route.name] = hex_of(running)
+
+    def _apply(self, route: Route, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
+        layer, rows = route.layers[0], len(matrix)
+        applier = layer.codec.applier(layer.tensor, route.origin.dtype)
+        for start in range(0, rows, undo.step):
+            go_on()
+            piece = matrix[start : start + undo.step]
+            if keep:
+                result = scratch(piece.shape, piece.dtype)
+                applier.apply(piece, result)
+                undo.replace(piece, result)
+            else:
+                applier.apply(piece, piece)
+            if running is not None:
+                running.update(file_bytes(piece))
+        applier.finish()
+
+
+def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None) -> None:
+    reader = CODECS[tensor.codec].reader(tensor)
+    for start in range(0, len(matrix), undo.step):
+        go_on()
+        piece = matrix[start : start + undo.step]
+        undo.change(piece, reader)
+        if running is not None:
+            running.update(file_bytes(piece))
+    reader.finish()
+
+
+def _undo_of(route: Route, array: Array) -> TensorUndo:
+    rows, cols = route.matrix()
+    return TensorUndo(route.layers[0].tensor, array.shape, (rows, cols), max(1, SLAB // max(cols, 1)), array.dtype)
+
+
+def _check_parts(tensor: Tensor) -> None:
+    """Check a delta's tensor, and the digests of the parts that have one: these are read once."""
+    delta_codec(tensor.codec).check(tensor)
+    for part in tensor.parts.values():
+        if part.encoding == "raw" and (part.digest is None or not part.verify):
+            continue
+        reader, buffer = part.reader(), memoryview(bytearray(min(CHUNK, part.nbytes)))
+        for start in range(0, part.nbytes, CHUNK):
+            reader.readinto(buffer[: part.nbytes - start])
+        reader.finish()
+
+
+def _ids(arrays: Mapping[str, Array], workers: int) -> dict[str, TensorId]:
+    """Return the lines of arrays in a content id, by name."""
+
+    def one(name: str) -> tuple[str, TensorId]:
+        running, array = Blake3(), arrays[name]
+        running.update(file_bytes(array))
+        return name, TensorId(element_type(array), array.shape, hex_of(running))
+
+    return dict(ordered(one, arrays, workers))

@@ -1,0 +1,246 @@
+"""A base and the deltas that follow it: which tensors there are after each, and how each comes about.
+
+*Stage* 0 is the base, stage ``i`` what the first ``i`` deltas make of it. Headers alone decide; no tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ingot.codecs.base import empty
+from ingot.codecs.delta.base import DELTAS, Applier, DeltaCodec, delta_codec, fits
+from ingot.codecs.table import CODECS
+from ingot.core.buffers import scratch
+from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.floats import FLOATS
+from ingot.core.parallel import go_on
+from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import KEY, DeltaInfo, delta_of
+from ingot.model.tensor import Array, Tensor
+
+_SLAB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One delta of a chain: the opened file and what it says of itself."""
+
+    checkpoint: Checkpoint
+    info: DeltaInfo
+
+    @property
+    def location(self) -> str:
+        return self.checkpoint.location
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A difference that leads to ``stage``; its result has element type ``dtype``."""
+
+    stage: int
+    tensor: Tensor
+    dtype: str
+
+    @property
+    def codec(self) -> DeltaCodec:
+        return delta_codec(self.tensor.codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a tensor comes about: ``origin`` is there since stage ``born`` (0: the base's), ``layers`` are applied."""
+
+    origin: Tensor
+    born: int
+    layers: tuple[Layer, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.origin.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.origin.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.layers[-1].dtype if self.layers else self.origin.dtype
+
+    @property
+    def opaque(self) -> bool:
+        """Whether its values only move: packed below a byte, or of a type not known here."""
+        return is_opaque(self.origin)
+
+    def made_at(self, stage: int) -> int:
+        """Return the stage that gave the values which the tensor has at ``stage``."""
+        return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.born)
+
+    def leads_to(self, other: Route) -> bool:
+        """Whether ``other`` is this route, gone further."""
+        return self.origin is other.origin and self.layers == other.layers[: len(self.layers)]
+
+    def matrix(self) -> tuple[int, int]:
+        """Return the rows and columns to cut by: single elements where everything works element by element."""
+        if CODECS[self.origin.codec].elementwise and all(layer.codec.elementwise for layer in self.layers):
+            return self.origin.size, 1
+        return self.origin.matrix_shape
+
+    def appliers(self) -> list[Applier]:
+        """Begin applying every layer."""
+        dtypes = [self.origin.dtype, *(layer.dtype for layer in self.layers)]
+        return [layer.codec.applier(layer.tensor, dtype) for layer, dtype in zip(self.layers, dtypes, strict=False)]
+
+    def slabs(self, matrix: tuple[int, int] | None = None) -> Iterator[Array]:
+        """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix()``."""
+        rows, cols = matrix or self.matrix()
+        step = max(1, _SLAB // max(cols, 1))
+        reader, appliers = CODECS[self.origin.codec].reader(self.origin), self.appliers()
+        for start in range(0, rows, step):
+            go_on()
+            values = empty((min(step, rows - start), cols), self.origin.dtype, self.name)
+            reader.read_into(values)
+            for applier, layer in zip(appliers, self.layers, strict=True):
+                values = applied(applier, values, layer.dtype)
+            yield values
+        reader.finish()
+        for applier in appliers:
+            applier.finish()
+
+
+def applied(applier: Applier, base: Array, dtype: str) -> Array:
+    """Return what an applier makes of the next rows of its base."""
+    out = scratch(base.shape, numpy_dtype(dtype))
+    applier.apply(base, out)
+    return out
+
+
+def is_opaque(tensor: Tensor) -> bool:
+    """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
+    return tensor.codec == "dense" and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
+
+
+def link_of(checkpoint: Checkpoint) -> Link:
+    """Return an opened delta.
+
+    Raises
+    ------
+    UsageError
+        ``delta.none``: an ordinary checkpoint.
+    FormatError
+        ``delta.metadata``, ``delta.version``, ``delta.op``.
+    """
+    info = delta_of(checkpoint.metadata, checkpoint.location)
+    if info is None:
+        raise UsageError("expected a delta, found ordinary weights", rule="delta.none", where=checkpoint.location)
+    return Link(checkpoint, info)
+
+
+def base_routes(base: Mapping[str, Tensor]) -> dict[str, Route]:
+    """Return stage 0.
+
+    Raises ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor.
+    """
+    for name, tensor in base.items():
+        _require_decoder(tensor, name)
+    return {name: Route(tensor, 0) for name, tensor in base.items()}
+
+
+def stages(base: Checkpoint, links: Sequence[Link]) -> list[dict[str, Route]]:
+    """Return the tensors of every stage, the base's first, names in each delta's order.
+
+    Raises
+    ------
+    UsageError
+        ``delta.of-delta``: the base is a delta.
+    IntegrityError
+        ``delta.base``: names, shapes or element types are not those of the delta's base.
+    FormatError
+        ``delta.tensor``, ``delta.dtype``: the delta does not fit its own description.
+    """
+    if KEY in base.metadata:
+        raise UsageError(
+            "expected the base's weights, found a delta; give the base first, then its deltas in order",
+            rule="delta.of-delta",
+            where=base.location,
+        )
+    found = [base_routes(base)]
+    for number, link in enumerate(links, 1):
+        found.append(next_stage(found[-1], link, number))
+    return found
+
+
+def next_stage(before: Mapping[str, Route], link: Link, number: int) -> dict[str, Route]:
+    """Return what one delta makes of the tensors ``before``; errors as ``stages``."""
+    info = link.info
+    stored = {name for name, change in info.tensors.items() if change.op != "same"}
+    stray = next((name for name in link.checkpoint if name not in stored), None)
+    if stray is not None:
+        raise FormatError(
+            "delta.tensor", f"expected no tensor {stray[:200]!r}, which the delta does not list", where=link.location
+        )
+    after = {}
+    for name, change in info.tensors.items():
+        try:
+            after[name] = _route(before.get(name), link, number, name, change.op, change.dtype)
+        except IngotError as error:
+            raise error.at(f"{link.location}: tensor {name[:200]!r}") from None
+    rest = [name for name in before if name not in info.tensors]
+    if info.base.content is None:  # other identities cover the delta's tensors only
+        removed = set(info.removed)
+        return after | {name: before[name] for name in rest if name not in removed}
+    wrong = set(rest) ^ set(info.removed)
+    if wrong:
+        raise _wrong_base("the same names", f"{min(wrong)[:200]!r} in only one of them").at(link.location)
+    return after
+
+
+def _route(before: Route | None, link: Link, number: int, name: str, op: str, dtype: str) -> Route:
+    if op == "replace":
+        tensor = _stored(link, name)
+        _require_decoder(tensor, name)
+        if tensor.dtype != dtype:
+            raise FormatError("delta.dtype", f"expected {dtype[:40]!r} as listed, found {tensor.dtype[:40]!r}")
+        return Route(tensor, number)
+    if before is None:
+        raise _wrong_base("this tensor in the base", "none")
+    if op == "same":
+        if before.dtype != dtype:
+            raise _wrong_base(f"element type {dtype[:40]}", before.dtype)
+        return before
+    tensor = _stored(link, name)
+    _require_fit(before, tensor, dtype)
+    return replace(before, layers=(*before.layers, Layer(number, tensor, dtype)))
+
+
+def _require_fit(before: Route, tensor: Tensor, dtype: str) -> None:
+    if tensor.codec not in DELTAS and tensor.codec not in CODECS:
+        raise UnsupportedError(f"no codec {tensor.codec[:80]!r} here; a newer Ingot may have it", rule="codec.unknown")
+    codec = delta_codec(tensor.codec)
+    if not fits(codec, tensor, before.shape):
+        raise _wrong_base(f"shape {list(tensor.shape)}", str(list(before.shape)))
+    codec.check(tensor)
+    if codec.exact and before.dtype != dtype:
+        raise _wrong_base(f"element type {dtype[:40]}", before.dtype)
+    if not codec.exact and not {before.dtype, dtype} <= set(FLOATS):
+        raise FormatError("delta.dtype", f"expected floats to add to, found {before.dtype} and {dtype[:40]}")
+
+
+def _stored(link: Link, name: str) -> Tensor:
+    if name not in link.checkpoint:
+        raise FormatError("delta.tensor", "expected this tensor in the delta, which lists it, found none")
+    return link.checkpoint[name]
+
+
+def _require_decoder(tensor: Tensor, name: str) -> None:
+    if tensor.codec in CODECS:
+        CODECS[tensor.codec].check(tensor)
+    if not is_opaque(tensor) and (tensor.codec not in CODECS or tensor.dtype not in DTYPES):
+        raise UnsupportedError(
+            f"no decoder for codec {tensor.codec!r} and dtype {tensor.dtype!r}", rule="codec.unknown", where=name
+        )
+
+
+def _wrong_base(expected: str, found: str) -> IntegrityError:
+    return IntegrityError("delta.base", f"this is not the delta's base: expected {expected}, found {found}")

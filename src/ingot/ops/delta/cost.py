@@ -1,0 +1,106 @@
+"""What a delta costs: for every tensor its size, and how far base + delta is from the fine-tune."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+
+import numpy as np
+
+from ingot.core.floats import FLOATS
+from ingot.core.parallel import default_workers, ordered
+from ingot.core.progress import Progress, ProgressCallback
+from ingot.core.stats import ErrorStats, measure
+from ingot.engine.slabs import slabs
+from ingot.errors import IntegrityError
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.delta.chain import Link, Route, link_of, stages
+from ingot.ops.delta.report import TensorDiff
+from ingot.ops.identity import file_bytes, tensor_digest
+from ingot.ops.open import open as open_checkpoint
+
+AnyPath = str | PathLike[str]
+
+
+def delta_cost(
+    base: AnyPath, delta: AnyPath, finetuned: AnyPath, *, progress: ProgressCallback | None = None
+) -> list[TensorDiff]:
+    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in slabs.
+
+    Returns
+    -------
+    list of TensorDiff
+        In the fine-tune's order. ``exact`` tells whether the values are equal bit for bit.
+
+    Raises
+    ------
+    IntegrityError
+        ``delta.base``: names, shapes or types do not fit (values are not proven here); ``delta.tuned``: the fine-tune
+        has other tensors than the delta gives.
+    """
+    with (
+        open_checkpoint(base, io="pread") as first,
+        open_checkpoint(delta, io="pread") as second,
+        open_checkpoint(finetuned, io="pread") as tuned,
+    ):
+        link = link_of(second)
+        routes = stages(first, [link])[-1]
+        odd = set(routes) ^ set(tuned)
+        if odd:
+            raise IntegrityError(
+                "delta.tuned",
+                f"expected the tensors of the delta's result, found {min(odd)[:200]!r} in only one of them",
+                where=tuned.location,
+            )
+        state = Progress(tuned.nbytes, progress)
+        pairs = [(routes[name], tensor) for name, tensor in tuned.items()]
+        found = []
+        for item in ordered(lambda pair: _cost(pair[0], pair[1], link), pairs, default_workers()):
+            found.append(item)
+            state.advance(tuned[item.name].nbytes, item.name)
+        return found
+
+
+def _cost(route: Route, tuned: Tensor, link: Link) -> TensorDiff:
+    if route.shape != tuned.shape or route.dtype != tuned.dtype:
+        raise IntegrityError(
+            "delta.tuned",
+            f"expected shape {list(route.shape)} in {route.dtype}, found {list(tuned.shape)} in {tuned.dtype}",
+            where=tuned.name,
+        )
+    op = link.info.tensors[route.name].op if route.name in link.info.tensors else "same"
+    stored = link.checkpoint.get(route.name)
+    same, error = _values(route, tuned)
+    return TensorDiff(
+        name=route.name,
+        shape=route.shape,
+        dtype=route.dtype,
+        op=op,
+        codec=stored.codec if stored else "",
+        nbytes=stored.nbytes if stored else 0,
+        tuned_nbytes=tuned.nbytes,
+        exact=same,
+        error=None if same or not error.count else error.summary(),
+    )
+
+
+def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
+    if route.opaque:
+        return tensor_digest(route.origin) == tensor_digest(tuned), ErrorStats()
+    same, error = True, ErrorStats()
+    for found, wanted in _pairs(route, tuned):
+        same = same and np.array_equal(_bits(found), _bits(wanted))
+        if route.dtype in FLOATS:
+            error = error + measure(wanted, found)
+    return same, error
+
+
+def _pairs(route: Route, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
+    """Yield both in slabs of whole rows, which any codec takes."""
+    rows, cols = tuned.matrix_shape
+    wanted = slabs(tuned, (rows, cols), max(1, (1 << 20) // max(cols, 1)))
+    yield from zip(route.slabs(tuned.matrix_shape), wanted, strict=True)
+
+
+def _bits(rows: Array) -> Array:
+    return np.frombuffer(file_bytes(rows), np.uint8)

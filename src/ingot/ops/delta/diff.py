@@ -1,0 +1,400 @@
+"""Diff: what turns a base into a fine-tune, as a delta, in bounded memory.
+
+What is equal is read once. What differs is read up to the first difference (a slab of a million elements), then once
+for every scan that its codec asks for, and once to be encoded; hashes are taken on the way. Strategy ``auto`` reads a
+sample before, and twice all of a matrix whose sample speaks for a low rank; a sparse patch counts the changes before; a
+``.wdelta`` of a sharded base reads the base once more, in the order of its shards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Unpack
+
+from msgspec import structs
+
+from ingot.codecs.delta.base import DeltaEncoder, delta_codec, difference
+from ingot.codecs.reach import reaching
+from ingot.codecs.table import CODECS
+from ingot.core.memory import anonymous_rss, parse_size
+from ingot.core.parallel import Workers, default_workers, ordered
+from ingot.core.progress import Progress
+from ingot.core.stats import ErrorStats
+from ingot.engine.drive import RESERVE, drive, recycled, slab_budget
+from ingot.engine.pipeline import Pipeline, cut
+from ingot.engine.slabs import pieces
+from ingot.engine.watch import ContentWatch, ParentWatch
+from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.formats.base import LateMetadata, WriteOptions
+from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.limits import require_in_proportion
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+from ingot.ops.companions import copy_companions
+from ingot.ops.convert.convert import refuse_same
+from ingot.ops.convert.plan import ENCODED, MOVED, Step
+from ingot.ops.delta.auto import PER_PAIR, choose, target_bytes
+from ingot.ops.delta.chain import is_opaque
+from ingot.ops.delta.inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
+from ingot.ops.delta.jobs import PairJob, WholeJob
+from ingot.ops.delta.options import DiffOptions
+from ingot.ops.delta.parent import parent_hash, parent_orders
+from ingot.ops.delta.report import DiffReport, TensorDiff
+from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, EXACT, SMALL, Way, choices
+from ingot.ops.destination import Destination, destination, require_room, stage
+from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
+from ingot.ops.open import Source, open_source, weights_of
+from ingot.ops.specs import encoded_spec, least_size
+from ingot.stores.local import LocalTarget
+
+AnyPath = str | PathLike[str]
+
+VERSION = 1
+PARENT = "wdelta"
+"""The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
+PATCH = "safetensors"
+"""The format whose deltas are sparse patches."""
+_LEAST = 256 << 20
+_COMPARED = 1 << 20
+
+
+def diff(
+    base: AnyPath, finetuned: AnyPath, out: AnyPath, strategy: str = "exact", **options: Unpack[DiffOptions]
+) -> DiffReport:
+    """Write the delta that turns ``base`` into ``finetuned``.
+
+    Parameters
+    ----------
+    base, finetuned : path
+        Anything that ``ingot.open`` opens; layout, container and lossless codecs do not matter.
+    out : path
+        ``.zt``, ``.wdelta`` for the strategies of that format, or ``.safetensors`` for a sparse patch.
+    strategy : str
+        How differences are stored (``ops.delta.strategy``): ``exact`` gives the fine-tune back bit for bit, others are
+        smaller. New, reshaped and retyped tensors are stored whole; equal ones are not stored.
+    **options
+        See ``DiffOptions``.
+
+    Returns
+    -------
+    DiffReport
+
+    Raises
+    ------
+    UsageError
+        ``delta.container``, ``delta.strategy``, an option.
+    CodecError
+        A value that the strategy cannot store, such as a NaN in a quantized difference.
+    UnsupportedError
+        ``delta.keys``: the two have not the same tensors and the container knows no other case.
+    FormatError, IntegrityError, ResourceError
+        As ``ingot.convert``. Nothing is left under the final name.
+    """
+    started = time.perf_counter()
+    unknown = set(options) - set(DiffOptions.__annotations__)
+    if unknown:
+        raise UsageError(f"unknown option {min(unknown)!r}", rule="diff.option")
+    threads = options.get("threads")
+    if threads is not None and threads < 1:
+        raise UsageError(f"expected at least one thread, found {threads}", rule="diff.option")
+    place = destination(out)
+    if place.format.name not in BY_CONTAINER:
+        raise UsageError(
+            f"expected a delta's container, {' or '.join(BY_CONTAINER)}, found {place.format.name}",
+            rule="delta.container",
+            where=str(place.path),
+        )
+    with ExitStack() as stack:
+        sources = []
+        for path in (base, finetuned):
+            source = open_source(path, io=options.get("io", "pread"), verify=options.get("verify", True))
+            stack.callback(source.close)
+            refuse_same(source, place)
+            sources.append(source)
+        report = _Diff(sources, place, strategy, options).run()
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is stored, in order, and what is known of the fine-tune's tensors before."""
+
+    steps: list[Step]
+    jobs: Mapping[str, PairJob | WholeJob]
+    changes: Mapping[str, Change]
+    exact: Mapping[str, bool]
+
+
+class _Diff:
+    """One run."""
+
+    def __init__(self, sources: Sequence[Source], place: Destination, strategy: str, options: DiffOptions) -> None:
+        self._sources, self._place, self._strategy, self._options = sources, place, strategy, options
+        self._base, self._tuned = (weights_of(source) for source in sources)
+        self._wdelta = place.format.name == PARENT
+        self._patch = place.format.name == PATCH
+        self._auto = strategy == AUTO and place.format.name == "zt"
+        if not self._auto and (options.get("target_size"), options.get("max_error")) != (None, None):
+            raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
+        # What options are for: the strategy's matrices.
+        self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)
+        self._ways: Mapping[str, Way] = {}
+        self._workers = options.get("threads") or default_workers()
+        self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.get("progress"))
+        self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
+        self._counts: Mapping[str, int] = {}
+        self._same: dict[str, str] = {}
+        self._moved: dict[str, str] = {}
+        self._written: dict[str, tuple[int, ErrorStats]] = {}
+
+    def run(self) -> DiffReport:
+        check_inputs(self._base, self._tuned)
+        for checkpoint in (self._base, self._tuned):
+            require_in_proportion(checkpoint.values(), checkpoint.location)
+        place = self._place
+        if self._wdelta or self._patch:
+            require_same_keys(self._base, self._tuned, place.format.name)
+        companions = self._tuned.companions if place.directory else {}
+        with stage(place, overwrite=self._options.get("overwrite", False), names=companions) as staging:
+            plan = self._prepared()
+            info, files = self._write(plan, LocalTarget(staging.files))
+            copied = copy_companions(companions, staging.files)
+            for source in self._sources:
+                source.require_unchanged()
+            staging.publish([*files, *copied])
+        return self._report(plan, info, files)
+
+    def _prepared(self) -> _Planned:
+        """Find out what is the same, choose how the rest is stored, and plan it."""
+        if self._wdelta:
+            self._shards = parent_orders(self._base, sorted(self._tuned)).get("shards")
+        else:
+            self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
+        if self._patch:  # a header comes before what it describes
+            self._counts = changed_elements(self._base, self._tuned, self._same, self._workers)
+        self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.get("ways", {})}
+        plan = self._plan()
+        if any(step.spec.params.get("layout") == 2 for step in plan.steps):
+            self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
+        return plan
+
+    def _measured_ways(self) -> dict[str, Way]:
+        """Choose how each tensor's difference is stored, for strategy ``auto``."""
+        changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
+        pairs = [(self._base[item.name], item) for item in changed if item.name in self._base]
+        pairs = [pair for pair in pairs if alike(*pair) and not is_opaque(pair[1])]
+        paired = {tuned.name for _, tuned in pairs}
+        whole = sum(item.nbytes for item in changed if item.name not in paired)
+        size = self._options.get("target_size")
+        budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
+        self._progress.total += sum(base.nbytes + tuned.nbytes for base, tuned in pairs)
+        self._progress.advance(0)
+        workers, max_ram = self._workers, self._options.get("max_ram")
+        if max_ram is not None:
+            workers = max(1, min(workers, (parse_size(max_ram) - anonymous_rss() - RESERVE) // PER_PAIR))
+        return choose(
+            pairs,
+            target_size=budget,
+            max_error=self._options.get("max_error"),
+            workers=workers,
+            progress=self._progress,
+        )
+
+    def _plan(self) -> _Planned:
+        steps: list[Step] = []
+        changes: dict[str, Change] = {}
+        exact: dict[str, bool] = {}
+        names = sorted(self._tuned) if self._wdelta else list(self._tuned)
+        changed = [self._tuned[name] for name in names if name not in self._same]
+        located = ordered(self._located, changed, self._workers)
+        for name in names:
+            tensor = self._tuned[name]
+            op, step = "same", None
+            if name not in self._same:
+                op, step = next(located)
+                steps.append(step)
+            changes[name] = Change(op, tensor.dtype)
+            exact[name] = step is None or step.exact
+        order = self._place.format.order([step.spec for step in steps])
+        steps = [steps[index] for index in order]
+        jobs = {step.tensor.name: step.job for step in steps if isinstance(step.job, PairJob | WholeJob)}
+        return _Planned(steps, jobs, changes, exact)
+
+    def _located(self, tensor: Tensor) -> tuple[str, Step]:
+        try:
+            return self._step(tensor)
+        except IngotError as error:
+            raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
+
+    def _step(self, tensor: Tensor) -> tuple[str, Step]:
+        base = self._base.get(tensor.name)
+        way = self._ways.get(tensor.name, EXACT if self._auto else None)
+        if way is None:
+            way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
+        if is_opaque(tensor):
+            self._moved[tensor.name] = tensor_digest(tensor)
+            return "replace", self._checked(Step(tensor, tensor.spec(), MOVED, "moved", exact=True))
+        if base is None or not (self._wdelta or alike(base, tensor)):
+            return "replace", self._whole(tensor)
+        codec = delta_codec(way.codec)
+        extra = self._options.get("options", {}) if way == self._asked else {}
+        if self._patch:
+            extra = {**extra, "count": self._counts[tensor.name]}
+
+        def made(options: Mapping[str, Any]) -> DeltaEncoder:
+            return codec.encoder(tensor.shape, tensor.dtype, options)
+
+        options = {**way.options, **extra}
+        try:
+            encoder = made(options)
+        except UnsupportedError:  # complex numbers
+            if not codec.exact:
+                raise
+            return "replace", self._whole(tensor)
+        differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
+        encoder, _ = reaching(encoder, made, options, differences)
+        default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
+        spec = encoded_spec(tensor.name, default, encoder, way.encoding)
+        job = PairJob(base, tensor, codec, encoder, spec.parts)
+        return "apply", self._checked(Step(tensor, spec, ENCODED, way.codec, exact=encoder.lossless, job=job))
+
+    def _whole(self, tensor: Tensor) -> Step:
+        codec = "float_entropy" if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else "dense"
+        encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
+        spec = encoded_spec(tensor.name, tensor, encoder, "raw")
+        return self._checked(Step(tensor, spec, ENCODED, codec, exact=True, job=WholeJob(tensor, encoder)))
+
+    def _checked(self, step: Step) -> Step:
+        reason = self._place.format.refuses(step.spec)
+        if reason is not None:
+            raise UnsupportedError(f"{self._place.format.name} cannot carry this: {reason}", rule="delta.container")
+        return step
+
+    def _write(self, plan: _Planned, target: LocalTarget) -> tuple[DeltaInfo, list[str]]:
+        removed = [name for name in self._base if name not in self._tuned]
+        info = DeltaInfo(
+            VERSION,
+            self._strategy,
+            self._unknown_base(),
+            self._unknown_base() if self._patch else Identity(),
+            tensors=dict(plan.changes),
+            removed=removed,
+        )
+        specs: list[TensorSpec] = [step.spec for step in plan.steps]
+        options = WriteOptions(digest=self._options.get("digest", "crc32c"))
+        format = self._place.format
+        own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
+        metadata = format.metadata({**own, KEY: info.to_metadata()})
+        require_room(self._place, least_size(specs, format.size(specs, metadata, options)))
+        writer = format.writer(target, self._place.name, specs, metadata, options)
+        try:
+            info = self._drive(plan, writer, info)
+            assert isinstance(writer, LateMetadata)
+            writer.amend(format.metadata({**own, KEY: info.to_metadata()}))
+            return info, writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _drive(self, plan: _Planned, writer: Any, info: DeltaInfo) -> DeltaInfo:
+        """Write all tensors; return what the pass told of base and result."""
+        measured = self._options.get("measure", True)
+        budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
+        with Lane("base") as base_lane, Lane("tuned") as tuned_lane, Workers(1) as pool:
+            parent = ParentWatch(base_lane)
+            beside = pool.submit(parent_hash, self._base, self._shards) if self._shards else None
+            contents = (ContentWatch(base_lane), ContentWatch(tuned_lane))
+            for job in plan.jobs.values():
+                if self._wdelta:
+                    job.observe(contents[0] if beside else parent, None, measured=measured)
+                else:
+                    job.observe(*contents, measured=measured)
+            cuts = [cut(step, budget, self._workers + 3, measured) for step in plan.steps]
+            if self._options.get("max_ram") is None:  # tensors that go in one piece: no more of them than a large one
+                budget = min(budget, max(_LEAST, *(shape.cost for shape in cuts), 0))
+            kept = recycled(self._options.get("max_ram"))
+            with Pipeline(
+                plan.steps, cuts, workers=self._workers, budget=budget, measured=measured, recycled=kept
+            ) as pipeline:
+                drive(pipeline, writer, self._workers, self._finished, self._progress.advance)
+            if self._wdelta:
+                return structs.replace(
+                    info, base=self._parent_identity(plan, beside.result() if beside else parent.hex)
+                )
+        return structs.replace(info, base=self._base_identity(plan), result=self._result_identity(plan))
+
+    def _finished(self, step: Step, record: dict[str, Any], error: ErrorStats) -> None:
+        self._written[step.tensor.name] = (sum(blob[2] for blob in record["blobs"]), error)
+
+    def _unknown_base(self) -> Identity:
+        """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
+        unknown, told = "0" * 64, self._patch if not self._wdelta else self._shards
+        return Identity(f"blake3:{unknown}" if told else None, {PARENT: unknown} if self._wdelta else {})
+
+    def _parent_identity(self, plan: _Planned, parent: str) -> Identity:
+        """Return what a ``.wdelta`` says of its base; of a sharded one its content too, for the hash goes by shards."""
+        return Identity(self._base_identity(plan).content if self._shards else None, {PARENT: parent})
+
+    def _base_identity(self, plan: _Planned) -> Identity:
+        digests = {name: job.base_id for name, job in plan.jobs.items()} | self._same
+        known = {
+            name: TensorId(self._base[name].dtype, self._base[name].shape, digest)
+            for name, digest in digests.items()
+            if digest is not None
+        }
+        rest = [tensor for name, tensor in self._base.items() if name not in known]
+        known |= tensor_ids(rest, workers=self._workers)
+        for tensor in rest:
+            self._progress.advance(tensor.nbytes, tensor.name)
+        return Identity(content_of(known))
+
+    def _result_identity(self, plan: _Planned) -> Identity:
+        digests = {name: job.result_id or "" for name, job in plan.jobs.items()} | self._same | self._moved
+        return Identity(
+            content_of({name: TensorId(item.dtype, item.shape, digests[name]) for name, item in self._tuned.items()})
+        )
+
+    def _report(self, plan: _Planned, info: DeltaInfo, files: list[str]) -> DiffReport:
+        codecs = {step.tensor.name: step.spec.codec for step in plan.steps}
+        tensors = []
+        for name, change in info.tensors.items():
+            tensor = self._tuned[name]
+            nbytes, error = self._written.get(name, (0, ErrorStats()))
+            lossy = not plan.exact[name] and error.count
+            job = plan.jobs.get(name)
+            moved = job.squared_difference if isinstance(job, PairJob) else 0.0
+            tensors.append(
+                TensorDiff(
+                    name=name,
+                    shape=tensor.shape,
+                    dtype=tensor.dtype,
+                    op=change.op,
+                    codec=codecs.get(name, ""),
+                    nbytes=nbytes,
+                    tuned_nbytes=tensor.nbytes,
+                    exact=plan.exact[name],
+                    error=error.summary() if lossy else None,
+                    left=error.squared_error / moved if lossy and moved else None,
+                )
+            )
+        folder = self._place.path if self._place.directory else self._place.path.parent
+        return DiffReport(
+            base=str(self._sources[0].path),
+            tuned=str(self._sources[1].path),
+            destination=str(self._place.path),
+            format=self._place.format.name,
+            strategy=self._strategy,
+            tensors=tensors,
+            removed=info.removed,
+            tuned_nbytes=self._tuned.nbytes,
+            size=sum((Path(folder) / name).stat().st_size for name in files),
+            seconds=0.0,
+            base_id=info.base.content,
+            result_id=info.result.content,
+            parent_hash=info.base.hashes.get(PARENT),
+        )

@@ -1,0 +1,112 @@
+"""What a diff finds out of its inputs before it plans: whether they are weights, and which tensors are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+import numpy as np
+
+from ingot.codecs.delta.sparse_patch import words
+from ingot.core.checksums import Blake3
+from ingot.core.dtypes import DTYPES
+from ingot.core.parallel import ordered
+from ingot.core.progress import Progress
+from ingot.engine.slabs import matrix_of, slabs
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import KEY
+from ingot.model.tensor import Tensor
+from ingot.ops.delta.chain import base_routes, is_opaque
+from ingot.ops.identity import file_bytes, hex_of, tensor_digest
+
+_COMPARED = 1 << 20
+
+
+def same_tensors(
+    base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], workers: int, progress: Progress
+) -> dict[str, str]:
+    """Return the digests of the tensors whose values are those of the base, bit for bit.
+
+    Reads those once, others up to the first slab that differs.
+    """
+    pairs = [(base[name], tensor) for name, tensor in tuned.items() if name in base and alike(base[name], tensor)]
+    found = {}
+    for (one, other), digest in ordered(lambda pair: (pair, _common_digest(*pair)), pairs, workers):
+        if digest is not None:
+            found[other.name] = digest
+            progress.advance(one.nbytes + other.nbytes, other.name)
+    return found
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one shape and element type."""
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], container: str) -> None:
+    """Refuse what a container has no words for: tensors of one side, and other shapes; for patches, element types too.
+
+    Raises ``UnsupportedError`` ``delta.keys``.
+    """
+    for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
+        raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
+    for name, tensor in tuned.items():
+        one = base[name]
+        if one.shape != tensor.shape:
+            raise _keys(container, "the same shape in base and fine-tune", f"{one.shape} and {tensor.shape}", name)
+        if one.dtype != tensor.dtype and container != "wdelta":
+            raise _keys(
+                container, "the same element type in base and fine-tune", f"{one.dtype} and {tensor.dtype}", name
+            )
+
+
+def _keys(container: str, expected: str, found: str, name: str) -> UnsupportedError:
+    kind = ".wdelta" if container == "wdelta" else "sparse patch"
+    return UnsupportedError(f"a {kind} needs {expected}, found {found}; write a .zt", rule="delta.keys", where=name)
+
+
+def changed_elements(
+    base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], same: Container[str], workers: int
+) -> dict[str, int]:
+    """Return how many elements of each tensor differ in their bits; those in ``same`` and packed ones are left out."""
+    pairs = [(base[name], tensor) for name, tensor in tuned.items() if name not in same and not is_opaque(tensor)]
+    return dict(ordered(lambda pair: (pair[1].name, _changed(*pair)), pairs, workers))
+
+
+def _changed(one: Tensor, other: Tensor) -> int:
+    matrix = matrix_of(one, other.codec)
+    step = max(1, _COMPARED // max(matrix[1], 1))
+    pairs = zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True)
+    return sum(int(np.count_nonzero(words(left) != words(right))) for left, right in pairs)
+
+
+def check_inputs(*checkpoints: Checkpoint) -> None:
+    """Refuse what has no values of its own: deltas, and tensors that nothing here decodes."""
+    for checkpoint in checkpoints:
+        if KEY in checkpoint.metadata:
+            raise UsageError(
+                "expected weights, found a delta; patch its base first and compare with the result",
+                rule="delta.of-delta",
+                where=checkpoint.location,
+            )
+        base_routes(checkpoint)
+
+
+def equal_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
+    return _common_digest(one, other) is not None
+
+
+def _common_digest(one: Tensor, other: Tensor) -> str | None:
+    """Return the digest of two tensors of one shape and type that have the same values, bit for bit, else None."""
+    if is_opaque(one) or is_opaque(other) or DTYPES[one.dtype].bits < 8:  # packed bytes, which slabs are not
+        digest = tensor_digest(one)
+        return digest if digest == tensor_digest(other) else None
+    matrix = matrix_of(one, other.codec)
+    step, running = max(1, _COMPARED // max(matrix[1], 1)), Blake3()
+    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
+        mine = file_bytes(left)
+        if not np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
+            return None
+        running.update(mine)
+    return hex_of(running)

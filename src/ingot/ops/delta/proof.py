@@ -1,0 +1,208 @@
+"""Proving that a base, each parent in a chain, and the result are those that the deltas name.
+
+Most is hashed while the patch reads and makes the tensors; what does not pass there (tensors that are removed or
+replaced later, other orders of a parent hash) is hashed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from ingot.core.checksums import Blake3, Sha256
+from ingot.core.parallel import ordered
+from ingot.engine.watch import ContentWatch, ParentWatch, Watch
+from ingot.errors import CodecError, IntegrityError, UsageError
+from ingot.ops.delta.chain import Link, Route
+from ingot.ops.delta.parent import matching_order, parent_orders
+from ingot.ops.delta.patch_job import PatchJob
+from ingot.ops.identity import Lane, TensorId, content_of, file_bytes, hex_of, tensor_digest
+
+PARENT = "wdelta"
+
+
+class Proof:
+    """Which stages are hashed, how, and what they must be.
+
+    Parameters
+    ----------
+    links : sequence of Link
+    stages : sequence of mappings
+        Of ``delta_chain.stages``.
+    base : bool
+        Whether every link's parent is to be proven. What one link promises and the next expects is compared here.
+    result : bool or None
+        Whether the result is to be proven. None: where the last link states one and the base is proven, since from
+        another base something else must come.
+
+    Raises
+    ------
+    IntegrityError
+        ``delta.base``: the links do not fit together.
+    UsageError
+        ``delta.no-identity``, ``delta.no-result``: a delta does not say what is to be proven.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], stages: Sequence[Mapping[str, Route]], *, base: bool, result: bool | None
+    ) -> None:
+        self._links, self._stages = links, stages
+        self._contents: dict[int, str] = {}
+        self._parents: dict[int, str] = {}
+        self._watches: dict[int, Watch] = {}
+        self.result_id: str | None = None
+        for stage in range(len(links)) if base else ():
+            self._expect_base(stage)
+        promised = links[-1].info.result.content
+        if result or (result is None and base and promised is not None):
+            if promised is None:
+                raise UsageError(
+                    "the delta does not say what its result is: nothing to verify against",
+                    rule="delta.no-result",
+                    where=links[-1].location,
+                )
+            self._contents[len(links)] = promised
+
+    @property
+    def order(self) -> Sequence[str] | None:
+        """The order in which tensors are best made, as a parent hash wants them; None where none does."""
+        return self._order(min(self._parents)) if self._parents else None
+
+    def _order(self, stage: int) -> Sequence[str]:
+        """Return the order in which a stage's parent hash is most likely to be over its tensors."""
+        names = list(self._links[stage].checkpoint)
+        if stage:
+            return sorted(names)
+        orders = parent_orders({name: route.origin for name, route in self._stages[0].items()}, names)
+        return orders.get("shards", orders["sorted"])
+
+    @contextmanager
+    def watching(self, jobs: Mapping[str, PatchJob], order: Sequence[str]) -> Iterator[None]:
+        """Hash what passes through ``jobs``, which run in ``order``, inside this block; ``check`` comes at its end."""
+        with ExitStack() as stack:
+            for stage in sorted({*self._contents, *self._parents}):
+                lane = stack.enter_context(Lane(f"hash{stage}"))
+                if stage in self._contents:
+                    self._watches[stage] = ContentWatch(lane)
+                elif self._passes(stage, jobs, order):
+                    self._watches[stage] = ParentWatch(lane)
+            for name, job in jobs.items():
+                job.observe(
+                    {stage: watch for stage, watch in self._watches.items() if self._on_the_way(stage, name, job)}
+                )
+            yield
+
+    def check(self, jobs: Mapping[str, PatchJob], workers: int) -> None:
+        """Compare all hashes with what they must be, after the last slab.
+
+        Raises ``IntegrityError`` ``delta.base`` or ``delta.result``.
+        """
+        for stage, expected in self._contents.items():
+            found = content_of(self._ids(stage, jobs, workers))
+            if stage == len(self._links):
+                self.result_id = found
+                if found != expected:
+                    raise IntegrityError(
+                        "delta.result",
+                        f"the result is not the one that the delta promises: expected {expected}, found {found}",
+                        where=self._links[-1].location,
+                    )
+            elif found != expected:
+                raise self._wrong(stage, expected, found)
+        for stage, expected in self._parents.items():
+            watch = self._watches.get(stage)
+            found = watch.hex if isinstance(watch, ParentWatch) else self._parent(stage)
+            if found != expected and not self._in_another_order(stage, expected):
+                raise self._wrong(stage, expected, found)
+
+    def blame(self, error: CodecError) -> None:
+        """Look whether a delta could not be applied because its base is another one.
+
+        Raises ``IntegrityError`` ``delta.base`` if so.
+        """
+        for stage in sorted({*self._contents, *self._parents} - {len(self._links)}):
+            expected = self._contents.get(stage) or self._parents[stage]
+            try:
+                found = content_of(self._ids(stage, {}, 0)) if stage in self._contents else self._parent(stage)
+            except CodecError:  # it comes from an earlier stage then
+                return
+            if found != expected and (stage in self._contents or not self._in_another_order(stage, expected)):
+                raise self._wrong(stage, expected, found) from error
+
+    def _expect_base(self, stage: int) -> None:
+        link = self._links[stage]
+        expected = link.info.base
+        if expected.content is not None:
+            before = self._links[stage - 1].info.result.content if stage else None
+            if before is None:
+                self._contents[stage] = expected.content
+            elif before != expected.content:
+                raise self._wrong(stage, expected.content, before)
+        elif PARENT in expected.hashes:
+            self._parents[stage] = expected.hashes[PARENT]
+        else:
+            raise UsageError(
+                "the delta does not say what its base is; pass --no-verify-base (verify_base=False) to trust yours",
+                rule="delta.no-identity",
+                where=link.location,
+            )
+
+    def _on_the_way(self, stage: int, name: str, job: PatchJob) -> bool:
+        """Whether the job makes just the values that its tensor has at ``stage``."""
+        route = self._stages[stage].get(name)
+        covered = stage in self._contents or name in self._links[stage].info.tensors
+        return covered and route is not None and route.leads_to(job.route)
+
+    def _passes(self, stage: int, jobs: Mapping[str, PatchJob], order: Sequence[str]) -> bool:
+        """Whether all tensors of a parent hash are read one after the other, in its order: then it comes on the way."""
+        if stage:
+            return False
+        wanted = list(self._order(stage))
+        covered = [name for name in order if name in self._links[stage].info.tensors]
+        return covered == wanted and all(name in jobs and self._on_the_way(stage, name, jobs[name]) for name in covered)
+
+    def _ids(self, stage: int, jobs: Mapping[str, PatchJob], workers: int) -> dict[str, TensorId]:
+        digests, rest = {}, []
+        for name, route in self._stages[stage].items():
+            job = jobs.get(name)
+            if job is not None and self._on_the_way(stage, name, job):
+                digests[name] = job.digest(stage)
+            else:
+                rest.append(route)
+        digests |= dict(ordered(lambda route: (route.name, _digest(route)), rest, workers))
+        return {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self._stages[stage].items()}
+
+    def _parent(self, stage: int) -> str:
+        """Return the parent hash of a stage by a pass of its own."""
+        running = Sha256()
+        for name in self._order(stage):
+            running.update(name.encode("utf-8", "surrogatepass"))
+            for rows in self._stages[stage][name].slabs():
+                running.update(file_bytes(rows))
+        return hex_of(running)
+
+    def _in_another_order(self, stage: int, expected: str) -> bool:
+        """Whether the base has this parent hash in one of the other orders that its tool has hashed in."""
+        if stage:
+            return False
+        base = {name: route.origin for name, route in self._stages[0].items()}
+        return matching_order(base, list(self._links[0].checkpoint), expected) is not None
+
+    def _wrong(self, stage: int, expected: str, found: str) -> IntegrityError:
+        who = "the base" if not stage else f"what delta {stage} gives"
+        return IntegrityError(
+            "delta.base",
+            f"{who} is not what this delta was made from: expected {expected}, found {found}; "
+            "give the right base, and deltas in the order in which they were made",
+            where=self._links[stage].location,
+        )
+
+
+def _digest(route: Route) -> str:
+    """Return the hex of the BLAKE3 of a route's values."""
+    if not route.layers:
+        return tensor_digest(route.origin)
+    running = Blake3()
+    for rows in route.slabs():
+        running.update(file_bytes(rows))
+    return hex_of(running)

@@ -1,0 +1,81 @@
+"""How a delta stores the difference of each tensor: named strategies, as data (``spec/operations.md``, "Deltas")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ingot.errors import UsageError
+
+SMALL = 1 << 14
+"""Tensors of at most so many elements, and those of one dimension, are kept exactly: they cost next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, parts' encoding."""
+
+    codec: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    encoding: str = "raw"
+
+
+EXACT = Way("delta_exact")
+
+
+def _grid(bits: int, group: int | str, **more: Any) -> Way:
+    return Way("quantized_group", {"bits": bits, "group": group, **more})
+
+
+STRATEGIES: Mapping[str, Way] = {
+    "exact": EXACT,
+    "int8": _grid(8, "row"),
+    "int4": _grid(4, 64),
+    "int3": _grid(3, 64, quantizer="mse", unbiased=True),
+    "int2": _grid(2, 64, quantizer="mse", symmetric=False, unbiased=True),
+    "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
+    "low-rank": Way("low_rank", {"rank": 32}),
+    "sparse-patch": Way("sparse_patch"),
+}
+"""Strategies for a delta in ``.zt``, by what they do with matrices. ``auto`` measures instead."""
+
+EVERY = ("sparse-patch",)
+"""Strategies for every tensor: exact ones, for those who read nothing else."""
+
+AUTO = "auto"
+WDELTA: Mapping[str, Way] = {
+    "sparse": Way("delta_sparse"),
+    "quantized": Way("delta_sign"),
+    "int4": Way("delta_int4"),
+}
+"""Strategies of a ``.wdelta`` file, for every tensor."""
+
+BY_CONTAINER: Mapping[str, Mapping[str, Way]] = {
+    "zt": STRATEGIES,
+    "wdelta": WDELTA,
+    "safetensors": {name: STRATEGIES[name] for name in EVERY},
+}
+"""The containers that deltas are written to, and how they can be stored there."""
+
+
+def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Way:
+    """Return how ``strategy`` stores the difference of the tensor ``name`` of ``shape`` and element type ``dtype``.
+
+    Raises ``UsageError`` ``delta.strategy`` for a strategy that is not known (``auto`` is no choice by name alone).
+    """
+    known = BY_CONTAINER.get(container, STRATEGIES)
+    if strategy not in known:
+        names = (*known, AUTO) if known is STRATEGIES else known
+        raise UsageError(
+            f"expected a strategy {', '.join(names)} in {container}, found {strategy!r:.80}", rule="delta.strategy"
+        )
+    way = known[strategy]
+    every = known is not STRATEGIES or strategy in EVERY
+    return way if every or is_matrix(shape, dtype) else EXACT
+
+
+def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a tensor is worth an approximate difference: floats, two dimensions at least, not ``SMALL``."""
+    return dtype in ("f32", "f16", "bf16") and len(shape) >= 2 and prod(shape) > SMALL

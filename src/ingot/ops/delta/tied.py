@@ -1,0 +1,53 @@
+"""Names of a state dict that share memory: a difference that both have is to be added once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ingot.errors import FormatError
+from ingot.model.tensor import Array
+from ingot.ops.delta.chain import Layer, Route
+from ingot.ops.delta.state import address
+
+
+def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: Iterable[str]) -> set[str]:
+    """Return the names whose memory is that of another name with the same difference: it is to be added once.
+
+    ``same`` are those that the delta states to stay as they are: they share no memory with what is changed.
+
+    Raises ``FormatError`` ``delta.shared``.
+    """
+    first: dict[tuple[int, int], str] = {}
+    tied = set()
+    for name, route in routes.items():
+        if not route.layers or not arrays[name].nbytes:
+            continue
+        place = address(arrays[name])
+        if place not in first:
+            first[place] = name
+        elif _same_layer(routes[first[place]].layers[-1], route.layers[-1]):
+            tied.add(name)
+        else:
+            raise _shared(name, first[place])
+    places = [(*place, name, True) for place, name in first.items()]
+    places += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
+    ends = {True: (0, ""), False: (0, "")}  # of what is changed, of what stays: furthest so far, and whose it is
+    for start, stop, name, changes in sorted(places):
+        for other in (True, False) if changes else (True,):
+            if start < ends[other][0]:
+                raise _shared(name, ends[other][1])
+        ends[changes] = max(ends[changes], (stop, name))
+    return tied
+
+
+def _same_layer(one: Layer, other: Layer) -> bool:
+    left, right = one.tensor, other.tensor
+    if left.codec != right.codec or left.parts.keys() != right.parts.keys() or dict(left.params) != dict(right.params):
+        return False
+    return all(bytes(part.view()) == bytes(right.parts[role].view()) for role, part in left.parts.items())
+
+
+def _shared(name: str, other: str) -> FormatError:
+    return FormatError(
+        "delta.shared", f"expected memory of its own, or the difference of {other[:200]!r}, whose it is", where=name
+    )

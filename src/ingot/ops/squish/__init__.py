@@ -1,0 +1,1 @@
+"""Squish directories: tiers, their choice and their state; four-bit forms."""

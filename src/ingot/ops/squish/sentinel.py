@@ -1,0 +1,73 @@
+"""Sentinels: small files that say a tier is complete, written last, with what it was made from and what it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ingot.core.atomic import atomic_write
+from ingot.ops.squish import snapshot
+from ingot.ops.squish.gate import Passed, passed_from_json
+from ingot.ops.squish.snapshot import Snapshot
+
+VERSION = 1
+_LONGEST = 256 << 20  # a million files
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinel:
+    """The content of a sentinel that Ingot wrote.
+
+    The tier, the files it was made from, the files it consists of; for packed tiers the tensors that have more bits
+    than the tier's name says, and what its gate found, None where there was no gate.
+    """
+
+    tier: str
+    source: Snapshot
+    files: Snapshot
+    raised: tuple[str, ...] = ()
+    gate: Passed | None = None
+
+
+UNREADABLE = Sentinel("", {}, {})
+"""What ``read`` returns for a record of Ingot's that is garbled, or of a version that this one does not know."""
+
+
+def write(path: Path, sentinel: Sentinel) -> None:
+    """Put a sentinel in place, flushed to disk; see ``core.atomic.atomic_write`` for what it raises.
+
+    squish looks at nothing but whether the file is there.
+    """
+    data: dict[str, Any] = {
+        "ingot_tier": VERSION,
+        "tier": sentinel.tier,
+        "source": snapshot.to_json(sentinel.source),
+        "files": snapshot.to_json(sentinel.files),
+    }
+    if sentinel.raised:
+        data["raised"] = sentinel.raised
+    if sentinel.gate is not None:
+        data["gate"] = sentinel.gate.to_json()
+    atomic_write(path, msgspec.json.encode(data))
+
+
+def read(path: Path) -> Sentinel | None:
+    """Return what Ingot wrote; None for a sentinel of another program, which is usually empty."""
+    try:
+        if path.stat().st_size > _LONGEST:
+            return None
+        found: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or "ingot_tier" not in found:
+        return None
+    source, files = snapshot.from_json(found.get("source")), snapshot.from_json(found.get("files"))
+    if found["ingot_tier"] != VERSION or not isinstance(found.get("tier"), str) or source is None or files is None:
+        return UNREADABLE
+    listed = found.get("raised")
+    raised = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
+    return Sentinel(found["tier"], source, files, raised, passed_from_json(found.get("gate")))

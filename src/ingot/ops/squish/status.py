@@ -1,0 +1,185 @@
+"""Which tiers of a directory can be trusted, and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+from ingot.core.oserrors import read_error
+from ingot.core.paths import local_path
+from ingot.errors import IngotError, UsageError
+from ingot.ops.open import open as open_checkpoint
+from ingot.ops.squish import sentinel, snapshot
+from ingot.ops.squish.gate import Passed
+from ingot.ops.squish.table import TENSORS, TIERS, Tier
+
+MANIFEST = "manifest.json"
+SOURCE = (MANIFEST, "tensors", "ingot.json")
+"""What the tiers are made from, relative to the directory."""
+
+COMPLETE, MISSING, INCOMPLETE, DAMAGED, STALE = "complete", "missing", "incomplete", "damaged", "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatus:
+    """How one tier stands.
+
+    Parameters
+    ----------
+    tier : str
+    number : int
+        In the document's decision tree.
+    state : str
+        ``complete``; ``missing``; ``incomplete``: weights without a sentinel, as a run that was killed leaves them;
+        ``damaged``: a sentinel without its weights, or other weights than it says; ``stale``: the tensors changed.
+    why : str
+        In words, where it is not plain.
+    path : str
+        Where the tier's weights lie.
+    nbytes : int
+        Bytes of its files.
+    raised : tuple of str
+        Tensors that have more bits than the tier's name says, of a complete packed tier that Ingot made.
+    gate : Passed or None
+        What its gate found, likewise.
+    """
+
+    tier: str
+    number: int
+    state: str
+    why: str
+    path: str
+    nbytes: int
+    raised: tuple[str, ...] = ()
+    gate: Passed | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be loaded."""
+        return self.state == COMPLETE
+
+
+def is_squish_directory(path: str | PathLike[str]) -> bool:
+    """Whether this folder holds squish's arrays or one of its tiers."""
+    folder = local_path(path)
+    if not folder.is_dir():
+        return False
+    if (folder / MANIFEST).is_file() and (folder / "tensors").is_dir():
+        return True
+    return any(mark_of(tier, folder) is not None for tier in TIERS.values())
+
+
+def status(path: str | PathLike[str]) -> list[TierStatus]:
+    """Return the state of every tier, in the order of the decision tree.
+
+    Costs a few system calls a file; files that were touched since the tier was built (copied, downloaded) are read and
+    compared by content.
+
+    Raises
+    ------
+    UsageError
+        ``tier.no-directory``: the folder is no Squish directory.
+    """
+    folder = local_path(path)
+    if not is_squish_directory(folder):
+        raise UsageError(
+            "expected a Squish directory: a folder with manifest.json and tensors/ "
+            "(make one with `ingot convert SRC DIR --format npydir`)",
+            rule="tier.no-directory",
+            where=str(path),
+        )
+    return [status_of(folder, tier) for tier in TIERS.values()]
+
+
+def status_of(folder: Path, tier: Tier) -> TierStatus:
+    """Return the state of one tier."""
+    try:
+        nbytes = sum((folder / name).stat().st_size for name in tier_files(folder, tier))
+        state, why = _tensors(folder) if tier is TENSORS else _built(folder, tier)
+    except OSError as error:
+        raise read_error(error, str(folder)) from error
+    found = TierStatus(tier.name, tier.number, state, why, str(tier.location(folder)), nbytes)
+    mark = mark_of(tier, folder)
+    written = sentinel.read(mark) if found.usable and mark is not None else None
+    return found if written is None else replace(found, raised=written.raised, gate=written.gate)
+
+
+def source_files(folder: Path) -> list[str]:
+    """Return the files that tiers are made from; empty if only tiers are left."""
+    return snapshot.files_under(folder, SOURCE) if (folder / MANIFEST).is_file() else []
+
+
+def tier_files(folder: Path, tier: Tier) -> list[str]:
+    """Return the files that a tier consists of, its sentinel not among them."""
+    return source_files(folder) if tier is TENSORS else snapshot.files_under(folder, (tier.path,))
+
+
+def mark_of(tier: Tier, folder: Path) -> Path | None:
+    """Return the sentinel that marks a tier; None if there is none."""
+    return next((place for place in tier.marks(folder) if place.is_file()), None)
+
+
+def _tensors(folder: Path) -> tuple[str, str]:
+    if not (folder / MANIFEST).is_file():
+        return MISSING, "only built tiers are here"
+    return COMPLETE, "what the other tiers are built from"
+
+
+def _built(folder: Path, tier: Tier) -> tuple[str, str]:
+    mark, files = mark_of(tier, folder), tier_files(folder, tier)
+    if mark is None:
+        return (INCOMPLETE, "no sentinel: a run was interrupted") if files else (MISSING, "not built")
+    if not files:
+        return DAMAGED, f"{mark.name} without {tier.path}"
+    written = sentinel.read(mark)
+    if written is None:
+        return _foreign(folder, tier, mark, files)
+    return _own(folder, tier, written)
+
+
+def _own(folder: Path, tier: Tier, written: sentinel.Sentinel) -> tuple[str, str]:
+    """Judge a tier by what Ingot wrote down when it was built."""
+    if written is sentinel.UNREADABLE:
+        return DAMAGED, "the sentinel's record is garbled, or of a later version of Ingot"
+    if written.tier != tier.name:
+        return DAMAGED, f"the sentinel is of tier {written.tier}"
+    wrong = snapshot.difference(folder, written.files)
+    if wrong is not None:
+        return DAMAGED, wrong
+    source = source_files(folder)
+    changed = snapshot.difference(folder, written.source, source) if source else None
+    if changed is not None:
+        return STALE, f"the tensors changed: {changed}"
+    return COMPLETE, "as built" if source else "as built; the tensors it was built from are gone"
+
+
+def _foreign(folder: Path, tier: Tier, mark: Path, files: list[str]) -> tuple[str, str]:
+    """Judge a tier whose maker left an empty sentinel: by times, names and shapes, which is all there is."""
+    made = mark.stat().st_mtime_ns
+    source = source_files(folder)
+    for name in source:
+        if (folder / name).stat().st_mtime_ns > made:
+            return STALE, f"{name} is newer than {mark.name}"
+    late = next((name for name in files if (folder / name).stat().st_mtime_ns > made), None)
+    if late is not None:
+        return DAMAGED, f"{late} is newer than {mark.name}"
+    try:
+        shapes = _shapes(tier.location(folder))
+        wanted = _shapes(folder) if source else shapes
+    except IngotError as error:
+        return DAMAGED, str(error)
+    for name, shape in wanted.items():
+        if shapes.get(name) != shape:
+            return DAMAGED, f"expected {name} of shape {list(shape)}, found {_found(shapes.get(name))}"
+    return COMPLETE, "another program's sentinel: checked by times, names and shapes"
+
+
+def _found(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))
+
+
+def _shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
+    with open_checkpoint(path, verify=False) as checkpoint:
+        return {name: tensor.shape for name, tensor in checkpoint.items()}

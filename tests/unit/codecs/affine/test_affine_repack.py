@@ -1,0 +1,126 @@
+"""Layouts of the same integers: which there are, in which order, and their bytes by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.offset import offsets
+from ingot.codecs.affine.repack import AffineRelay
+from ingot.codecs.affine.rows import align_rows, join_rows
+from ingot.core.dtypes import numpy_dtype
+from ingot.model.part import memory_part
+from ingot.model.tensor import Array, Tensor
+from ingot.testing.codecs import relaid
+
+CODEC = AffineCodec()
+
+
+def tensor(shape: tuple[int, int], packed: Array, zeros: Array | None = None, **changes: Any) -> Tensor:
+    params = {"codec_version": 1, "bits": 4, "granularity": "row", "axis": -1, "packing": "rows_lsb"}
+    params |= {"signed": False, "zeros": zeros is not None, "dtype": "f32", **changes}
+    count = {"tensor": 1, "row": shape[0], "group": 0 if shape[1] == 0 else shape[0]}[params["granularity"]]
+    scales = np.ones(count, np.float16)
+    parts = {"packed_weight": memory_part(packed, "u8"), "scales": memory_part(scales, "f16")}
+    if zeros is not None:
+        parts["zeros"] = memory_part(zeros.astype(np.float16), "f16")
+    return Tensor("tensor", shape, "f32", "quantized_group", parts, params, CODEC)
+
+
+def the(source: Tensor, **wanted: Any) -> AffineRelay:
+    """The one layout with zero points, these attributes and the scales' type."""
+    (found,) = [
+        relay
+        for relay in CODEC.relays(source)
+        if "zero_kind" not in relay.params
+        and all(relay.params[key] == value for key, value in wanted.items())
+        and relay.scale_dtype == "f16"
+    ]
+    return found
+
+
+def test_bytes_by_hand() -> None:
+    """Unsigned 0 1 2 / 3 4 5 / 6 7 15, spare nibbles F: signed without padding, then in rows again."""
+    packed = np.array([0x10, 0xF2, 0x43, 0xF5, 0x76, 0xFF], np.uint8)
+    source = tensor((3, 3), packed, np.array([8, 0, 3]))
+    flat = relaid(the(source, signed=True, packing="flat_lsb"), source)
+    assert bytes(flat.parts["packed_weight"].view()).hex() == "98badcfe07"
+    assert flat.parts["zeros"].array().tolist() == [0, -8, -5]
+    assert flat.numpy().tolist() == [[-8, -7, -6], [3, 4, 5], [3, 4, 12]]
+    back = relaid(the(flat, signed=False, packing="rows_lsb"), flat)
+    assert bytes(back.parts["packed_weight"].view()).hex() == "10024305760f"
+    assert back.parts["zeros"].array().tolist() == [8, 0, 3]
+
+
+def test_codes_without_zero_points_get_them_where_their_sign_changes() -> None:
+    source = tensor((1, 2), np.array([0x8F], np.uint8))
+    relay = the(source, signed=True)
+    assert relay.params["zeros"] is True
+    other = relaid(relay, source)
+    assert other.parts["zeros"].array().tolist() == [-8]
+    assert other.numpy().tolist() == source.numpy().tolist() == [[15, 8]]
+    same = the(source, signed=False)
+    assert same.params["zeros"] is False
+    assert set(relaid(same, source).parts) == {"packed_weight", "scales"}
+
+
+def test_what_is_nearest_to_as_stored_comes_first() -> None:
+    source = tensor((3, 3), np.zeros(6, np.uint8), np.zeros(3), packing="rows_msb")
+    relays = list(CODEC.relays(source))
+    assert [relay.params.get("zero_kind") for relay in relays] == [None] * 6 + ["offset"]
+    found = [(relay.params["signed"], relay.params["packing"], relay.scale_dtype) for relay in relays[:-1]]
+    assert found == [
+        (False, "rows_lsb", "f16"),
+        (False, "flat_lsb", "f16"),
+        (True, "rows_lsb", "f16"),
+        (True, "flat_lsb", "f16"),
+        (True, "rows_lsb", "f32"),
+        (True, "flat_lsb", "f32"),
+    ]
+
+
+@pytest.mark.parametrize("granularity", ["group", "row", "tensor"])
+def test_any_number_of_empty_rows_takes_no_time(granularity: str) -> None:
+    group = {"group_size": 4} if granularity == "group" else {}
+    count = 1000 if granularity == "row" else 2**60
+    source = tensor((count, 0), np.empty(0, np.uint8), None, granularity=granularity, **group)
+    relay = the(source, signed=True)
+    assert relay.rows == (1000 if granularity == "row" else 0)
+    other = relaid(relay, source)
+    CODEC.check(other)
+    assert other.parts["zeros"].array().tolist() == [-8] * {"group": 0, "row": 1000, "tensor": 1}[granularity]
+
+
+@pytest.mark.parametrize("row_bits", [1, 2, 3, 4, 5, 6, 7, 9, 10, 12, 21, 33])
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 40])
+def test_rows_join_and_part_again(row_bits: int, count: int) -> None:
+    stream = np.random.default_rng(row_bits).integers(0, 2, count * row_bits).astype(np.uint8)
+    rows = np.packbits(stream.reshape(count, row_bits), axis=1, bitorder="little")
+    joined = join_rows(rows, row_bits)
+    assert bytes(joined) == np.packbits(stream, bitorder="little").tobytes()
+    assert bytes(align_rows(joined, 0, (count, row_bits))) == rows.tobytes()
+
+
+def test_a_zero_point_that_doubles_cannot_shift_is_not_exact() -> None:
+    """2^58 and 2^58 + 8 are the same double: both tests of a shift would pass."""
+    source = tensor((1, 2), np.array([0x10], np.uint8))
+    for zero, shifts in ((8.0, True), (2.0**16, True), (2.0**45, False), (2.0**58, False)):
+        part = memory_part(np.array([zero], np.float32), "f32")
+        parts = {**source.parts, "scales": memory_part(np.ones(1, np.float32), "f32"), "zeros": part}
+        one = replace(source, params={**source.params, "zeros": True}, parts=parts)
+        found = [relay.exact() for relay in CODEC.relays(one) if relay.params["signed"]]
+        assert found
+        assert set(found) == {shifts}
+
+
+def test_scales_whose_products_leave_float32_have_no_offsets() -> None:
+    zeros = np.full(1, 8, numpy_dtype("bf16"))
+    for exponent, fits in ((0, True), (117, True), (118, False), (120, False)):
+        assert (offsets(np.full(1, 2.0**exponent, zeros.dtype), zeros) is not None) == fits
+    odd = np.array([1 + 2.0**-10], np.float16)
+    assert offsets(odd, np.array([3], np.float16)) is None  # the product needs more bits than f16 has
+    assert offsets(odd, np.array([4], np.float16)) is not None

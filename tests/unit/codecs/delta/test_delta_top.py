@@ -1,0 +1,168 @@
+"""Large differences are encoded in slabs: the bytes of one piece, for every cut, in memory that slabs bound."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.codecs.base import SlabParts, forget, held, row_step
+from ingot.codecs.delta import top as delta_top
+from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.table import CODECS
+from ingot.errors import CodecError
+from ingot.testing.codecs import Case, CodecSuite, bits, encode_parts, encode_tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+WAYS = [
+    *(("delta_int4", {"outlier_fraction": share, "layout": 1}) for share in (0, 0.1, 0.6, 0.97, 1)),
+    *(("delta_int4", {"outlier_fraction": share, "layout": 2}) for share in (0.1, 1)),
+    *(("delta_sparse", {"sparsity": share}) for share in (0, 0.9)),
+]
+CASES = tuple(Case(shape, options={"outlier_fraction": 0.3}) for shape in [(1,), (31, 3), (4, 3, 5)])
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything streams; slabs may begin every few elements, and few candidates wait."""
+    monkeypatch.setattr(delta_top, "WHOLE", 0)
+    monkeypatch.setattr(delta_top, "PIECE", 4)
+    monkeypatch.setattr(delta_top, "_GRID", 3)
+    monkeypatch.setattr(delta_top, "_LONG", 20)
+
+
+@pytest.mark.usefixtures("small_pieces")
+class TestStreamedInt4(CodecSuite):
+    codec = CODECS["delta_int4"]
+    cases = CASES
+    min_snr_db = 10
+
+
+@pytest.mark.usefixtures("small_pieces")
+class TestStreamedSparse(CodecSuite):
+    codec = CODECS["delta_sparse"]
+    cases = tuple(Case(case.shape) for case in CASES)
+
+
+def values_of(kind: str, shape: tuple[int, ...]) -> Array:
+    rng = np.random.default_rng(len(kind))
+    made = {
+        "normal": rng.normal(0, 0.01, shape),
+        "ties": rng.integers(-2, 3, shape) / 8,
+        "equal": np.full(shape, 0.25),
+        "rising": np.arange(np.prod(shape)).reshape(shape) / 64,
+        "falling": -np.arange(np.prod(shape))[::-1].reshape(shape) / 64,
+        "long-run": np.where(np.arange(np.prod(shape)).reshape(shape) % 40 < 31, 1, rng.normal(0, 0.01, shape)),
+    }[kind]
+    return np.asarray(made).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "rising", "falling", "long-run"])
+@pytest.mark.parametrize("shape", [(1, 1), (83,), (29, 5), (14, 6), (2, 31)])
+def test_slabs_give_the_bytes_of_one_piece(monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...]) -> None:
+    source = values_of(kind, shape)
+    wanted = [encode_parts(CODECS[id], CODECS[id].encoder(shape, "f32", options), source) for id, options in WAYS]
+    for name, value in {"WHOLE": 0, "PIECE": 4, "_GRID": 6, "_LONG": 20}.items():
+        monkeypatch.setattr(delta_top, name, value)
+    for flat in (source.reshape(-1, 1), source.reshape(-1, shape[-1])):  # cut anywhere, and between rows
+        for (id, options), parts in zip(WAYS, wanted, strict=True):
+            codec = CODECS[id]
+            step = row_step(codec, codec.encoder(shape, "f32", options), flat.shape[1])
+            for count in {step, 5 * step, len(flat)}:
+                encoder = codec.encoder(shape, "f32", options)
+                assert encoder.scans == 1
+                slabs = [(start, flat[start : start + count]) for start in range(0, len(flat), count)]
+                for _, slab in slabs:
+                    encoder.scan(slab)
+                found = [encoder.encode(slab, start) for start, slab in slabs]
+                for role, part in parts.items():
+                    assert bits(np.concatenate([one[role] for one in found])) == bits(part), (id, options, role, count)
+                whole, again = np.empty_like(flat), np.empty_like(flat)
+                encoder.decode(parts, whole)
+                for (start, slab), one in zip(slabs, found, strict=True):
+                    encoder.decode(one, again[start : start + len(slab)])
+                assert bits(again) == bits(whole)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("id", ["delta_sparse", "delta_int4"])
+def test_a_slab_is_added_as_the_whole(id: str) -> None:
+    source, base = values_of("normal", (40, 3)), values_of("ties", (40, 3))
+    encoder = delta_codec(id).encoder(source.shape, "f32", {})
+    encoder.scan(base, base + source)
+    tuned = base + source
+    first, second = (encoder.encode(base[rows], tuned[rows], rows.start) for rows in (slice(0, 17), slice(17, 40)))
+    joined = {role: np.concatenate([first[role], second[role]]) for role in first}
+    whole, again = np.empty_like(base), np.empty_like(base)
+    encoder.rebuild(joined, base, whole)
+    encoder.rebuild(first, base[:17], again[:17])
+    encoder.rebuild(second, base[17:], again[17:])
+    assert bits(again) == bits(whole)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("outer", ["with_outliers", "sparse_blocks"])
+def test_codecs_around_tell_slabs_apart(outer: str) -> None:
+    """The error that is measured slab by slab is that of what is stored."""
+    source = values_of("normal", (60, 6))
+    options = {"inner": "delta_int4", **({"block": 3} if outer == "sparse_blocks" else {})}
+    codec = CODECS[outer]
+    encoder = codec.encoder(source.shape, "f32", options)
+    encoder.scan(source)
+    assert held(encoder) > 0
+    whole, again = encode_tensor(codec, source, options, dtype="f32").numpy(), np.empty_like(source)
+    for start in range(0, 60, 3):
+        parts = encoder.encode(source[start : start + 3], start)
+        assert isinstance(parts, SlabParts)
+        encoder.decode(parts, again[start : start + 3])
+    assert bits(again) == bits(whole)
+    forget(encoder)
+    with pytest.raises(CodecError):
+        encoder.encode(source)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("id", ["delta_sparse", "delta_int4"])
+def test_wrong_scans_are_refused(id: str) -> None:
+    source = values_of("normal", (40, 3))
+    encoder = CODECS[id].encoder(source.shape, "f32", {})
+    encoder.scan(source[:-1])
+    for wrong in (lambda: encoder.encode(source), lambda: encoder.scan(source)):
+        with pytest.raises(CodecError) as caught:
+            wrong()
+        assert caught.value.rule == f"{id}.whole"
+    bad = source.copy()
+    bad[[13, 20], 1] = np.nan, np.inf
+    encoder = CODECS[id].encoder(source.shape, "f32", {})
+    encoder.scan(bad[:2])
+    with pytest.raises(CodecError, match="element 40") as caught:
+        encoder.scan(bad[2:])
+    assert caught.value.rule == f"{id}.non-finite"
+
+
+@pytest.mark.parametrize(("id", "most"), [("delta_int4", 4), ("delta_sparse", 8)])
+def test_memory_is_that_of_slabs_and_of_what_is_kept_apart(id: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading, scanning and encoding take a slab and ``held``, however large the tensor; whole it takes 8 and more."""
+    monkeypatch.setattr(delta_top, "WHOLE", 1 << 18)
+    monkeypatch.setattr(delta_top, "PIECE", 1 << 14)
+    shape, slab = (1 << 11, 1 << 10), 1 << 6
+    encoder = delta_codec(id).encoder(shape, "f32", {})
+
+    def rows(start: int) -> tuple[Array, Array]:
+        found = np.random.default_rng(start).normal(0, 0.01, (slab, shape[1])).astype(np.float32)
+        return np.zeros_like(found), found
+
+    assert not encoder.whole
+    tracemalloc.start()
+    try:
+        for start in range(0, shape[0], slab):
+            encoder.scan(*rows(start))
+        for start in range(0, shape[0], slab):
+            encoder.encode(*rows(start), start)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < held(encoder) + 32 * slab * shape[1]
+    assert peak < most * shape[0] * shape[1]

@@ -1,0 +1,240 @@
+"""Conversions that re-lay: the target wants the same integers in another layout, and no value goes through floats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.cli.convert import print_report
+from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.repack import AffineRelay
+from ingot.core.progress import ProgressEvent
+from ingot.engine import pipeline
+from ingot.errors import IntegrityError
+from ingot.model.bytesource import MemorySource
+from ingot.model.part import memory_part
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.convert.convert import prepare
+from ingot.recipes.load import parse_recipe
+from ingot.testing.codecs import encode_tensor, zstd_part
+
+AFFINE = AffineCodec()
+
+
+class StopHereError(Exception):
+    """Raised from the progress callback where a test wants the run to end."""
+
+
+def affine(*shape: int, seed: int = 0, **options: Any) -> Tensor:
+    array = (np.random.default_rng(seed).standard_normal(shape) * 0.05).astype(np.float32)
+    return encode_tensor(AFFINE, array, options, dtype="f32")
+
+
+def words(rows: int, cols: int, zeros: Array | None) -> Tensor:
+    """A tensor in zTensor's own attributes: eight codes of 4 bits in an i32, groups of 32."""
+    rng = np.random.default_rng(1)
+    parts = {
+        "packed_weight": memory_part(rng.integers(-(2**31), 2**31, (rows, -(-cols // 8)), np.int32), "i32"),
+        "scales": memory_part(rng.normal(0.1, 0.01, (rows, -(-cols // 32))).astype(np.float16), "f16"),
+    }
+    if zeros is not None:
+        parts["zeros"] = memory_part(np.resize(zeros, (rows, -(-cols // 32))).astype(np.float16), "f16")
+    params = {"bits": 4, "group_size": 32, "packing": "8_per_i32"}
+    return Tensor("words", (rows, cols), "f16", "quantized_group", parts, params, AFFINE)
+
+
+def mixed() -> dict[str, Tensor]:
+    """What lies in checkpoints that nobody quantized for a ``.squizd``."""
+    unsigned = {"symmetric": False, "signed": False}
+    return {
+        "moved": affine(40, 64, bits=4, group=32),
+        "zeros2": affine(40, 96, bits=2, group=32, **unsigned),
+        "zeros4": affine(40, 96, bits=4, group="row", **unsigned),
+        "tensor2": affine(40, 96, bits=2, group="tensor", **unsigned),
+        "three": affine(40, 96, bits=3, group=32),
+        "ragged": affine(37, 61, bits=4, group=16),
+        "ragged2": affine(37, 61, bits=2, group=16, **unsigned),
+        "mirrored": affine(40, 64, bits=4, group=32, bit_order="msb"),
+        "stacked": affine(3, 5, 33, bits=2, group=8, **unsigned),
+        "empty": affine(0, 33, bits=2, group=8, **unsigned),
+        "words": words(24, 61, np.arange(16)),
+        "plain words": words(24, 64, None),
+        "squeezed": _compressed(affine(40, 64, bits=4, group=32)),
+    }
+
+
+def _compressed(tensor: Tensor) -> Tensor:
+    return replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    ingot.save(tmp_path / "source.zt", mixed())
+    return tmp_path / "source.zt"
+
+
+def actions(report: Any) -> dict[str, str]:
+    return {item.name: item.action for item in report.tensors}
+
+
+def test_integers_stay_and_only_what_no_block_can_hold_is_decoded(source: Path, tmp_path: Path) -> None:
+    report = ingot.convert(source, tmp_path / "out.squizd")
+    other = {"moved": "moved", "three": "decoded"}
+    assert actions(report) == {name: other.get(name, "re-laid") for name in mixed()}
+    assert report.exact
+    assert not any(item.error for item in report.tensors)
+    assert ingot.compare(source, tmp_path / "out.squizd").same
+    assert not [finding for finding in ingot.verify(tmp_path / "out.squizd") if finding.level == "error"]
+    with ingot.open(source) as before, ingot.open(tmp_path / "out.squizd") as after:
+        for name, tensor in after.items():
+            assert tensor.numpy("f32").tobytes() == before[name].numpy("f32").tobytes(), name
+            assert tensor.dtype == before[name].dtype
+        assert after["ragged"].params["packing"] == "flat_lsb"
+        assert after["words"].params["signed"] is True
+        assert after["words"].parts["zeros"].array().min() == -8
+
+
+def test_the_summary_counts_them(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(ingot.convert(source, tmp_path / "out.squizd"))
+    told = capsys.readouterr().out
+    assert "11 re-laid" in told
+    assert "1 decoded" in told
+
+
+def test_there_and_back(source: Path, tmp_path: Path) -> None:
+    ingot.convert(source, tmp_path / "out.squizd")
+    report = ingot.convert(tmp_path / "out.squizd", tmp_path / "back.zt")
+    assert set(actions(report).values()) == {"moved"}
+    assert ingot.compare(source, tmp_path / "back.zt").same
+
+
+def test_bytes_do_not_depend_on_threads_or_slabs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingot.convert(source, tmp_path / "one.squizd", threads=1)
+    for size in (1, 777, 3000):
+        monkeypatch.setattr(pipeline, "MOVE_BYTES", size)
+        ingot.convert(source, tmp_path / "many.squizd", threads=5, overwrite=True)
+        assert (tmp_path / "many.squizd").read_bytes() == (tmp_path / "one.squizd").read_bytes()
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.6, 0.9])
+def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, fraction: float) -> None:
+    def stop(event: ProgressEvent) -> None:
+        if event.done > fraction * event.total:
+            raise StopHereError
+
+    ingot.convert(source, tmp_path / "whole.squizd")
+    with pytest.raises(StopHereError):
+        ingot.convert(source, tmp_path / "out.squizd", resume=True, progress=stop)
+    report = ingot.convert(source, tmp_path / "out.squizd", resume=True)
+    assert report.resumed > 0
+    assert "re-laid" in report.actions
+    assert (tmp_path / "out.squizd").read_bytes() == (tmp_path / "whole.squizd").read_bytes()
+
+
+def test_progress_counts_every_byte(source: Path, tmp_path: Path) -> None:
+    events: list[ProgressEvent] = []
+    ingot.convert(source, tmp_path / "out.squizd", progress=events.append)
+    assert events[-1].done == events[-1].total
+    assert all(a.done <= b.done for a, b in pairwise(events))
+
+
+@pytest.mark.parametrize("role", ["packed_weight", "scales", "zeros"])
+def test_damage_is_noticed(source: Path, tmp_path: Path, role: str) -> None:
+    with ingot.open(source) as checkpoint:
+        offset = checkpoint["zeros2"].parts[role].offset
+    data = bytearray(source.read_bytes())
+    data[offset] ^= 1
+    source.write_bytes(data)
+    with pytest.raises(IntegrityError) as caught:
+        ingot.convert(source, tmp_path / "out.squizd")
+    assert caught.value.rule == "part.digest-mismatch"
+    assert not (tmp_path / "out.squizd").exists()
+
+
+@pytest.mark.parametrize(
+    ("zero", "action", "stored"),
+    [
+        (7.0, "re-laid", "f16"),
+        (7.3, "re-laid", "f16"),
+        (0.3, "re-laid", "f32"),  # -7.7 has more bits than f16
+        (6e-8, "decoded", "f32"),  # and this less 8 more than f32
+        (np.inf, "decoded", "f32"),
+        (np.nan, "decoded", "f32"),
+    ],
+)
+def test_zero_points_move_exactly_or_the_tensor_is_decoded(
+    tmp_path: Path, zero: float, action: str, stored: str
+) -> None:
+    tensor = words(8, 64, np.array([zero, 3.0]))
+    ingot.save(tmp_path / "in.zt", {"words": tensor, "other": words(8, 64, np.arange(16))})
+    report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd")
+    assert actions(report) == {"words": action, "other": "re-laid"}
+    with ingot.open(tmp_path / "out.squizd") as checkpoint:
+        if action == "re-laid":
+            assert {part.dtype for part in checkpoint["words"].parts.values()} == {"u8", stored}
+        assert checkpoint["words"].numpy().tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize(("suffix", "asked"), [("squizd", True), ("zt", False), ("safetensors", False)])
+def test_zero_points_are_read_only_where_they_decide(
+    source: Path, tmp_path: Path, suffix: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A format that takes a tensor as it is, or in no layout, needs no look at zero points."""
+    names: set[str] = set()
+    exact = AffineRelay.exact
+    monkeypatch.setattr(AffineRelay, "exact", lambda relay: names.add(relay.tensor.name) or exact(relay))
+    with prepare(source, tmp_path / f"out.{suffix}", None, None):
+        pass
+    assert names == (set(mixed()) - {"moved", "three"} if asked else set())
+
+
+def test_zero_points_that_changed_after_planning_are_refused() -> None:
+    tensor = words(8, 64, np.arange(16))
+    (relay, *_) = [relay for relay in AFFINE.relays(tensor) if relay.params["signed"]]
+    assert relay.exact()
+    data = np.full((8, 2), 0.3, np.float16)
+    tensor.parts["zeros"].source = MemorySource(data.data.cast("B"))
+    with pytest.raises(IntegrityError) as caught:
+        relay.reader().read(8)
+    assert caught.value.rule == "store.changed"
+
+
+def test_what_is_left_of_a_pruned_matrix_is_re_laid(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"up": (128, 48), "gate": (128, 48), "down": (48, 128)}
+    weights = {
+        f"model.layers.{layer}.mlp.{name}_proj.weight": rng.standard_normal(shape).astype(np.float32)
+        for layer in range(2)
+        for name, shape in shapes.items()
+    }
+    ingot.save(tmp_path / "in.safetensors", weights)
+    rule = "[[rules]]\ncodec = 'quantized_group'\noptions = { bits = 4, group = 16, symmetric = false }"
+    ingot.convert(
+        tmp_path / "in.safetensors", tmp_path / "in.zt", parse_recipe(rule, where="test"), prune=0.25, prune_block=16
+    )
+    report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd")
+    assert set(actions(report).values()) == {"re-laid"}
+    assert {item.codec for item in report.tensors} == {"sparse_blocks"}
+    assert report.sparsity == 0.25
+    assert ingot.compare(tmp_path / "in.zt", tmp_path / "out.squizd").same
+
+
+def test_the_smallest_form_may_be_that_of_the_stored_integers(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "in.zt", {"words": words(24, 64, np.arange(16))})
+    recipe = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'tca_tbe' }, { codec = 'dense' }]"
+    report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd", parse_recipe(recipe, where="test"))
+    assert actions(report) == {"words": "re-laid"}
+
+
+def test_a_dry_run_tells_the_exact_size(source: Path, tmp_path: Path) -> None:
+    with prepare(source, tmp_path / "out.squizd", None, None) as prepared:
+        size, exact = prepared.plan.size, prepared.plan.size_exact
+    ingot.convert(source, tmp_path / "out.squizd")
+    assert exact
+    assert (tmp_path / "out.squizd").stat().st_size == size
