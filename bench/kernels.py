@@ -148,8 +148,8 @@ def peers(weights: np.ndarray, repeat: int) -> list[Row]:
 def bitmaps(weights: np.ndarray, repeat: int) -> list[Row]:
     """tca_tbe: rates are of bf16 values read or written."""
     encoder = TcaCodec().encoder(weights.shape, "bf16", {})
-    seconds = turns(1, partial(encoder.scan, weights))[0]
-    rows = [entry("tca_tbe scan", weights.nbytes / seconds / 1e9, "GB/s", None, None)]
+    seconds = turns(1, partial(encoder.fit_pass, weights))[0]
+    rows = [entry("tca_tbe fit pass", weights.nbytes / seconds / 1e9, "GB/s", None, None)]
     parts = encoder.encode(weights)
     bits = sum(part.nbytes for part in parts.values()) * 8 / weights.size
     out, copy = touched(weights.shape, "bf16"), touched(weights.shape, "bf16")

@@ -53,30 +53,30 @@ class Way:
 
 
 def codec_way(name: str, codec: Codec, options: dict[str, Any], values: np.ndarray) -> Way:
-    """Encode in slabs of about 2^20 elements, as the pipeline does; decode slab by slab into the output."""
+    """Encode in chunks of about 2^20 elements, as the pipeline does; decode chunk by chunk into the output."""
     dtype = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[values.dtype.name]
     encoder = codec.encoder(values.shape, dtype, options)
     out = np.full(values.shape, 1, values.dtype)
     step = max(1, encoder.step // values.shape[1]) if codec.elementwise else encoder.step
-    slab = step * max(1, (1 << 20) // (step * values.shape[1]))
-    slabs = [slice(start, start + slab) for start in range(0, len(values), slab)]
+    chunk = step * max(1, (1 << 20) // (step * values.shape[1]))
+    chunks = [slice(start, start + chunk) for start in range(0, len(values), chunk)]
     parts: list[dict[str, np.ndarray]] = []
 
     def encode() -> int:
-        """As a conversion does: a slab's parts are gone before the next one's, so their memory is used again."""
-        for _ in range(encoder.scans):
-            for piece in slabs:
-                encoder.scan(values[piece])
+        """As a conversion does: a chunk's parts are gone before the next one's, so their memory is used again."""
+        for _ in range(encoder.fit_passes):
+            for piece in chunks:
+                encoder.fit_pass(values[piece])
         return sum(
-            sum(array.nbytes for array in encoder.encode(values[piece], piece.start).values()) for piece in slabs
+            sum(array.nbytes for array in encoder.encode(values[piece], piece.start).values()) for piece in chunks
         )
 
     def decode() -> None:
-        for piece, one in zip(slabs, parts, strict=True):
+        for piece, one in zip(chunks, parts, strict=True):
             encoder.decode(one, out[piece])
 
     encode()
-    parts += [encoder.encode(values[piece], piece.start) for piece in slabs]
+    parts += [encoder.encode(values[piece], piece.start) for piece in chunks]
     return Way(name, encode, decode, lambda: out.tobytes() == values.tobytes())
 
 

@@ -274,8 +274,8 @@ def exact_delta(codec: str) -> Callable[[Random], Made | None]:
         old, new = base.reshape(-1, 1), np.asarray(tuned).reshape(-1, 1)
         options: dict[str, Any] = {"chunk": pick(rng, 256, 512)} if codec == "delta_exact" else {}
         encoder = delta_codec(codec).encoder(shape, dtype, options)
-        for _ in range(encoder.scans):
-            encoder.scan(old, new)
+        for _ in range(encoder.fit_passes):
+            encoder.fit_pass(old, new)
         found = encoder.encode(old, new)
         kinds = {part.role: part for part in encoder.parts}
         parts = {role: memory_part(array, kinds[role].dtype, kinds[role].type) for role, array in found.items()}

@@ -1,4 +1,4 @@
-"""Any weights, any options: slabs change nothing, codes equal the reference, errors stay within half a step."""
+"""Any weights, any options: chunks change nothing, codes equal the reference, errors stay within half a step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def weights(draw: st.DrawFn) -> Array:
 
 
 @given(weights(), options(), st.lists(st.integers(0, 40), max_size=4))
-def test_slabs_change_nothing_and_codes_equal_the_reference(
+def test_chunks_change_nothing_and_codes_equal_the_reference(
     array: Array, chosen: dict[str, Any], cuts: list[int]
 ) -> None:
     dtype = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}[array.dtype.name]

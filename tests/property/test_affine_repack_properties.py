@@ -1,4 +1,4 @@
-"""Any integers in any layout: what is re-laid decodes to the same bits; the rest cannot be shifted."""
+"""Any integers in any layout: what is repacked decodes to the same bits; the rest cannot be shifted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import relaid
+from ingot.testing.codecs import repacked
 from ingot.testing.reference import affine as reference
 from ingot.testing.strategies import matrices, random_bits
 
@@ -92,28 +92,28 @@ def shiftable(tensor: Tensor, delta: int, dtype: str) -> bool:
 def test_re_laid_tensors_decode_to_the_same_bits(tensor: Tensor, cuts: list[int]) -> None:
     CODEC.check(tensor)
     stored, wanted = params_of(tensor), decoded(tensor)
-    found = list(CODEC.relays(tensor))
-    assert {relay.target.signed for relay in found} == {False, True}
-    for relay in found:
+    found = list(CODEC.repacks(tensor))
+    assert {repack.target.signed for repack in found} == {False, True}
+    for repack in found:
         delta = 0
-        if relay.target.signed != stored.signed:
-            delta = (-1 if relay.target.signed else 1) << stored.bits - 1
-        if relay.target.offset:
-            if relay.exact():
-                other = relaid(relay, tensor, cuts)
+        if repack.target.signed != stored.signed:
+            delta = (-1 if repack.target.signed else 1) << stored.bits - 1
+        if repack.target.offset:
+            if repack.exact():
+                other = repacked(repack, tensor, cuts)
                 CODEC.check(other)
                 assert decoded(other) == wanted
             continue
-        if not relay.exact():
+        if not repack.exact():
             assert delta
-            assert not shiftable(tensor, delta, relay.scale_dtype) or far(tensor)
+            assert not shiftable(tensor, delta, repack.scale_dtype) or far(tensor)
             continue
-        other = relaid(relay, tensor, cuts)
+        other = repacked(repack, tensor, cuts)
         CODEC.check(other)
         assert decoded(other) == wanted
-        assert params_of(other) == relay.target
+        assert params_of(other) == repack.target
         check_codes(other, delta, tensor)
-        assert relay.target.packing in ("rows_lsb", "flat_lsb")
+        assert repack.target.packing in ("rows_lsb", "flat_lsb")
 
 
 def far(tensor: Tensor) -> bool:

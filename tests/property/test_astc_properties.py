@@ -22,7 +22,7 @@ CODEC = CODECS["astc"]
     scale=st.sampled_from([0.0, 1e-40, 0.05, 1e30]),
     seed=st.integers(0, 2**32),
 )
-def test_slabs_and_readers_agree(
+def test_chunks_and_readers_agree(
     rows: int, cols: int, footprint: str, cuts: list[int], scale: float, seed: int
 ) -> None:
     source = (np.random.default_rng(seed).normal(size=(rows, cols)) * scale).astype(np.float32)

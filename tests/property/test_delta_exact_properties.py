@@ -11,7 +11,7 @@ from ingot.codecs.delta.exact_chunks import pack, params_for, unpack
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.testing.codecs import bits, slabs
+from ingot.testing.codecs import bits, chunks
 from ingot.testing.reference import delta_exact as reference
 from ingot.testing.strategies import Array, arrays, shapes
 
@@ -53,7 +53,7 @@ def test_applying_gives_the_fine_tune(
     rows = base.reshape(-1, 1).copy()
     out = rows if in_place else np.empty_like(rows)
     applier = CODEC.applier(tensor, dtype)
-    for piece in slabs(len(rows), cuts):
+    for piece in chunks(len(rows), cuts):
         applier.apply(rows[piece], out[piece])
     applier.finish()
     assert bits(out) == bits(tuned)

@@ -13,7 +13,7 @@ from ingot.adapters.model_source import AnyPath, resolve
 from ingot.adapters.transformers_config import one_line, read_json
 from ingot.adapters.transformers_tokenizer import load_tokenizer, require_vocabulary, same_tokens
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.base import Relay
+from ingot.codecs.base import Repack
 from ingot.core.config import CONFIG
 from ingot.core.dtypes import DTYPES
 from ingot.core.extras import require
@@ -135,7 +135,7 @@ def _weights(mx: Any, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | N
     return weights
 
 
-def _nbytes(tensor: Tensor, form: Relay | None) -> int:
+def _nbytes(tensor: Tensor, form: Repack | None) -> int:
     row = DTYPES.get(tensor.dtype)
     return tensor.nbytes if form is not None or row is None else row.nbytes(tensor.size)
 
@@ -167,12 +167,12 @@ def _build(utils: Any, folder: Path, weights: dict[str, Any]) -> Any:
     return model
 
 
-def _arrays(tensor: Tensor, relay: Relay | None) -> dict[str, Any]:
-    """Return a tensor as mlx arrays: one under its name, or the three of a packed layer in the layout ``relay``."""
-    if relay is None:
+def _arrays(tensor: Tensor, repack: Repack | None) -> dict[str, Any]:
+    """Return a tensor as mlx arrays: one under its name, or the three of a packed layer in the layout ``repack``."""
+    if repack is None:
         return {tensor.name: from_numpy(tensor.numpy())}
-    reader = relay.reader()
-    parts = reader.read(relay.rows)
+    reader = repack.reader()
+    parts = reader.read(repack.rows)
     reader.finish()
     stem, lead = tensor.name.removesuffix(WEIGHT), tensor.shape[:-1]
     words = parts["packed_weight"].reshape(-1).view(np.uint32).reshape(*lead, -1)
@@ -183,16 +183,16 @@ def _arrays(tensor: Tensor, relay: Relay | None) -> dict[str, Any]:
     }
 
 
-def packed_form(tensor: Tensor) -> Relay | None:
+def packed_form(tensor: Tensor) -> Repack | None:
     """Return the layout in which MLX computes with a tensor's integers; None where no exact one is."""
     if tensor.codec != QUANTIZED or tensor.decoder is None or tensor.dtype not in DTYPES or not tensor.size:
         return None
-    for relay in AffineCodec().relays(tensor):
-        dtype = next(part.dtype for part in relay.parts if part.role == "scales")
-        params = {**relay.params, "dtype": dtype}
-        spec = TensorSpec(tensor.name, tensor.shape, dtype, relay.codec, relay.parts, params)
-        if mlx_layers.refusal(spec) is None and relay.exact():
-            return relay
+    for repack in AffineCodec().repacks(tensor):
+        dtype = next(part.dtype for part in repack.parts if part.role == "scales")
+        params = {**repack.params, "dtype": dtype}
+        spec = TensorSpec(tensor.name, tensor.shape, dtype, repack.codec, repack.parts, params)
+        if mlx_layers.refusal(spec) is None and repack.exact():
+            return repack
     return None
 
 

@@ -1,7 +1,7 @@
 """The contract of a codec.
 
 A codec sees a tensor as a matrix ``rows x cols`` (``Tensor.matrix_shape``: the last dimension is the columns) and
-works on *slabs* of whole rows, so that a tensor larger than memory passes through in pieces.
+works on *chunks* of whole rows, so that a tensor larger than memory passes through in pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PIECE = 1 << 16  # elements that are decoded at a time on their way into a stri
 
 
 class RowReader(Protocol):
-    """Sequential decoding, in memory bounded by the slab."""
+    """Sequential decoding, in memory bounded by the chunk."""
 
     def read_into(self, out: Array) -> None:
         """Decode the next ``len(out)`` rows into ``out`` ([rows, cols], writable), rounding once to ``out.dtype``."""
@@ -60,25 +60,25 @@ class Rows(ABC):
 class Encoder(Protocol):
     """One tensor's encoding, prepared: everything but the bytes is known.
 
-    ``params`` is what the artifact states, and is all that the decoder will get; what scans learn is missing until the
-    last of them is over. ``parts`` are in file order.
-    ``scans`` is
-    the number of whole passes over the tensor that must go through ``scan`` before ``encode``. ``step`` is the
-    number of rows (of elements, where the codec is ``elementwise``) at whose multiples slabs may begin; see
-    ``row_step``. ``whole`` asks for all rows in one slab. ``lossless`` tells whether every value survives these
+    ``params`` is what the artifact states, and is all that the decoder will get; what fit passes learn is missing until
+    the last of them is over. ``parts`` are in file order.
+    ``fit_passes`` is
+    the number of whole passes over the tensor that must go through ``fit_pass`` before ``encode``. ``step`` is the
+    number of rows (of elements, where the codec is ``elementwise``) at whose multiples chunks may begin; see
+    ``row_step``. ``single_chunk`` asks for all rows in one chunk. ``lossless`` tells whether every value survives these
     options.
     """
 
     codec: str
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
-    scans: int
+    fit_passes: int
     step: int
-    whole: bool
+    single_chunk: bool
     lossless: bool
 
-    def scan(self, rows: Array) -> None:
-        """Take in the next rows of the present pass, in order; how rows are cut into slabs may not matter."""
+    def fit_pass(self, rows: Array) -> None:
+        """Take in the next rows of the present pass, in order; how rows are cut into chunks may not matter."""
         ...
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
@@ -89,7 +89,7 @@ class Encoder(Protocol):
         ...
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode what ``encode`` returned for one slab into ``out``, to measure the error. Pure and thread-safe."""
+        """Decode what ``encode`` returned for one chunk into ``out``, to measure the error. Pure and thread-safe."""
         ...
 
 
@@ -100,7 +100,7 @@ class Codec(Protocol):
     the
     tensor may be read and encoded in any runs of elements, not only in whole rows: its matrix may be taken as ``size
     x 1``.
-    ``streams`` tells that a reader holds no more than a slab and its share of the stored bytes, never the whole tensor.
+    ``streams`` tells that a reader holds a chunk and its share of the stored bytes at most, never the whole tensor.
     """
 
     id: ClassVar[str]
@@ -134,14 +134,14 @@ class Codec(Protocol):
 
 
 def scratch(encoder: Encoder) -> int:
-    """Return the bytes that one thread needs to encode beside its slab: an encoder's ``scratch``, if it states any."""
+    """Return the bytes that one thread needs to encode beside its chunk: an encoder's ``scratch``, if it states any."""
     return int(getattr(encoder, "scratch", 0))
 
 
-class SlabParts(dict[str, Array]):
-    """What ``encode`` returns where a slab's bytes alone do not tell ``decode`` what they stand for.
+class ChunkParts(dict[str, Array]):
+    """What ``encode`` returns where a chunk's bytes alone do not tell ``decode`` what they stand for.
 
-    ``start`` is the number of rows before the slab, ``within`` what ``decode`` goes by: parts that stand for the slab
+    ``start`` is the number of rows before the chunk, ``within`` what ``decode`` goes by: parts that stand for the chunk
     alone, or those that the encoder within returned. Any other mapping holds the parts of a whole tensor.
     """
 
@@ -150,12 +150,12 @@ class SlabParts(dict[str, Array]):
 
 
 def held(encoder: object) -> int:
-    """Return the bytes that an encoder holds from its scans until its tensor is written: its ``held``, if any."""
+    """Return the bytes that an encoder holds from its fit passes until its tensor is written: its ``held``, if any."""
     return int(getattr(encoder, "held", 0))
 
 
 def forget(encoder: object) -> None:
-    """Let an encoder go of what scans told it, when its tensor is written: its ``forget``, if it has one."""
+    """Let an encoder go of what fit passes told it, when its tensor is written: its ``forget``, if it has one."""
     release = getattr(encoder, "forget", None)
     if release is not None:
         release()
@@ -172,8 +172,8 @@ def ready(encoder: Encoder) -> None:
         ask()
 
 
-class RelayReader(Protocol):
-    """Sequential re-laying, in memory bounded by the slab."""
+class RepackReader(Protocol):
+    """Sequential repacking, in memory bounded by the chunk."""
 
     def read(self, rows: int) -> dict[str, Array]:
         """Return each part's next bytes for the next ``rows`` rows. What a tensor has once goes with the first."""
@@ -184,11 +184,11 @@ class RelayReader(Protocol):
         ...
 
 
-class Relay(Protocol):
+class Repack(Protocol):
     """A stored tensor in another layout of its codec: the same integers and scales, no value goes through floats.
 
-    ``params`` and ``parts`` are those of the result, complete. ``rows`` are there to go through, in slabs that begin
-    at multiples of ``step``; a slab takes ``memory`` bytes per row.
+    ``params`` and ``parts`` are those of the result, complete. ``rows`` are there to go through, in chunks that begin
+    at multiples of ``step``; a chunk takes ``memory`` bytes per row.
     """
 
     @property
@@ -208,16 +208,16 @@ class Relay(Protocol):
         """Whether every value decodes to the same bits; may read small parts of the tensor."""
         ...
 
-    def reader(self) -> RelayReader:
+    def reader(self) -> RepackReader:
         """Begin a pass over the tensor."""
         ...
 
 
 @runtime_checkable
-class Relaying(Protocol):
+class Repacking(Protocol):
     """What a codec has beside ``Codec`` if it knows several layouts of the same integers."""
 
-    def relays(self, tensor: Tensor) -> Iterable[Relay]:
+    def repacks(self, tensor: Tensor) -> Iterable[Repack]:
         """Yield the layouts that ``tensor`` may be stored in, preferred ones first; reads no part's bytes."""
         ...
 
@@ -234,13 +234,13 @@ class ChecksStored(Protocol):
         ...
 
 
-def relays_of(codec: Codec, tensor: Tensor) -> Iterable[Relay]:
-    """Return the layouts that ``codec`` can re-lay ``tensor`` in; none where it knows only one."""
-    return codec.relays(tensor) if isinstance(codec, Relaying) else ()
+def repacks_of(codec: Codec, tensor: Tensor) -> Iterable[Repack]:
+    """Return the layouts that ``codec`` can repack ``tensor`` in; none where it knows only one."""
+    return codec.repacks(tensor) if isinstance(codec, Repacking) else ()
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:
-    """Return the number of rows of ``cols`` columns at whose multiples slabs may begin."""
+    """Return the number of rows of ``cols`` columns at whose multiples chunks may begin."""
     if not codec.elementwise:
         return encoder.step
     return encoder.step // gcd(encoder.step, cols) if cols else 1

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST = 1 << 18
 """Smaller arrays are left to the allocator, which keeps them at hand."""
-# A block may be larger than what is asked for by so much: slabs of one tensor are of one size, but for the last.
+# A block may be larger than what is asked for by so much: chunks of one tensor are of one size, but for the last.
 _SLACK = 1.25
 
 

@@ -1,4 +1,4 @@
-"""Running a plan's steps through the pipeline into a writer; and how much memory their slabs may take."""
+"""Running a plan's steps through the pipeline into a writer; and how much memory their chunks may take."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ingot.core import encodings
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
 from ingot.core.stats import ErrorStats
 from ingot.engine.frames import TensorSink
-from ingot.engine.pipeline import Begin, End, Pipeline, Slab
+from ingot.engine.pipeline import Begin, Chunk, End, Pipeline
 from ingot.formats.base import FormatWriter
 from ingot.ops.convert.plan import MOVED, Step
 
-# What the process takes beside slabs: thread stacks, allocator slack, the manifest being built.
+# What the process takes beside chunks: thread stacks, allocator slack, the manifest being built.
 RESERVE = 24 << 20
 _RESERVE_PER_TENSOR = 4096
 _RECYCLED = 128 << 20
@@ -23,15 +23,15 @@ Finished = Callable[[Step, dict[str, Any], ErrorStats], None]
 Advanced = Callable[[int, str], None]
 
 
-def slab_budget(max_ram: int | str | None, steps: Sequence[Step], workers: int) -> int:
-    """Return the bytes for slabs: the ceiling less what the process has now and a reserve.
+def chunk_budget(max_ram: int | str | None, steps: Sequence[Step], workers: int) -> int:
+    """Return the bytes for chunks: the ceiling less what the process has now and a reserve.
 
     Without a ceiling, a quarter of what the machine has left, or a little where that is next to nothing.
     """
     if max_ram is None:
         return max(available_ram() // 4, 1 << 28)
     reserve = RESERVE + _RESERVE_PER_TENSOR * len(steps)
-    # What one tensor's scans found is still written with while the next one's begin.
+    # What one tensor's fit passes found is still written with while the next one's begin.
     reserve += sum(sorted(held(step.encoder or step.job) for step in steps)[-2:])
     reserve += workers * max((scratch(step.encoder) for step in steps if step.encoder), default=0)
     if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
@@ -40,7 +40,7 @@ def slab_budget(max_ram: int | str | None, steps: Sequence[Step], workers: int) 
 
 
 def recycled(max_ram: int | str | None) -> int:
-    """Return the bytes of slabs that may be kept for the next ones; none under a ceiling, which does not know them."""
+    """Return the bytes of chunks that may be kept for the next ones; none under a ceiling, which does not know them."""
     return _RECYCLED if max_ram is None else 0
 
 
@@ -59,7 +59,7 @@ def drive(pipeline: Pipeline, writer: FormatWriter, workers: int, finished: Fini
             sink = TensorSink(writer, step.spec, compress=compress, pool=pipeline.pool, pending=workers + 2)
             error = ErrorStats()
             advanced(0, step.tensor.name)
-        elif isinstance(event, Slab):
+        elif isinstance(event, Chunk):
             assert sink is not None
             encoded = event.result.result()
             sink.write(encoded.parts)

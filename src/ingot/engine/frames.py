@@ -1,7 +1,7 @@
 """Writing a tensor's parts as they come out of the pipeline, compressing where the spec says zstd.
 
-Compression cuts each part at fixed offsets (``encodings.FRAME`` input bytes), whatever slabs the bytes came in, and
-frames are compressed on the pipeline's threads. So the result is the same for any slab and any number of threads.
+Compression cuts each part at fixed offsets (``encodings.FRAME`` input bytes), whatever chunks the bytes came in, and
+frames are compressed on the pipeline's threads. So the result is the same for any chunk and any number of threads.
 """
 
 from __future__ import annotations

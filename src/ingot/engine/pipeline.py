@@ -1,8 +1,8 @@
 """The pipeline of a conversion: one thread reads, several encode, the caller's thread writes, under one memory budget.
 
 Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut
-into slabs.
-What bounds memory is one ``Budget`` that a slab's cost is taken from before it is read and given back after it is
+into chunks.
+What bounds memory is one ``Budget`` that a chunk's cost is taken from before it is read and given back after it is
 written.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Relay, ready, row_step
+from ingot.codecs.base import Encoder, Repack, ready, row_step
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import recycling, scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.memory import format_size
 from ingot.core.parallel import Halt, Workers, adopt
 from ingot.core.stats import measure
-from ingot.engine.slabs import matrix_of, slabs
-from ingot.engine.work import SLAB_ELEMENTS, Cut, Encoded, Take, Work
+from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.work import CHUNK_ELEMENTS, Chunking, Encoded, Take, Work
 from ingot.errors import CodecError, IngotError, ResourceError
 from ingot.model.part import StoredReader
 from ingot.model.tensor import Array, Tensor
@@ -36,7 +36,7 @@ MOVE_BYTES, MOVE_LEAST = 4 << 20, 1 << 16
 
 
 class Budget:
-    """Bytes that slabs in flight may take; one thread takes, any thread gives back."""
+    """Bytes that chunks in flight may take; one thread takes, any thread gives back."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -63,8 +63,8 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Slab:
-    """One slab on its way: ``in_bytes`` of the source are behind it, ``cost`` is what it took from the budget."""
+class Chunk:
+    """One chunk on its way: ``in_bytes`` of the source are behind it, ``cost`` is what it took from the budget."""
 
     result: Future[Encoded]
     in_bytes: int
@@ -80,65 +80,66 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """All slabs of the step were read and the digests of its source parts fit."""
+    """All chunks of the step were read and the digests of its source parts fit."""
 
     step: Step
 
 
-Event = Begin | Slab | End
+Event = Begin | Chunk | End
 
 
-def cut(step: Step, budget: int, slots: int, measured: bool) -> Cut:
-    """Choose the slab of a step so that ``slots`` of them fit in ``budget`` bytes.
+def chunking(step: Step, budget: int, slots: int, measured: bool) -> Chunking:
+    """Choose the chunk of a step so that ``slots`` of them fit in ``budget`` bytes.
 
     Raises
     ------
     ResourceError
-        Not even the smallest slab fits.
+        Not even the smallest chunk fits.
     """
     encoder = step.encoder
     if step.job is not None:
-        return _affordable(step.job.cut(budget, slots), budget, step.tensor.name)
-    if step.relay is not None:
-        return _affordable(_relay_cut(step.relay, budget, slots), budget, step.tensor.name)
+        return _affordable(step.job.chunking(budget, slots), budget, step.tensor.name)
+    if step.repack is not None:
+        return _affordable(_repack_chunking(step.repack, budget, slots), budget, step.tensor.name)
     if encoder is None:
         piece = max(MOVE_LEAST, min(MOVE_BYTES, budget // slots))
-        return _affordable(Cut(step.in_bytes, 1, piece, min(piece, step.in_bytes)), budget, step.tensor.name)
+        return _affordable(Chunking(step.in_bytes, 1, piece, min(piece, step.in_bytes)), budget, step.tensor.name)
     tensor = step.tensor
     rows, cols = matrix_of(tensor, encoder.codec)
     per_row = _cost_per_element(step, measured) * cols
     fixed = 0 if CODECS[tensor.codec].streams else whole_cost(tensor)
-    if encoder.whole:
-        slab_rows = max(rows, 1)
+    if encoder.single_chunk:
+        chunk_rows = max(rows, 1)
     else:
-        slab_rows = min(SLAB_ELEMENTS // max(cols, 1), int((budget - fixed) // (slots * max(per_row, 1))))
+        chunk_rows = min(CHUNK_ELEMENTS // max(cols, 1), int((budget - fixed) // (slots * max(per_row, 1))))
         step_rows = row_step(CODECS[encoder.codec], encoder, cols)
-        slab_rows = max(1, slab_rows // step_rows) * step_rows
-    slab_rows = min(slab_rows, max(rows, 1))
-    return _affordable(Cut(rows, cols, slab_rows, int(slab_rows * per_row) + fixed), budget, tensor.name)
+        chunk_rows = max(1, chunk_rows // step_rows) * step_rows
+    chunk_rows = min(chunk_rows, max(rows, 1))
+    return _affordable(Chunking(rows, cols, chunk_rows, int(chunk_rows * per_row) + fixed), budget, tensor.name)
 
 
-def _relay_cut(relay: Relay, budget: int, slots: int) -> Cut:
-    per_row = max(relay.memory, 1)
-    slab_rows = max(1, min(MOVE_BYTES, budget // slots) // per_row // relay.step) * relay.step
-    slab_rows = min(slab_rows, max(relay.rows, 1))
-    return Cut(relay.rows, 1, slab_rows, slab_rows * per_row)
+def _repack_chunking(repack: Repack, budget: int, slots: int) -> Chunking:
+    per_row = max(repack.memory, 1)
+    chunk_rows = max(1, min(MOVE_BYTES, budget // slots) // per_row // repack.step) * repack.step
+    chunk_rows = min(chunk_rows, max(repack.rows, 1))
+    return Chunking(repack.rows, 1, chunk_rows, chunk_rows * per_row)
 
 
-def _affordable(cut: Cut, budget: int, where: str) -> Cut:
-    if cut.cost > budget:
+def _affordable(chunking: Chunking, budget: int, where: str) -> Chunking:
+    if chunking.cost > budget:
         raise ResourceError(
-            f"expected {format_size(cut.cost)} of working memory for this tensor, found {format_size(max(budget, 0))} "
-            f"beside what Python itself takes; raise --max-ram by {format_size(cut.cost - budget)} or more",
+            f"expected {format_size(chunking.cost)} of working memory for this tensor, "
+            f"found {format_size(max(budget, 0))} beside what Python itself takes; "
+            f"raise --max-ram by {format_size(chunking.cost - budget)} or more",
             rule="ram.ceiling",
             where=where,
         )
-    return cut
+    return chunking
 
 
 def _cost_per_element(step: Step, measured: bool) -> float:
-    """Bytes of memory per element of a slab: source rows, stored source, outputs (twice: allocator), scratch."""
-    outputs = step.out_bytes if step.encoder is not None and step.encoder.whole else 2 * step.out_bytes
+    """Bytes of memory per element of a chunk: source rows, stored source, outputs (twice: allocator), scratch."""
+    outputs = step.out_bytes if step.encoder is not None and step.encoder.single_chunk else 2 * step.out_bytes
     size = max(step.tensor.size, 1)
     row = DTYPES[step.tensor.dtype].bits / 8
     source = row + decompressed(step.tensor) / size
@@ -163,16 +164,16 @@ class Pipeline:
     Parameters
     ----------
     steps : sequence of Step
-    cuts : sequence of Cut
+    chunkings : sequence of Chunking
         One per step.
     workers : int
         Encoding threads.
     budget : int
-        Bytes for slabs in flight.
+        Bytes for chunks in flight.
     measured : bool
         Measure the error of lossy steps.
     recycled : int
-        Bytes of memory that may be kept for the next slab when one is done.
+        Bytes of memory that may be kept for the next chunk when one is done.
 
     Iterate over ``events()`` inside a ``with`` block: leaving it, by an exception too, stops and joins every thread.
 
@@ -183,12 +184,19 @@ class Pipeline:
     """
 
     def __init__(
-        self, steps: list[Step], cuts: list[Cut], *, workers: int, budget: int, measured: bool, recycled: int = 0
+        self,
+        steps: list[Step],
+        chunkings: list[Chunking],
+        *,
+        workers: int,
+        budget: int,
+        measured: bool,
+        recycled: int = 0,
     ) -> None:
         for step in steps:
             if step.encoder is not None:
                 ready(step.encoder)
-        self._steps, self._cuts, self._measured = steps, cuts, measured
+        self._steps, self._chunkings, self._measured = steps, chunkings, measured
         self._budget = Budget(budget)
         self._stop = threading.Event()
         self._recycling = recycling(recycled)
@@ -211,15 +219,15 @@ class Pipeline:
         self._recycling.__exit__(None, None, None)
 
     def events(self) -> Iterator[Event]:
-        """Yield ``Begin``, ``Slab``..., ``End`` for each step in order; raise what went wrong while reading."""
+        """Yield ``Begin``, ``Chunk``..., ``End`` for each step in order; raise what went wrong while reading."""
         while (item := self._get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
 
-    def done(self, slab: Slab) -> None:
-        """Give a written slab's memory back."""
-        self._budget.give(slab.cost)
+    def done(self, chunk: Chunk) -> None:
+        """Give a written chunk's memory back."""
+        self._budget.give(chunk.cost)
 
     def _get(self) -> Event | BaseException | None:
         while True:
@@ -241,42 +249,42 @@ class Pipeline:
     def _read(self) -> None:
         adopt(self._halt)
         try:
-            for step, shape in zip(self._steps, self._cuts, strict=True):
+            for step, shape in zip(self._steps, self._chunkings, strict=True):
                 if not self._read_step(step, shape):
                     return
             self._put(None)
         except BaseException as error:
             self._put(error)
 
-    def _read_step(self, step: Step, shape: Cut) -> bool:
+    def _read_step(self, step: Step, shape: Chunking) -> bool:
         learnt = _learn(step, shape)
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
         if not self._put(Begin(step)):
             return False
         for work, in_bytes in _work(step, shape, self._measured, lambda: self._budget.take(shape.cost)):
-            if self._stop.is_set() or not self._put(Slab(self.pool.submit(work), in_bytes, shape.cost)):
+            if self._stop.is_set() or not self._put(Chunk(self.pool.submit(work), in_bytes, shape.cost)):
                 return False
         return self._put(End(step))
 
 
-def _learn(step: Step, shape: Cut) -> Mapping[str, Any] | None:
+def _learn(step: Step, shape: Chunking) -> Mapping[str, Any] | None:
     """Make the passes that come before encoding; return the parameters that they complete, if there are any."""
     if step.job is not None:
         return step.job.learn(shape)
-    if step.encoder is None or not step.encoder.scans:
+    if step.encoder is None or not step.encoder.fit_passes:
         return None
-    _scan(step.tensor, step.encoder, shape)
+    _fit(step.tensor, step.encoder, shape)
     return step.encoder.params
 
 
-def _work(step: Step, shape: Cut, measured: bool, take: Take) -> Iterator[tuple[Work, int]]:
+def _work(step: Step, shape: Chunking, measured: bool, take: Take) -> Iterator[tuple[Work, int]]:
     if step.job is not None:
         yield from step.job.work(shape, take)
-    elif step.relay is not None:
-        yield from _relay(step.tensor, step.relay, shape, take)
+    elif step.repack is not None:
+        yield from _repack(step.tensor, step.repack, shape, take)
     elif step.encoder is None:
-        yield from _move(step.tensor, shape.slab_rows, take)
+        yield from _move(step.tensor, shape.chunk_rows, take)
     else:
         yield from _encode(step, step.encoder, shape, measured, take)
 
@@ -293,29 +301,29 @@ def _move(tensor: Tensor, piece: int, take: Take) -> Iterator[tuple[Work, int]]:
         reader.finish()
 
 
-def _relay(tensor: Tensor, relay: Relay, shape: Cut, take: Take) -> Iterator[tuple[Work, int]]:
-    """Re-lay slab by slab where they are read: shifting bits is not slower than a disk."""
+def _repack(tensor: Tensor, repack: Repack, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
+    """Repack chunk by chunk where they are read: shifting bits is not slower than a disk."""
     share = tensor.nbytes / max(shape.rows, 1)
-    reader, start = relay.reader(), 0
+    reader, start = repack.reader(), 0
     while start < shape.rows or start == 0:
         if not take():
             return
-        stop = min(start + shape.slab_rows, shape.rows)
+        stop = min(start + shape.chunk_rows, shape.rows)
         yield partial(Encoded, reader.read(stop - start)), int(stop * share) - int(start * share)
         start = max(stop, 1)
     reader.finish()
 
 
-def _scan(tensor: Tensor, encoder: Encoder, shape: Cut) -> None:
+def _fit(tensor: Tensor, encoder: Encoder, shape: Chunking) -> None:
     try:
-        for _ in range(encoder.scans):
-            for rows in slabs(tensor, (shape.rows, shape.cols), shape.slab_rows):
-                encoder.scan(rows)
+        for _ in range(encoder.fit_passes):
+            for rows in chunks(tensor, (shape.rows, shape.cols), shape.chunk_rows):
+                encoder.fit_pass(rows)
     except CodecError as error:
         raise error.at(tensor.name) from None
 
 
-def _encode(step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Take) -> Iterator[tuple[Work, int]]:
+def _encode(step: Step, encoder: Encoder, shape: Chunking, measured: bool, take: Take) -> Iterator[tuple[Work, int]]:
     tensor = step.tensor
     wants_error = measured and not step.exact and step.action == ENCODED
     share = tensor.nbytes / max(shape.rows, 1)
@@ -323,7 +331,7 @@ def _encode(step: Step, encoder: Encoder, shape: Cut, measured: bool, take: Take
     while start < shape.rows or start == 0:
         if not take():
             return
-        stop = min(start + shape.slab_rows, shape.rows)
+        stop = min(start + shape.chunk_rows, shape.rows)
         rows = scratch((stop - start, shape.cols), numpy_dtype(tensor.dtype))
         reader.read_into(rows)
         yield _encoding(step, encoder, rows, start, wants_error), int(stop * share) - int(start * share)

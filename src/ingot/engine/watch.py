@@ -11,7 +11,7 @@ from ingot.ops.identity import Lane, file_bytes, hex_of
 
 
 class Feed:
-    """The hash that one tensor's values go into, slab after slab in order."""
+    """The hash that one tensor's values go into, chunk after chunk in order."""
 
     def __init__(self, lane: Lane, running: Hasher) -> None:
         self._lane, self._running = lane, running

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 from ingot.core.stats import ErrorStats
 
 # Large enough to hide a thread's wake-up, small enough that a few fit in the second-level cache's reach.
-SLAB_ELEMENTS = 1 << 20
+CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a worker made of one slab. ``settle`` is called by the thread that writes, slab after slab in order."""
+    """What a worker made of one chunk. ``settle`` is called by the thread that writes, chunk after chunk in order."""
 
     parts: Mapping[str, Any]
     error: ErrorStats | None = None
@@ -23,12 +23,12 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a step's tensor is cut: ``rows`` of ``cols`` elements, ``slab_rows`` at a time; bytes of budget per slab."""
+class Chunking:
+    """How a step's tensor is cut: ``rows`` of ``cols`` elements, ``chunk_rows`` at a time; bytes of budget each."""
 
     rows: int
     cols: int
-    slab_rows: int
+    chunk_rows: int
     cost: int
 
 
@@ -39,24 +39,24 @@ Take = Callable[[], bool]
 class Job(Protocol):
     """A step that reads more than one tensor, or hashes what passes: it cuts and reads by itself."""
 
-    def cut(self, budget: int, slots: int) -> Cut:
-        """Choose a slab so that ``slots`` of them fit in ``budget`` bytes, as far as that can be."""
+    def chunking(self, budget: int, slots: int) -> Chunking:
+        """Choose a chunk so that ``slots`` of them fit in ``budget`` bytes, as far as that can be."""
         ...
 
-    def learn(self, shape: Cut) -> Mapping[str, Any] | None:
+    def learn(self, shape: Chunking) -> Mapping[str, Any] | None:
         """Make the passes that come before encoding; return the parameters that they complete."""
         ...
 
-    def work(self, shape: Cut, take: Take) -> Iterator[tuple[Work, int]]:
-        """Read slab after slab in the thread that calls; yield each one's work and the bytes read for it.
+    def work(self, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
+        """Read chunk after chunk in the thread that calls; yield each one's work and the bytes read for it.
 
-        ``take`` waits for a slab's memory; False means to stop.
+        ``take`` waits for a chunk's memory; False means to stop.
         """
         ...
 
 
-class Turns:
-    """Lets the slabs of one tensor, worked on by several threads, pass one point in order.
+class Sequencer:
+    """Lets the chunks of one tensor, worked on by several threads, pass one point in order.
 
     A pool begins its work in order, so whoever waits knows the one before it running or done.
     """
@@ -82,4 +82,4 @@ class Turns:
                 self._failed = not done
                 self._changed.notify_all()
         if failed:
-            raise RuntimeError("an earlier slab of this tensor failed")
+            raise RuntimeError("an earlier chunk of this tensor failed")

@@ -19,14 +19,14 @@ import numpy as np
 from ingot.core.checksums import Blake3, Hasher
 from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
-from ingot.engine.slabs import matrix_of, slabs
+from ingot.engine.chunks import chunks, matrix_of
 from ingot.model.bytesource import Buffer
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
 
-_SLAB = 1 << 20
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def content_id(
     """Return the content id of a checkpoint, or of any tensors by name: ``blake3:`` and 64 hexadecimal digits.
 
     Two checkpoints have the same id if they have the same names, shapes, element types and values, bit for bit:
-    re-sharded, in another container, or encoded without loss. Reads every value once, in slabs, tensors in parallel.
+    re-sharded, in another container, or encoded without loss. Reads every value once, in chunks, tensors in parallel.
 
     Raises ``UnsupportedError`` where a tensor cannot be decoded, ``ResourceError`` ``decoded.limit``, and whatever
     decoding raises. The digest over a whole file, where there is one, is checked first.
@@ -92,7 +92,7 @@ def tensor_digest(tensor: Tensor) -> str:
         reader.finish()
     else:
         matrix = matrix_of(tensor)
-        for rows in slabs(tensor, matrix, max(1, _SLAB // max(matrix[1], 1))):
+        for rows in chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1))):
             running.update(file_bytes(rows))
     return hex_of(running)
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder, Relay, relays_of, row_step
+from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder, Repack, repacks_of, row_step
 from ingot.core import checksums, encodings
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IntegrityError, UsageError
@@ -69,20 +69,20 @@ class Unreadable:
         pass
 
 
-def slabs(rows: int, cuts: Sequence[int]) -> list[slice]:
+def chunks(rows: int, cuts: Sequence[int]) -> list[slice]:
     """Return consecutive slices over ``rows``, cut at ``cuts``; one empty slice where there are no rows."""
     edges = sorted({0, rows, *(cut for cut in cuts if 0 < cut < rows)})
     return [slice(start, stop) for start, stop in pairwise(edges)] or [slice(0, 0)]
 
 
 def encode_parts(codec: Codec, encoder: Encoder, array: Array, cuts: Sequence[int] = ()) -> dict[str, Array]:
-    """Run an encoder over an array: its scans, then its slabs; join each part's pieces."""
+    """Run an encoder over an array: its fit passes, then its chunks; join each part's pieces."""
     matrix = array.reshape(prod(array.shape[:-1]), array.shape[-1]) if array.ndim else array.reshape(1, 1)
     step = row_step(codec, encoder, matrix.shape[1])
-    pieces = slabs(len(matrix), () if encoder.whole else [cut - cut % step for cut in cuts])
-    for _ in range(encoder.scans):
+    pieces = chunks(len(matrix), () if encoder.single_chunk else [cut - cut % step for cut in cuts])
+    for _ in range(encoder.fit_passes):
         for piece in pieces:
-            encoder.scan(matrix[piece])
+            encoder.fit_pass(matrix[piece])
     encoded = [encoder.encode(matrix[piece], piece.start) for piece in pieces]
     return {spec.role: np.concatenate([one[spec.role].reshape(-1) for one in encoded]) for spec in encoder.parts}
 
@@ -100,15 +100,15 @@ def encode_tensor(
     return Tensor("tensor", array.shape, stored, encoder.codec, parts, dict(encoder.params), codec)
 
 
-def relaid(relay: Relay, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
-    """Return ``tensor`` re-laid, in slabs that begin at the multiples of ``step`` next to ``cuts``."""
-    reader, found = relay.reader(), dict[str, list[Array]]()
-    for rows in slabs(relay.rows, [cut // relay.step * relay.step for cut in cuts]):
+def repacked(repack: Repack, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
+    """Return ``tensor`` repacked, in chunks that begin at the multiples of ``step`` next to ``cuts``."""
+    reader, found = repack.reader(), dict[str, list[Array]]()
+    for rows in chunks(repack.rows, [cut // repack.step * repack.step for cut in cuts]):
         for role, array in reader.read(rows.stop - rows.start).items():
             found.setdefault(role, []).append(array.reshape(-1))
     reader.finish()
-    parts = {part.role: memory_part(np.concatenate(found[part.role]), part.dtype, part.type) for part in relay.parts}
-    return replace(tensor, codec=relay.codec, params=dict(relay.params), parts=parts)
+    parts = {part.role: memory_part(np.concatenate(found[part.role]), part.dtype, part.type) for part in repack.parts}
+    return replace(tensor, codec=repack.codec, params=dict(repack.params), parts=parts)
 
 
 def with_parts(tensor: Tensor, parts: Mapping[str, Part]) -> Tensor:
@@ -137,11 +137,11 @@ def bits(array: Array) -> bytes:
 
 
 def read_rows(codec: Codec, tensor: Tensor, dtype: str, cuts: Sequence[int] = ()) -> Array:
-    """Decode by the codec's reader in slabs cut at ``cuts``."""
+    """Decode by the codec's reader in chunks cut at ``cuts``."""
     rows, cols = tensor.matrix_shape
     out = np.empty((rows, cols), numpy_dtype(dtype))
     reader = codec.reader(tensor)
-    for piece in slabs(rows, cuts):
+    for piece in chunks(rows, cuts):
         reader.read_into(out[piece])
     reader.finish()
     return out.reshape(tensor.shape)
@@ -248,7 +248,7 @@ class CodecSuite:
         again = replace(tensor, params=params)
         assert bits(again.numpy()) == bits(tensor.numpy())
 
-    def test_bytes_do_not_depend_on_slabs(self, case: Case) -> None:
+    def test_bytes_do_not_depend_on_chunks(self, case: Case) -> None:
         rows = case.matrix[0]
         whole = self.tensor(case)
         for cuts in (range(rows), (1,), (rows - 1, rows // 2)):
@@ -335,22 +335,22 @@ class CodecSuite:
         assert bits(packed.numpy()) == bits(tensor.numpy())
         assert bits(read_rows(self.codec, packed, tensor.dtype)) == bits(tensor.numpy())
 
-    def test_relaying_changes_no_bit(self, case: Case) -> None:
+    def test_repacking_changes_no_bit(self, case: Case) -> None:
         tensor = self.tensor(case)
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
         targets = self.targets(tensor)
-        for relay, other in zip(relays_of(self.codec, tensor), relays_of(self.codec, packed), strict=True):
-            assert relay.exact() == other.exact()
-            if not relay.exact():
+        for repack, other in zip(repacks_of(self.codec, tensor), repacks_of(self.codec, packed), strict=True):
+            assert repack.exact() == other.exact()
+            if not repack.exact():
                 continue
-            whole = relaid(relay, tensor)
+            whole = repacked(repack, tensor)
             self.codec.check(whole)
-            assert [part.length for part in whole.parts.values()] == [part.length for part in relay.parts]
-            assert json.loads(json.dumps(relay.params)) == relay.params
+            assert [part.length for part in whole.parts.values()] == [part.length for part in repack.parts]
+            assert json.loads(json.dumps(repack.params)) == repack.params
             for dtype in targets:
-                assert bits(whole.numpy(dtype)) == bits(tensor.numpy(dtype)), (relay.params, dtype)
-            for cuts in (tuple(range(relay.rows)), (relay.rows // 3,)):
-                cut = relaid(other, packed, cuts)
+                assert bits(whole.numpy(dtype)) == bits(tensor.numpy(dtype)), (repack.params, dtype)
+            for cuts in (tuple(range(repack.rows)), (repack.rows // 3,)):
+                cut = repacked(other, packed, cuts)
                 assert all(bytes(part.view()) == bytes(cut.parts[role].view()) for role, part in whole.parts.items())
 
     def test_check_reads_nothing(self, case: Case) -> None:

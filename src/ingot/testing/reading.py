@@ -52,7 +52,7 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def decode(tensor: Tensor) -> None:
-    """Check a tensor by its codec and, if it is not too large, decode it: whole, and in slabs to the same values."""
+    """Check a tensor by its codec and, if it is not too large, decode it: whole, and in chunks to the same values."""
     codec = CODECS.get(tensor.codec)
     if codec is None:
         return
@@ -63,12 +63,12 @@ def decode(tensor: Tensor) -> None:
     if not codec.streams or not whole.size:
         return
     matrix = whole.reshape(-1, whole.shape[-1] if whole.ndim else 1)
-    reader, slabs = codec.reader(tensor), np.empty_like(matrix)
-    for start in range(0, len(slabs), 7):
-        reader.read_into(slabs[start : start + 7])
+    reader, chunks = codec.reader(tensor), np.empty_like(matrix)
+    for start in range(0, len(chunks), 7):
+        reader.read_into(chunks[start : start + 7])
     reader.finish()
-    if matrix.tobytes() != slabs.tobytes():
-        raise AssertionError(f"expected {tensor!r} to decode to the same in slabs")
+    if matrix.tobytes() != chunks.tobytes():
+        raise AssertionError(f"expected {tensor!r} to decode to the same in chunks")
 
 
 def checked(error: IngotError) -> str:

@@ -230,7 +230,7 @@ def test_range_of_values_and_zero(source: str) -> None:
 
 
 @pytest.mark.parametrize(("symmetric", "signed"), [(True, True), (False, False), (False, True)])
-def test_one_scale_for_a_tensor_does_not_depend_on_slabs(symmetric: bool, signed: bool) -> None:
+def test_one_scale_for_a_tensor_does_not_depend_on_chunks(symmetric: bool, signed: bool) -> None:
     rng = np.random.default_rng(9)
     values = rng.normal(0, 1, (50, 700)).astype(np.float32)
     low, high, _ = kernels.affine_range(values, "f32")

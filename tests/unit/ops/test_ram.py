@@ -156,7 +156,7 @@ def test_re_laying_holds_no_whole_tensor(tmp_path: Path) -> None:
         assert (np.frombuffer(stored.parts["packed_weight"].view(), np.uint8) == 0x88).all()
 
 
-def test_without_a_ceiling_slabs_take_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_ceiling_chunks_take_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, budget in ((16 << 30, 4 << 30), (1 << 30, 1 << 28), (0, 1 << 28)):
         monkeypatch.setattr(drive, "available_ram", lambda free=free: free)
-        assert drive.slab_budget(None, [], 2) == budget
+        assert drive.chunk_budget(None, [], 2) == budget

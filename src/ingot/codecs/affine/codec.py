@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.affine.encode import AffineEncoder, prepare
-from ingot.codecs.affine.offset import OffsetRelay, offset_relays
+from ingot.codecs.affine.offset import OffsetRepack, offset_repacks
 from ingot.codecs.affine.params import ROLES, SCALE_DTYPES, AffineParams, natural, params_of
 from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
-from ingot.codecs.affine.repack import AffineRelay, relays
+from ingot.codecs.affine.repack import AffineRepack, repacks
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
 from ingot.codecs.base import Rows, result
 from ingot.core.dtypes import numpy_dtype
@@ -146,9 +146,9 @@ class AffineCodec:
         params = _checked(tensor)
         return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
 
-    def relays(self, tensor: Tensor) -> Iterator[AffineRelay | OffsetRelay]:
+    def repacks(self, tensor: Tensor) -> Iterator[AffineRepack | OffsetRepack]:
         """Yield the layouts of the same integers: low bits first, signed or not; that nearest to as stored first."""
-        return offset_relays(relays(tensor, _checked(tensor)))
+        return offset_repacks(repacks(tensor, _checked(tensor)))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
         """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):

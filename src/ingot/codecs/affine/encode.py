@@ -1,4 +1,4 @@
-"""Encoding of the affine family: options, and quantizers over slabs of rows (``spec/affine.md``)."""
+"""Encoding of the affine family: options, and quantizers over chunks of rows (``spec/affine.md``)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _NON_FINITE, _SCALE_OVERFLOW = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class AffineEncoder:
-    """Quantizes slabs of rows. One scale for a whole tensor (``fit``) is learnt in scans and stored with row 0.
+    """Quantizes chunks of rows. One scale for a whole tensor (``fit``) is learnt in fit passes and stored with row 0.
 
-    Rows have ``width`` columns; codes are packed in rows of ``cols``, of which a slab holds whole ones (``step``).
+    Rows have ``width`` columns; codes are packed in rows of ``cols``, of which a chunk holds whole ones (``step``).
     """
 
     settings: AffineParams
@@ -45,12 +45,12 @@ class AffineEncoder:
     unbiased: bool = False
     codec: str = "quantized_group"
     step: int = 1
-    whole: bool = False
+    single_chunk: bool = False
     lossless: bool = False
 
     @property
-    def scans(self) -> int:
-        return self.fit.scans if self.fit else 0
+    def fit_passes(self) -> int:
+        return self.fit.fit_passes if self.fit else 0
 
     def look(self, rows: Array, start: int) -> bool:
         return self.reach.look(rows)
@@ -61,8 +61,8 @@ class AffineEncoder:
     def lost(self) -> str | None:
         return self.reach.lost()
 
-    def scan(self, rows: Array) -> None:
-        """Learn the tensor's scale; groups and rows lie within a slab and need nothing."""
+    def fit_pass(self, rows: Array) -> None:
+        """Learn the tensor's scale; groups and rows lie within a chunk and need nothing."""
         if self.fit is not None:
             bad = self.fit.take(rows)
             if bad is not None:

@@ -1,4 +1,4 @@
-"""One scale (and zero point) for a whole tensor, learnt from slabs of its rows (``spec/affine.md``, "Quantizers")."""
+"""One scale (and zero point) for a whole tensor, learnt from chunks of its rows (``spec/affine.md``, "Quantizers")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TensorFit:
     scale_dtype : str
     search : bool
         Choose among ``AFFINE_CANDIDATES`` shrunk ranges by squared error, added up row by row in double precision, so
-        that slabs do not matter.
+        that chunks do not matter.
     rows : int
         Rows of the tensor: after so many a pass is over.
 
@@ -44,7 +44,7 @@ class TensorFit:
         self._scale_dtype = scale_dtype
 
     @property
-    def scans(self) -> int:
+    def fit_passes(self) -> int:
         """Passes that are needed."""
         return 2 if self._search else 1
 

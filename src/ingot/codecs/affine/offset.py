@@ -1,4 +1,4 @@
-"""Zero points as offsets: ``s * (q - z)`` re-laid as ``s * q + o``, ``o = -s * z`` (``spec/affine.md``, "Re-laying").
+"""Zero points as offsets: ``s * (q - z)`` repacked as ``s * q + o``, ``o = -s * z`` (``spec/affine.md``, "Repacking").
 
 What computes with offsets (MLX) takes integers that were made with zero points, or with signed codes, as they are.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.codecs.affine.encode import part_specs
 from ingot.codecs.affine.params import AffineParams
-from ingot.codecs.affine.repack import AffineRelay, AffineRelayReader
+from ingot.codecs.affine.repack import AffineRepack, AffineRepackReader
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.errors import IntegrityError
 from ingot.model.part import CHUNK, Part
@@ -26,10 +26,10 @@ _MOST_SCALE = 2.0**118
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetRelay:
+class OffsetRepack:
     """A tensor's integers, unsigned, low bits first, with offsets. ``points`` is the same with zero points."""
 
-    points: AffineRelay
+    points: AffineRepack
     codec: str = "quantized_group"
 
     @property
@@ -75,16 +75,16 @@ class OffsetRelay:
             pass
         return fits
 
-    def reader(self) -> OffsetRelayReader:
-        return OffsetRelayReader(self)
+    def reader(self) -> OffsetRepackReader:
+        return OffsetRepackReader(self)
 
 
-class OffsetRelayReader:
+class OffsetRepackReader:
     """One pass over a tensor's parts."""
 
-    def __init__(self, relay: OffsetRelay) -> None:
-        self._inner: AffineRelayReader = relay.points.reader()
-        self._where = relay.points.tensor.name
+    def __init__(self, repack: OffsetRepack) -> None:
+        self._inner: AffineRepackReader = repack.points.reader()
+        self._where = repack.points.tensor.name
 
     def read(self, rows: int) -> dict[str, Array]:
         parts = self._inner.read(rows)
@@ -118,15 +118,15 @@ def offsets(scales: Array, zeros: Array) -> Array | None:
     return found if bool(fits.all()) else None
 
 
-def offset_relays(points: Iterator[AffineRelay]) -> Iterator[AffineRelay | OffsetRelay]:
-    """Yield relays as they come, and at the end those with offsets that follow from them."""
-    followed: dict[str, OffsetRelay] = {}
-    for relay in points:
-        yield relay
-        target = relay.target
+def offset_repacks(points: Iterator[AffineRepack]) -> Iterator[AffineRepack | OffsetRepack]:
+    """Yield repacks as they come, and at the end those with offsets that follow from them."""
+    followed: dict[str, OffsetRepack] = {}
+    for repack in points:
+        yield repack
+        target = repack.target
         plain = target.packing == "rows_lsb" and not target.signed and target.zeros and not target.offset
-        if plain and relay.scale_dtype in ("f16", "bf16"):
-            followed.setdefault(relay.scale_dtype, OffsetRelay(relay))
+        if plain and repack.scale_dtype in ("f16", "bf16"):
+            followed.setdefault(repack.scale_dtype, OffsetRepack(repack))
     yield from followed.values()
 
 

@@ -1,6 +1,6 @@
-"""The affine family's integers in another layout: same grid, other packing (``spec/affine.md``, "Re-laying").
+"""The affine family's integers in another layout: same grid, other packing (``spec/affine.md``, "Repacking").
 
-Whatever the layout, a slab is first brought to rows that begin at a byte, lowest bit first; from there signs flip and
+Whatever the layout, a chunk is first brought to rows that begin at a byte, lowest bit first; from there signs flip and
 rows join.
 """
 
@@ -29,7 +29,7 @@ _MOST_ZERO = 2.0**40
 
 
 @dataclass(frozen=True, slots=True)
-class AffineRelay:
+class AffineRepack:
     """A tensor's integers as ``target`` packs them, scales and zero points in ``scale_dtype``."""
 
     tensor: Tensor
@@ -80,8 +80,8 @@ class AffineRelay:
         reader.finish()
         return fits
 
-    def reader(self) -> AffineRelayReader:
-        return AffineRelayReader(self)
+    def reader(self) -> AffineRepackReader:
+        return AffineRepackReader(self)
 
     @property
     def _delta(self) -> float:
@@ -108,13 +108,13 @@ class AffineRelay:
         return np.full(count, (self.stored.zero_point or 0) + self._delta, numpy_dtype(self.scale_dtype))
 
 
-class AffineRelayReader:
+class AffineRepackReader:
     """One pass over a tensor's parts."""
 
-    def __init__(self, relay: AffineRelay) -> None:
-        self._relay = relay
-        parts, stored, target = relay.tensor.parts, relay.stored, relay.target
-        self._cols = relay.tensor.matrix_shape[1]
+    def __init__(self, repack: AffineRepack) -> None:
+        self._repack = repack
+        parts, stored, target = repack.tensor.parts, repack.stored, repack.target
+        self._cols = repack.tensor.matrix_shape[1]
         self._packed = PackedReader(parts["packed_weight"], stored, self._cols)
         self._scales = ScalesReader(parts["scales"], stored)
         self._zeros = ScalesReader(parts["zeros"], stored) if stored.zeros else None
@@ -124,12 +124,12 @@ class AffineRelayReader:
 
     def read(self, rows: int) -> dict[str, Array]:
         scales = self._next(self._scales, rows)
-        parts = {"packed_weight": self._codes(rows), "scales": cast(scales, self._relay.scale_dtype)}
+        parts = {"packed_weight": self._codes(rows), "scales": cast(scales, self._repack.scale_dtype)}
         if self._zeros is not None:
-            parts["zeros"] = self._relay.shift(self._next(self._zeros, rows))
-        elif self._relay.target.zeros:
-            parts["zeros"] = self._relay.new_zeros(scales.size)
-        self._shared = self._relay.stored.granularity == "tensor"
+            parts["zeros"] = self._repack.shift(self._next(self._zeros, rows))
+        elif self._repack.target.zeros:
+            parts["zeros"] = self._repack.new_zeros(scales.size)
+        self._shared = self._repack.stored.granularity == "tensor"
         return parts
 
     def finish(self) -> None:
@@ -143,7 +143,7 @@ class AffineRelayReader:
         return np.empty(0, np.float32) if self._shared else reader.next(rows, self._cols)
 
     def _codes(self, rows: int) -> Array:
-        stored, target = self._relay.stored, self._relay.target
+        stored, target = self._repack.stored, self._repack.target
         if not rows or not self._cols:
             return np.empty(0, np.uint8)
         matrix = self._packed.next(rows).reshape(rows, -1)[:, : self._mask.size]  # words may be longer
@@ -156,13 +156,13 @@ class AffineRelayReader:
         return join_rows(matrix, self._cols * target.bits)
 
 
-def relays(tensor: Tensor, stored: AffineParams) -> Iterator[AffineRelay]:
-    """Yield what a tensor with these checked parameters can be re-laid as, the one nearest to as stored first.
+def repacks(tensor: Tensor, stored: AffineParams) -> Iterator[AffineRepack]:
+    """Yield what a tensor with these checked parameters can be repacked as, the one nearest to as stored first.
 
     Codes keep their sign or change it, in rows or, where these do not fill their bytes, without padding; scales become
     f32 where that lets more zero points be shifted. A zero point for all codes becomes a part where the attribute is
     not taken. Offsets keep the sign: a shifted one is not exact. Blocks, and codes packed as another matrix than the
-    tensor's own, are not re-laid.
+    tensor's own, are not repacked.
     """
     if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
         return
@@ -171,14 +171,14 @@ def relays(tensor: Tensor, stored: AffineParams) -> Iterator[AffineRelay]:
     flat = replace(in_rows, packing="flat_lsb")
     packings = (in_rows,) if flat.in_rows(cols) else (in_rows, flat)
     if stored.zero_point is not None:
-        yield from (AffineRelay(tensor, stored, packing, stored_type) for packing in packings)
+        yield from (AffineRepack(tensor, stored, packing, stored_type) for packing in packings)
     in_part = stored.zeros or stored.zero_point is not None
     for signed in (stored.signed,) if stored.offset else (stored.signed, not stored.signed):
         flips = signed != stored.signed
         for scale_dtype in dict.fromkeys((stored_type, "f32") if flips and stored.zeros else (stored_type,)):
             for packing in packings:
                 target = replace(packing, signed=signed, zeros=in_part or flips, zero_point=None)
-                yield AffineRelay(tensor, stored, target, scale_dtype)
+                yield AffineRepack(tensor, stored, target, scale_dtype)
 
 
 def _shifted(zeros: Array, delta: float, dtype: str) -> Array | None:

@@ -28,15 +28,15 @@ class DeltaEncoder(Protocol):
 
     codec: str
     parts: tuple[PartSpec, ...]
-    scans: int
+    fit_passes: int
     step: int
-    whole: bool
+    single_chunk: bool
     lossless: bool
 
     @property
     def params(self) -> Mapping[str, Any]: ...
 
-    def scan(self, base: Array, tuned: Array) -> None:
+    def fit_pass(self, base: Array, tuned: Array) -> None:
         """Take in the next rows of the present pass."""
         ...
 
@@ -45,7 +45,7 @@ class DeltaEncoder(Protocol):
         ...
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write what applying one slab's ``parts`` to its ``base`` gives. Pure and thread-safe.
+        """Write what applying one chunk's ``parts`` to its ``base`` gives. Pure and thread-safe.
 
         Asked for only where the encoder is not ``lossless``.
         """
@@ -53,7 +53,7 @@ class DeltaEncoder(Protocol):
 
 
 class Applier(Protocol):
-    """Sequential application, in memory bounded by the slab."""
+    """Sequential application, in memory bounded by the chunk."""
 
     def apply(self, base: Array, out: Array) -> None:
         """Write the fine-tune's next rows into ``out`` ([rows, cols], C order); ``out`` may be ``base`` itself."""
@@ -153,8 +153,8 @@ class AdditiveEncoder:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.codec, self.parts, self.scans = inner.codec, inner.parts, inner.scans
-        self.step, self.whole, self.lossless = inner.step, inner.whole, False
+        self.codec, self.parts, self.fit_passes = inner.codec, inner.parts, inner.fit_passes
+        self.step, self.single_chunk, self.lossless = inner.step, inner.single_chunk, False
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -178,8 +178,8 @@ class AdditiveEncoder:
     def forget(self) -> None:
         forget(self._inner)
 
-    def scan(self, base: Array, tuned: Array) -> None:
-        self._inner.scan(difference(base, tuned))
+    def fit_pass(self, base: Array, tuned: Array) -> None:
+        self._inner.fit_pass(difference(base, tuned))
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         parts: dict[str, Array] = self._inner.encode(difference(base, tuned), start)

@@ -42,11 +42,11 @@ class ExactEncoder:
     parts: tuple[PartSpec, ...]
     step: int
     codec: str = ID
-    scans: int = 0
-    whole: bool = False
+    fit_passes: int = 0
+    single_chunk: bool = False
     lossless: bool = True
 
-    def scan(self, base: Array, tuned: Array) -> None:
+    def fit_pass(self, base: Array, tuned: Array) -> None:
         """Nothing to learn beforehand."""
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:

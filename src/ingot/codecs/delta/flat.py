@@ -55,12 +55,12 @@ class WholeEncoder:
     size: int
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
-    scans: int = 0
+    fit_passes: int = 0
     step: int = 1
-    whole: bool = True
+    single_chunk: bool = True
     lossless: bool = False
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
     def largest(self, rows: Array, count: int) -> tuple[Array, Array, Array]:

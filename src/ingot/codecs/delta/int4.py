@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ingot.codecs.base import Rows, SlabParts, decode_by_rows
+from ingot.codecs.base import ChunkParts, Rows, decode_by_rows
 from ingot.codecs.cast import cast, flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -102,8 +102,8 @@ def codes_of(values: Array, skipped: Array, scale: Scale) -> Array:
     return packed
 
 
-class _Slab(SlabParts):
-    """Parts of a slab whose ``within`` count from its first element; ``first`` codes in ``packed`` come before it."""
+class _Chunk(ChunkParts):
+    """Parts of a chunk whose ``within`` count from its first element; ``first`` codes in ``packed`` come before it."""
 
     first: int = 0
 
@@ -129,7 +129,7 @@ class _Decoding:
 
 def _alone(parts: Mapping[str, Array]) -> tuple[Mapping[str, Array], int]:
     """Return what to decode, and how many codes to pass over."""
-    return (parts.within, parts.first) if isinstance(parts, _Slab) else (parts, 0)
+    return (parts.within, parts.first) if isinstance(parts, _Chunk) else (parts, 0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -161,9 +161,9 @@ class Int4Encoder(_Decoding, F16Scales, WholeEncoder):
 
 @dataclass(kw_only=True, eq=False)
 class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
-    """The same bytes in slabs, after one pass that finds outliers and range.
+    """The same bytes in chunks, after one pass that finds outliers and range.
 
-    A byte goes with the slab of its second code; the value of the first may lie far before, and the scan noted it.
+    A byte goes with the chunk of its second code; the value of the first may lie far before, and the fit pass noted it.
     """
 
     codec: str = ID
@@ -189,7 +189,7 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
         self._rest = self._scale = None
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; rule ``delta_int4.whole`` before the scan."""
+        """Return the parts of these rows; rule ``delta_int4.whole`` before the fit pass."""
         cut = self.cut(rows, start)
         assert self._rest is not None
         assert self._scale is not None
@@ -203,16 +203,16 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
         last = cut.first + cut.values.size == self.size
         once = slice(0, 1 if start == 0 else 0)
         pair = self._scale.pair
-        slab = _Slab(
+        chunk = _Chunk(
             outlier_idx=(cut.at + cut.first).astype(self.index_dtype, copy=False),
             outlier_vals=cut.largest,
             scale=pair[:1][once],
             zero_point=pair[1:][once],
             packed=packed[: (stop + last) // 2 - codes // 2],
         )
-        slab.start, slab.first = start, odd
-        slab.within = {**slab, "outlier_idx": cut.at, "scale": pair[:1], "zero_point": pair[1:], "packed": packed}
-        return slab
+        chunk.start, chunk.first = start, odd
+        chunk.within = {**chunk, "outlier_idx": cut.at, "scale": pair[:1], "zero_point": pair[1:], "packed": packed}
+        return chunk
 
 
 def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:

@@ -55,12 +55,12 @@ class SignEncoder(F16Scales):
     step: int
     params: Mapping[str, Any] = field(default_factory=dict)
     codec: str = "delta_sign"
-    scans: int = 0
-    whole: bool = False
+    fit_passes: int = 0
+    single_chunk: bool = False
     lossless: bool = False
     reach: Reach = field(default_factory=scale_reach)
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, SlabParts, decode_by_rows
+from ingot.codecs.base import ChunkParts, Rows, decode_by_rows
 from ingot.codecs.cast import flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -56,7 +56,7 @@ class _Decoding:
 
 def _alone(parts: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return parts whose positions count from the first element of what is decoded."""
-    return parts.within if isinstance(parts, SlabParts) else parts
+    return parts.within if isinstance(parts, ChunkParts) else parts
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,16 +73,16 @@ class SparseEncoder(_Decoding, WholeEncoder):
 
 @dataclass(kw_only=True, eq=False)
 class StreamedSparseEncoder(_Decoding, StreamedEncoder):
-    """The same bytes in slabs, after one pass that finds the largest."""
+    """The same bytes in chunks, after one pass that finds the largest."""
 
     codec: str = ID
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; rule ``delta_sparse.whole`` before the scan."""
+        """Return the parts of these rows; rule ``delta_sparse.whole`` before the fit pass."""
         cut = self.cut(rows, start)
-        slab = SlabParts(indices=cut.at + cut.first, values=cut.largest)
-        slab.start, slab.within = start, {"indices": cut.at, "values": cut.largest}
-        return slab
+        chunk = ChunkParts(indices=cut.at + cut.first, values=cut.largest)
+        chunk.start, chunk.within = start, {"indices": cut.at, "values": cut.largest}
+        return chunk
 
 
 class SparseReader(AddsByPieces, Rows):

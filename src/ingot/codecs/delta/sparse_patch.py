@@ -57,12 +57,12 @@ class PatchEncoder:
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=lambda: {"encoding": RAW, "flat": False})
     codec: str = ID
-    scans: int = 0
+    fit_passes: int = 0
     step: int = 1
-    whole: bool = False
+    single_chunk: bool = False
     lossless: bool = True
 
-    def scan(self, base: Array, tuned: Array) -> None:
+    def fit_pass(self, base: Array, tuned: Array) -> None:
         """Nothing to learn beforehand."""
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:

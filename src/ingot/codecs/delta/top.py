@@ -22,14 +22,14 @@ _MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 
 
 def streams(size: int) -> bool:
-    """Whether a tensor of ``size`` elements is encoded in slabs."""
+    """Whether a tensor of ``size`` elements is encoded in chunks."""
     return size > WHOLE
 
 
 def grid_of(rows: int, cols: int) -> int:
-    """Return the number of elements at whose multiples slabs of a matrix may begin: whole rows, about ``_GRID``.
+    """Return the number of elements at whose multiples chunks of a matrix may begin: whole rows, about ``_GRID``.
 
-    So slabs of rows and, where a source may be cut anywhere, of elements fit the same grid. One long row is cut within.
+    So chunks of rows and, where a source may be cut anywhere, of elements fit one grid. One long row is cut within.
     """
     return _GRID if rows == 1 and cols > _LONG else max(1, _GRID // max(cols, 1)) * max(cols, 1)
 
@@ -184,7 +184,7 @@ class Largest:
 
 
 class Cut(NamedTuple):
-    """A slab of ``values`` from element ``first`` on: ``before`` of the largest lie before it, ``at`` those within."""
+    """A chunk of ``values`` from element ``first`` on: ``before`` of the largest lie before it, ``at`` those within."""
 
     values: Array
     first: int
@@ -195,7 +195,7 @@ class Cut(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class StreamedEncoder:
-    """An encoder that finds the largest differences in one pass and then takes slabs that begin at its grid."""
+    """An encoder that finds the largest differences in one pass and then takes chunks that begin at its grid."""
 
     codec: str
     size: int
@@ -203,26 +203,26 @@ class StreamedEncoder:
     step: int
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
-    scans: int = 1
-    whole: bool = False
+    fit_passes: int = 1
+    single_chunk: bool = False
     lossless: bool = False
     _search: Largest | None = None
     _found: tuple[Array, Array] | None = None
 
     @property
     def held(self) -> int:
-        """Bytes that are held from the scan until ``forget``."""
+        """Bytes that are held from the fit pass until ``forget``."""
         return Largest.memory(self.size, self.count, self.step)
 
     def forget(self) -> None:
-        """Let go of what the scan found."""
+        """Let go of what the fit pass found."""
         self._search = self._found = None
 
     def rest(self) -> Rest:
-        """Return what a scan tells of all but the largest."""
+        """Return what a fit pass tells of all but the largest."""
         return Rest()
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Take in the next rows.
 
         Raises ``CodecError``: ``<codec>.non-finite``, a difference is NaN or infinite; ``<codec>.whole``, too many.
@@ -236,16 +236,16 @@ class StreamedEncoder:
             self._found = positions, self.learnt(values)
 
     def learnt(self, values: Array) -> Array:
-        """Take note that the scan is over; return the largest values as they are stored."""
+        """Take note that the fit pass is over; return the largest values as they are stored."""
         return values
 
     def cut(self, rows: Array, start: int) -> Cut:
-        """Return what a slab of rows is; rule ``<codec>.whole`` before the scan has seen all."""
+        """Return what a chunk of rows is; rule ``<codec>.whole`` before the fit pass has seen all."""
         values = flat_values(rows)
         if self._found is None:
-            raise CodecError(f"{self.codec}.whole", f"expected a scan of all {self.size} values before")
+            raise CodecError(f"{self.codec}.whole", f"expected a fit pass of all {self.size} values before")
         first = start * (values.size // max(len(rows), 1))
         if first % self.step:
-            raise ValueError(f"expected a slab that begins at a multiple of {self.step} elements, found {first}")
+            raise ValueError(f"expected a chunk that begins at a multiple of {self.step} elements, found {first}")
         before, stop = np.searchsorted(self._found[0], (first, first + values.size)).tolist()
         return Cut(values, first, before, self._found[0][before:stop] - first, self._found[1][before:stop])

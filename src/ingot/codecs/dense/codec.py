@@ -32,11 +32,11 @@ class DenseEncoder:
     target: str
     codec: str = "dense"
     params: Mapping[str, Any] = field(default_factory=dict)
-    scans: int = 0
+    fit_passes: int = 0
     step: int = 1
-    whole: bool = False
+    single_chunk: bool = False
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:

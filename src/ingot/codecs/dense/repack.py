@@ -18,7 +18,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class DenseRelay:
+class DenseRepack:
     """A tensor's values stored as ``holder`` (f16 or f32); the part's logical type stays the tensor's own."""
 
     tensor: Tensor
@@ -48,30 +48,30 @@ class DenseRelay:
         """Whether every value comes back bit for bit; reads the tensor where only its values tell."""
         if always_held(self.tensor.dtype, self.holder):
             return True
-        reader = DenseRelayReader(self)
+        reader = DenseRepackReader(self)
         for start in range(0, self.rows, CHUNK):
             if reader.widened(min(CHUNK, self.rows - start)) is None:
                 return False
         reader.finish()
         return True
 
-    def reader(self) -> DenseRelayReader:
-        return DenseRelayReader(self)
+    def reader(self) -> DenseRepackReader:
+        return DenseRepackReader(self)
 
 
-class DenseRelayReader:
+class DenseRepackReader:
     """One pass over the values."""
 
-    def __init__(self, relay: DenseRelay) -> None:
-        self._relay, self._reader = relay, relay.tensor.parts["data"].reader()
-        self._row = DTYPES[relay.tensor.dtype]
+    def __init__(self, repack: DenseRepack) -> None:
+        self._repack, self._reader = repack, repack.tensor.parts["data"].reader()
+        self._row = DTYPES[repack.tensor.dtype]
 
     def widened(self, rows: int) -> Array | None:
         """Return the next values in the holder's type; None where it does not hold them."""
         raw = np.empty(rows * self._row.bits // 8, np.uint8)
         self._reader.readinto(raw.data)
         values = from_file(raw, self._row.storage).view(numpy_dtype(self._row.name))
-        return widen(values, self._row.name, self._relay.holder)
+        return widen(values, self._row.name, self._repack.holder)
 
     def read(self, rows: int) -> dict[str, Array]:
         found = self.widened(rows)
@@ -79,7 +79,7 @@ class DenseRelayReader:
             raise IntegrityError(
                 "store.changed",
                 "expected the values that were read before, found others: the source changed",
-                where=self._relay.tensor.name,
+                where=self._repack.tensor.name,
             )
         return {"data": found}
 
@@ -87,13 +87,13 @@ class DenseRelayReader:
         self._reader.finish()
 
 
-def wider(tensor: Tensor) -> Iterator[DenseRelay]:
+def wider(tensor: Tensor) -> Iterator[DenseRepack]:
     """Yield the wider types that a checked dense tensor may be stored in, smallest first.
 
     No decoder reads the result as it is: a container that takes it gives the values back in their own type.
     """
     for holder in HOLDERS.get(tensor.dtype, ()) if tensor.codec == "dense" else ():
-        yield DenseRelay(tensor, holder)
+        yield DenseRepack(tensor, holder)
 
 
 @dataclass(slots=True)
@@ -107,11 +107,11 @@ class HeldEncoder:
     params: Mapping[str, Any]
     lossless: bool
     codec: str = "dense"
-    scans: int = 0
+    fit_passes: int = 0
     step: int = 1
-    whole: bool = False
+    single_chunk: bool = False
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """No pass is needed."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:

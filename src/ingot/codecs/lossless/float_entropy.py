@@ -46,11 +46,11 @@ class EntropyEncoder:
     parts: tuple[PartSpec, ...]
     step: int
     codec: str = "float_entropy"
-    scans: int = 0
-    whole: bool = False
+    fit_passes: int = 0
+    single_chunk: bool = False
     lossless: bool = True
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:

@@ -140,7 +140,7 @@ class TcaCodec:
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> TcaEncoder:
         """Prepare to encode bf16 values, any bits. Option ``start``, -1 to 248: codes stand for the exponents ``start``
-        + 1 to ``start`` + 7; by default the seven neighbours that most values have, learnt in one scan.
+        + 1 to ``start`` + 7; by default the seven neighbours that most values have, learnt in one fit pass.
         """
         return prepare(shape, dtype, options)
 

@@ -1,4 +1,4 @@
-"""Encoding into three bitmaps: options, the window of exponents, slabs of bands (``spec/tca_tbe.md``)."""
+"""Encoding into three bitmaps: options, the window of exponents, chunks of bands (``spec/tca_tbe.md``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class Window:
-    """The seven exponents that most values have, learnt from slabs of rows.
+    """The seven exponents that most values have, learnt from chunks of rows.
 
     Attributes
     ----------
@@ -47,16 +47,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TcaEncoder:
-    """Encodes slabs of bands. The window is given, or learnt in one scan."""
+    """Encodes chunks of bands. The window is given, or learnt in one fit pass."""
 
     rows: int
     cols: int
     window: Window
-    scans: int
+    fit_passes: int
     parts: tuple[PartSpec, ...]
     codec: str = "tca_tbe"
     step: int = SIDE
-    whole: bool = False
+    single_chunk: bool = False
     lossless: bool = True
 
     @property
@@ -65,7 +65,7 @@ class TcaEncoder:
         start = {} if self.window.start is None else {"start": self.window.start}
         return {"codec_version": VERSION, **start, "dtype": "bf16"}
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         self.window.take(rows)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
@@ -80,7 +80,7 @@ class TcaEncoder:
 
     def _start(self) -> int:
         if self.window.start is None:
-            raise ValueError("expected a scan of all rows before the first are encoded")
+            raise ValueError("expected a fit pass of all rows before the first are encoded")
         return self.window.start
 
 

@@ -20,7 +20,7 @@ from ingot.codecs.palette.params import (
     VECTOR_SIZES,
     PaletteParams,
 )
-from ingot.codecs.palette.rows import Lookup, entry_values, pack, slab_step, spread, tables
+from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
 from ingot.codecs.reach import AUTO, Reach
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
@@ -34,7 +34,7 @@ OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales"
 ENTRIES = ("f16", "bf16", "f32", "i8")
 _WIDE = ("f32",)
 
-# Elements from which on groups are spread over threads: slabs of a conversion are smaller, and have threads already.
+# Elements from which on groups are spread over threads: chunks of a conversion are smaller, and have threads already.
 _LARGE = 1 << 21
 
 
@@ -69,10 +69,10 @@ class Settings:
 
 
 class PaletteEncoder:
-    """Chooses codebooks and encodes slabs of rows.
+    """Chooses codebooks and encodes chunks of rows.
 
-    One codebook for a tensor of single values is learnt in a scan (f32 and f64 take two); several are chosen slab by
-    slab, where a slab holds whole groups. Other axes and vectors of a whole tensor ask for all rows at once.
+    One codebook for a tensor of single values is learnt in a fit pass (f32 and f64 take two); several are chosen chunk
+    by chunk, where a chunk holds whole groups. Other axes and vectors of a whole tensor ask for all rows at once.
     """
 
     codec = "palette"
@@ -90,10 +90,10 @@ class PaletteEncoder:
             PartSpec(CODEBOOK, settings.entries, prod(params.codebook_shape()) * entry),
             *scales,
         )
-        self.scans = 0 if settings.grouped else 2 if params.dtype in ("f32", "f64") else 1
-        self.whole = settings.grouped and not settings.sliced
-        self.step = slab_step(settings.group_rows if settings.sliced else 1, self._cols, params)
-        self._seen, self._amax, self._ranged = 0, 0.0, self.scans == 1
+        self.fit_passes = 0 if settings.grouped else 2 if params.dtype in ("f32", "f64") else 1
+        self.single_chunk = settings.grouped and not settings.sliced
+        self.step = chunk_step(settings.group_rows if settings.sliced else 1, self._cols, params)
+        self._seen, self._amax, self._ranged = 0, 0.0, self.fit_passes == 1
         self._histogram: fit.Histogram | None = None
         self._learnt = fit.entries_of(np.zeros(params.entries), settings.entries, settings.scales)
 
@@ -106,12 +106,12 @@ class PaletteEncoder:
     def lost(self) -> str | None:
         return self._settings.reach.lost()
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Learn the tensor's range (f32, f64), then how often each value occurs.
 
         Raises ``CodecError``: ``palette.non-finite``, ``palette.entry-overflow``.
         """
-        if not self.scans:
+        if not self.fit_passes:
             return
         if not self._ranged:
             self._amax = max(self._amax, fit.require_finite(rows, self._seen, self._cols))
@@ -163,8 +163,8 @@ class PaletteEncoder:
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        settings, shape = self._settings, self._slab_shape(len(out))
-        params = _of_slab(settings, shape)
+        settings, shape = self._settings, self._chunk_shape(len(out))
+        params = _of_chunk(settings, shape)
         codebook, scales = parts[CODEBOOK], parts.get(SCALES)
         if not settings.grouped:
             codebook, scales = self._learnt[:2]
@@ -187,7 +187,7 @@ class PaletteEncoder:
         found = self._histogram.centroids(settings.params.entries)
         self._learnt = fit.entries_of(found, settings.entries, settings.scales)
 
-    def _slab_shape(self, rows: int) -> tuple[int, ...]:
+    def _chunk_shape(self, rows: int) -> tuple[int, ...]:
         if not self._settings.sliced:
             return self._settings.shape if self._settings.grouped else (rows, self._cols)
         rest = self._settings.shape[1:]
@@ -197,8 +197,8 @@ class PaletteEncoder:
 
     def _encode_groups(self, rows: Array, start: int) -> dict[str, Array]:
         """Choose and apply the codebooks of whole groups."""
-        settings, shape = self._settings, self._slab_shape(len(rows))
-        params = _of_slab(settings, shape)
+        settings, shape = self._settings, self._chunk_shape(len(rows))
+        params = _of_chunk(settings, shape)
         axis, count = settings.axis, params.codebooks
         index = params.index_shape(shape)
         blocks = (prod(index[:axis]), count, index[axis] // count if count else 0, prod(index[axis + 1 :]))
@@ -288,7 +288,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
     )
 
 
-def _of_slab(settings: Settings, shape: tuple[int, ...]) -> PaletteParams:
+def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteParams:
     """Return the parameters of some groups of a tensor, which make up ``shape``."""
     params = settings.params
     if not settings.sliced:

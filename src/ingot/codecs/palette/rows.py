@@ -161,7 +161,7 @@ def require_padding(last: int, used: int, rule: str, where: str) -> None:
         raise CodecError(rule, "expected no bits behind the last code, found some", where=where)
 
 
-def slab_step(rows: int, cols: int, params: PaletteParams) -> int:
+def chunk_step(rows: int, cols: int, params: PaletteParams) -> int:
     """Return the least multiple of ``rows`` whose rows of ``cols`` values have indices that fill whole bytes."""
     unit = 8 * params.vector_size
     return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))

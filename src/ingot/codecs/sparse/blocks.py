@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, RowReader, Rows, relays_of, result
+from ingot.codecs.base import Codec, RowReader, Rows, repacks_of, result
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.sparse.blocks_encode import BlocksEncoder, prepare
-from ingot.codecs.sparse.blocks_repack import BlocksRelay
+from ingot.codecs.sparse.blocks_repack import BlocksRepack
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, mask_bytes, spans_of
 from ingot.core.dtypes import DTYPES
@@ -104,11 +104,11 @@ class BlocksCodec:
     def reader(self, tensor: Tensor) -> BlocksReader:
         return BlocksReader(tensor)
 
-    def relays(self, tensor: Tensor) -> Iterator[BlocksRelay]:
+    def repacks(self, tensor: Tensor) -> Iterator[BlocksRepack]:
         """Yield what is left in the inner codec's other layouts."""
         params = _checked(tensor)
-        for inner in relays_of(params.codec, params.inner):
-            yield BlocksRelay(tensor, inner, lambda: _blocks(tensor, params).mask)
+        for inner in repacks_of(params.codec, params.inner):
+            yield BlocksRepack(tensor, inner, lambda: _blocks(tensor, params).mask)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
         """Prepare to encode. Options, all with defaults:
@@ -174,7 +174,7 @@ def _checked(tensor: Tensor) -> _Params:
         )
     inner = attributes.get("inner")
     if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
-        raise CodecError(f"{ID}.inner", f"expected a codec that can be read in slabs, found {inner!r:.80}", where=name)
+        raise CodecError(f"{ID}.inner", f"expected a codec that can be read in chunks, found {inner!r:.80}", where=name)
     params = attributes.get("inner_params")
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
         raise CodecError(f"{ID}.params", f"expected a map in inner_params, found {params!r:.80}", where=name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, SlabParts, forget, held, ready, row_step
+from ingot.codecs.base import ChunkParts, Encoder, forget, held, ready, row_step
 from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
@@ -23,7 +23,7 @@ BLOCK = 64
 
 @dataclass(slots=True)
 class BlocksEncoder:
-    """Gives an inner encoder the kept part of each slab. The mask goes with row 0."""
+    """Gives an inner encoder the kept part of each chunk. The mask goes with row 0."""
 
     rows: int
     axis: int
@@ -32,7 +32,7 @@ class BlocksEncoder:
     dtype: str
     parts: tuple[PartSpec, ...]
     step: int
-    whole: bool
+    single_chunk: bool
     codec: str = "sparse_blocks"
     _spans: list[tuple[int, int]] = field(default_factory=list)
     _scanned: int = 0
@@ -42,7 +42,7 @@ class BlocksEncoder:
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """What the artifact states; what the inner encoder learns in scans is in it after them."""
+        """What the artifact states; what the inner encoder learns in fit passes is in it after them."""
         return {
             "codec_version": 1,
             "axis": self.axis,
@@ -55,8 +55,8 @@ class BlocksEncoder:
         }
 
     @property
-    def scans(self) -> int:
-        return self.inner.scans
+    def fit_passes(self) -> int:
+        return self.inner.fit_passes
 
     @property
     def lossless(self) -> bool:
@@ -82,28 +82,28 @@ class BlocksEncoder:
     def forget(self) -> None:
         forget(self.inner)
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         start, kept = self._scanned, self._kept(rows, self._scanned)
         self._scanned = (start + len(rows)) % max(self.rows, 1)
         if self._reach(kept, start):
-            self.inner.scan(kept)
+            self.inner.fit_pass(kept)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; a slab without kept rows has none, unless no slab has any."""
+        """Return the parts of these rows; a chunk without kept rows has none, unless no chunk has any."""
         kept = self._kept(rows, start)
-        slab = SlabParts(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
-        slab.start = start
+        chunk = ChunkParts(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
+        chunk.start = start
         if self._reach(kept, start):
-            slab.within = self.inner.encode(kept, self._before(start))
+            chunk.within = self.inner.encode(kept, self._before(start))
         else:
-            slab.within = {part.role: np.empty(0, numpy_dtype(part.dtype)) for part in self.parts[1:]}
-        slab.update(slab.within)
-        return slab
+            chunk.within = {part.role: np.empty(0, numpy_dtype(part.dtype)) for part in self.parts[1:]}
+        chunk.update(chunk.within)
+        return chunk
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         """Decode what ``encode`` returned: only with its first row does the mask tell where kept rows belong."""
-        start = parts.start if isinstance(parts, SlabParts) else 0
-        within = parts.within if isinstance(parts, SlabParts) else {k: v for k, v in parts.items() if k != "mask"}
+        start = parts.start if isinstance(parts, ChunkParts) else 0
+        within = parts.within if isinstance(parts, ChunkParts) else {k: v for k, v in parts.items() if k != "mask"}
         if out.size:
             out[...] = np.zeros((), out.dtype)
         spans = self._spans if self.axis else spans_of(self._spans, start, start + len(out))
@@ -121,7 +121,7 @@ class BlocksEncoder:
             done += last - first
 
     def _reach(self, kept: Array, start: int) -> bool:
-        """Whether a slab is the inner encoder's: it has kept rows, or no slab has any and this is the first."""
+        """Whether a chunk is the inner encoder's: it has kept rows, or no chunk has any and this is the first."""
         return len(kept) > 0 or (start == 0 and self._before(self.rows) == 0)
 
     def _before(self, row: int) -> int:
@@ -161,7 +161,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     name, inner_options = options.get("inner", "dense"), options.get("options", {})
     if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
         raise UnsupportedError(
-            f"sparse_blocks expects a codec within that can be read in slabs, found {name!r}",
+            f"sparse_blocks expects a codec within that can be read in chunks, found {name!r}",
             rule="sparse_blocks.inner",
         )
     if not isinstance(inner_options, Mapping):
@@ -172,7 +172,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
         raise UnsupportedError(f"codec {name} has a part 'mask' of its own", rule="sparse_blocks.inner")
     step = row_step(CODECS[name], inner, reduced[1])
     mask = PartSpec("mask", "u8", mask_bytes(shape[axis], block))
-    # Rows: slabs that begin at blocks begin at a multiple of the inner step only if blocks are whole steps.
+    # Rows: chunks that begin at blocks begin at a multiple of the inner step only if blocks are whole steps.
     fits = axis == 1 or block % step == 0
     return BlocksEncoder(
         rows=shape[0],
@@ -182,7 +182,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
         dtype=stored_dtype(inner, dtype),
         parts=(mask, *inner.parts),
         step=step if axis == 1 or step == 1 else block,
-        whole=inner.whole or not fits,
+        single_chunk=inner.single_chunk or not fits,
     )
 
 

@@ -1,4 +1,4 @@
-"""Re-laying a pruned tensor: the mask as it is, what is left as the inner codec re-lays it."""
+"""Repacking a pruned tensor: the mask as it is, what is left as the inner codec repacks it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Relay
+from ingot.codecs.base import Repack
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -16,11 +16,11 @@ Mask = Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksRelay:
-    """``inner`` re-lays the matrix of kept rows or columns; ``mask`` reads and checks the mask."""
+class BlocksRepack:
+    """``inner`` repacks the matrix of kept rows or columns; ``mask`` reads and checks the mask."""
 
     tensor: Tensor
-    inner: Relay
+    inner: Repack
     mask: Mask
     codec: str = "sparse_blocks"
 
@@ -47,16 +47,16 @@ class BlocksRelay:
     def exact(self) -> bool:
         return self.inner.exact()
 
-    def reader(self) -> BlocksRelayReader:
-        return BlocksRelayReader(self)
+    def reader(self) -> BlocksRepackReader:
+        return BlocksRepackReader(self)
 
 
-class BlocksRelayReader:
+class BlocksRepackReader:
     """The mask, then what the inner reader gives."""
 
-    def __init__(self, relay: BlocksRelay) -> None:
-        self._mask: Array | None = np.frombuffer(relay.mask(), np.uint8)
-        self._reader = relay.inner.reader()
+    def __init__(self, repack: BlocksRepack) -> None:
+        self._mask: Array | None = np.frombuffer(repack.mask(), np.uint8)
+        self._reader = repack.inner.reader()
 
     def read(self, rows: int) -> dict[str, Array]:
         parts, mask = self._reader.read(rows), self._mask

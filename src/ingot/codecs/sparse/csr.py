@@ -62,7 +62,7 @@ class CsrEncoder(WholeEncoder):
 
 
 class CsrReader(Rows):
-    """Sequential decoding by rows: all three parts are read in step, so that only a slab's share is in memory."""
+    """Sequential decoding by rows: all three parts are read in step, so that only a chunk's share is in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name, self._row = tensor.name, decodable(tensor)

@@ -89,16 +89,16 @@ class WholeEncoder:
 
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
-    scans: int = 0
+    fit_passes: int = 0
     step: int = 1
-    whole: bool = True
+    single_chunk: bool = True
     lossless: bool = True
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Nothing to learn beforehand."""
 
 
 def require_whole(rows: Array, expected: int, codec: str) -> None:
-    """Refuse a slab that is not the whole tensor."""
+    """Refuse a chunk that is not the whole tensor."""
     if len(rows) != expected:
-        raise CodecError(f"{codec}.whole", f"expected all {expected} rows in one slab, found {len(rows)}")
+        raise CodecError(f"{codec}.whole", f"expected all {expected} rows in one chunk, found {len(rows)}")

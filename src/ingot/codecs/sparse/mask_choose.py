@@ -21,15 +21,15 @@ def magnitudes(values: Array) -> Array:
 class Keep:
     """Drops zeros alone; ``exact``: those of which no bit is set, so that -0 survives.
 
-    ``kept`` is the number of elements that are kept, known after ``scans`` passes of ``scan``.
+    ``kept`` is the number of elements that are kept, known after ``fit_passes`` passes of ``fit_pass``.
     """
 
-    scans = 1
+    fit_passes = 1
 
     def __init__(self, exact: bool = False) -> None:
         self.exact, self.kept = exact, 0
 
-    def scan(self, rows: Array, last: bool) -> None:
+    def fit_pass(self, rows: Array, last: bool) -> None:
         """Take in the next rows of a pass; ``last`` where they end it."""
         self.kept += int(np.count_nonzero(self(rows)))
 
@@ -76,13 +76,13 @@ class Largest(Keep):
     def __init__(self, share: float, size: int, dtype: str) -> None:
         super().__init__()
         self._wide = dtype in ("f32", "f64")
-        self.scans = 2 if self._wide else 1
+        self.fit_passes = 2 if self._wide else 1
         self._wanted = round(share * size)
         self._size, self._below, self._high = size, 0, -1
         self._counts = np.zeros(1 << 15, np.int64)
         self._limit = 0  # the largest magnitude that is dropped
 
-    def scan(self, rows: Array, last: bool) -> None:
+    def fit_pass(self, rows: Array, last: bool) -> None:
         found = magnitudes(rows).reshape(-1)
         if not self._wide:
             self._counts += np.bincount(found, minlength=1 << 15)

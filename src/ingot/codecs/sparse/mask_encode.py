@@ -31,7 +31,7 @@ OPTIONS = ("threshold", "sparsity", "n_m", "inner", "options")
 
 
 class MaskEncoder:
-    """Counts what is kept in scans, then encodes slabs; codes below a byte, and palettes, take all rows at once."""
+    """Counts what is kept in fit passes, then encodes chunks; codes below a byte and palettes take all rows at once."""
 
     codec = ID
     scratch = 8 << 20
@@ -42,9 +42,9 @@ class MaskEncoder:
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
         # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of quantized_group.
         self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
-        self.whole = inner.codec == PALETTE or self._bits % 8 > 0 or self._inner_cols != self._cols
+        self.single_chunk = inner.codec == PALETTE or self._bits % 8 > 0 or self._inner_cols != self._cols
         self.step = 8 // gcd(8, max(self._cols, 1))
-        self.scans = keep.scans
+        self.fit_passes = keep.fit_passes
         self.lossless = keep.exact and type(keep) is Keep
         stored = inner.parts[0] if inner.codec == DENSE else PartSpec(NONZEROS, "u8", None)
         rest = tuple(part for part in inner.parts if part.role not in (*CODES.values(), "data"))
@@ -55,7 +55,7 @@ class MaskEncoder:
             *rest,
         )
         self._seen, self._pass = 0, 0
-        # Only scans tell how much is kept. A pruning states 0 until then: no stored tensor may pass for its result.
+        # Only fit passes tell how much is kept. A pruning states 0 until then: no stored tensor may pass for it.
         self.params = self._stated(None if type(keep) is Keep and self._rows else 0)
 
     def look(self, rows: Array, start: int) -> bool:
@@ -69,13 +69,13 @@ class MaskEncoder:
     def lost(self) -> str | None:
         return self._inner.lost() if isinstance(self._inner, Reaching) else None
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Take in the next rows of the present pass."""
         self._seen += len(rows)
-        self._keep.scan(rows, self._seen == self._rows)
+        self._keep.fit_pass(rows, self._seen == self._rows)
         if self._seen == self._rows:
             self._seen, self._pass = 0, self._pass + 1
-            if self._pass == self.scans:
+            if self._pass == self.fit_passes:
                 self.params = self._stated(self._keep.kept)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
@@ -104,12 +104,12 @@ class MaskEncoder:
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        shape = self._shape if self.whole else (len(out), self._cols)
+        shape = self._shape if self.single_chunk else (len(out), self._cols)
         count = int(native.kernels.mask_count(parts[MASK].reshape(-1), prod(shape)))
         specs = {spec.role: spec for spec in self.parts}
         held = {role: memory_part(array, specs[role].dtype, specs[role].type) for role, array in parts.items()}
         params = {**self._stated(count)}
-        reader = reader_of(Tensor("slab", shape, str(params["dtype"]), ID, held, params))
+        reader = reader_of(Tensor("chunk", shape, str(params["dtype"]), ID, held, params))
         reader.read_into(out)
         reader.finish()
 
@@ -161,12 +161,12 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
 
 
 def _require_simple(name: str, inner: Encoder, within: Mapping[str, Any]) -> None:
-    """Refuse what kept elements alone cannot do: vectors, scans, other orders of bits."""
+    """Refuse what kept elements alone cannot do: vectors, fit passes, other orders of bits."""
     if name == PALETTE:
         axis = next((at for at, count in enumerate(inner.params["groups"]) if count > 1), 0)
         if inner.params["vector_size"] > 1 or axis or within.get("importance") is not None:
             raise _wrong("a palette of single values, groups along axis 0 and no importance", within)
-    elif name == AFFINE and (inner.scans or inner.params["packing"] != "rows_lsb"):
+    elif name == AFFINE and (inner.fit_passes or inner.params["packing"] != "rows_lsb"):
         raise _wrong("codes with scales per group or row, low bits first", within)
     elif name == DENSE and not isinstance(inner, DenseEncoder):
         raise TypeError(f"expected the encoder of codec {DENSE}, found {type(inner).__name__}")

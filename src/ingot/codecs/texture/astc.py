@@ -25,11 +25,11 @@ _VERSION = 1
 
 
 class AstcEncoder:
-    """Maps ``[-amax, amax]`` to texels in [0, 1], ``amax`` learnt in a scan, and compresses bands of block rows."""
+    """Maps ``[-amax, amax]`` to texels in [0, 1], ``amax`` learnt in a fit pass, and compresses bands of block rows."""
 
     codec = "astc"
     scratch = 8 << 20  # a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint
-    scans = 1
+    fit_passes = 1
     whole = False
     lossless = False
 
@@ -57,7 +57,7 @@ class AstcEncoder:
         """Raise ``MissingExtraError`` where the package ``astc-encoder-py`` is not installed."""
         library()
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Learn the largest magnitude.
 
         Raises

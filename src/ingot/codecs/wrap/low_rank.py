@@ -76,7 +76,7 @@ def _refuse_overflow(left: Array, right: Array, out: Array) -> None:
 
 
 class LowRankReader(Rows):
-    """Sequential decoding: holds ``right`` and a slab of ``left``."""
+    """Sequential decoding: holds ``right`` and a chunk of ``left``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._rank = _checked(tensor)
@@ -110,12 +110,12 @@ class LowRankReader(Rows):
 
 
 class LowRankEncoder:
-    """Finds the factors in one scan of the whole matrix, and keeps them until they are written."""
+    """Finds the factors in one fit pass of the whole matrix, and keeps them until they are written."""
 
     codec: str = ID
-    scans: int = 1
+    fit_passes: int = 1
     step: int = 1
-    whole: bool = True
+    single_chunk: bool = True
     lossless: bool = False
 
     def __init__(self, matrix: tuple[int, int], dtype: str, most: int, error: float | None, kind: str) -> None:
@@ -124,7 +124,7 @@ class LowRankEncoder:
         self._matrix, self._dtype, self._most, self._error, self._kind = matrix, dtype, most, error, kind
         self._reach = Reach("factors", kind, wide, 32, "f64", power=0.5)
         self._found: tuple[Array, Array] | None = None
-        self.params: Mapping[str, Any] = {"codec_version": VERSION, "dtype": dtype}  # the scan adds the rank
+        self.params: Mapping[str, Any] = {"codec_version": VERSION, "dtype": dtype}  # the fit pass adds the rank
         width, (rows, cols) = numpy_dtype(kind).itemsize, matrix
         self.scratch = 8 * (2 * (rows + cols) * (most + 8) + 512 * cols)
         self.parts: tuple[PartSpec, ...] = (
@@ -141,14 +141,14 @@ class LowRankEncoder:
     def lost(self) -> str | None:
         return self._reach.lost()
 
-    def scan(self, rows: Array) -> None:
+    def fit_pass(self, rows: Array) -> None:
         """Find the factors.
 
         Raises ``CodecError``: ``low_rank.non-finite``, ``low_rank.whole``, ``low_rank.overflow`` (the factors' type
         cannot hold them, or the tensor's type what they give).
         """
         if rows.shape != self._matrix:
-            raise CodecError(f"{ID}.whole", f"expected all of {list(self._matrix)} in one slab, found {rows.shape}")
+            raise CodecError(f"{ID}.whole", f"expected all of {list(self._matrix)} in one chunk, found {rows.shape}")
         if not np.isfinite(rows).all():
             raise CodecError(
                 f"{ID}.non-finite", "expected finite values, found NaN or infinity; keep this tensor dense"
@@ -171,7 +171,7 @@ class LowRankEncoder:
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         if self._found is None:
-            raise ValueError("expected a scan before encoding")
+            raise ValueError("expected a fit pass before encoding")
         left, right = self._found
         return {"left": left.copy(), "right": right.copy()}
 

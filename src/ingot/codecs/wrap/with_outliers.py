@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, Rows, SlabParts, decode_by_rows, forget, held, ready, row_step
+from ingot.codecs.base import ChunkParts, Codec, Encoder, Rows, decode_by_rows, forget, held, ready, row_step
 from ingot.codecs.cast import cast
 from ingot.codecs.delta.base import added
 from ingot.codecs.dense.codec import require_part
@@ -135,7 +135,7 @@ class OutlierEncoder:
         self._reach = Reach("values", values, wide, 1, dtype)
         self._cols, self._dtype, self._count, self._values, self._inner = cols, dtype, count, values, inner
         self._where = position_dtype(cols)
-        self.scans, self.whole, self.step = inner.scans, inner.whole, step
+        self.fit_passes, self.single_chunk, self.step = inner.fit_passes, inner.single_chunk, step
         self.lossless = inner.lossless and values == dtype
         width = numpy_dtype(self._where).itemsize
         self.parts: tuple[PartSpec, ...] = (
@@ -177,8 +177,8 @@ class OutlierEncoder:
     def forget(self) -> None:
         forget(self._inner)
 
-    def scan(self, rows: Array) -> None:
-        self._inner.scan(self._without(rows, self._columns(rows)))
+    def fit_pass(self, rows: Array) -> None:
+        self._inner.fit_pass(self._without(rows, self._columns(rows)))
         self.params = self._stated()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
@@ -193,17 +193,17 @@ class OutlierEncoder:
         back = floats.cast(values, self._dtype)  # a value that was rounded up may be past the tensor's own range
         if bool((np.isinf(back.astype(np.float32)) & np.isfinite(found)).any()):
             raise CodecError(f"{ID}.overflow", f"expected outliers that {self._values} can hold; use values=f32")
-        slab = SlabParts({POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values})
-        slab.start, slab.within = start, self._inner.encode(self._without(rows, columns), start)
-        slab.update(slab.within)
-        return slab
+        chunk = ChunkParts({POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values})
+        chunk.start, chunk.within = start, self._inner.encode(self._without(rows, columns), start)
+        chunk.update(chunk.within)
+        return chunk
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
         own = (POSITIONS, VALUES)
         within = {role: part for role, part in parts.items() if role not in own}
-        self._inner.decode(parts.within if isinstance(parts, SlabParts) else within, out)
+        self._inner.decode(parts.within if isinstance(parts, ChunkParts) else within, out)
         shape = (len(out), self._count)
         columns = parts[POSITIONS].reshape(shape).astype(np.int64)
         np.put_along_axis(out, columns, cast(parts[VALUES].reshape(shape), float_name(out)), axis=1)
@@ -255,7 +255,7 @@ class OutlierCodec:
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         name, inner_options = options.get("inner", "quantized_group"), options.get("options", {})
         if not isinstance(name, str) or name == ID or name not in CODECS or not CODECS[name].streams:
-            raise _wrong("an inner codec that can be read in slabs", name)
+            raise _wrong("an inner codec that can be read in chunks", name)
         if not isinstance(inner_options, Mapping):
             raise _wrong("options as a map", inner_options)
         values = options.get("values", AUTO)
@@ -290,7 +290,7 @@ def _checked(tensor: Tensor) -> _Params:
         raise _bad(tensor, f"attribute per_row from 0 to {cols}", count)
     inner, params = attributes.get("inner"), attributes.get("inner_params")
     if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
-        raise CodecError(f"{ID}.inner", f"expected a codec that can be read in slabs, found {inner!r:.80}", where=name)
+        raise CodecError(f"{ID}.inner", f"expected a codec that can be read in chunks, found {inner!r:.80}", where=name)
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
         raise _bad(tensor, "a map in inner_params", params)
     if attributes.get("dtype") != tensor.dtype or params.get("dtype", tensor.dtype) != tensor.dtype:

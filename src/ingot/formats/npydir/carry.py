@@ -93,7 +93,7 @@ def _passthrough(spec: TensorSpec) -> tuple[ArraySpec, ...]:
 def _quantized(spec: TensorSpec) -> tuple[ArraySpec, ...]:
     params = spec.params
     if params.get("codec_version") != 1 or spec.dtype not in FLOATS:
-        raise _refuse("expected the attributes that Ingot writes (codec_version 1) and a float type; re-lay it")
+        raise _refuse("expected the attributes that Ingot writes (codec_version 1) and a float type; repack it")
     if not spec.size:
         raise _refuse("quantized tensors have at least one element")
     rows, cols = _matrix(spec)

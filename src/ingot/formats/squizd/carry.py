@@ -153,7 +153,7 @@ def _astc(_: TensorSpec, params: Mapping[str, Any], shape: Sequence[int]) -> Blo
 
 
 def _tca(spec: TensorSpec, params: Mapping[str, Any], shape: Sequence[int]) -> Block:
-    start = params.get("start", 0)  # learnt by a scan, so a plan does not have it yet
+    start = params.get("start", 0)  # learnt by a fit pass, so a plan does not have it yet
     if not isinstance(start, int) or not -(2**31) <= start < 2**31:
         raise _refuse(f"expected a start exponent, found {start!r:.80}")
     high, fallback = _part(spec, "high").length, _part(spec, "fallback").length

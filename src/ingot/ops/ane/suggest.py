@@ -185,7 +185,7 @@ def _form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Forma
         return None
     if program is not None and program.refuses(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
         return None
-    if codec == "sparse_mask":  # how many are kept is known after a scan
+    if codec == "sparse_mask":  # how many are kept is known after a fit pass
         kept = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)
         return Form(SPARSE, tensor.size, nonzeros=round(kept * tensor.size), codec=codec)
     parts = {part.role: part.type or part.dtype for part in encoder.parts}

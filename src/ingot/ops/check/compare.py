@@ -13,7 +13,7 @@ from ingot.core.floats import FLOATS
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
-from ingot.engine.slabs import matrix_of, slabs
+from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
@@ -23,7 +23,7 @@ from ingot.ops.open import open as open_checkpoint
 IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
 
-_SLAB = 1 << 20
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def compare(
     Returns
     -------
     CompareReport
-        Decoded values are compared in slabs; memory stays that of a few slabs.
+        Decoded values are compared in chunks; memory stays that of a few chunks.
     """
     with open_checkpoint(a, io="pread") as first, open_checkpoint(b, io="pread") as second:
         for checkpoint in (first, second):
@@ -128,8 +128,8 @@ def _values(one: Tensor, other: Tensor) -> TensorComparison:
         return TensorComparison(one.name, DIFFERS, f"{one.dtype} and {other.dtype}")
     same_dtype, same_bits, stats, same_values = one.dtype == other.dtype, True, ErrorStats(), True
     matrix = matrix_of(one, other.codec)
-    step = max(1, _SLAB // max(matrix[1], 1))
-    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
+    step = max(1, _CHUNK // max(matrix[1], 1))
+    for left, right in zip(chunks(one, matrix, step), chunks(other, matrix, step), strict=True):
         if same_dtype and np.array_equal(_bits(left), _bits(right)):
             stats = stats + _self_stats(left, numbers)
             continue

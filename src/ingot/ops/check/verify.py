@@ -17,7 +17,7 @@ from ingot.core import checksums
 from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
-from ingot.engine.slabs import matrix_of, slabs
+from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError
 from ingot.model.delta import delta_of
 from ingot.model.limits import require_in_proportion
@@ -222,13 +222,13 @@ def _part(part: Part, where: str) -> list[Finding]:
 
 
 def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
-    """Run the decoder over all rows in slabs: index values, scales."""
+    """Run the decoder over all rows in chunks: index values, scales."""
     matrix = matrix_of(tensor)
     odd = 0
     if isinstance(codec, ChecksStored):
         pieces = codec.stored(tensor)
     else:
-        pieces = slabs(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
+        pieces = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
     for rows in pieces:
         if DTYPES[tensor.dtype].is_float and rows.size:
             with np.errstate(invalid="ignore"):  # ml_dtypes warns of signalling NaNs

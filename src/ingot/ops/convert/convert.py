@@ -16,10 +16,10 @@ from ingot.core.config import CONFIG, config_of
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressCallback, ProgressEvent
 from ingot.core.stats import ErrorStats
-from ingot.engine.drive import drive, slab_budget
+from ingot.engine.drive import chunk_budget, drive
 from ingot.engine.journal import Journal, fingerprint, intact
-from ingot.engine.pipeline import Pipeline, cut
-from ingot.engine.work import Cut
+from ingot.engine.pipeline import Pipeline, chunking
+from ingot.engine.work import Chunking
 from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, FormatWriter, OneHead
 from ingot.model.attachments import NOTHING
@@ -62,7 +62,7 @@ def convert(
     dst : path
         A file name with a format's suffix, or a folder (which also gets the source's companion files).
     recipe : str, path or Recipe, optional
-        Preset name or path of a TOML file. None keeps every tensor as it is stored, re-lays integers that the target
+        Preset name or path of a TOML file. None keeps every tensor as it is stored, repacks integers that the target
         takes in another layout only, and decodes what it cannot carry.
     format : str, optional
         By default what ``dst``'s suffix says, ``zt`` for folders.
@@ -225,14 +225,14 @@ class _Job:
     def run(self, max_ram: int | str | None, resume: bool, progress: ProgressCallback) -> ConvertReport:
         decoded = (step.tensor for step in self._plan.steps if step.encoder is not None)
         require_in_proportion(decoded, str(self._source.path))
-        budget = slab_budget(max_ram, self._plan.steps, self._workers)
-        slots = self._workers + 3  # one being read, one being written, one of a scan
-        cuts = [cut(step, budget, slots, self._measure) for step in self._plan.steps]
+        budget = chunk_budget(max_ram, self._plan.steps, self._workers)
+        slots = self._workers + 3  # one being read, one being written, one of a fit pass
+        chunkings = [chunking(step, budget, slots, self._measure) for step in self._plan.steps]
         place = self._place
         names = self._checkpoint.companions if place.directory else ()
         with stage(place, overwrite=self._overwrite, resume=resume, names=names) as staging:
             try:
-                resumed, files = self._write(staging, cuts, budget, resume, progress)
+                resumed, files = self._write(staging, chunkings, budget, resume, progress)
                 companions = self._companions(staging.files, files) if place.directory else []
                 self._source.require_whole()
                 self._source.require_unchanged()
@@ -254,7 +254,7 @@ class _Job:
         return copy_companions(found, folder, change)
 
     def _write(
-        self, staging: Staging, cuts: list[Cut], budget: int, resume: bool, progress: ProgressCallback
+        self, staging: Staging, chunkings: list[Chunking], budget: int, resume: bool, progress: ProgressCallback
     ) -> tuple[int, list[str]]:
         journal = Journal(staging.journal, fingerprint(self._source, self._identity()))
         records = self._intact(journal.earlier(), staging.files) if resume else []
@@ -264,7 +264,7 @@ class _Job:
         steps = list(self._plan.steps[len(records) :])
         try:
             with Pipeline(
-                steps, cuts[len(records) :], workers=self._workers, budget=budget, measured=self._measure
+                steps, chunkings[len(records) :], workers=self._workers, budget=budget, measured=self._measure
             ) as pipeline:
                 total = self._plan.in_bytes + self._pruning.read
 
@@ -335,7 +335,7 @@ class _Job:
 
     def _finished(self, journal: Journal, step: Step, record: dict[str, Any], error: ErrorStats) -> None:
         nbytes = sum(blob[2] for blob in record["blobs"])
-        params = dict(step.spec.params)  # with what scans learnt, which no plan knows
+        params = dict(step.spec.params)  # with what fit passes learnt, which no plan knows
         journal.append({"written": record, "nbytes": nbytes, "error": asdict(error), "params": params})
         self._reports.append(tensor_report(step, nbytes, error))
 

@@ -19,7 +19,7 @@ from ingot.core import encodings
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.core.stats import measure
-from ingot.engine.slabs import pieces
+from ingot.engine.chunks import pieces
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array, Tensor
@@ -149,8 +149,8 @@ class _Trials:
         decoded = np.empty(rows.shape, np.float32)
         try:
             encoder = self._encoder(choice)
-            for _ in range(encoder.scans):
-                encoder.scan(rows)
+            for _ in range(encoder.fit_passes):
+                encoder.fit_pass(rows)
             encoder.decode(encoder.encode(rows), decoded)
         except (CodecError, UnsupportedError) as error:  # the latter: groups that fit the tensor and not its sample
             self._failed(choice, error)
@@ -161,8 +161,8 @@ class _Trials:
         rows = self._rows()
         try:
             encoder = self._encoder(choice)
-            for _ in range(encoder.scans):
-                encoder.scan(rows)
+            for _ in range(encoder.fit_passes):
+                encoder.fit_pass(rows)
             return encoder.encode(rows)
         except (CodecError, UnsupportedError) as error:
             self._failed(choice, error)

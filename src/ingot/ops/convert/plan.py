@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from ingot.codecs.base import Encoder, Relay, relays_of
+from ingot.codecs.base import Encoder, Repack, repacks_of
 from ingot.codecs.dense.repack import held, wider
 from ingot.codecs.reach import RULE as UNDERFLOW
 from ingot.codecs.reach import named, reaching
@@ -37,7 +37,7 @@ from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.load import made_for
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
-MOVED, RELAID, DECODED, ENCODED = "moved", "re-laid", "decoded", "encoded"
+MOVED, RELAID, DECODED, ENCODED = "moved", "repacked", "decoded", "encoded"
 _KEEP = Decision(None, "keep", None)
 _DENSE = Choice("dense")
 
@@ -46,10 +46,10 @@ _DENSE = Choice("dense")
 class Step:
     """What happens to one tensor.
 
-    ``action`` is ``moved`` (stored bytes copied as they are), ``re-laid`` (the same integers in a layout that the
+    ``action`` is ``moved`` (stored bytes copied as they are), ``repacked`` (the same integers in a layout that the
     target takes), ``decoded`` (a stored codec that the target cannot carry, or that the recipe undoes, becomes dense
     values) or ``encoded``. ``exact`` tells whether every value survives. ``encoder`` is None for ``moved`` and
-    ``re-laid``, which has a ``relay``. ``keeps_weights`` tells whether what is not pruned survives. A step of another
+    ``repacked``, which has a ``repack``. ``keeps_weights`` tells whether what is not pruned survives. A step of another
     operation brings a ``job`` of its own.
     """
 
@@ -60,7 +60,7 @@ class Step:
     exact: bool
     encoder: Encoder | None = None
     keeps_weights: bool = True
-    relay: Relay | None = None
+    repack: Repack | None = None
     job: Job | None = None
 
     @property
@@ -130,7 +130,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     """Decide for every tensor of ``source`` and compute the exact size.
 
     Reads no tensor bytes but samples of tensors whose rule lists candidates, zero points where they decide whether a
-    tensor can be re-laid, and the first values of what is quantized.
+    tensor can be repacked, and the first values of what is quantized.
 
     Raises
     ------
@@ -254,16 +254,16 @@ def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
 
 
 def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
-    """Return how the tensor keeps what is stored of it: moved, or re-laid where the format wants another layout."""
+    """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
     if format.refuses(spec) is None:
         return Step(tensor, spec, MOVED, rule, exact=True)
     if tensor.codec not in CODECS:
         return None
-    for relay in chain(relays_of(CODECS[tensor.codec], tensor), wider(tensor)):
-        spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, relay.codec, relay.parts, dict(relay.params))
-        if format.refuses(spec) is None and relay.exact():
-            return Step(tensor, spec, RELAID, rule, exact=True, relay=relay)
+    for repack in chain(repacks_of(CODECS[tensor.codec], tensor), wider(tensor)):
+        spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, repack.codec, repack.parts, dict(repack.params))
+        if format.refuses(spec) is None and repack.exact():
+            return Step(tensor, spec, RELAID, rule, exact=True, repack=repack)
     return None
 
 

@@ -19,14 +19,14 @@ from ingot.core.blocks import Blocks, block_count
 from ingot.core.floats import FLOATS
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress, ProgressCallback
-from ingot.engine.slabs import slabs
+from ingot.engine.chunks import chunks
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.ffn import Ffn, Skipped, find_ffns
 from ingot.ops.open import open as open_checkpoint
 
-_SLAB = 1 << 18
+_CHUNK = 1 << 18
 BLOCK = 64
 
 
@@ -113,7 +113,7 @@ def prepare_pruning(source: Checkpoint, request: PruneRequest, progress: Progres
 def plan_pruning(
     source: Mapping[str, Tensor], options: PruneOptions, progress: ProgressCallback | None = None, further: int = 0
 ) -> PrunePlan:
-    """Score every FFN's blocks, in slabs, and choose those with the lowest scores of each.
+    """Score every FFN's blocks, in chunks, and choose those with the lowest scores of each.
 
     Parameters
     ----------
@@ -170,11 +170,11 @@ def choose(score: Array, options: PruneOptions) -> Blocks:
 
 
 def channel_norms(tensor: Tensor, axis: int) -> Array:
-    """Return the Euclidean norm of every row (axis 0) or column (axis 1), in f64, by slabs; digests are checked."""
+    """Return the Euclidean norm of every row (axis 0) or column (axis 1), in f64, by chunks; digests are checked."""
     rows, cols = tensor.matrix_shape
     squares = np.zeros(rows if axis == 0 else cols)
     done = 0
-    for piece in slabs(tensor, (rows, cols), max(1, _SLAB // max(cols, 1))):
+    for piece in chunks(tensor, (rows, cols), max(1, _CHUNK // max(cols, 1))):
         values = piece.astype(np.float64)
         np.square(values, out=values)
         if axis == 0:

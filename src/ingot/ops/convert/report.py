@@ -15,7 +15,7 @@ from ingot.ops.convert.plan import Step
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """One tensor: what happened (``moved``, ``re-laid``, ``decoded``, ``encoded``), by which rule, sizes in bytes,
+    """One tensor: what happened (``moved``, ``repacked``, ``decoded``, ``encoded``), by which rule, sizes in bytes,
     error where lossy.
 
     ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
@@ -79,7 +79,7 @@ class ConvertReport:
 
     @property
     def actions(self) -> dict[str, int]:
-        """How many tensors were moved, re-laid, decoded, encoded."""
+        """How many tensors were moved, repacked, decoded, encoded."""
         return dict(Counter(tensor.action for tensor in self.tensors))
 
     @property

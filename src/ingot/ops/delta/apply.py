@@ -28,7 +28,7 @@ from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
 from ingot.ops.open import Source, checkpoint_of, open_delta
 from ingot.ops.save import as_tensor
 
-SLAB = 1 << 19
+UNDO_CHUNK = 1 << 19
 _RECYCLED = 16 << 20
 _MISSING = object()
 PARENT = "wdelta"
@@ -371,7 +371,9 @@ def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None
 
 def _undo_of(route: Route, array: Array) -> TensorUndo:
     rows, cols = route.matrix()
-    return TensorUndo(route.layers[0].tensor, array.shape, (rows, cols), max(1, SLAB // max(cols, 1)), array.dtype)
+    return TensorUndo(
+        route.layers[0].tensor, array.shape, (rows, cols), max(1, UNDO_CHUNK // max(cols, 1)), array.dtype
+    )
 
 
 def _check_parts(tensor: Tensor) -> None:

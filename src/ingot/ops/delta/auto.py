@@ -1,8 +1,8 @@
 """Strategy ``auto``: how each tensor's difference is stored is measured, for a size or for an error.
 
 Every candidate is tried on a sample of the difference, one tensor on each thread; how low its rank is, on all of it in
-two passes by slabs, where the sample speaks for it. For an error, each tensor gets the smallest candidate that keeps to
-it. For a size, bytes go where they take away most error: the lower convex hulls of all tensors' sizes and errors are
+two passes by chunks, where the sample speaks for it. For an error, each tensor gets the smallest candidate that keeps
+to it. For a size, bytes go where they take away most error: the lower convex hulls of all tensors' sizes and errors are
 walked by steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963). Errors count
 relative to the mean square of the base's weights.
 """
@@ -25,7 +25,7 @@ from ingot.core import encodings
 from ingot.core.memory import parse_size
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
-from ingot.engine.slabs import slabs
+from ingot.engine.chunks import chunks
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.measure import sample_of
@@ -67,7 +67,7 @@ SAMPLE = 1 << 18
 PER_PAIR = 96 << 20
 """Bytes that measuring one tensor takes at most: a sample in double precision several times, and a spectrum."""
 _SPECTRUM = 16 << 20  # bytes of one of the three matrices that a spectrum takes
-_SLAB = 1 << 20
+_CHUNK = 1 << 20
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -156,8 +156,8 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
 
 def _exact(one: Array, other: Array, tuned: Tensor) -> Trial:
     encoder = delta_codec(EXACT.codec).encoder(one.shape, tuned.dtype, EXACT.options)
-    for _ in range(encoder.scans):
-        encoder.scan(one, other)
+    for _ in range(encoder.fit_passes):
+        encoder.fit_pass(one, other)
     stored = sum(part.nbytes for part in encoder.encode(one, other).values())
     return Trial(EXACT, stored * tuned.size / max(one.size, 1), 0.0, 0.0)
 
@@ -169,8 +169,8 @@ def _trial(way: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None
     try:
         encoder = made(way.options)
         encoder, _ = reaching(encoder, made, way.options, [(0, delta)])
-        for _ in range(encoder.scans):
-            encoder.scan(delta)
+        for _ in range(encoder.fit_passes):
+            encoder.fit_pass(delta)
         parts = encoder.encode(delta)
     except (CodecError, UnsupportedError):
         return None
@@ -225,10 +225,10 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
 
 
 def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
-    """Yield the difference's rows in slabs."""
+    """Yield the difference's rows in chunks."""
     matrix = tuned.matrix_shape
-    step = max(1, _SLAB // max(matrix[1], 1))
-    for old, new in zip(slabs(base, matrix, step), slabs(tuned, matrix, step), strict=True):
+    step = max(1, _CHUNK // max(matrix[1], 1))
+    for old, new in zip(chunks(base, matrix, step), chunks(tuned, matrix, step), strict=True):
         yield difference(old, new)
 
 

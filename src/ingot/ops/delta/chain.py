@@ -20,7 +20,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY, DeltaInfo, delta_of
 from ingot.model.tensor import Array, Tensor
 
-_SLAB = 1 << 20
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class Route:
         dtypes = [self.origin.dtype, *(layer.dtype for layer in self.layers)]
         return [layer.codec.applier(layer.tensor, dtype) for layer, dtype in zip(self.layers, dtypes, strict=False)]
 
-    def slabs(self, matrix: tuple[int, int] | None = None) -> Iterator[Array]:
+    def chunks(self, matrix: tuple[int, int] | None = None) -> Iterator[Array]:
         """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix()``."""
         rows, cols = matrix or self.matrix()
-        step = max(1, _SLAB // max(cols, 1))
+        step = max(1, _CHUNK // max(cols, 1))
         reader, appliers = CODECS[self.origin.codec].reader(self.origin), self.appliers()
         for start in range(0, rows, step):
             go_on()

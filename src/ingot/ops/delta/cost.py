@@ -11,7 +11,7 @@ from ingot.core.floats import FLOATS
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
-from ingot.engine.slabs import slabs
+from ingot.engine.chunks import chunks
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta.chain import Link, Route, link_of, stages
@@ -25,7 +25,7 @@ AnyPath = str | PathLike[str]
 def delta_cost(
     base: AnyPath, delta: AnyPath, finetuned: AnyPath, *, progress: ProgressCallback | None = None
 ) -> list[TensorDiff]:
-    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in slabs.
+    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in chunks.
 
     Returns
     -------
@@ -96,10 +96,10 @@ def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
 
 
 def _pairs(route: Route, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
-    """Yield both in slabs of whole rows, which any codec takes."""
+    """Yield both in chunks of whole rows, which any codec takes."""
     rows, cols = tuned.matrix_shape
-    wanted = slabs(tuned, (rows, cols), max(1, (1 << 20) // max(cols, 1)))
-    yield from zip(route.slabs(tuned.matrix_shape), wanted, strict=True)
+    wanted = chunks(tuned, (rows, cols), max(1, (1 << 20) // max(cols, 1)))
+    yield from zip(route.chunks(tuned.matrix_shape), wanted, strict=True)
 
 
 def _bits(rows: Array) -> Array:

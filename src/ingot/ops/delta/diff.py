@@ -1,9 +1,9 @@
 """Diff: what turns a base into a fine-tune, as a delta, in bounded memory.
 
-What is equal is read once. What differs is read up to the first difference (a slab of a million elements), then once
-for every scan that its codec asks for, and once to be encoded; hashes are taken on the way. Strategy ``auto`` reads a
-sample before, and twice all of a matrix whose sample speaks for a low rank; a sparse patch counts the changes before; a
-``.wdelta`` of a sharded base reads the base once more, in the order of its shards.
+What is equal is read once. What differs is read up to the first difference (a chunk of a million elements), then once
+for every fit pass that its codec asks for, and once to be encoded; hashes are taken on the way. Strategy ``auto`` reads
+a sample before, and twice all of a matrix whose sample speaks for a low rank; a sparse patch counts the changes before;
+a ``.wdelta`` of a sharded base reads the base once more, in the order of its shards.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.core.progress import Progress
 from ingot.core.stats import ErrorStats
-from ingot.engine.drive import RESERVE, drive, recycled, slab_budget
-from ingot.engine.pipeline import Pipeline, cut
-from ingot.engine.slabs import pieces
+from ingot.engine.chunks import pieces
+from ingot.engine.drive import RESERVE, chunk_budget, drive, recycled
+from ingot.engine.pipeline import Pipeline, chunking
 from ingot.engine.watch import ContentWatch, ParentWatch
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import LateMetadata, WriteOptions
@@ -304,7 +304,7 @@ class _Diff:
     def _drive(self, plan: _Planned, writer: Any, info: DeltaInfo) -> DeltaInfo:
         """Write all tensors; return what the pass told of base and result."""
         measured = self._options.get("measure", True)
-        budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
+        budget = chunk_budget(self._options.get("max_ram"), plan.steps, self._workers)
         with Lane("base") as base_lane, Lane("tuned") as tuned_lane, Workers(1) as pool:
             parent = ParentWatch(base_lane)
             beside = pool.submit(parent_hash, self._base, self._shards) if self._shards else None
@@ -314,12 +314,12 @@ class _Diff:
                     job.observe(contents[0] if beside else parent, None, measured=measured)
                 else:
                     job.observe(*contents, measured=measured)
-            cuts = [cut(step, budget, self._workers + 3, measured) for step in plan.steps]
+            chunkings = [chunking(step, budget, self._workers + 3, measured) for step in plan.steps]
             if self._options.get("max_ram") is None:  # tensors that go in one piece: no more of them than a large one
-                budget = min(budget, max(_LEAST, *(shape.cost for shape in cuts), 0))
+                budget = min(budget, max(_LEAST, *(shape.cost for shape in chunkings), 0))
             kept = recycled(self._options.get("max_ram"))
             with Pipeline(
-                plan.steps, cuts, workers=self._workers, budget=budget, measured=measured, recycled=kept
+                plan.steps, chunkings, workers=self._workers, budget=budget, measured=measured, recycled=kept
             ) as pipeline:
                 drive(pipeline, writer, self._workers, self._finished, self._progress.advance)
             if self._wdelta:

@@ -11,7 +11,7 @@ from ingot.core.checksums import Blake3
 from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
-from ingot.engine.slabs import matrix_of, slabs
+from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
@@ -27,7 +27,7 @@ def same_tensors(
 ) -> dict[str, str]:
     """Return the digests of the tensors whose values are those of the base, bit for bit.
 
-    Reads those once, others up to the first slab that differs.
+    Reads those once, others up to the first chunk that differs.
     """
     pairs = [(base[name], tensor) for name, tensor in tuned.items() if name in base and alike(base[name], tensor)]
     found = {}
@@ -76,7 +76,7 @@ def changed_elements(
 def _changed(one: Tensor, other: Tensor) -> int:
     matrix = matrix_of(one, other.codec)
     step = max(1, _COMPARED // max(matrix[1], 1))
-    pairs = zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True)
+    pairs = zip(chunks(one, matrix, step), chunks(other, matrix, step), strict=True)
     return sum(int(np.count_nonzero(words(left) != words(right))) for left, right in pairs)
 
 
@@ -99,12 +99,12 @@ def equal_values(one: Tensor, other: Tensor) -> bool:
 
 def _common_digest(one: Tensor, other: Tensor) -> str | None:
     """Return the digest of two tensors of one shape and type that have the same values, bit for bit, else None."""
-    if is_opaque(one) or is_opaque(other) or DTYPES[one.dtype].bits < 8:  # packed bytes, which slabs are not
+    if is_opaque(one) or is_opaque(other) or DTYPES[one.dtype].bits < 8:  # packed bytes, which chunks are not
         digest = tensor_digest(one)
         return digest if digest == tensor_digest(other) else None
     matrix = matrix_of(one, other.codec)
     step, running = max(1, _COMPARED // max(matrix[1], 1)), Blake3()
-    for left, right in zip(slabs(one, matrix, step), slabs(other, matrix, step), strict=True):
+    for left, right in zip(chunks(one, matrix, step), chunks(other, matrix, step), strict=True):
         mine = file_bytes(left)
         if not np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
             return None

@@ -16,10 +16,10 @@ from ingot.core.checksums import Blake3
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.core.stats import measure
+from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.pipeline import decompressed, whole_cost
-from ingot.engine.slabs import matrix_of, slabs
 from ingot.engine.watch import Feed, Watch
-from ingot.engine.work import SLAB_ELEMENTS, Cut, Encoded, Take, Work
+from ingot.engine.work import CHUNK_ELEMENTS, Chunking, Encoded, Take, Work
 from ingot.errors import IngotError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -33,20 +33,20 @@ def fixed_cost(*tensors: Tensor) -> int:
 
 
 def per_element(*tensors: Tensor) -> float:
-    """Bytes per element that reading slabs of these tensors takes."""
+    """Bytes per element that reading chunks of these tensors takes."""
     return sum(DTYPES[item.dtype].bits / 8 + decompressed(item) / max(item.size, 1) for item in tensors)
 
 
-def slab_rows(rows: int, cols: int, per_row: float, room: float, step: int) -> int:
-    """Return the rows of a slab: not more than ``room`` takes, a multiple of ``step``, never none."""
-    count = min(SLAB_ELEMENTS // max(cols, 1), int(room // max(per_row, 1)))
+def chunk_rows(rows: int, cols: int, per_row: float, room: float, step: int) -> int:
+    """Return the rows of a chunk: not more than ``room`` takes, a multiple of ``step``, never none."""
+    count = min(CHUNK_ELEMENTS // max(cols, 1), int(room // max(per_row, 1)))
     return min(max(1, count // step) * step, max(rows, 1))
 
 
 class PairJob:
     """Stores the difference of two tensors of one shape and element type.
 
-    ``base_id`` and ``result_id`` are the digests of the base and of what patching will give, after the last slab;
+    ``base_id`` and ``result_id`` are the digests of the base and of what patching will give, after the last chunk;
     ``squared_difference`` is the squared norm of the difference, where errors were measured.
     """
 
@@ -92,7 +92,7 @@ class PairJob:
         """As of ``codecs.base.forget``."""
         forget(self._encoder)
 
-    def cut(self, budget: int, slots: int) -> Cut:
+    def chunking(self, budget: int, slots: int) -> Chunking:
         elementwise = self._codec.elementwise and CODECS[self.base.codec].elementwise
         rows, cols = matrix_of(self.tuned) if elementwise else self.tuned.matrix_shape
         out = sum(part.at_most for part in self._parts) / max(self.tuned.size, 1)
@@ -102,23 +102,23 @@ class PairJob:
         if self._codec.elementwise and cols:
             step = step // gcd(step, cols)
         room = (budget - fixed) / slots
-        count = max(rows, 1) if self._encoder.whole else slab_rows(rows, cols, cost * cols, room, step)
-        return Cut(rows, cols, count, int(count * cost * cols) + fixed)
+        count = max(rows, 1) if self._encoder.single_chunk else chunk_rows(rows, cols, cost * cols, room, step)
+        return Chunking(rows, cols, count, int(count * cost * cols) + fixed)
 
-    def learn(self, shape: Cut) -> Mapping[str, Any] | None:
-        if not self._encoder.scans:
+    def learn(self, shape: Chunking) -> Mapping[str, Any] | None:
+        if not self._encoder.fit_passes:
             return None
         matrix = (shape.rows, shape.cols)
-        for _ in range(self._encoder.scans):
-            pairs = (slabs(tensor, matrix, shape.slab_rows) for tensor in (self.base, self.tuned))
+        for _ in range(self._encoder.fit_passes):
+            pairs = (chunks(tensor, matrix, shape.chunk_rows) for tensor in (self.base, self.tuned))
             for old, new in zip(*pairs, strict=True):
                 try:
-                    self._encoder.scan(old, new)
+                    self._encoder.fit_pass(old, new)
                 except IngotError as error:
                     raise error.at(self.tuned.name) from None
         return self._encoder.params
 
-    def work(self, shape: Cut, take: Take) -> Iterator[tuple[Work, int]]:
+    def work(self, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
         readers = [CODECS[tensor.codec].reader(tensor) for tensor in (self.base, self.tuned)]
         self._feeds = (
             self._base_watch.tensor(self.base.name) if self._base_watch else None,
@@ -129,7 +129,7 @@ class PairJob:
         while start < shape.rows or start == 0:
             if not take():
                 return
-            stop = min(start + shape.slab_rows, shape.rows)
+            stop = min(start + shape.chunk_rows, shape.rows)
             pair = [scratch((stop - start, shape.cols), kind) for kind in kinds]
             for reader, rows in zip(readers, pair, strict=True):
                 reader.read_into(rows)
@@ -140,7 +140,7 @@ class PairJob:
             reader.finish()
 
     def _settle(self, moved: float, data: Any) -> None:
-        """Take in what a slab told, in order."""
+        """Take in what a chunk told, in order."""
         self.squared_difference += moved
         if self._tuned_watch is not None:
             self._result.update(data)
@@ -183,19 +183,19 @@ class WholeJob:
     def result_id(self) -> str | None:
         return self._feed.hex if self._feed else None
 
-    def cut(self, budget: int, slots: int) -> Cut:
+    def chunking(self, budget: int, slots: int) -> Chunking:
         codec = CODECS[self._encoder.codec]
         rows, cols = matrix_of(self.tuned, codec.id)
         out = sum(part.at_most for part in self._encoder.parts) / max(self.tuned.size, 1)
         cost, fixed = per_element(self.tuned) + 2 * out, fixed_cost(self.tuned)
         step = self._encoder.step // gcd(self._encoder.step, cols) if codec.elementwise and cols else self._encoder.step
-        count = slab_rows(rows, cols, cost * cols, (budget - fixed) / slots, step)
-        return Cut(rows, cols, count, int(count * cost * cols) + fixed)
+        count = chunk_rows(rows, cols, cost * cols, (budget - fixed) / slots, step)
+        return Chunking(rows, cols, count, int(count * cost * cols) + fixed)
 
-    def learn(self, shape: Cut) -> Mapping[str, Any] | None:
+    def learn(self, shape: Chunking) -> Mapping[str, Any] | None:
         return None
 
-    def work(self, shape: Cut, take: Take) -> Iterator[tuple[Work, int]]:
+    def work(self, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
         tensor = self.tuned
         self._feed = self._watch.tensor(tensor.name) if self._watch else None
         reader, start = CODECS[tensor.codec].reader(tensor), 0
@@ -203,7 +203,7 @@ class WholeJob:
         while start < shape.rows or start == 0:
             if not take():
                 return
-            stop = min(start + shape.slab_rows, shape.rows)
+            stop = min(start + shape.chunk_rows, shape.rows)
             rows = scratch((stop - start, shape.cols), numpy_dtype(tensor.dtype))
             reader.read_into(rows)
             wait = self._feed.take(rows) if self._feed else None

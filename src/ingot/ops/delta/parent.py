@@ -25,7 +25,7 @@ import numpy as np
 from ingot.codecs.table import CODECS
 from ingot.core.checksums import Sha256
 from ingot.core.parallel import default_workers, ordered
-from ingot.engine.slabs import matrix_of, slabs
+from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import Buffer
 from ingot.model.part import CHUNK
@@ -33,7 +33,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.identity import file_bytes, hex_of
 
 _PIECE = 4 * CHUNK
-_SLAB = 1 << 20
+_CHUNK = 1 << 20
 WIDE = "-f32"
 
 Orders = dict[str, tuple[str, ...]]
@@ -125,7 +125,7 @@ def _raw(tensor: Tensor) -> Iterator[Callable[[], Buffer]]:
 
 def _decoded(tensor: Tensor, dtype: str) -> Iterator[Callable[[], Buffer]]:
     matrix = matrix_of(tensor)
-    rows = iter(slabs(tensor, matrix, max(1, _SLAB // max(matrix[1], 1))))
+    rows = iter(chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1))))
 
     def read() -> Buffer:
         values = next(rows)
@@ -133,7 +133,7 @@ def _decoded(tensor: Tensor, dtype: str) -> Iterator[Callable[[], Buffer]]:
             values = CODECS["dense"].encoder(values.shape, tensor.dtype, {"dtype": dtype}).encode(values)["data"]
         return file_bytes(np.ascontiguousarray(values))
 
-    for _ in range(0, matrix[0], max(1, _SLAB // max(matrix[1], 1))):
+    for _ in range(0, matrix[0], max(1, _CHUNK // max(matrix[1], 1))):
         yield read
 
 

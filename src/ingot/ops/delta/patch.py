@@ -17,8 +17,8 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.parallel import Workers, default_workers
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats
-from ingot.engine.drive import drive, recycled, slab_budget
-from ingot.engine.pipeline import Pipeline, cut
+from ingot.engine.drive import chunk_budget, drive, recycled
+from ingot.engine.pipeline import Pipeline, chunking
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY
@@ -209,13 +209,13 @@ class _Patch:
         require_room(self._place, format.size(specs, format.metadata(own), options))
         writer = format.writer(target, self._place.name, specs, format.metadata(own), options)
         try:
-            budget = slab_budget(self._options.get("max_ram"), plan.steps, self._workers)
+            budget = chunk_budget(self._options.get("max_ram"), plan.steps, self._workers)
             kept = recycled(self._options.get("max_ram"))
             with Workers(1) as beside, proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
                 whole = [beside.submit(source.require_whole) for source in self._sources]
-                cuts = [cut(step, budget, self._workers + 3, measured=False) for step in plan.steps]
+                chunkings = [chunking(step, budget, self._workers + 3, measured=False) for step in plan.steps]
                 with Pipeline(
-                    plan.steps, cuts, workers=self._workers, budget=budget, measured=False, recycled=kept
+                    plan.steps, chunkings, workers=self._workers, budget=budget, measured=False, recycled=kept
                 ) as pipeline:
                     drive(pipeline, writer, self._workers, _finished, self._progress.advance)
                 for checked in whole:

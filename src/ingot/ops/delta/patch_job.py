@@ -13,11 +13,11 @@ from ingot.core.buffers import scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.engine.pipeline import decompressed, whole_cost
 from ingot.engine.watch import ContentWatch, Feed, Watch
-from ingot.engine.work import Cut, Encoded, Take, Turns, Work
+from ingot.engine.work import Chunking, Encoded, Sequencer, Take, Work
 from ingot.errors import IngotError
 from ingot.model.tensor import Array
 from ingot.ops.delta.chain import Route, applied
-from ingot.ops.delta.jobs import fixed_cost, per_element, slab_rows
+from ingot.ops.delta.jobs import chunk_rows, fixed_cost, per_element
 
 _EVEN = 1 << 17
 
@@ -26,7 +26,7 @@ class PatchJob:
     """Makes one tensor of the result.
 
     ``watches`` maps the stages whose values are to be hashed on the way to what hashes them; ``digest`` tells the hex
-    of a stage when the last slab is written.
+    of a stage when the last chunk is written.
     """
 
     def __init__(self, route: Route, encoder: Encoder) -> None:
@@ -43,7 +43,7 @@ class PatchJob:
         """Return the hex of the values that were hashed for ``stage``."""
         return self._feeds[stage].hex
 
-    def cut(self, budget: int, slots: int) -> Cut:
+    def chunking(self, budget: int, slots: int) -> Chunking:
         route = self.route
         rows, cols = route.matrix()
         cost = per_element(route.origin) + DTYPES[self._encoder.parts[0].type or self._encoder.parts[0].dtype].bits / 8
@@ -53,15 +53,15 @@ class PatchJob:
             codec = CODECS.get(layer.tensor.codec)
             if codec is not None and not codec.streams:
                 fixed += whole_cost(layer.tensor)
-        count = slab_rows(rows, cols, cost * cols, (budget - fixed) / slots, 1)
-        if cols == 1 and count > _EVEN:  # exact differences are applied in chunks; a slab that ends inside costs twice
+        count = chunk_rows(rows, cols, cost * cols, (budget - fixed) / slots, 1)
+        if cols == 1 and count > _EVEN:  # exact differences are applied in chunks; a chunk that ends inside costs twice
             count = count // _EVEN * _EVEN
-        return Cut(rows, cols, count, int(count * cost * cols) + fixed)
+        return Chunking(rows, cols, count, int(count * cost * cols) + fixed)
 
-    def learn(self, shape: Cut) -> Mapping[str, Any] | None:
+    def learn(self, shape: Chunking) -> Mapping[str, Any] | None:
         return None
 
-    def work(self, shape: Cut, take: Take) -> Iterator[tuple[Work, int]]:
+    def work(self, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
         route = self.route
         reader, run = CODECS[route.origin.codec].reader(route.origin), _Run(route, self._encoder)
         self._open_feeds()
@@ -70,7 +70,7 @@ class PatchJob:
         while start < shape.rows or start == 0:
             if not take():
                 return
-            stop = min(start + shape.slab_rows, shape.rows)
+            stop = min(start + shape.chunk_rows, shape.rows)
             rows = scratch((stop - start, shape.cols), numpy_dtype(route.origin.dtype))
             reader.read_into(rows)
             if stop == shape.rows:
@@ -98,12 +98,12 @@ class PatchJob:
 
 
 class _Run:
-    """Applies a route's layers to its slabs, in order, whichever threads they come on."""
+    """Applies a route's layers to its chunks, in order, whichever threads they come on."""
 
     def __init__(self, route: Route, encoder: Encoder) -> None:
         self._route, self._encoder = route, encoder
         self._appliers = route.appliers()
-        self._turns = Turns()
+        self._sequencer = Sequencer()
 
     def __call__(
         self, rows: Array, number: int, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]], *, last: bool
@@ -118,7 +118,7 @@ class _Run:
                     applier.finish()
 
         try:
-            self._turns.run(number, layers)
+            self._sequencer.run(number, layers)
             parts = self._encoder.encode(values[0])
         except IngotError as error:
             name = self._route.name

@@ -93,7 +93,7 @@ class Proof:
             yield
 
     def check(self, jobs: Mapping[str, PatchJob], workers: int) -> None:
-        """Compare all hashes with what they must be, after the last slab.
+        """Compare all hashes with what they must be, after the last chunk.
 
         Raises ``IntegrityError`` ``delta.base`` or ``delta.result``.
         """
@@ -177,7 +177,7 @@ class Proof:
         running = Sha256()
         for name in self._order(stage):
             running.update(name.encode("utf-8", "surrogatepass"))
-            for rows in self._stages[stage][name].slabs():
+            for rows in self._stages[stage][name].chunks():
                 running.update(file_bytes(rows))
         return hex_of(running)
 
@@ -203,6 +203,6 @@ def _digest(route: Route) -> str:
     if not route.layers:
         return tensor_digest(route.origin)
     running = Blake3()
-    for rows in route.slabs():
+    for rows in route.chunks():
         running.update(file_bytes(rows))
     return hex_of(running)

@@ -1,7 +1,7 @@
 """Undoing a delta in memory, bit for bit: what of the base the changed values do not tell, kept small.
 
 An additive delta rounds, so subtracting it again gives the base back only nearly; an exact one needs the base to be
-read. For every slab a log holds the difference between the base and what can be had without it (the result, or the
+read. For every chunk a log holds the difference between the base and what can be had without it (the result, or the
 result less the difference): mostly nothing.
 """
 
@@ -111,7 +111,7 @@ def _exact(start: Array, wanted: Array) -> Tensor:
 class TensorUndo:
     """How one tensor, changed in place by ``delta``, gets its values back.
 
-    ``logs`` hold one entry per slab of ``step`` rows that was changed, ``sums`` the digest of what it was changed to;
+    ``logs`` hold one entry per chunk of ``step`` rows that was changed, ``sums`` the digest of what it was changed to;
     ``matrix`` is how the tensor, of ``shape``, is cut.
     """
 
@@ -147,15 +147,15 @@ class TensorUndo:
         self._log(result, rows, result)
 
     def holds(self, values: Array) -> bool:
-        """Whether ``values`` are, bit for bit, what the delta left: as far as a CRC-32C of every slab tells."""
+        """Whether ``values`` are, bit for bit, what the delta left: as far as a CRC-32C of every chunk tells."""
         if values.shape != self.shape or values.dtype != self.dtype:
             return False
         matrix = values.reshape(self.matrix)
-        slabs = (matrix[number * self.step : (number + 1) * self.step] for number in range(len(self.sums)))
-        return all(_digest(rows) == known for rows, known in zip(slabs, self.sums, strict=True))
+        chunks = (matrix[number * self.step : (number + 1) * self.step] for number in range(len(self.sums)))
+        return all(_digest(rows) == known for rows, known in zip(chunks, self.sums, strict=True))
 
     def revert(self, values: Array) -> None:
-        """Put the base's values back into ``values``, an array of the tensor's shape, as far as slabs were changed."""
+        """Put the base's values back into ``values``, an array of the tensor's shape, as far as chunks were changed."""
         if not self.logs:  # of a tensor that was refused, not even a reader may be there
             return
         matrix = values.reshape(self.matrix)

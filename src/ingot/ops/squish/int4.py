@@ -36,7 +36,7 @@ GROUPS = (32, 16, 8, 4)
 _ROLES = {"packed_weight": "q4a", "scales": "s4a", "zeros": "z4a"}
 _INT8 = ("q", "s")
 _PARTIAL = ".ingot-int4-"
-_SLAB = 1 << 20  # elements that a thread holds at a time
+_CHUNK = 1 << 20  # elements that a thread holds at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _quantize(folder: Path, quantizer: str, state: Progress, plan: _Plan) -> dic
 
 
 def _encode(plan: _Plan, quantizer: str, made: Mapping[str, Path]) -> dict[str, str]:
-    """Quantize slab by slab into the files; return digests of their values by suffix."""
+    """Quantize chunk by chunk into the files; return digests of their values by suffix."""
     rows, cols = plan.tensor.matrix_shape
     options = {"bits": 4, "group": plan.group, "symmetric": False, "zero_kind": "offset", "scales": "f32"}
     encoder = CODECS["quantized_group"].encoder((rows, cols), "f32", {**options, "quantizer": quantizer})
@@ -196,11 +196,11 @@ def _encode(plan: _Plan, quantizer: str, made: Mapping[str, Path]) -> dict[str, 
         for role, path in made.items():
             files[role] = ArrayFile(LocalTarget(path.parent).create(path.name), path.name, *shapes[role])
         reader = CODECS["quantized_group"].reader(plan.tensor)
-        step = max(1, _SLAB // cols)
+        step = max(1, _CHUNK // cols)
         for start in range(0, rows, step):
-            slab: Array = np.empty((min(step, rows - start), cols), np.float32)
-            reader.read_into(slab)
-            for role, values in encoder.encode(slab, start).items():
+            chunk: Array = np.empty((min(step, rows - start), cols), np.float32)
+            reader.read_into(chunk)
+            for role, values in encoder.encode(chunk, start).items():
                 data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
                 files[role].write(data)
                 hashers[role].update(data)

@@ -10,12 +10,12 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.offset import offsets
-from ingot.codecs.affine.repack import AffineRelay
+from ingot.codecs.affine.repack import AffineRepack
 from ingot.codecs.affine.rows import align_rows, join_rows
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import relaid
+from ingot.testing.codecs import repacked
 
 CODEC = AffineCodec()
 
@@ -31,14 +31,14 @@ def tensor(shape: tuple[int, int], packed: Array, zeros: Array | None = None, **
     return Tensor("tensor", shape, "f32", "quantized_group", parts, params, CODEC)
 
 
-def the(source: Tensor, **wanted: Any) -> AffineRelay:
+def the(source: Tensor, **wanted: Any) -> AffineRepack:
     """The one layout with zero points, these attributes and the scales' type."""
     (found,) = [
-        relay
-        for relay in CODEC.relays(source)
-        if "zero_kind" not in relay.params
-        and all(relay.params[key] == value for key, value in wanted.items())
-        and relay.scale_dtype == "f16"
+        repack
+        for repack in CODEC.repacks(source)
+        if "zero_kind" not in repack.params
+        and all(repack.params[key] == value for key, value in wanted.items())
+        and repack.scale_dtype == "f16"
     ]
     return found
 
@@ -47,32 +47,32 @@ def test_bytes_by_hand() -> None:
     """Unsigned 0 1 2 / 3 4 5 / 6 7 15, spare nibbles F: signed without padding, then in rows again."""
     packed = np.array([0x10, 0xF2, 0x43, 0xF5, 0x76, 0xFF], np.uint8)
     source = tensor((3, 3), packed, np.array([8, 0, 3]))
-    flat = relaid(the(source, signed=True, packing="flat_lsb"), source)
+    flat = repacked(the(source, signed=True, packing="flat_lsb"), source)
     assert bytes(flat.parts["packed_weight"].view()).hex() == "98badcfe07"
     assert flat.parts["zeros"].array().tolist() == [0, -8, -5]
     assert flat.numpy().tolist() == [[-8, -7, -6], [3, 4, 5], [3, 4, 12]]
-    back = relaid(the(flat, signed=False, packing="rows_lsb"), flat)
+    back = repacked(the(flat, signed=False, packing="rows_lsb"), flat)
     assert bytes(back.parts["packed_weight"].view()).hex() == "10024305760f"
     assert back.parts["zeros"].array().tolist() == [8, 0, 3]
 
 
 def test_codes_without_zero_points_get_them_where_their_sign_changes() -> None:
     source = tensor((1, 2), np.array([0x8F], np.uint8))
-    relay = the(source, signed=True)
-    assert relay.params["zeros"] is True
-    other = relaid(relay, source)
+    repack = the(source, signed=True)
+    assert repack.params["zeros"] is True
+    other = repacked(repack, source)
     assert other.parts["zeros"].array().tolist() == [-8]
     assert other.numpy().tolist() == source.numpy().tolist() == [[15, 8]]
     same = the(source, signed=False)
     assert same.params["zeros"] is False
-    assert set(relaid(same, source).parts) == {"packed_weight", "scales"}
+    assert set(repacked(same, source).parts) == {"packed_weight", "scales"}
 
 
 def test_what_is_nearest_to_as_stored_comes_first() -> None:
     source = tensor((3, 3), np.zeros(6, np.uint8), np.zeros(3), packing="rows_msb")
-    relays = list(CODEC.relays(source))
-    assert [relay.params.get("zero_kind") for relay in relays] == [None] * 6 + ["offset"]
-    found = [(relay.params["signed"], relay.params["packing"], relay.scale_dtype) for relay in relays[:-1]]
+    repacks = list(CODEC.repacks(source))
+    assert [repack.params.get("zero_kind") for repack in repacks] == [None] * 6 + ["offset"]
+    found = [(repack.params["signed"], repack.params["packing"], repack.scale_dtype) for repack in repacks[:-1]]
     assert found == [
         (False, "rows_lsb", "f16"),
         (False, "flat_lsb", "f16"),
@@ -88,9 +88,9 @@ def test_any_number_of_empty_rows_takes_no_time(granularity: str) -> None:
     group = {"group_size": 4} if granularity == "group" else {}
     count = 1000 if granularity == "row" else 2**60
     source = tensor((count, 0), np.empty(0, np.uint8), None, granularity=granularity, **group)
-    relay = the(source, signed=True)
-    assert relay.rows == (1000 if granularity == "row" else 0)
-    other = relaid(relay, source)
+    repack = the(source, signed=True)
+    assert repack.rows == (1000 if granularity == "row" else 0)
+    other = repacked(repack, source)
     CODEC.check(other)
     assert other.parts["zeros"].array().tolist() == [-8] * {"group": 0, "row": 1000, "tensor": 1}[granularity]
 
@@ -112,7 +112,7 @@ def test_a_zero_point_that_doubles_cannot_shift_is_not_exact() -> None:
         part = memory_part(np.array([zero], np.float32), "f32")
         parts = {**source.parts, "scales": memory_part(np.ones(1, np.float32), "f32"), "zeros": part}
         one = replace(source, params={**source.params, "zeros": True}, parts=parts)
-        found = [relay.exact() for relay in CODEC.relays(one) if relay.params["signed"]]
+        found = [repack.exact() for repack in CODEC.repacks(one) if repack.params["signed"]]
         assert found
         assert set(found) == {shifts}
 

@@ -16,7 +16,7 @@ from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import Unreadable, bits, slabs, with_parts, zstd_part
+from ingot.testing.codecs import Unreadable, bits, chunks, with_parts, zstd_part
 from ingot.testing.reference import delta_exact as reference
 from ingot.testing.strategies import random_bits
 
@@ -26,11 +26,11 @@ CODEC = ExactDelta()
 
 
 def encode(base: Array, tuned: Array, chunk: int = 256, cuts: tuple[int, ...] = ()) -> Tensor:
-    """Return the difference of two arrays as a tensor in memory, encoded in slabs that begin with chunks."""
+    """Return the difference of two arrays as a tensor in memory, encoded in chunks that begin with chunks."""
     dtype = next(name for name in TYPES if numpy_dtype(name) == base.dtype)
     encoder = CODEC.encoder(base.shape, dtype, {"chunk": chunk})
     old, new = base.reshape(-1, 1), tuned.reshape(-1, 1)
-    pieces = slabs(len(old), [cut // encoder.step * encoder.step for cut in cuts])
+    pieces = chunks(len(old), [cut // encoder.step * encoder.step for cut in cuts])
     found = [encoder.encode(old[piece], new[piece], piece.start) for piece in pieces]
     parts = {
         spec.role: memory_part(np.concatenate([one[spec.role] for one in found]), spec.dtype) for spec in encoder.parts
@@ -44,7 +44,7 @@ def apply(tensor: Tensor, base: Array, cuts: tuple[int, ...] = (), *, in_place: 
     rows = base.reshape(-1, 1).copy()
     out = rows if in_place else np.empty_like(rows)
     applier = CODEC.applier(tensor, tensor.dtype)
-    for piece in slabs(len(rows), cuts):
+    for piece in chunks(len(rows), cuts):
         applier.apply(rows[piece], out[piece])
     applier.finish()
     return out.reshape(base.shape)
@@ -141,7 +141,7 @@ def first_bytes(tensor: Tensor) -> Array:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_bytes_do_not_depend_on_slabs(dtype: str) -> None:
+def test_bytes_do_not_depend_on_chunks(dtype: str) -> None:
     base, tuned = tuned_by(3000, dtype, 1e-3)
     whole = encode(base, tuned)
     for cuts in ((256,), (300, 2000), tuple(range(0, 3000, 256))):
@@ -157,7 +157,7 @@ def test_rebuilding_gives_what_was_encoded() -> None:
     out = np.empty_like(tuned)
     encoder.rebuild(encoder.encode(base, tuned), base, out)
     assert bits(out) == bits(tuned)
-    assert (encoder.lossless, encoder.whole, encoder.scans, encoder.step) == (True, False, 0, 1024)
+    assert (encoder.lossless, encoder.single_chunk, encoder.fit_passes, encoder.step) == (True, False, 0, 1024)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -1,4 +1,4 @@
-"""Large differences are encoded in slabs: the bytes of one piece, for every cut, in memory that slabs bound."""
+"""Large differences are encoded in chunks: the bytes of one piece, for every cut, in memory that chunks bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codecs.base import SlabParts, forget, held, row_step
+from ingot.codecs.base import ChunkParts, forget, held, row_step
 from ingot.codecs.delta import top as delta_top
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
@@ -26,7 +26,7 @@ CASES = tuple(Case(shape, options={"outlier_fraction": 0.3}) for shape in [(1,),
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything streams; slabs may begin every few elements, and few candidates wait."""
+    """Everything streams; chunks may begin every few elements, and few candidates wait."""
     monkeypatch.setattr(delta_top, "WHOLE", 0)
     monkeypatch.setattr(delta_top, "PIECE", 4)
     monkeypatch.setattr(delta_top, "_GRID", 3)
@@ -61,7 +61,7 @@ def values_of(kind: str, shape: tuple[int, ...]) -> Array:
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "rising", "falling", "long-run"])
 @pytest.mark.parametrize("shape", [(1, 1), (83,), (29, 5), (14, 6), (2, 31)])
-def test_slabs_give_the_bytes_of_one_piece(monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...]) -> None:
+def test_chunks_give_the_bytes_of_one_piece(monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...]) -> None:
     source = values_of(kind, shape)
     wanted = [encode_parts(CODECS[id], CODECS[id].encoder(shape, "f32", options), source) for id, options in WAYS]
     for name, value in {"WHOLE": 0, "PIECE": 4, "_GRID": 6, "_LONG": 20}.items():
@@ -72,26 +72,26 @@ def test_slabs_give_the_bytes_of_one_piece(monkeypatch: pytest.MonkeyPatch, kind
             step = row_step(codec, codec.encoder(shape, "f32", options), flat.shape[1])
             for count in {step, 5 * step, len(flat)}:
                 encoder = codec.encoder(shape, "f32", options)
-                assert encoder.scans == 1
-                slabs = [(start, flat[start : start + count]) for start in range(0, len(flat), count)]
-                for _, slab in slabs:
-                    encoder.scan(slab)
-                found = [encoder.encode(slab, start) for start, slab in slabs]
+                assert encoder.fit_passes == 1
+                chunks = [(start, flat[start : start + count]) for start in range(0, len(flat), count)]
+                for _, chunk in chunks:
+                    encoder.fit_pass(chunk)
+                found = [encoder.encode(chunk, start) for start, chunk in chunks]
                 for role, part in parts.items():
                     assert bits(np.concatenate([one[role] for one in found])) == bits(part), (id, options, role, count)
                 whole, again = np.empty_like(flat), np.empty_like(flat)
                 encoder.decode(parts, whole)
-                for (start, slab), one in zip(slabs, found, strict=True):
-                    encoder.decode(one, again[start : start + len(slab)])
+                for (start, chunk), one in zip(chunks, found, strict=True):
+                    encoder.decode(one, again[start : start + len(chunk)])
                 assert bits(again) == bits(whole)
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("id", ["delta_sparse", "delta_int4"])
-def test_a_slab_is_added_as_the_whole(id: str) -> None:
+def test_a_chunk_is_added_as_the_whole(id: str) -> None:
     source, base = values_of("normal", (40, 3)), values_of("ties", (40, 3))
     encoder = delta_codec(id).encoder(source.shape, "f32", {})
-    encoder.scan(base, base + source)
+    encoder.fit_pass(base, base + source)
     tuned = base + source
     first, second = (encoder.encode(base[rows], tuned[rows], rows.start) for rows in (slice(0, 17), slice(17, 40)))
     joined = {role: np.concatenate([first[role], second[role]]) for role in first}
@@ -104,18 +104,18 @@ def test_a_slab_is_added_as_the_whole(id: str) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("outer", ["with_outliers", "sparse_blocks"])
-def test_codecs_around_tell_slabs_apart(outer: str) -> None:
-    """The error that is measured slab by slab is that of what is stored."""
+def test_codecs_around_tell_chunks_apart(outer: str) -> None:
+    """The error that is measured chunk by chunk is that of what is stored."""
     source = values_of("normal", (60, 6))
     options = {"inner": "delta_int4", **({"block": 3} if outer == "sparse_blocks" else {})}
     codec = CODECS[outer]
     encoder = codec.encoder(source.shape, "f32", options)
-    encoder.scan(source)
+    encoder.fit_pass(source)
     assert held(encoder) > 0
     whole, again = encode_tensor(codec, source, options, dtype="f32").numpy(), np.empty_like(source)
     for start in range(0, 60, 3):
         parts = encoder.encode(source[start : start + 3], start)
-        assert isinstance(parts, SlabParts)
+        assert isinstance(parts, ChunkParts)
         encoder.decode(parts, again[start : start + 3])
     assert bits(again) == bits(whole)
     forget(encoder)
@@ -128,41 +128,41 @@ def test_codecs_around_tell_slabs_apart(outer: str) -> None:
 def test_wrong_scans_are_refused(id: str) -> None:
     source = values_of("normal", (40, 3))
     encoder = CODECS[id].encoder(source.shape, "f32", {})
-    encoder.scan(source[:-1])
-    for wrong in (lambda: encoder.encode(source), lambda: encoder.scan(source)):
+    encoder.fit_pass(source[:-1])
+    for wrong in (lambda: encoder.encode(source), lambda: encoder.fit_pass(source)):
         with pytest.raises(CodecError) as caught:
             wrong()
         assert caught.value.rule == f"{id}.whole"
     bad = source.copy()
     bad[[13, 20], 1] = np.nan, np.inf
     encoder = CODECS[id].encoder(source.shape, "f32", {})
-    encoder.scan(bad[:2])
+    encoder.fit_pass(bad[:2])
     with pytest.raises(CodecError, match="element 40") as caught:
-        encoder.scan(bad[2:])
+        encoder.fit_pass(bad[2:])
     assert caught.value.rule == f"{id}.non-finite"
 
 
 @pytest.mark.parametrize(("id", "most"), [("delta_int4", 4), ("delta_sparse", 8)])
-def test_memory_is_that_of_slabs_and_of_what_is_kept_apart(id: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading, scanning and encoding take a slab and ``held``, however large the tensor; whole it takes 8 and more."""
+def test_memory_is_that_of_chunks_and_of_what_is_kept(id: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading, scanning and encoding take a chunk and ``held``, however large the tensor; whole it takes 8 and more."""
     monkeypatch.setattr(delta_top, "WHOLE", 1 << 18)
     monkeypatch.setattr(delta_top, "PIECE", 1 << 14)
-    shape, slab = (1 << 11, 1 << 10), 1 << 6
+    shape, chunk = (1 << 11, 1 << 10), 1 << 6
     encoder = delta_codec(id).encoder(shape, "f32", {})
 
     def rows(start: int) -> tuple[Array, Array]:
-        found = np.random.default_rng(start).normal(0, 0.01, (slab, shape[1])).astype(np.float32)
+        found = np.random.default_rng(start).normal(0, 0.01, (chunk, shape[1])).astype(np.float32)
         return np.zeros_like(found), found
 
-    assert not encoder.whole
+    assert not encoder.single_chunk
     tracemalloc.start()
     try:
-        for start in range(0, shape[0], slab):
-            encoder.scan(*rows(start))
-        for start in range(0, shape[0], slab):
+        for start in range(0, shape[0], chunk):
+            encoder.fit_pass(*rows(start))
+        for start in range(0, shape[0], chunk):
             encoder.encode(*rows(start), start)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < held(encoder) + 32 * slab * shape[1]
+    assert peak < held(encoder) + 32 * chunk * shape[1]
     assert peak < most * shape[0] * shape[1]

@@ -17,7 +17,7 @@ from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import bits, slabs
+from ingot.testing.codecs import bits, chunks
 from ingot.testing.strategies import arrays, shapes
 
 TYPES = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c")
@@ -25,12 +25,12 @@ CODEC = SparsePatchDelta()
 
 
 def encode(base: Array, tuned: Array, dtype: str, cuts: tuple[int, ...] = ()) -> Tensor:
-    """Return the patch between two arrays as a tensor in memory, encoded in slabs of rows."""
+    """Return the patch between two arrays as a tensor in memory, encoded in chunks of rows."""
     shape = base.shape
     encoder = CODEC.encoder(shape, dtype, {})
     cols = shape[-1] if shape else 1
     old, new = base.reshape(-1, max(cols, 1)), tuned.reshape(-1, max(cols, 1))
-    found = [encoder.encode(old[piece], new[piece], piece.start) for piece in slabs(len(old), cuts)]
+    found = [encoder.encode(old[piece], new[piece], piece.start) for piece in chunks(len(old), cuts)]
     parts = {}
     for spec in encoder.parts:
         parts[spec.role] = memory_part(np.concatenate([one[spec.role] for one in found]), spec.dtype, spec.type)
@@ -56,7 +56,7 @@ def apply(tensor: Tensor, base: Array, cuts: tuple[int, ...] = (), *, in_place: 
     rows = base.reshape(-1, 1).copy()
     out = rows if in_place else np.empty_like(rows)
     applier = CODEC.applier(tensor, tensor.dtype)
-    for piece in slabs(len(rows), cuts):
+    for piece in chunks(len(rows), cuts):
         applier.apply(rows[piece], out[piece])
     applier.finish()
     return out.reshape(base.shape)

@@ -85,7 +85,7 @@ def test_params_and_parts_are_these() -> None:
         ("planes", "u8", None),
     ]
     assert encoder.parts[1].limit == 2 * (3 << 17) + 2 * 3
-    assert (encoder.step, encoder.whole, encoder.lossless) == (1 << 17, False, True)
+    assert (encoder.step, encoder.single_chunk, encoder.lossless) == (1 << 17, False, True)
 
 
 @pytest.mark.parametrize("level", ["fast", "max"])

@@ -131,18 +131,18 @@ def test_padding_costs_a_byte_and_is_ignored() -> None:
 def test_params_have_no_start_before_the_scan() -> None:
     encoder = CODEC.encoder((4, 4), "bf16", {})
     assert dict(encoder.params) == {"codec_version": 1, "dtype": "bf16"}
-    assert encoder.scans == 1
-    encoder.scan(weights(2, 4))
+    assert encoder.fit_passes == 1
+    encoder.fit_pass(weights(2, 4))
     assert "start" not in encoder.params
-    encoder.scan(weights(2, 4))
+    encoder.fit_pass(weights(2, 4))
     assert encoder.params["start"] >= -1
-    assert CODEC.encoder((4, 4), "bf16", {"start": 3}).scans == 0
+    assert CODEC.encoder((4, 4), "bf16", {"start": 3}).fit_passes == 0
     assert CODEC.encoder((0, 4), "bf16", {}).params["start"] == -1
-    with pytest.raises(ValueError, match="scan"):
+    with pytest.raises(ValueError, match="fit pass"):
         CODEC.encoder((4, 4), "bf16", {}).encode(weights(4, 4))
 
 
-def test_slabs_begin_at_whole_bands() -> None:
+def test_chunks_begin_at_whole_bands() -> None:
     encoder = CODEC.encoder((130, 4), "bf16", {"start": 115})
     for rows, start in ((10, 0), (64, 10), (64, 128)):
         with pytest.raises(ValueError, match="bands"):

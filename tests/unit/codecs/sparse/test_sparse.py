@@ -208,14 +208,14 @@ def test_unknown_value_types_are_checked_structurally_and_not_decoded(codec: str
 def test_encoders_want_all_rows_at_once() -> None:
     for codec in ("sparse_csr", "sparse_coo"):
         encoder = CODECS[codec].encoder((3, 4), "f32", {})
-        assert encoder.whole
+        assert encoder.single_chunk
         assert encoder.lossless
         with pytest.raises(CodecError) as caught:
             encoder.encode(np.zeros((2, 4), np.float32))
         assert caught.value.rule == f"{codec}.whole"
 
 
-def test_csr_reader_holds_only_a_slab() -> None:
+def test_csr_reader_holds_only_a_chunk() -> None:
     rows = 50
     dense = np.eye(rows, 8, dtype=np.float32)
     tensor = encode_tensor(CODECS["sparse_csr"], dense, dtype="f32")

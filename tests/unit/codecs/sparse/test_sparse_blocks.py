@@ -107,7 +107,7 @@ def test_dropped_blocks_are_positive_zero_and_may_hold_anything() -> None:
 
 
 @given(st.data())
-def test_any_mask_and_any_slabs(data: st.DataObject) -> None:
+def test_any_mask_and_any_chunks(data: st.DataObject) -> None:
     rows, cols = data.draw(st.integers(0, 24)), data.draw(st.integers(0, 24))
     axis, block = data.draw(st.integers(0, 1)), data.draw(st.integers(1, 9))
     count = block_count((rows, cols)[axis], block)
@@ -127,8 +127,8 @@ def test_any_mask_and_any_slabs(data: st.DataObject) -> None:
     assert bits(read_rows(CODECS["sparse_blocks"], whole, "f32", cuts)) == bits(decoded)
 
 
-def test_slabs_are_decoded_where_they_belong() -> None:
-    """The error of a slab is measured against its own rows, wherever it begins."""
+def test_chunks_are_decoded_where_they_belong() -> None:
+    """The error of a chunk is measured against its own rows, wherever it begins."""
     encoder = CODECS["sparse_blocks"].encoder((8, 3), "f32", options(8, 2, 0, "0110"))
     source = np.arange(1, 25, dtype=np.float32).reshape(8, 3)
     for start, stop in ((0, 2), (2, 3), (3, 8), (6, 8)):
@@ -139,7 +139,7 @@ def test_slabs_are_decoded_where_they_belong() -> None:
 
 
 class Stepped:
-    """A codec of rows that insists on slabs of three."""
+    """A codec of rows that insists on chunks of three."""
 
     id, lossless, elementwise, streams = "stepped", True, False, True
 
@@ -155,7 +155,7 @@ def test_inner_steps_decide_how_rows_may_be_cut(monkeypatch: pytest.MonkeyPatch)
 
     def cut(axis: int, block: int) -> tuple[int, bool]:
         encoder = codec.encoder((12, 12), "f32", {"axis": axis, "block": block, "inner": "stepped"})
-        return row_step(codec, encoder, 12), encoder.whole
+        return row_step(codec, encoder, 12), encoder.single_chunk
 
     assert cut(0, 6) == (6, False)
     assert cut(0, 3) == (3, False)

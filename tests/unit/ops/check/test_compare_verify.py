@@ -57,7 +57,7 @@ def test_every_status_worst_first(tmp_path: Path) -> None:
 
 
 def test_figures_are_those_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SLAB", 700)
+    monkeypatch.setattr(module, "_CHUNK", 700)
     rng = np.random.default_rng(0)
     one = rng.standard_normal((77, 130), np.float32)
     two = (one + 0.01 * rng.standard_normal((77, 130), np.float32)).astype(ml_dtypes.bfloat16)

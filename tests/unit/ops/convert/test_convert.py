@@ -1,4 +1,4 @@
-"""``ingot.convert``: what comes out, how it is reported, and that nothing depends on threads or slabs."""
+"""``ingot.convert``: what comes out, how it is reported, and that nothing depends on threads or chunks."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_reported_error_is_that_of_the_file(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_bytes_do_not_depend_on_threads_or_slabs(
+def test_bytes_do_not_depend_on_threads_or_chunks(
     model: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingot.convert(model, tmp_path / "one.zt", recipe, threads=1)
     expected = (tmp_path / "one.zt").read_bytes()
-    monkeypatch.setattr(pipeline, "SLAB_ELEMENTS", 500)
+    monkeypatch.setattr(pipeline, "CHUNK_ELEMENTS", 500)
     monkeypatch.setattr(pipeline, "MOVE_BYTES", 777)
     ingot.convert(model, tmp_path / "many.zt", recipe, threads=5)
     assert (tmp_path / "many.zt").read_bytes() == expected

@@ -1,4 +1,4 @@
-"""Conversions that re-lay: the target wants the same integers in another layout, and no value goes through floats."""
+"""Conversions that repack: the target wants the same integers in another layout, and no value goes through floats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import ingot
 from ingot.cli.convert import print_report
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.affine.repack import AffineRelay
+from ingot.codecs.affine.repack import AffineRepack
 from ingot.core.progress import ProgressEvent
 from ingot.engine import pipeline
 from ingot.errors import IntegrityError
@@ -86,7 +86,7 @@ def actions(report: Any) -> dict[str, str]:
 def test_integers_stay_and_only_what_no_block_can_hold_is_decoded(source: Path, tmp_path: Path) -> None:
     report = ingot.convert(source, tmp_path / "out.squizd")
     other = {"moved": "moved", "three": "decoded"}
-    assert actions(report) == {name: other.get(name, "re-laid") for name in mixed()}
+    assert actions(report) == {name: other.get(name, "repacked") for name in mixed()}
     assert report.exact
     assert not any(item.error for item in report.tensors)
     assert ingot.compare(source, tmp_path / "out.squizd").same
@@ -103,7 +103,7 @@ def test_integers_stay_and_only_what_no_block_can_hold_is_decoded(source: Path, 
 def test_the_summary_counts_them(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_report(ingot.convert(source, tmp_path / "out.squizd"))
     told = capsys.readouterr().out
-    assert "11 re-laid" in told
+    assert "11 repacked" in told
     assert "1 decoded" in told
 
 
@@ -114,7 +114,7 @@ def test_there_and_back(source: Path, tmp_path: Path) -> None:
     assert ingot.compare(source, tmp_path / "back.zt").same
 
 
-def test_bytes_do_not_depend_on_threads_or_slabs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_depend_on_no_threads_or_chunks(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingot.convert(source, tmp_path / "one.squizd", threads=1)
     for size in (1, 777, 3000):
         monkeypatch.setattr(pipeline, "MOVE_BYTES", size)
@@ -133,7 +133,7 @@ def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, fraction: floa
         ingot.convert(source, tmp_path / "out.squizd", resume=True, progress=stop)
     report = ingot.convert(source, tmp_path / "out.squizd", resume=True)
     assert report.resumed > 0
-    assert "re-laid" in report.actions
+    assert "repacked" in report.actions
     assert (tmp_path / "out.squizd").read_bytes() == (tmp_path / "whole.squizd").read_bytes()
 
 
@@ -160,9 +160,9 @@ def test_damage_is_noticed(source: Path, tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize(
     ("zero", "action", "stored"),
     [
-        (7.0, "re-laid", "f16"),
-        (7.3, "re-laid", "f16"),
-        (0.3, "re-laid", "f32"),  # -7.7 has more bits than f16
+        (7.0, "repacked", "f16"),
+        (7.3, "repacked", "f16"),
+        (0.3, "repacked", "f32"),  # -7.7 has more bits than f16
         (6e-8, "decoded", "f32"),  # and this less 8 more than f32
         (np.inf, "decoded", "f32"),
         (np.nan, "decoded", "f32"),
@@ -174,9 +174,9 @@ def test_zero_points_move_exactly_or_the_tensor_is_decoded(
     tensor = words(8, 64, np.array([zero, 3.0]))
     ingot.save(tmp_path / "in.zt", {"words": tensor, "other": words(8, 64, np.arange(16))})
     report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd")
-    assert actions(report) == {"words": action, "other": "re-laid"}
+    assert actions(report) == {"words": action, "other": "repacked"}
     with ingot.open(tmp_path / "out.squizd") as checkpoint:
-        if action == "re-laid":
+        if action == "repacked":
             assert {part.dtype for part in checkpoint["words"].parts.values()} == {"u8", stored}
         assert checkpoint["words"].numpy().tobytes() == tensor.numpy().tobytes()
 
@@ -187,8 +187,8 @@ def test_zero_points_are_read_only_where_they_decide(
 ) -> None:
     """A format that takes a tensor as it is, or in no layout, needs no look at zero points."""
     names: set[str] = set()
-    exact = AffineRelay.exact
-    monkeypatch.setattr(AffineRelay, "exact", lambda relay: names.add(relay.tensor.name) or exact(relay))
+    exact = AffineRepack.exact
+    monkeypatch.setattr(AffineRepack, "exact", lambda repack: names.add(repack.tensor.name) or exact(repack))
     with prepare(source, tmp_path / f"out.{suffix}", None, None):
         pass
     assert names == (set(mixed()) - {"moved", "three"} if asked else set())
@@ -196,12 +196,12 @@ def test_zero_points_are_read_only_where_they_decide(
 
 def test_zero_points_that_changed_after_planning_are_refused() -> None:
     tensor = words(8, 64, np.arange(16))
-    (relay, *_) = [relay for relay in AFFINE.relays(tensor) if relay.params["signed"]]
-    assert relay.exact()
+    (repack, *_) = [repack for repack in AFFINE.repacks(tensor) if repack.params["signed"]]
+    assert repack.exact()
     data = np.full((8, 2), 0.3, np.float16)
     tensor.parts["zeros"].source = MemorySource(data.data.cast("B"))
     with pytest.raises(IntegrityError) as caught:
-        relay.reader().read(8)
+        repack.reader().read(8)
     assert caught.value.rule == "store.changed"
 
 
@@ -219,7 +219,7 @@ def test_what_is_left_of_a_pruned_matrix_is_re_laid(tmp_path: Path) -> None:
         tmp_path / "in.safetensors", tmp_path / "in.zt", parse_recipe(rule, where="test"), prune=0.25, prune_block=16
     )
     report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd")
-    assert set(actions(report).values()) == {"re-laid"}
+    assert set(actions(report).values()) == {"repacked"}
     assert {item.codec for item in report.tensors} == {"sparse_blocks"}
     assert report.sparsity == 0.25
     assert ingot.compare(tmp_path / "in.zt", tmp_path / "out.squizd").same
@@ -229,7 +229,7 @@ def test_the_smallest_form_may_be_that_of_the_stored_integers(tmp_path: Path) ->
     ingot.save(tmp_path / "in.zt", {"words": words(24, 64, np.arange(16))})
     recipe = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'tca_tbe' }, { codec = 'dense' }]"
     report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd", parse_recipe(recipe, where="test"))
-    assert actions(report) == {"words": "re-laid"}
+    assert actions(report) == {"words": "repacked"}
 
 
 def test_a_dry_run_tells_the_exact_size(source: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_resumed_output_is_byte_for_byte_that_of_one_run(
 
 @pytest.mark.parametrize("suffix", [".zt", ".squizd"])
 def test_what_scans_learnt_before_the_interruption_is_kept(tmp_path: Path, suffix: str) -> None:
-    """The window of exponents of tca_tbe is in the parameters, and only a scan tells it."""
+    """The window of exponents of tca_tbe is in the parameters, and only a fit pass tells it."""
     rng = np.random.default_rng(6)
     weights = {f"layer.{i}": rng.normal(0, 4.0**-i, (128, 192)).astype(ml_dtypes.bfloat16) for i in range(6)}
     ingot.save(tmp_path / "source.safetensors", weights)

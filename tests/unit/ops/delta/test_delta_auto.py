@@ -117,7 +117,7 @@ def test_a_delta_of_the_asked_size_is_written_and_applied(tmp_path: Path, share:
             assert np.linalg.norm(got - wanted) < 0.7 * np.linalg.norm(before - wanted)
 
 
-def test_a_matrix_is_measured_by_slabs() -> None:
+def test_a_matrix_is_measured_by_chunks() -> None:
     one = pair("t", "adapter", (2048, 3072))
     tracemalloc.start()
     try:

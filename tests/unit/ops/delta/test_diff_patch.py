@@ -161,10 +161,10 @@ class TestExact:
             ingot.patch(base, tmp_path / ("a.zt", "b.zt")[number % 2], out, verify=True)
             assert same(out, tuned)
 
-    def test_slabs_and_threads_do_not_show(self, model, tuned, tmp_path, monkeypatch):
+    def test_chunks_and_threads_do_not_show(self, model, tuned, tmp_path, monkeypatch):
         ingot.diff(model, tuned, tmp_path / "a.zt")
-        monkeypatch.setattr(work, "SLAB_ELEMENTS", 500)
-        monkeypatch.setattr("ingot.ops.delta.jobs.SLAB_ELEMENTS", 500)
+        monkeypatch.setattr(work, "CHUNK_ELEMENTS", 500)
+        monkeypatch.setattr("ingot.ops.delta.jobs.CHUNK_ELEMENTS", 500)
         ingot.diff(model, tuned, tmp_path / "b.zt", threads=1)
         assert (tmp_path / "a.zt").read_bytes() == (tmp_path / "b.zt").read_bytes()
         ingot.patch(model, tmp_path / "b.zt", tmp_path / "out.safetensors", threads=3, verify=True)
@@ -537,38 +537,38 @@ class TestWdelta:
         assert set(report.ops) == {"apply"}
         monkeypatch.setattr(Proof, "_parent", None)  # the hash comes on the way, in the first order
         monkeypatch.setattr(Proof, "_in_another_order", None)
-        monkeypatch.setattr("ingot.ops.delta.jobs.SLAB_ELEMENTS", 700)
+        monkeypatch.setattr("ingot.ops.delta.jobs.CHUNK_ELEMENTS", 700)
         ingot.patch(pair[0], tmp_path / "x.wdelta", tmp_path / "out.safetensors", threads=3)
         found = {item.name: item.stats for item in ingot.compare(pair[1], tmp_path / "out.safetensors").tensors}
         for item in report.tensors:
             assert item.error is None or item.error == pytest.approx(found[item.name].summary())
 
     @pytest.mark.parametrize("strategy", ["sparse", "int4"])
-    def test_large_tensors_go_in_slabs_to_the_same_bytes(self, pair, tmp_path, strategy, monkeypatch):
+    def test_large_tensors_go_in_chunks_to_the_same_bytes(self, pair, tmp_path, strategy, monkeypatch):
         """Errors as well; and the base in rows that were compressed, which cannot be cut anywhere."""
         whole = ingot.diff(*pair, tmp_path / "whole.wdelta", strategy)
         packed = tmp_path / "packed.zt"
         ingot.convert(pair[0], packed, recipe="lossless")
         for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
-        monkeypatch.setattr("ingot.ops.delta.jobs.SLAB_ELEMENTS", 500)
+        monkeypatch.setattr("ingot.ops.delta.jobs.CHUNK_ELEMENTS", 500)
         for base in (pair[0], packed):
-            slabs = ingot.diff(base, pair[1], tmp_path / "slabs.wdelta", strategy, overwrite=True, threads=3)
-            assert (tmp_path / "slabs.wdelta").read_bytes() == (tmp_path / "whole.wdelta").read_bytes()
-            for one, other in zip(whole.tensors, slabs.tensors, strict=True):
+            chunks = ingot.diff(base, pair[1], tmp_path / "chunks.wdelta", strategy, overwrite=True, threads=3)
+            assert (tmp_path / "chunks.wdelta").read_bytes() == (tmp_path / "whole.wdelta").read_bytes()
+            for one, other in zip(whole.tensors, chunks.tensors, strict=True):
                 assert one.error is None or one.error == pytest.approx(other.error)
 
     @pytest.mark.parametrize("codec", ["delta_sparse", "delta_int4"])
-    def test_what_slabs_will_give_is_known(self, model, tuned, tmp_path, codec, monkeypatch):
+    def test_what_chunks_will_give_is_known(self, model, tuned, tmp_path, codec, monkeypatch):
         for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
-        monkeypatch.setattr("ingot.ops.delta.jobs.SLAB_ELEMENTS", 500)
+        monkeypatch.setattr("ingot.ops.delta.jobs.CHUNK_ELEMENTS", 500)
         ways = {"model.layers.0.mlp.up_proj.weight": Way(codec)}
         ingot.diff(model, tuned, tmp_path / "delta.zt", ways=ways)
         ingot.patch(model, tmp_path / "delta.zt", tmp_path / "out.zt", verify=True)
 
     @pytest.mark.parametrize("strategy", ["sparse", "int4"])
-    def test_a_large_tensor_takes_a_slab_of_memory(self, strategy):
+    def test_a_large_tensor_takes_a_chunk_of_memory(self, strategy):
         """An embedding of 1 GB, whose pages nobody touches: what is set aside is no share of it."""
         values = np.zeros((1 << 17, 1 << 12), BF16)
         tensor = Tensor("embed", values.shape, "bf16", "dense", {"data": memory_part(values, "bf16")})
@@ -576,7 +576,7 @@ class TestWdelta:
         codec = delta_codec(way.codec)
         encoder = codec.encoder(tensor.shape, tensor.dtype, way.options)
         job = PairJob(tensor, tensor, codec, encoder, encoder.parts)
-        assert job.cut(1 << 28, 5).cost * 5 <= 1 << 28
+        assert job.chunking(1 << 28, 5).cost * 5 <= 1 << 28
 
     @pytest.mark.parametrize("sharded", [False, True])
     def test_the_peer_takes_it(self, pair, model, tmp_path, sharded):

@@ -1,4 +1,4 @@
-"""Reading a tensor in slabs: the one place that decides how a tensor may be cut."""
+"""Reading a tensor in chunks: the one place that decides how a tensor may be cut."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]
         start, size = start + count, min(4 * size, _MOST)
 
 
-def slabs(tensor: Tensor, matrix: tuple[int, int], slab_rows: int) -> Iterator[Array]:
-    """Yield the decoded values in fresh arrays of at most ``slab_rows`` x columns, then check digests.
+def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int) -> Iterator[Array]:
+    """Yield the decoded values in fresh arrays of at most ``chunk_rows`` x columns, then check digests.
 
     Raises ``UnsupportedError`` where there is no decoder, ``ResourceError`` ``decoded.limit``, and whatever decoding
     raises.
@@ -60,9 +60,9 @@ def slabs(tensor: Tensor, matrix: tuple[int, int], slab_rows: int) -> Iterator[A
     require_in_proportion([tensor], tensor.name)
     rows, cols = matrix
     reader = CODECS[tensor.codec].reader(tensor)
-    for start in range(0, rows, slab_rows):
+    for start in range(0, rows, chunk_rows):
         go_on()
-        out = empty((min(slab_rows, rows - start), cols), tensor.dtype, tensor.name)
+        out = empty((min(chunk_rows, rows - start), cols), tensor.dtype, tensor.name)
         reader.read_into(out)
         yield out
     reader.finish()
