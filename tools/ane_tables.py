@@ -1,4 +1,4 @@
-"""Write the tables of spec/ane-chips.md and spec/ane-times.md from the chips' data files.
+"""Write the tables of spec/ane-chips.md, spec/ane-registers.md and spec/ane-times.md from the chips' data files.
 
 python tools/ane_tables.py            rewrite the pages
 python tools/ane_tables.py --check    exit with 1 if a page is not what the data say
@@ -12,7 +12,7 @@ from pathlib import Path
 from check_docs import ROOT, replace_marked
 
 from ingot.targets.ane.candidates import outcomes
-from ingot.targets.ane.chips import Cell, Chip, chip_names, contradictions, load_chip
+from ingot.targets.ane.chips import Cell, Chip, chip_names, contradictions, data, load_chip
 from ingot.targets.ane.gates import Conditions
 from ingot.targets.ane.measured import measured_rows
 
@@ -23,7 +23,7 @@ CELLS = (
     "asymmetric", "sparse_binary", "multi_palette", "vector_palette", "detect_zeros", "winograd", "double_int8",
     "copies_per_core", "dense_cap", "streamed_cap", "working_set", "activation_lut_budget", "palette_lut_budget",
     "weight_tiles", "num_nes", "ocg_channels", "tile_alignment", "segment_alignment", "bandwidth", "palette_rate",
-    "bandwidth_sparse", "bandwidth_sparse_palette", "floor",
+    "mac_rate", "bandwidth_sparse", "bandwidth_sparse_palette", "floor",
 )  # fmt: skip
 CLASS = {"measured": "M", "decompiled": "D", "inferred": "I", "predicted": "P", "contradicted": "X", "unknown": "?"}
 
@@ -87,9 +87,61 @@ def times() -> str:
     return table(columns, rows)
 
 
+def streams() -> str:
+    rows = [
+        [name, f"`{row['section']}`", *(f"`{value:#06x}`" for value in row["registers"]), f"`{row['later']:#06x}`",
+         f"{CLASS[row['evidence']]}: {row['source']}"]
+        for name, row in data("descriptor")["streams"].items()
+    ]  # fmt: skip
+    columns = ["stream", "section", "enable", "base offset", "relocation", "enable from H16 on (FT)", "evidence"]
+    return table(columns, rows)
+
+
+def kernel_word() -> str:
+    rows = []
+    for name, row in data("descriptor")["kernel_word"].items():
+        low, high = row["low"], row["low"] + row["bits"] - 1
+        place = f"{low}" if low == high else f"{low} to {high}"
+        rows.append([f"`{name}`", place, f"H{row['since']}", f"{CLASS[row['evidence']]}: {row['source']}"])
+    return table(["field", "bits", "from", "evidence"], rows)
+
+
+def format_codes() -> str:
+    rows = [
+        [name, f"{row['value']}", f"H{row['since']}", f"{CLASS[row['evidence']]}: {row['source']}"]
+        for name, row in data("descriptor")["format_codes"].items()
+    ]
+    return table(["reaches the multiplier as", "code", "from", "evidence"], rows)
+
+
+def types() -> str:
+    rows = [
+        [f"{row['number']}", name, f"{CLASS[row['evidence']]}: {row['source']}"]
+        for name, row in data("descriptor")["types"].items()
+    ]
+    return table(["number", "type", "evidence"], rows)
+
+
+def zero_skip() -> str:
+    rows = [
+        ["all others" if name == "rule" else f"`{name}`",
+         ", ".join(f"{kept:g}: {left:g}" for kept, left in row["points"]),
+         f"{CLASS[row['evidence']]}: {row['source']}"]
+        for name, row in data("descriptor")["zero_skip"].items()
+    ]  # fmt: skip
+    return table(["chip", "kept: multiplications left", "evidence"], rows)
+
+
 PAGES = {
     "spec/ane-chips.md": {"products": products, "cells": cells, "forms": forms, "disputes": disputes},
     "spec/ane-times.md": {"times": times},
+    "spec/ane-registers.md": {
+        "streams": streams,
+        "kernel-word": kernel_word,
+        "format-codes": format_codes,
+        "types": types,
+        "zero-skip": zero_skip,
+    },
 }
 
 

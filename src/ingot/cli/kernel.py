@@ -79,6 +79,8 @@ def show(path: str, list_records: bool, json: bool) -> None:
     rows = [(name, *(f"{item[key]}" for key in ("offset", "length", "count", "type", "bits")))
             for name, item in found.sections.items()]  # fmt: skip
     table(("section", "offset", "bytes", "count", "type", "bits"), rows)
+    word = f"kernel word {found.word:#010x}" if found.version > 1 else "no kernel word"
+    print(f"  {word}; streams beside the weights: {', '.join(found.streams) or 'none'}")
     live = [size for size in found.tiles if size]
     print(f"  weights {len(found.tiles)} tiles, {len(live)} of them used, {min(live)} to {max(live)} bytes")
     if list_records:

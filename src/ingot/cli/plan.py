@@ -108,7 +108,7 @@ def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
         line(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
     reasons = Counter(weight.winograd for weight in found.kernels if weight.winograd is not None)
     for reason, count in reasons.items():
-        told = f"not: {reason}" if reason else "may run as Winograd (B20; sources disagree before H17)"
+        told = f"not: {reason}" if reason else f"may run as Winograd ({_tiles()}; B20; sources disagree before H17)"
         line(f"  winograd {count} convolutions {told}")
     _print_forms(found)
     _print_contradictions(found)
@@ -127,6 +127,12 @@ def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
         )
         print()
         table(columns, _rows(found, every), left=6, optional=("evidence", "nearest better", "passes", "by gate"))
+
+
+def _tiles() -> str:
+    from ingot.targets.ane.descriptor import winograd_cell
+
+    return ", ".join(f"F({out} x {out}, 3 x 3)" for out, _ in winograd_cell("tiles").value)
 
 
 def _print_contradictions(found: ChipPlan) -> None:

@@ -122,7 +122,7 @@ def test_kernel_and_inspect(model: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["kernel", model, name, str(out), "--chip", "m4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["form"] == "fp16"
     assert run(["inspect", str(out)]) == 0
-    assert "kernel unit version 1 for target H16g" in capsys.readouterr().out
+    assert "kernel unit version 2 for target H16g" in capsys.readouterr().out
     assert run(["inspect", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["shape"] == [64, 96]

@@ -41,9 +41,9 @@ def becomes(form: Form, conditions: Conditions = ORDINARY) -> Answer:
     return lambda chip: decide(form, chip, conditions).outcome
 
 
-def takes(form: Form) -> Answer:
+def takes(form: Form, conditions: Conditions = ORDINARY) -> Answer:
     def answer(chip: Chip) -> Any:
-        time = predict(form, decide(form, chip), chip)
+        time = predict(form, decide(form, chip), chip, conditions)
         return None if time is None else time.alone
 
     return answer
@@ -94,6 +94,8 @@ ACTS: dict[str, tuple[str, Any, Answer]] = {
     "palette_rate": ("m1", 1.0, takes(palette(4))),
     "bandwidth_sparse": ("m1", 10.0, takes(SPARSE)),
     "bandwidth_sparse_palette": ("m4", 10.0, takes(sparse(palette(4)))),
+    "mac_rate": ("m4", 1.0, takes(DENSE)),
+    "detect_zeros": ("m1", False, takes(SPARSE, Conditions(positions=4096))),
     "floor": ("m1", 5.0, takes(DENSE)),
 }
 

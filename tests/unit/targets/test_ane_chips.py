@@ -28,7 +28,7 @@ def test_every_cell_has_evidence_and_source(name: str) -> None:
 @pytest.mark.parametrize("name", chip_names())
 def test_a_file_of_a_generation_says_nothing_twice_for_nothing(name: str) -> None:
     """A chip's cells are those of the common file, so that a misspelt key in a data file is found."""
-    optional = {"bandwidth_sparse", "bandwidth_sparse_palette", "palette_rate", "isa_version"}
+    optional = {"bandwidth_sparse", "bandwidth_sparse_palette", "palette_rate", "mac_rate", "isa_version"}
     assert set(load_chip(name).cells) - optional == set(data("common")["cells"])
 
 

@@ -212,17 +212,33 @@ def patched(offset: int, layout: str, *values: int) -> bytes:
     return bytes(unit)
 
 
+def test_units_of_version_1_have_no_kernel_word_and_are_read() -> None:
+    old = read_unit(patched_twice((8, 1), (48, 0)))
+    assert (old.header.version, old.header.word) == (1, 0)
+    np.testing.assert_array_equal(old.dense(), read_unit(UNITS["palette4/1/1"]).dense())
+
+
+def patched_twice(*words: tuple[int, int]) -> bytes:
+    unit = bytearray(UNITS["palette4/1/1"])
+    for offset, word in words:
+        struct.pack_into("<I", unit, offset, word)
+    seal(unit)
+    return bytes(unit)
+
+
 @pytest.mark.parametrize(
     ("data", "rule"),
     [
         (b"", "anek.magic"),
         (b"ANEKUNIT", "anek.magic"),
         (b"NOTAUNIT" + bytes(300), "anek.magic"),
-        (patched(8, "<I", 2), "anek.version"),
+        (patched(8, "<I", 3), "anek.version"),
+        (patched(8, "<I", 1), "anek.header"),  # version 1 has no kernel word
+        (patched(48, "<I", 0x86), "anek.header"),  # a palette's word over int8
         (patched(12, "<I", 512), "anek.header"),
         (patched(16, "<I", 3), "anek.kind"),
         (patched(16, "<I", 0), "anek.kind"),
-        (patched(16, "<I", 27), "anek.records"),
+        (patched(16, "<I", 27), "anek.header"),  # a palette of 8 bits, and a kernel word that knows none
         (patched(20, "<I", 2), "anek.header"),
         (patched(24, "<I", 0), "anek.header"),
         (patched(24, "<I", 2**32 - 1), "anek.header"),

@@ -22,6 +22,7 @@ from ingot.ops.open import open as open_checkpoint
 from ingot.targets.ane.activation import ActivationLut, fit_lut
 from ingot.targets.ane.bits import unpack_lsb
 from ingot.targets.ane.chips import Chip, load_chip
+from ingot.targets.ane.descriptor import slots, streams
 from ingot.targets.ane.form import INTEGER, PALETTE, SPARSE
 from ingot.targets.ane.gates import Decision, decide
 from ingot.targets.ane.kernel_format import kernel_format
@@ -192,7 +193,11 @@ def _sparse(tensor: Tensor) -> KernelWeight | None:
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """What ``ingot inspect`` tells of a kernel unit: sizes in bytes; ``tiles`` are padded sizes of the weight tiles."""
+    """What ``ingot inspect`` tells of a kernel unit: sizes in bytes; ``tiles`` are padded sizes of the weight tiles.
+
+    ``word`` is the KernelCfg register; ``streams`` are the coefficient streams that its sections need, with their
+    registers (table 25.4); ``slots`` what the ten words of -1 in a record are for, as B25 names them.
+    """
 
     path: str
     nbytes: int
@@ -206,6 +211,9 @@ class UnitReport:
     groups: int
     copies: int
     tiles: tuple[int, ...]
+    word: int
+    streams: Mapping[str, Mapping[str, int]]
+    slots: Sequence[str]
     sections: Mapping[str, Mapping[str, int]]
     records: Sequence[Sequence[int]]
 
@@ -244,7 +252,7 @@ def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
     return UnitReport(
         path=fspath(path),
         nbytes=Path(fspath(path)).stat().st_size,
-        version=1,
+        version=header.version,
         target=header.target,
         kernel_format=header.kernel_format,
         form=kernel_format(header.kernel_format).name,
@@ -254,6 +262,13 @@ def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
         groups=len(unit.records),
         copies=header.copies,
         tiles=tuple(sizes.get(tile, 0) for tile in range(header.tiles)),
+        word=header.word,
+        streams={
+            stream.name: {"enable": stream.enable, "base": stream.base, "relocation": stream.relocation}
+            for section, stream in streams().items()
+            if ends[section].length
+        },
+        slots=slots(),
         sections={
             name: {
                 "offset": item.offset,

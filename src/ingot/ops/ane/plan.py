@@ -18,8 +18,10 @@ from ingot.ops.open import open as open_checkpoint
 from ingot.targets.ane.candidates import Better, nearest_better, outcomes
 from ingot.targets.ane.chips import EVIDENCE, Chip, Contradiction, contradictions, load_chip
 from ingot.targets.ane.cost import Budget, Time, budget, moved_bytes, predict, tables_fit
-from ingot.targets.ane.form import FOREIGN, Form, form_of
+from ingot.targets.ane.descriptor import KernelKind, kernel_word, streams
+from ingot.targets.ane.form import BLOCKWISE, FOREIGN, INTEGER, PALETTE, SPARSE, Form, form_of
 from ingot.targets.ane.gates import Conditions, Decision, decide
+from ingot.targets.ane.pack import channels_per_group
 from ingot.targets.ane.winograd import winograd
 
 KERNEL, GATHER, VECTOR, OTHER = "kernel", "gather", "vector", "other"
@@ -32,8 +34,9 @@ class WeightPlan:
     ``use``: ``kernel`` (a matrix or convolution), ``gather`` (an embedding, looked up and not multiplied), ``vector``
     (norms and biases: they travel beside kernels), ``other`` (no weight). Only kernels have the fields that follow
     ``form``. ``moved`` are bytes per dispatch, ``tables`` those of codebooks, ``tables_fit`` whether they are within
-    the chip's budget (None: it is not published); ``time`` has milliseconds; ``winograd`` says of convolutions why
-    not, or is empty.
+    the chip's budget (None: it is not published); ``time`` has milliseconds; ``word`` is the KernelCfg register of the
+    form in which the weight moves, ``streams`` the coefficient streams beside it; ``winograd`` says of convolutions
+    why not, or is empty.
     """
 
     name: str
@@ -49,6 +52,8 @@ class WeightPlan:
     room: Budget | None = None
     tables: int = 0
     tables_fit: bool | None = None
+    word: int | None = None
+    streams: tuple[str, ...] = ()
     better: Better | None = None
     winograd: str | None = None
 
@@ -203,13 +208,40 @@ def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, known: dict[
         decision=decision,
         moved=moved,
         dense=form.dense_bytes,
-        time=predict(form, decision, chip),
+        time=predict(form, decision, chip, conditions),
         room=budget(form, decision, chip),
         tables=form.table_bytes,
         tables_fit=tables_fit(form, chip) if chip.known("palette_lut_budget") is not None else None,
+        word=_word(form, decision, chip),
+        streams=tuple(streams()[section].name for section in _sections(form, decision)),
         better=None if decision.streams else nearest_better(form, moved, tensor.shape[0], known),
         winograd=_winograd(form, tensor.shape, chip, conditions),
     )
+
+
+def _kind(form: Form, decision: Decision) -> KernelKind:
+    """Return what the register tells of a weight: what folds is fp16."""
+    inner = form if form.inner is None else form.inner
+    if not decision.streams:
+        return KernelKind()
+    sparse, zero_point = form.kind == SPARSE, inner.zero_point
+    if inner.kind == PALETTE:
+        return KernelKind(inner.entry, decision.stored_bits or inner.bits, sparse, zero_point, inner.vector)
+    integers = inner.kind in (INTEGER, BLOCKWISE)
+    return KernelKind("int8" if integers else inner.entry, None, sparse, zero_point)
+
+
+def _word(form: Form, decision: Decision, chip: Chip) -> int | None:
+    if decision.outcome == "refused":
+        return None
+    return kernel_word(_kind(form, decision), chip.target, chip.value("detect_zeros"))
+
+
+def _sections(form: Form, decision: Decision) -> list[str]:
+    inner = form if form.inner is None else form.inner
+    if not decision.streams:
+        return []
+    return [name for name, there in (("scale", form.scales > 0), ("pal", inner.kind == PALETTE)) if there]
 
 
 def form_of_tensor(tensor: Tensor) -> Form:
@@ -232,4 +264,5 @@ def use_of(tensor: Tensor, form: Form) -> str:
 def _winograd(form: Form, shape: tuple[int, ...], chip: Chip, conditions: Conditions) -> str | None:
     if len(shape) != 4 or shape[2:] == (1, 1):
         return None
-    return winograd(form, (shape[2], shape[3]), chip, conditions).reason
+    ocg = channels_per_group(prod(shape[1:]), chip)
+    return winograd(form, (shape[2], shape[3]), chip, conditions, ocg=ocg).reason

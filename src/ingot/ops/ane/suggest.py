@@ -200,8 +200,9 @@ def _nonzero_share(tensor: Tensor) -> float:
 
 
 def _cost(form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
-    decision = decide(form, chip, assumptions.conditions(name))
-    time = predict(form, decision, chip)
+    conditions = assumptions.conditions(name)
+    decision = decide(form, chip, conditions)
+    time = predict(form, decision, chip, conditions)
     if time is not None:
         return time.share
     return (moved_bytes(form, decision) or form.dense_bytes) / 1e6

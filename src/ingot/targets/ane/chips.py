@@ -112,11 +112,10 @@ class Chip:
         return replace(self, cells={**self.cells, key: cell})
 
 
-_OPTIONAL = ("bandwidth_sparse", "bandwidth_sparse_palette", "palette_rate")
-"""Cells that only chips have on which a form streams at a rate of its own."""
+_OPTIONAL = ("bandwidth_sparse", "bandwidth_sparse_palette", "palette_rate", "mac_rate")
+"""Cells that only chips have on which a form streams at a rate of its own, or whose multiplications were measured."""
 IDLE: Mapping[str, str] = {
     "isa_version": "it names a descriptor; what the descriptor has are cells of their own",
-    "detect_zeros": "weights bind every time that is predicted, so that multiplications that are skipped save none",
     "double_int8": "it needs 8-bit activations, of which a checkpoint says nothing",
     "num_nes": "the engine's cores are packed as weight_tiles",
     "tile_alignment": "64 bytes are a part of the kernel unit's version",
@@ -151,7 +150,7 @@ def _require_kind(key: str, value: Any) -> None:
         fits, expected = value in (0, 1), "0 or 1"
     elif key == "floor":
         fits, expected = number and 0 <= value < 1e9, "milliseconds of at least 0"
-    elif key.startswith("bandwidth") or key == "palette_rate":
+    elif key.startswith("bandwidth") or key in ("palette_rate", "mac_rate"):
         fits, expected = number and 0 < value < 1e9, "a rate above 0"
     elif isinstance(value, bool) or key in _SWITCHES:
         fits, expected = isinstance(value, bool) and key in _SWITCHES, "true or false, of a switch"
@@ -166,6 +165,7 @@ _SWITCHES = (
     "sparse_binary",
     "multi_palette",
     "vector_palette",
+    "detect_zeros",
     "winograd",
     "copies_per_core",
 )

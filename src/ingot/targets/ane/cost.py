@@ -1,7 +1,7 @@
 """Bytes that move, time, and room on chip: what a weight costs once it is known whether it streams.
 
-Time of a layer that its weights bind: ``floor + moved bytes / bandwidth`` (``spec/ane.md`` has what people
-measured beside). The floor is paid once per dispatch, so that weights of one program share it.
+Time of a layer: ``floor + max(moved bytes / bandwidth, multiplications / mac_rate)`` (``spec/ane-times.md`` has what
+people measured beside). The floor is paid once per dispatch, so that weights of one program share it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.targets.ane.chips import Cell, Chip, weakest
+from ingot.targets.ane.descriptor import multiplications_left
 from ingot.targets.ane.form import PALETTE, SPARSE, Form
-from ingot.targets.ane.gates import Decision
+from ingot.targets.ane.gates import ORDINARY, Conditions, Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Milliseconds: ``share`` for the bytes alone, ``floor`` per dispatch; with the evidence of the figures."""
+    """Milliseconds: ``share`` without the dispatch, ``floor`` per dispatch; with the evidence of the figures.
+
+    ``bound``: what the share is the time of: ``bytes``, ``decoder`` (of palettes) or ``multiplications``.
+    """
 
     share: float
     floor: float
     evidence: str
     source: str
+    bound: str = "bytes"
 
     @property
     def alone(self) -> float:
@@ -65,17 +70,35 @@ def rate(form: Form, decision: Decision, chip: Chip) -> Cell | None:
     return next((cell for cell in found if cell is not None), None)
 
 
-def predict(form: Form, decision: Decision, chip: Chip) -> Time | None:
-    """Return the predicted time of a weight-bound layer; None where refused or no bandwidth is known."""
+def predict(form: Form, decision: Decision, chip: Chip, conditions: Conditions = ORDINARY) -> Time | None:
+    """Return the predicted time of a layer; None where refused or no bandwidth is known."""
     bandwidth, floor = rate(form, decision, chip), chip.known("floor")
     if bandwidth is None or decision.outcome == "refused":
         return None
     cells = [bandwidth] if floor is None else [bandwidth, floor]
-    share = moved_bytes(form, decision) / (float(bandwidth.value) * 1e6)
+    share, bound = moved_bytes(form, decision) / (float(bandwidth.value) * 1e6), "bytes"
     decoder = chip.known("palette_rate") if form.kind == PALETTE and decision.streams else None
     if decoder is not None and form.elements / (float(decoder.value) * 1e6) > share:
         share, cells = form.elements / (float(decoder.value) * 1e6), [decoder, *cells[1:]]
-    return Time(share, 0.0 if floor is None else float(floor.value), weakest(cells).evidence, cells[0].source)
+        bound = "decoder"
+    done = multiplications(form, chip, conditions)
+    if done is not None and done[0] > share:
+        share, bound, cells = done[0], "multiplications", [*done[1], *cells[1:]]
+    return Time(share, 0.0 if floor is None else float(floor.value), weakest(cells).evidence, cells[0].source, bound)
+
+
+def multiplications(form: Form, chip: Chip, conditions: Conditions) -> tuple[float, list[Cell]] | None:
+    """Return milliseconds of a layer's multiplications, and what they rest on; None where no rate is known.
+
+    ``weights * positions * share that is left / mac_rate``: the compiler's count of cycles is proportional to channels,
+    kernel and positions (B18). Zeros of a sparse form are skipped where the chip does.
+    """
+    speed = chip.known("mac_rate")
+    if speed is None:
+        return None
+    left, skipped = multiplications_left(form.density, chip)
+    macs = form.elements * conditions.positions * left
+    return macs / (float(speed.value) * 1e6), [speed, skipped] if form.kind == SPARSE else [speed]
 
 
 def budget(form: Form, decision: Decision, chip: Chip) -> Budget:

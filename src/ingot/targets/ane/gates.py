@@ -23,13 +23,15 @@ class Conditions:
     """What the master gate asks of the weight's use; a checkpoint does not say it, so ordinary layers are taken.
 
     ``stride`` and ``dilation`` are the largest over all axes. ``tile_overlap``: tiles of the input overlap.
-    ``mutable``: the weight is trained in place.
+    ``mutable``: the weight is trained in place. ``positions``: how many columns are multiplied with the weight in one
+    dispatch: batch times height times width of a convolution's output, tokens of a matrix.
     """
 
     stride: int = 1
     dilation: int = 1
     tile_overlap: bool = False
     mutable: bool = False
+    positions: int = 1
 
 
 ORDINARY = Conditions()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.errors import UnsupportedError, UsageError
+from ingot.targets.ane.descriptor import type_numbers
 
 INT8, UINT8, INT16, FP16, E4M3, FP32 = 1, 2, 3, 4, 5, 6
 PALETTES = range(7, 28)
@@ -164,17 +165,22 @@ def typeno(code: int) -> int:
     Raises
     ------
     UnsupportedError
-        ``ane.unknown-cell``: 15 of the 24 numbers, and those of palettes but for the tag 8 of their tables, are not
+        ``ane.unknown-cell``: 12 of the 24 numbers, and those of palettes but for the tag 8 of their tables, are not
         published.
     """
-    if code in _TYPENO:
-        return _TYPENO[code]
+    if code in _TYPE_NAMES:
+        return type_numbers()[_TYPE_NAMES[code]]
     raise _unknown("type number", kernel_format(code).code)
 
 
-_TYPENO = {INT8: 2, UINT8: 3, INT16: 4, FP16: 5, FP32: 6, E4M3: 16, INT4: 23}
-TYPENO_HALF, TYPENO_LUT, TYPENO_UINT4 = 5, 8, 9
-"""Numbers of half precision, of a lookup table and of unsigned 4-bit integers (B25)."""
+_TYPE_NAMES = {
+    INT8: "int8", UINT8: "uint8", INT16: "int16", FP16: "half", FP32: "float", E4M3: "e4m3", INT4: "int4",
+}  # fmt: skip
+
+
+def index_typeno(bits: int) -> int:
+    """Return the type number of a palette's indices: unsigned integers of 4, 6 and 8 bits; 0 where none is known."""
+    return type_numbers().get(f"uint{bits}", 0)
 
 
 def _unknown(what: str, code: int) -> UnsupportedError:

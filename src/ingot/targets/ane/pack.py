@@ -14,6 +14,7 @@ from ingot.targets.ane import kernel_format as formats
 from ingot.targets.ane.activation import ActivationLut
 from ingot.targets.ane.bits import pack_lsb
 from ingot.targets.ane.chips import Chip
+from ingot.targets.ane.descriptor import KernelKind, kernel_word
 from ingot.targets.ane.unit import (
     HEADER,
     RECORD,
@@ -70,6 +71,15 @@ class KernelWeight:
         return 1 if self.codebooks is None else int(self.codebooks.shape[2])
 
     @property
+    def kind(self) -> KernelKind:
+        """What the kernel word tells of it."""
+        if self.codebooks is None:
+            return KernelKind("half" if self.bits == 16 else "int8", sparse=self.mask is not None)
+        return KernelKind(
+            _ENTRY_TYPES[self.codebooks.dtype.name], self.bits, sparse=self.mask is not None, vector=self.vector
+        )
+
+    @property
     def kernel_format(self) -> int:
         """Code of the enum; what is sparse has that of its values."""
         if self.codebooks is None:
@@ -85,6 +95,8 @@ def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
     UsageError
         ``ane.layout``: arrays that do not fit the shape, a codebook or vector that cuts a group of channels, a weight
         past 4 GiB; ``ane.budget``: tables past the chip's budget, where that is known.
+    UnsupportedError
+        ``ane.refused``: a format that the chip's register has no code for.
     """
     _check(weight)
     header = _geometry(weight, chip)
@@ -150,10 +162,15 @@ def _check_budget(lut: int, pal: int, chip: Chip) -> None:
         )
 
 
+def channels_per_group(per_channel: int, chip: Chip) -> int:
+    """Return the output channels of a group: the largest power of two of which fp16 weights fit 64 KiB, capped (M6)."""
+    room = max(1, _KERNEL_BYTES // (2 * max(1, per_channel)))
+    return min(int(chip.value("ocg_channels")), 1 << (room.bit_length() - 1))
+
+
 def _geometry(weight: KernelWeight, chip: Chip) -> Header:
     """Return the header without sections: output channels per group as M6 measured them, at least one vector."""
-    room = max(1, _KERNEL_BYTES // (2 * prod(weight.shape[1:])))
-    ocg = max(weight.vector, min(int(chip.value("ocg_channels")), 1 << (room.bit_length() - 1)))
+    ocg = max(weight.vector, channels_per_group(prod(weight.shape[1:]), chip))
     tiles = int(chip.value("weight_tiles"))
     return Header(
         kernel_format=weight.kernel_format,
@@ -165,6 +182,7 @@ def _geometry(weight: KernelWeight, chip: Chip) -> Header:
         copies=tiles if chip.value("copies_per_core") else 1,
         shape=weight.shape,
         target=chip.target,
+        word=kernel_word(weight.kind, chip.target, chip.value("detect_zeros")),
         sections={},
     )
 
@@ -211,15 +229,14 @@ def _described(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, 
     """Return count, type number and bits per section, as the descriptor's field list names them (B25)."""
     channels, code = weight.shape[0], weight.kernel_format
     palette = weight.codebooks is not None
-    # The numbers of palettes' indices are not published but for 4 bits, and 0 says so.
-    typeno = (formats.TYPENO_UINT4 if weight.bits == 4 else 0) if palette else formats.typeno(code)
+    typeno, half = formats.index_typeno(weight.bits) if palette else formats.typeno(code), formats.typeno(formats.FP16)
     return {
-        "lut": (1, formats.TYPENO_HALF, 16),
+        "lut": (1, half, 16),
         "pal": (0 if weight.codebooks is None else len(weight.codebooks), formats.palette_format(code), weight.bits)
         if palette
         else (0, 0, 0),
         "ocgs": (records, 0, 8 * RECORD),
-        "scale": (channels, formats.TYPENO_HALF, 16),
-        "bias": (channels, formats.TYPENO_HALF, 16),
+        "scale": (channels, half, 16),
+        "bias": (channels, half, 16),
         "weights": (channels, typeno, weight.bits),
     }

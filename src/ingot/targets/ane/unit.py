@@ -14,7 +14,7 @@ from ingot.core import checksums
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.errors import FormatError, IntegrityError
 
-MAGIC, VERSION = b"ANEKUNIT", 1
+MAGIC, VERSION = b"ANEKUNIT", 2
 HEADER, TILE = 256, 64
 SECTIONS = ("lut", "pal", "ocgs", "scale", "bias", "weights")
 RECORD_WORDS, UNRELOCATED = 14, 0xFFFFFFFF
@@ -44,7 +44,7 @@ class Header:
     """What the first 256 bytes say.
 
     ``tiles`` weight tiles; ``ocg`` output channels per group; ``copies`` of tables, scales and biases; ``target`` is
-    the compiler's name of the chip.
+    the compiler's name of the chip; ``word`` the KernelCfg register, 0 in version 1.
     """
 
     kernel_format: int
@@ -57,6 +57,8 @@ class Header:
     shape: tuple[int, ...]
     target: str
     sections: dict[str, Section]
+    word: int = 0
+    version: int = VERSION
 
     @property
     def channels(self) -> int:
@@ -77,8 +79,8 @@ class Header:
         """Return the header with a digest of zero."""
         data = bytearray(HEADER)
         _FIXED.pack_into(
-            data, 0, MAGIC, VERSION, HEADER, self.kernel_format, self.flags, self.tiles, self.ocg, self.vector,
-            self.codebooks, self.copies, len(self.shape), 0,
+            data, 0, MAGIC, self.version, HEADER, self.kernel_format, self.flags, self.tiles, self.ocg, self.vector,
+            self.codebooks, self.copies, len(self.shape), self.word,
         )  # fmt: skip
         _LONG.pack_into(data, _FIXED.size, self.per_channel, 0)
         struct.pack_into(f"<{len(self.shape)}I", data, _FIXED.size + _LONG.size, *self.shape)
@@ -140,11 +142,17 @@ def read_header(data: memoryview, where: str) -> Header:
     """
     if len(data) < HEADER or not is_unit(bytes(data[:8])):
         raise FormatError("anek.magic", f"expected a kernel unit of at least {HEADER} bytes", where=where)
-    _, version, size, code, flags, tiles, ocg, vector, books, copies, rank, zero = _FIXED.unpack_from(data)
-    if version != VERSION:
-        raise FormatError("anek.version", f"expected version {VERSION}, found {version}", where=where)
+    _, version, size, code, flags, tiles, ocg, vector, books, copies, rank, word = _FIXED.unpack_from(data)
+    if version not in (1, VERSION):
+        raise FormatError("anek.version", f"expected version 1 or {VERSION}, found {version}", where=where)
     per_channel, reserved = _LONG.unpack_from(data, _FIXED.size)
-    if size != HEADER or not 1 <= rank <= min(_DIMS, MAX_RANK) or zero or reserved or flags & ~SPARSE:
+    if (
+        size != HEADER
+        or not 1 <= rank <= min(_DIMS, MAX_RANK)
+        or (version == 1 and word)
+        or reserved
+        or flags & ~SPARSE
+    ):
         raise FormatError("anek.header", f"expected rank 1 to {_DIMS} and reserved words of 0", where=where)
     dims_at = _FIXED.size + _LONG.size
     dims = struct.unpack_from(f"<{_DIMS}I", data, dims_at)
@@ -160,7 +168,7 @@ def read_header(data: memoryview, where: str) -> Header:
     target = bytes(data[_TARGET_AT:_DIGEST_AT]).rstrip(b"\0")
     if not (target.isascii() and target.decode("ascii").isalnum()):
         raise FormatError("anek.header", f"expected a target's name, found {target!r}", where=where)
-    header = Header(code, flags, tiles, ocg, vector, books, copies, shape, target.decode(), sections)
+    header = Header(code, flags, tiles, ocg, vector, books, copies, shape, target.decode(), sections, word, version)
     _check_bounds(header, len(data), where)
     if struct.unpack_from("<I", data, _DIGEST_AT)[0] != digest(data):
         raise IntegrityError("anek.digest", "expected the stored CRC-32C, found another: damaged", where=where)

@@ -11,6 +11,7 @@ from ingot.errors import FormatError, IngotError
 from ingot.targets.ane import kernel_format as formats
 from ingot.targets.ane.activation import ENTRIES, read_lut
 from ingot.targets.ane.bits import pack_lsb, unpack_lsb
+from ingot.targets.ane.descriptor import DETECT_ZEROS, KernelKind, kernel_word
 from ingot.targets.ane.pack import KernelWeight
 from ingot.targets.ane.unit import RECORD_WORDS, SPARSE, UNRELOCATED, Header, aligned, groups, read_header
 
@@ -86,9 +87,20 @@ class _Reader:
             raise self._refuse("anek.kind", "vectors of 1, 2 or 4, and codebooks in palettes alone")
         if header.channels % header.codebooks or header.channels // header.codebooks % header.vector:
             raise self._refuse("anek.kind", "channels that the codebooks share evenly")
+        if header.version > 1 and not self._told(header.word, bits, entry, palette):
+            raise self._refuse("anek.header", "a kernel word that fits the format", f"{header.word:#x}")
         if header.ocg % header.vector or (header.flags & SPARSE and header.vector > 1):
             raise self._refuse("anek.kind", "groups of whole vectors, and single entries under a mask")
         return bits, entry, palette
+
+    def _told(self, word: int, bits: int, entry: str, palette: bool) -> bool:
+        """Whether the kernel word is that of the format, detection of zeros apart."""
+        header = self._header
+        kind = KernelKind(entry, bits if palette else None, bool(header.flags & SPARSE), vector=header.vector)
+        try:
+            return word & ~DETECT_ZEROS == kernel_word(kind, header.target, detect_zeros=False)
+        except IngotError:
+            return False
 
     def section(self, name: str) -> Array:
         """Return the bytes of a section's first copy, after all copies and their padding were checked."""

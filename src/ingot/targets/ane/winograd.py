@@ -10,19 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.targets.ane.chips import Chip
+from ingot.targets.ane.descriptor import winograd_cell
 from ingot.targets.ane.form import PALETTE, SPARSE, Form
 from ingot.targets.ane.gates import ORDINARY, Conditions
-
-_FLOOR_FLOAT, _FLOOR_INTEGER = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
-    """Whether Winograd is possible, and the first condition that fails (empty where none does)."""
+    """Whether Winograd is possible, and the first condition that fails (empty where none does).
+
+    ``work`` is what has to reach ``floor``. ``tiles`` are the output and input tiles that the array has; a tile saves
+    ``(3 * output / input) ** 2`` of the multiplications.
+    """
 
     eligible: bool
     reason: str
     evidence: str
+    work: int
+    floor: int
+    tiles: tuple[tuple[int, int], ...]
 
 
 def winograd(
@@ -40,12 +46,13 @@ def winograd(
     conditions : Conditions
     ocg : int
         Output channels per group; the work is ``ocg * height * width * 2`` and has to reach 16, or 8 where the kernel
-        is no float (the floor 32 of packed modes is not told from a weight).
+        is no float (``data/descriptor.toml``; the floor 32 of packed modes is not told from a weight).
     """
     enabled = chip.cell("winograd")
     integer = form.kind in ("int", "blockwise")
     height, width = kernel
-    floor = _FLOOR_INTEGER if integer else _FLOOR_FLOAT
+    floor, work = int(winograd_cell("floor_integer" if integer else "floor_float").value), ocg * height * width * 2
+    tiles = tuple((int(output), int(size)) for output, size in winograd_cell("tiles").value)
     for holds, reason in (
         (bool(chip.value("winograd")), "the chip has no Winograd"),
         (form.kind != SPARSE, "a sparse weight keeps its own datapath"),
@@ -53,11 +60,11 @@ def winograd(
         (3 in kernel and max(kernel) < 6, f"a {height} x {width} kernel: one axis has to be 3, the other below 6"),
         (conditions.stride == 1, "unit stride only"),
         (conditions.dilation == 1, "no dilation"),
-        (ocg * height * width * 2 >= floor, "too little work per group of output channels"),
+        (work >= floor, f"too little work per group of output channels: {work}, below {floor}"),
     ):
         if not holds:
-            return Eligibility(False, reason, enabled.evidence)
-    return Eligibility(True, "", enabled.evidence)
+            return Eligibility(False, reason, enabled.evidence, work, floor, tiles)
+    return Eligibility(True, "", enabled.evidence, work, floor, tiles)
 
 
 def _underlying(form: Form) -> str:

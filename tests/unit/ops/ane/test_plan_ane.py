@@ -109,7 +109,7 @@ def test_uses_bytes_and_totals(model: Path) -> None:
     }  # fmt: skip
     assert found.totals["moved"] == sum(weight.moved for weight in found.kernels)
     assert found.time is not None
-    assert found.time.share == pytest.approx(found.totals["moved"] / 51e6)
+    assert found.time.share == pytest.approx(found.totals["moved"] / 48e6)
     assert found.time.alone == found.time.share + 0.2
 
 
