@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -21,6 +21,7 @@ from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
+from ingot.model.lazy import Lazy
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
@@ -99,26 +100,16 @@ class Source:
             source.close()
 
 
-class _WithDecoders(Mapping[str, Tensor]):
-    """The catalog's tensors, each given its codec's decoder when it is first asked for."""
+def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the same tensors, each given its codec's decoder when it is first asked for."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
+    def make(name: str) -> Tensor:
+        tensor = tensors[name]
         if tensor.decoder is None and tensor.codec in CODECS:
             tensor.decoder = CODECS[tensor.codec]
         return tensor
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
+    return Lazy(tensors, make)
 
 
 def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Checkpoint:
@@ -180,9 +171,9 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     """Make the user's view of an opened source; ``reopen`` as ``Checkpoint.reopen``."""
     attachments = source.catalog.attachments
     if attachments.draft is not None:
-        attachments = replace(attachments, draft=_WithDecoders(attachments.draft))
+        attachments = replace(attachments, draft=with_decoders(attachments.draft))
     checkpoint = Checkpoint(
-        _WithDecoders(source.catalog.tensors),
+        with_decoders(source.catalog.tensors),
         format=source.format.name,
         location=str(source.path),
         metadata=source.catalog.metadata,

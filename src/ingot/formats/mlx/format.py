@@ -9,7 +9,7 @@ from typing import Any
 from ingot.core.config import CONFIG
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.mlx import layers as mlx_layers
-from ingot.formats.mlx.layers import KEYS, MlxTensors
+from ingot.formats.mlx.layers import KEYS
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import INDEX_SUFFIX, encode_index, read_sharded, split
 from ingot.formats.safetensors.pieces import QUANTIZED
@@ -50,7 +50,7 @@ class MlxFormat(SafetensorsFormat):
         quantization = mlx_layers.quantization_of(mlx_layers.read_config(store, store.names()))
         catalog = read_sharded(store, name) if name.lower().endswith(INDEX_SUFFIX) else read_single(store, name)
         try:
-            return replace(catalog, tensors=MlxTensors(catalog.tensors, quantization))
+            return replace(catalog, tensors=mlx_layers.tensors_of(catalog.tensors, quantization))
         except BaseException:
             for source in catalog.sources:
                 source.close()

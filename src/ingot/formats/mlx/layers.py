@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
+from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -110,50 +111,34 @@ def _way(found: Mapping[str, Any], where: str) -> Way:
     return Way(bits, group)
 
 
-class MlxTensors(Mapping[str, Tensor]):
-    """The tensors of the files, three entries taken together where a layer is packed; each built once."""
+def tensors_of(entries: Mapping[str, Tensor], quantization: Quantization | None) -> Lazy[Tensor]:
+    """Return the tensors of the files, three entries taken together where a layer is packed."""
+    layers: dict[str, Way] = {}
+    taken: set[str] = set()
+    for name in entries:
+        stem = name.removesuffix(WEIGHT)
+        if quantization is None or not name.endswith(WEIGHT) or entries[name].dtype != "u32":
+            continue
+        way = quantization.of(stem)
+        if way is not None:
+            _check(entries, name, stem, way)
+            layers[name] = way
+            taken |= {stem + SCALES, stem + BIASES}
 
-    def __init__(self, entries: Mapping[str, Tensor], quantization: Quantization | None) -> None:
-        self._entries = entries
-        self._layers: dict[str, Way] = {}
-        taken: set[str] = set()
-        for name in entries:
-            stem = name.removesuffix(WEIGHT)
-            if quantization is None or not name.endswith(WEIGHT) or entries[name].dtype != "u32":
-                continue
-            way = quantization.of(stem)
-            if way is not None:
-                _check(entries, name, stem, way)
-                self._layers[name] = way
-                taken |= {stem + SCALES, stem + BIASES}
-        self._names = dict.fromkeys(name for name in entries if name not in taken)
-        self._built: dict[str, Tensor] = {}
+    def make(name: str) -> Tensor:
+        return _packed_layer(entries, name, layers[name]) if name in layers else entries[name]
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._layers:
-            return self._entries[name]
-        found = self._built.get(name)
-        return found if found is not None else self._built.setdefault(name, self._build(name))
+    return Lazy(dict.fromkeys(name for name in entries if name not in taken), make)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def _build(self, name: str) -> Tensor:
-        stem, way = name.removesuffix(WEIGHT), self._layers[name]
-        words, scales, biases = (self._entries[stem + suffix] for suffix in (WEIGHT, SCALES, BIASES))
-        codes = words.parts["data"]
-        packed = Part("u8", codes.length, codes.source, codes.offset, where=codes.where)
-        parts = {"packed_weight": packed, "scales": scales.parts["data"], "zeros": biases.parts["data"]}
-        shape = (*words.shape[:-1], words.shape[-1] * 32 // way.bits)
-        return Tensor(name, shape, scales.dtype, QUANTIZED, parts, params_of(way, scales.dtype))
+def _packed_layer(entries: Mapping[str, Tensor], name: str, way: Way) -> Tensor:
+    stem = name.removesuffix(WEIGHT)
+    words, scales, biases = (entries[stem + suffix] for suffix in (WEIGHT, SCALES, BIASES))
+    codes = words.parts["data"]
+    packed = Part("u8", codes.length, codes.source, codes.offset, where=codes.where)
+    parts = {"packed_weight": packed, "scales": scales.parts["data"], "zeros": biases.parts["data"]}
+    shape = (*words.shape[:-1], words.shape[-1] * 32 // way.bits)
+    return Tensor(name, shape, scales.dtype, QUANTIZED, parts, params_of(way, scales.dtype))
 
 
 def params_of(way: Way, dtype: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.pieces import pieces, tensor_bytes
-from ingot.formats.safetensors.reader import File, LazyTensors, open_file
+from ingot.formats.safetensors.reader import File, open_file, tensors_of
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
@@ -55,7 +55,7 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
             file.source.close()
         raise
     return Catalog(
-        LazyTensors(files),
+        tensors_of(files),
         metadata=metadata,
         headers={name: raw, **{file.name: file.raw for file in files}},
         sources=tuple(file.source for file in files),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ingot.core import manifest_digest
@@ -11,6 +11,7 @@ from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
 from ingot.model.bytesource import ByteSource
+from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -26,29 +27,12 @@ class File(NamedTuple):
     raw: bytes
 
 
-class LazyTensors(Mapping[str, Tensor]):
-    """The tensors of one or several files in order; each is built once, on first access."""
+def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
+    """Return the tensors of one or several files, in order."""
+    entries = {name: (file, entry) for file in files for name, entry in file.header.entries.items()}
 
-    def __init__(self, files: list[File]) -> None:
-        self._places = {name: (file, entry) for file in files for name, entry in file.header.entries.items()}
-        self._built: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        found = self._built.get(name)
-        # setdefault: of two threads that build the same tensor, both get the first one's.
-        return found if found is not None else self._built.setdefault(name, self._build(name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def _build(self, name: str) -> Tensor:
-        file, entry = self._places[name]
+    def make(name: str) -> Tensor:
+        file, entry = entries[name]
         row = BY_SAFETENSORS[entry.dtype]
         begin, end = entry.data_offsets
         part = Part(
@@ -60,6 +44,8 @@ class LazyTensors(Mapping[str, Tensor]):
             where=f"{file.name}: {name}: data",
         )
         return Tensor(name, entry.shape, row.name, "dense", {"data": part})
+
+    return Lazy(entries, make)
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:
@@ -99,7 +85,7 @@ def _header_length(source: ByteSource, name: str) -> int:
 def read_single(store: Store, name: str, *, verify: bool = True) -> Catalog:
     """Read one file as a checkpoint; errors as ``open_file``."""
     file = open_file(store, name, verify=verify)
-    return Catalog(LazyTensors([file]), metadata=file.header.metadata, headers={name: file.raw}, sources=(file.source,))
+    return Catalog(tensors_of([file]), metadata=file.header.metadata, headers={name: file.raw}, sources=(file.source,))
 
 
 def _read(source: ByteSource, offset: int, length: int) -> bytes:

@@ -38,7 +38,7 @@ from ingot.formats.squizd.section_reader import (
     read_directory,
     skip_zeros,
 )
-from ingot.formats.squizd.tensors import Located, SquizdTensors
+from ingot.formats.squizd.tensors import Located, tensors_of
 from ingot.formats.squizd.walk import end_of, name_blocks, walk
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import ByteSource
@@ -115,7 +115,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     attachments, tail = _appendices(found, directory, tail)
     _check_end(found, tail)
     return Catalog(
-        tensors=SquizdTensors(source, located, verify=verify),
+        tensors=tensors_of(source, located, verify=verify),
         metadata=directory.metadata if directory is not None else {},
         headers={name or source.name: head + raw},
         sources=(source,),
@@ -191,7 +191,7 @@ def _appendices(found: _Read, directory: Directory | None, tail: int) -> tuple[A
                 f"{meta.length} bytes at {meta.offset}",
             )
         note_gaps(found.source, [], [(tail, meta.offset)], found.notes)
-        draft = SquizdTensors(found.source, _draft(found, directory), verify=found.verify)
+        draft = tensors_of(found.source, _draft(found, directory), verify=found.verify)
         tail = meta.offset + meta.length
     if found.has(Flags.ANE_COREML):
         coreml, tail = _coreml(found, directory, tail)

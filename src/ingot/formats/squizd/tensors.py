@@ -14,6 +14,7 @@ from ingot.formats.squizd.directory import Entry
 from ingot.formats.squizd.layout import SCALE_ENTRY, SUB_BLOCK_BIT, tensor_id
 from ingot.formats.squizd.scales import EntrySource, Run
 from ingot.model.bytesource import ByteSource
+from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
@@ -82,53 +83,37 @@ def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
             yield PartSpec("zeros", entry.scales, length)
 
 
-class SquizdTensors(Mapping[str, Tensor]):
-    """Tensors in file order; each is made once, on first access."""
+def tensors_of(source: ByteSource, found: Mapping[str, Located], *, verify: bool) -> Lazy[Tensor]:
+    """Return the tensors, in file order."""
 
-    def __init__(self, source: ByteSource, found: Mapping[str, Located], *, verify: bool) -> None:
-        self._source, self._found, self._verify = source, found, verify
-        self._made: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        made = self._made.get(name)
-        if made is None:
-            made = self._made[name] = self._make(self._found[name])
-        return made
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
-
-    def _make(self, found: Located) -> Tensor:
-        spec = found.spec
-        parts = {part.role: self._part(found, part) for part in spec.parts}
+    def make(name: str) -> Tensor:
+        spec = found[name].spec
+        parts = {part.role: _part(source, found[name], part, verify=verify) for part in spec.parts}
         return Tensor(spec.name, spec.shape, spec.dtype, spec.codec, parts, dict(spec.params))
 
-    def _part(self, found: Located, part: PartSpec) -> Part:
-        where = f"{self._source.name}: tensor {found.spec.name[:200]!r} part {part.role!r}"
-        source, offset, occupies = self._source, found.mask or 0, None
-        if part.role in ("scales", "zeros"):
-            assert found.run is not None
-            absent = not any(other.role == "zeros" for other in found.spec.parts)
-            source, offset = EntrySource(source, found.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
-            entries = found.form.first + (found.form.second or 0)
-            occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry holds both
-        elif part.role != "mask":
-            pieces = {piece.role: piece.start or 0 for piece in found.form.block.pieces}
-            offset = found.offset + pieces[part.role]
-        return Part(
-            dtype=part.dtype,
-            length=part.length or 0,
-            source=source,
-            offset=offset,
-            type=part.type,
-            digest=(found.digests or {}).get(part.role),
-            where=where,
-            verify=self._verify,
-            occupies=occupies,
-        )
+    return Lazy(found, make)
+
+
+def _part(source: ByteSource, found: Located, part: PartSpec, *, verify: bool) -> Part:
+    where = f"{source.name}: tensor {found.spec.name[:200]!r} part {part.role!r}"
+    offset, occupies = found.mask or 0, None
+    if part.role in ("scales", "zeros"):
+        assert found.run is not None
+        absent = not any(other.role == "zeros" for other in found.spec.parts)
+        source, offset = EntrySource(source, found.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
+        entries = found.form.first + (found.form.second or 0)
+        occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry holds both
+    elif part.role != "mask":
+        pieces = {piece.role: piece.start or 0 for piece in found.form.block.pieces}
+        offset = found.offset + pieces[part.role]
+    return Part(
+        dtype=part.dtype,
+        length=part.length or 0,
+        source=source,
+        offset=offset,
+        type=part.type,
+        digest=(found.digests or {}).get(part.role),
+        where=where,
+        verify=verify,
+        occupies=occupies,
+    )

@@ -16,6 +16,7 @@ from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIF
 from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
 from ingot.formats.zt.rules import check_objects, check_places, logical_dtype
 from ingot.model.bytesource import ByteSource
+from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 
@@ -51,7 +52,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         check_objects(source.name, manifest.objects)
         check_places(source.name, manifest.objects, start)
     return Catalog(
-        tensors=ZtTensors(source, manifest.objects, verify=verify),
+        tensors=tensors_of(source, manifest.objects, verify=verify),
         metadata=manifest.attributes or {},
         headers={name or source.name: bytes(data)},
         sources=(source,),
@@ -93,47 +94,31 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
     return source.size - FOOTER - size, size
 
 
-class ZtTensors(Mapping[str, Tensor]):
-    """The manifest's tensors in file order; each is made once, on first access."""
+def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: bool) -> Lazy[Tensor]:
+    """Return the manifest's tensors, in file order."""
 
-    def __init__(self, source: ByteSource, objects: Mapping[str, Object], *, verify: bool) -> None:
-        self._source, self._objects, self._verify = source, objects, verify
-        self._made: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        made = self._made.get(name)
-        if made is None:
-            made = self._made[name] = self._make(name, self._objects[name])
-        return made
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._objects)
-
-    def __len__(self) -> int:
-        return len(self._objects)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._objects
-
-    def _make(self, name: str, obj: Object) -> Tensor:
-        parts = {role: self._part(name, role, component) for role, component in obj.components.items()}
+    def make(name: str) -> Tensor:
+        obj = objects[name]
+        parts = {role: part(name, role, component) for role, component in obj.components.items()}
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
         attributes = obj.attributes or {}
         return Tensor(name, obj.shape, logical_dtype(obj.format, attributes, types), obj.format, parts, attributes)
 
-    def _part(self, name: str, role: str, component: Component) -> Part:
+    def part(name: str, role: str, component: Component) -> Part:
         return Part(
             dtype=component.dtype,
             length=component.length,
-            source=self._source,
+            source=source,
             offset=component.offset,
             type=component.type if component.type != component.dtype else None,
             encoding=component.encoding,
             uncompressed_length=None if component.encoding == "raw" else component.uncompressed_length,
             digest=component.digest,
-            where=label(self._source.name, name, role),
-            verify=self._verify,
+            where=label(source.name, name, role),
+            verify=verify,
         )
+
+    return Lazy(objects, make)
 
 
 def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:
