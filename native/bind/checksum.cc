@@ -21,6 +21,13 @@ void bind_checksum(nb::module_& m) {
       },
       nb::arg("data"), nb::arg("value") = 0, "The same without the processor's instruction; for tests.");
   define(
+      m, "crc32c_combine",
+      [](std::uint32_t first, std::uint32_t second, std::uint64_t second_size) {
+        return ingot::crc32c_combine(first, second, second_size);
+      },
+      nb::arg("first"), nb::arg("second"), nb::arg("second_size"),
+      "The CRC-32C of A followed by B, from that of each and the bytes of B.");
+  define(
       m, "fnv1a64",
       [](nb::handle data) {
         const ingot::bind::Bytes bytes(data);

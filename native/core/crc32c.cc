@@ -22,6 +22,26 @@ constexpr std::array<std::array<std::uint32_t, 256>, 8> make_tables() {
 
 constexpr auto kTables = make_tables();
 
+// The product of two polynomials modulo that of the CRC; the highest bit of a word is x^0.
+constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (int i = 31; i >= 0; --i) {
+    if (a >> i & 1) product ^= b;
+    b = (b >> 1) ^ ((b & 1) ? kPolynomial : 0);
+  }
+  return product;
+}
+
+// x^(8 * 2^k): what a CRC register is multiplied with for 2^k zero bytes.
+constexpr std::array<std::uint32_t, 64> make_powers() {
+  std::array<std::uint32_t, 64> powers{};
+  powers[0] = std::uint32_t{1} << 23;
+  for (std::size_t k = 1; k < powers.size(); ++k) powers[k] = multiply(powers[k - 1], powers[k - 1]);
+  return powers;
+}
+
+constexpr auto kPowers = make_powers();
+
 #if defined(__x86_64__)
 // A linear map of the CRC register: column i is the image of bit i.
 using Matrix = std::array<std::uint32_t, 32>;
@@ -96,6 +116,13 @@ bool has_instruction() {
 #endif
 
 }  // namespace
+
+// CRC(A B) = CRC(A) * x^(8 |B|) + CRC(B): the register is linear in what came before, and the inversions cancel.
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_size) {
+  for (std::size_t k = 0; second_size; ++k, second_size >>= 1)
+    if (second_size & 1) first = multiply(kPowers[k], first);
+  return first ^ second;
+}
 
 std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* p, std::size_t n) {
 #if defined(__x86_64__)

@@ -11,4 +11,7 @@ std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t si
 // The same by tables, on any processor.
 std::uint32_t crc32c_by_table(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
+// The CRC of A followed by B, from that of A, that of B, and the bytes of B.
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_size);
+
 }  // namespace ingot

@@ -78,6 +78,8 @@ def fnv1a64(data: Buffer) -> int:
 
 HASHERS: dict[str, Callable[[], Hasher]] = {"crc32c": Crc32c, "sha256": Sha256}
 """The digests that parts of a container may have."""
+WIDTHS = {"crc32c": 4, "sha256": 32}
+"""Their bytes."""
 
 
 def hasher(algorithm: str) -> Hasher:
@@ -119,11 +121,21 @@ def _number(text: str) -> int:
     return int(text.partition(":")[2], 16)
 
 
-def check(expected: str, found: str, rule: str, where: str) -> None:
-    """Raise ``IntegrityError`` where the digests differ."""
+def raw(text: str) -> bytes:
+    """Return a digest of a known algorithm as bytes, the first digits first."""
+    return _number(text).to_bytes(WIDTHS[text.partition(":")[0]], "big")
+
+
+def text_of(algorithm: str, value: bytes) -> str:
+    """Return a digest's bytes as text, as written in files."""
+    return f"crc32c:0x{value.hex().upper()}" if algorithm == "crc32c" else f"{algorithm}:{value.hex()}"
+
+
+def check(expected: str, found: str, rule: str, where: str, *, what: str = "the stored bytes") -> None:
+    """Raise ``IntegrityError`` where the digests of ``what`` differ."""
     if not same(expected, found):
         raise IntegrityError(
             rule,
-            f"the stored bytes do not match their digest: expected {expected}, found {found}; the file is damaged",
+            f"{what} do not match their digest: expected {expected}, found {found}; the file is damaged",
             where=where,
         )

@@ -18,10 +18,21 @@ except ImportError as error:  # the message must help whoever runs from a source
 cbor_dumps = _native.cbor_dumps
 cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
+crc32c_combine = _native.crc32c_combine
 fnv1a64 = _native.fnv1a64
 available_isas = _native.available_isas
 isa = _native.isa
 set_isa = _native.set_isa
 kernels = _native
 
-__all__ = ["available_isas", "cbor_dumps", "cbor_loads", "crc32c", "fnv1a64", "isa", "kernels", "set_isa"]
+__all__ = [
+    "available_isas",
+    "cbor_dumps",
+    "cbor_loads",
+    "crc32c",
+    "crc32c_combine",
+    "fnv1a64",
+    "isa",
+    "kernels",
+    "set_isa",
+]

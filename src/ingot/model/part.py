@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core import checksums, encodings
+from ingot.core.chunk_digests import ChunkDigests, ChunkedHasher, whole_as_chunk
 from ingot.core.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
 from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IntegrityError
@@ -40,10 +41,15 @@ class Part:
         Bytes after decoding; None for ``raw``.
     digest : str or None
         ``algorithm:hex`` of the stored bytes.
+    chunks : ChunkDigests or None
+        Digests of chunks of the stored bytes, by which ranges are checked.
     where : str
         For messages: file, tensor and role.
     occupies : int or None
         Bytes that the part takes in its file, where these are not ``length``: a container may spread it out.
+    by_chunks : bool
+        Readers check each chunk that they touch before they hand out bytes of it, and nothing at their end: for those
+        who read a range. By default they check the whole, at its end.
     """
 
     dtype: str
@@ -54,10 +60,13 @@ class Part:
     encoding: str = "raw"
     uncompressed_length: int | None = None
     digest: str | None = None
+    chunks: ChunkDigests | None = field(default=None, repr=False)
     where: str = ""
     verify: bool = True
     occupies: int | None = None
+    by_chunks: bool = field(default=False, repr=False)
     _verified: bool = field(default=False, repr=False)
+    _proven: set[int] = field(default_factory=set, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -86,9 +95,10 @@ class Part:
         return out
 
     def readinto(self, start: int, out: memoryview) -> None:
-        """Fill ``out`` with decoded bytes from ``start``; a range of a raw part touches only those bytes.
+        """Fill ``out`` with decoded bytes from ``start``.
 
-        A digest covers the whole part, so a range alone cannot be checked against it; whole reads are.
+        A range of a raw part touches the chunks that it lies in where these can be checked (``provable``), else only
+        its own bytes, and then it is not checked; whole reads are.
         """
         if start < 0 or start + out.nbytes > self.nbytes:
             raise FormatError(
@@ -101,11 +111,29 @@ class Part:
             reader.readinto(out)
             reader.finish()
         else:
-            self.source.readinto(self.offset + start, out)
+            reader = replace(self, by_chunks=True).reader()
+            reader.skip(start)
+            reader.readinto(out)
 
-    def reader(self) -> PartReader:
-        """Return a sequential reader of the decoded bytes, in bounded memory, that checks the digest at its end."""
-        return PartReader(self)
+    def reader(self, *, chunks: bool = False) -> PartReader:
+        """Return a sequential reader of the decoded bytes, in bounded memory, that checks the digest at its end.
+
+        With ``chunks`` it compares the digests of all chunks there too.
+        """
+        return PartReader(self, chunks=chunks)
+
+    def provable(self) -> ChunkDigests | None:
+        """Return what ranges are checked by: the digests of chunks, a small part's own digest; None for nothing."""
+        if not self.verify or self.digest is None:
+            return None
+        return self.chunks or whole_as_chunk(self.digest, self.length)
+
+    def proven(self) -> set[int]:
+        """Return the chunks that were checked and still are what they were; whoever checks one adds it.
+
+        Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
+        """
+        return self._proven if self.source.mapped and not self.source.changed() else set()
 
     def private(self) -> Part:
         """Return this part over writable memory of its own: no read of this part sees what is written to it.
@@ -135,11 +163,12 @@ class Part:
 class StoredReader:
     """Sequential read calls over a part's stored bytes with the digest running along."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, *, chunks: bool = False) -> None:
         self._part = part
         self._position = 0
         algorithm = checksums.known(part.digest, "part.digest", part.where) if part.digest and part.verify else None
-        self._hasher = checksums.hasher(algorithm) if algorithm else None
+        self._chunked = ChunkedHasher(algorithm, part.chunks.size) if chunks and part.chunks and algorithm else None
+        self._hasher = self._chunked or (checksums.hasher(algorithm) if algorithm else None)
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next stored bytes; hashing follows each chunk while it is still in cache."""
@@ -157,7 +186,7 @@ class StoredReader:
         """Pass over the next stored bytes; the digest, which is of all of them, is then not checked."""
         self._require(count)
         self._position += count
-        self._hasher = None
+        self._hasher = self._chunked = None
 
     def _require(self, count: int) -> None:
         left = self._part.length - self._position
@@ -175,15 +204,60 @@ class StoredReader:
         part = self._part
         while self._position < part.length:
             self.read(CHUNK)
+        if self._chunked and part.chunks:
+            part.chunks.check_all(self._chunked.digests(), "part.digest-mismatch", part.where)
         if self._hasher and part.digest:
             checksums.check(part.digest, self._hasher.text(), "part.digest-mismatch", part.where)
+
+
+class ChunkReader(StoredReader):
+    """Reads ranges of a part's stored bytes: a chunk is checked before any of its bytes is handed out."""
+
+    def __init__(self, part: Part, chunks: ChunkDigests) -> None:
+        super().__init__(part)
+        self._chunks, self._proven = chunks, part.proven()
+        self._held: tuple[int, memoryview] | None = None
+
+    def readinto(self, out: memoryview) -> None:
+        """Fill ``out`` with the next stored bytes."""
+        self._require(out.nbytes)
+        while out.nbytes:
+            go_on()
+            index, within = divmod(self._position, self._chunks.size)
+            _, length = self._chunks.span(index)
+            piece = out[: length - within]
+            if index in self._proven:
+                self._part.source.readinto(self._part.offset + self._position, piece)
+            elif piece.nbytes == length:
+                self._check(index, piece)
+            else:
+                piece[:] = self._whole(index)[within : within + piece.nbytes]
+            self._position += piece.nbytes
+            out = out[piece.nbytes :]
+
+    def _whole(self, index: int) -> memoryview:
+        if self._held is None or self._held[0] != index:
+            data = np.empty(self._chunks.span(index)[1], np.uint8).data
+            self._check(index, data)
+            self._held = index, data
+        return self._held[1]
+
+    def _check(self, index: int, out: memoryview) -> None:
+        part = self._part
+        part.source.readinto(part.offset + self._chunks.span(index)[0], out)
+        self._chunks.check(index, out, "part.digest-mismatch", part.where)
+        self._proven.add(index)
+
+    def finish(self) -> None:
+        """Nothing is left to check."""
 
 
 class PartReader:
     """Sequential reader of a part's decoded bytes."""
 
-    def __init__(self, part: Part) -> None:
-        self._stored = StoredReader(part)
+    def __init__(self, part: Part, *, chunks: bool = False) -> None:
+        provable = part.provable() if part.by_chunks else None
+        self._stored = StoredReader(part, chunks=chunks) if provable is None else ChunkReader(part, provable)
         self._decoder: encodings.ZstdReader | None = None
         if part.encoding != "raw":
             encodings.require(part.encoding, part.where)

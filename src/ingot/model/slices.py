@@ -2,7 +2,7 @@
 
 A tensor lies in row-major order, so what an index selects lies in one run of rows. A codec's sequential reader decodes
 it and passes over what comes before: by arithmetic where it can tell where a row's bytes lie (``Skipping``), by
-decoding otherwise. A digest covers a whole part: a run of rows is not checked against it.
+decoding otherwise.
 """
 
 from __future__ import annotations

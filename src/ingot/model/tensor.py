@@ -171,13 +171,16 @@ class Tensor:
         """Return a piece of the values, as ``numpy()[index]``: integers, slices and at most one ellipsis.
 
         Only the rows that the index lies in are decoded. Codecs whose rows lie at known places (dense, affine,
-        palette, ``float_entropy``, ``sparse_csr``) read nothing else, others decode what comes before them. Digests
-        cover whole parts and are not checked, unless all of the tensor is asked for.
+        palette, ``float_entropy``, ``sparse_csr``) read nothing else, others decode what comes before them. What is
+        read is checked as a whole tensor is: parts of up to 8 MiB are read whole, of larger ones the chunks touched,
+        where the file has digests of these (what Ingot writes has).
 
         Raises
         ------
         UsageError
             ``tensor.index``: another kind of index, or one out of range.
+        IntegrityError
+            ``part.digest-mismatch``: a chunk that was touched is damaged.
         """
         decoder = self.decoder
         whole = piece_of(self.shape, index, elementwise=False)
@@ -185,7 +188,8 @@ class Tensor:
             found: Array = self.numpy()[whole.inner]
             return found
         piece = piece_of(self.shape, index, elementwise=decoder.elementwise)
-        reader = decoder.reader(self)
+        parts = {role: replace(part, by_chunks=True) for role, part in self.parts.items()}
+        reader = decoder.reader(replace(self, parts=parts))
         return read_piece(reader, piece, self.shape, self.dtype, elementwise=decoder.elementwise)
 
     def torch(self, dtype: Any = None, device: Any = "cpu", *, copy: bool = False) -> Any:

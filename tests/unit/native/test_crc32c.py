@@ -42,6 +42,22 @@ def test_every_length_and_start() -> None:
             assert native.crc32c(piece, 77) == native.kernels.crc32c_by_table(piece, 77), (start, size)
 
 
+@pytest.mark.parametrize("size", [0, 1, 7, 4096, 5000])
+def test_sums_of_pieces_combine(size: int) -> None:
+    data = np.random.default_rng(3).bytes(5000)
+    first, second = data[: 5000 - size], data[5000 - size :]
+    assert native.crc32c_combine(native.crc32c(first), native.crc32c(second), size) == native.crc32c(data)
+
+
+def test_a_combined_sum_knows_lengths_of_64_bits() -> None:
+    """Behind 2**40 zero bytes, in two steps and in one."""
+    step = native.crc32c_combine(1, 0, (1 << 40) - 5)
+    assert native.crc32c_combine(step, 0, 5) == native.crc32c_combine(1, 0, 1 << 40)
+    assert native.crc32c_combine(0x12345678, 0, 1 << 63) == native.crc32c_combine(
+        native.crc32c_combine(0x12345678, 0, 1 << 62), 0, 1 << 62
+    )
+
+
 def test_pieces_continue() -> None:
     data = np.random.default_rng(2).bytes(5000)
     whole = native.crc32c(data)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ingot.core import cbor, checksums, manifest_digest
+from ingot.core.chunk_digests import StatedChunks
 from ingot.core.structs import warm
 from ingot.errors import FormatError
 from ingot.formats.squizd.layout import DIRECTORY_HEADER, DIRECTORY_MAGIC
@@ -28,7 +29,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     ``offset`` is the byte of its block's magic. ``scales`` and ``zeros`` name the type in which the codec has them;
     ``first`` and ``second`` are the offset of the tensor's first entry in that round of the scale tables and the number
-    of its entries. ``mask`` is the offset of its mask and its bytes.
+    of its entries. ``mask`` is the offset of its mask and its bytes. ``chunks`` are digests of large parts' chunks.
     """
 
     shape: tuple[Unsigned, ...]
@@ -43,6 +44,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     second: tuple[Unsigned, Unsigned] | None = None
     mask: tuple[Unsigned, Unsigned] | None = None
     digests: dict[str, str] = {}
+    chunks: dict[str, StatedChunks] = {}
 
 
 @warm

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.core import checksums
+from ingot.core.chunk_digests import PartDigests, StatedChunks, fields
 from ingot.errors import UsageError
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import Piece, tca
@@ -18,7 +18,6 @@ from ingot.formats.squizd.place import Cursor, Placed, Placement, Tables
 from ingot.formats.squizd.scales import table_header
 from ingot.model.bytesource import Buffer, Sink
 
-_CRC = "crc32c"
 Blob = tuple[int, int, str]
 
 
@@ -29,21 +28,11 @@ class _Role:
         self.length, self.written = length, 0
         self.kept = bytearray()
         self.spool: Spool | None = None
-        self._hashers = {kind: checksums.hasher(kind) for kind in {_CRC, digest} if kind is not None}
-        self._kind = digest
+        self.digests = PartDigests(length, digest)
 
     def take(self, data: memoryview) -> None:
-        for running in self._hashers.values():
-            running.update(data)
+        self.digests.update(data)
         self.written += data.nbytes
-
-    @property
-    def crc(self) -> str:
-        return self._hashers[_CRC].text()
-
-    @property
-    def digest(self) -> str | None:
-        return None if self._kind is None else self._hashers[self._kind].text()
 
 
 class TensorWriter:
@@ -100,7 +89,7 @@ class TensorWriter:
     def blobs(self) -> list[Blob]:
         """Return offset, length and CRC-32C of each part that lies in the block."""
         return [
-            (self._offset + (piece.start or 0), self._roles[piece.role].written, self._roles[piece.role].crc)
+            (self._offset + (piece.start or 0), self._roles[piece.role].written, self._roles[piece.role].digests.crc)
             for piece in self.block.pieces
         ]
 
@@ -110,7 +99,13 @@ class TensorWriter:
 
     def digests(self) -> dict[str, str]:
         """Return the digest of every part, as the directory states it."""
-        return {role: found.digest for role, found in self._roles.items() if found.digest is not None}
+        found = ((role, part.digests.digest) for role, part in self._roles.items())
+        return {role: digest for role, digest in found if digest is not None}
+
+    def chunks(self) -> dict[str, str]:
+        """Return the digests of chunks that the directory states, as hexadecimal digits."""
+        found = ((role, part.digests.chunks) for role, part in self._roles.items())
+        return {role: chunks.hex() for role, chunks in found if chunks is not None}
 
     def mask(self) -> bytes:
         """Return the mask's bytes, empty where there is none."""
@@ -175,6 +170,7 @@ class Section:
             "blobs": blobs,
             "end": end,
             "digests": writer.digests(),
+            "chunks": writer.chunks(),
             "mask": writer.mask().hex(),
         }
         self._accept(placed, offset, record)
@@ -213,7 +209,8 @@ class Section:
             self._mask_places[spec.name] = (placed.layer, self.cursor.mask(len(mask)), len(mask))
             self._masks[placed.layer].append(mask)
             self.mask_of[spec.name] = int.from_bytes(mask, "little")
-        self.entries[spec.name] = entry_of(placed, offset, tables, self._tables, dict(record["digests"]))
+        chunks = {role: fields(bytes.fromhex(digits)) for role, digits in record["chunks"].items()}
+        self.entries[spec.name] = entry_of(placed, offset, tables, self._tables, dict(record["digests"]), chunks)
 
     def _flush_masks(self) -> None:
         """Write the masks of the layers that were closed since."""
@@ -244,7 +241,14 @@ class Section:
         return [entry.blob()]
 
 
-def entry_of(placed: Placed, offset: int, tables: Tables, tables_start: int, digests: dict[str, str]) -> Entry:
+def entry_of(
+    placed: Placed,
+    offset: int,
+    tables: Tables,
+    tables_start: int,
+    digests: dict[str, str],
+    chunks: dict[str, StatedChunks],
+) -> Entry:
     """Return the directory's entry of a tensor; its mask, which follows later, aside."""
     spec, form = placed.spec, placed.form
     return Entry(
@@ -259,6 +263,7 @@ def entry_of(placed: Placed, offset: int, tables: Tables, tables_start: int, dig
         first=(tables.first_at(tables_start, placed), form.first) if form.first else None,
         second=None if form.second is None else (tables.second_at(tables_start, placed), form.second),
         digests=digests,
+        chunks=chunks,
     )
 
 

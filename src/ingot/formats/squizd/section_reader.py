@@ -121,7 +121,7 @@ def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
     """Return a dense tensor whose block is just what the directory says; None for all that deserves a closer look."""
     if entry.codec != "dense" or entry.params or entry.first or entry.second or entry.mask or entry.scales:
         return None
-    if not fits(entry.dtype, entry.shape) or not entry.digests.keys() <= _DATA:
+    if not fits(entry.dtype, entry.shape) or not entry.digests.keys() <= _DATA or entry.chunks:
         return None
     block = npcl(entry.dtype, entry.shape)
     length = block.length or 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.core import checksums
+from ingot.core import checksums, chunk_digests
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import draft_placement
 from ingot.formats.squizd.directory import VERSION, Directory, build
@@ -51,7 +51,9 @@ def stand_in(
     behind: dict[int, int] = {}
     for placed, offset in zip(placement.tensors, offsets, strict=True):
         digests = {} if text is None else {part.role: text for part in placed.spec.parts}
-        entry = entry_of(placed, offset, placement.tables, cursor.tail, digests)
+        blank = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
+        chunks = {role: chunk_digests.fields(found) for role, found in blank if found is not None}
+        entry = entry_of(placed, offset, placement.tables, cursor.tail, digests, chunks)
         if placed.form.mask_bytes is not None:
             begun = behind.get(placed.layer, 0)
             entry = with_mask(entry, ((cursor.mask_starts[placed.layer] or 0) + begun, placed.form.mask_bytes))

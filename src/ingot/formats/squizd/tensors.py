@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ingot.core import checksums
+from ingot.core.chunk_digests import ChunkDigests, read_chunks
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.squizd.blocks import Block
@@ -22,7 +23,8 @@ from ingot.model.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A tensor as found: its spec, its block at ``offset``, its scale entries, its mask's offset, digests of parts."""
+    """A tensor as found: its spec, its block at ``offset``, its scale entries, its mask's offset, digests of parts and
+    of chunks of these."""
 
     spec: TensorSpec
     form: Form
@@ -30,6 +32,7 @@ class Located:
     run: Run | None = None
     mask: int | None = None
     digests: Mapping[str, str] | None = None
+    chunks: Mapping[str, ChunkDigests | None] = field(default_factory=dict)
 
 
 def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
@@ -62,12 +65,23 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
         if all(role != part.role for part in spec.parts):
             raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=where)
         checksums.known(text, "squizd.digest", where)
+    chunks = _chunks_of(entry, spec, where)
     run = None
     if entry.second is not None:
         run = Run(entry.second[0], entry.second[1], tensor_id(entry.layer, name) | SUB_BLOCK_BIT)
     elif entry.first is not None:
         run = Run(entry.first[0], entry.first[1], tensor_id(entry.layer, name))
-    return Located(spec, form, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests)
+    return Located(spec, form, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests, chunks)
+
+
+def _chunks_of(entry: Entry, spec: TensorSpec, where: str) -> dict[str, ChunkDigests | None]:
+    lengths = {part.role: part.length or 0 for part in spec.parts}
+    if not entry.chunks.keys() <= lengths.keys():
+        raise FormatError("squizd.chunk-digests", f"expected chunks of {list(lengths)}", where=where)
+    return {
+        role: read_chunks(stated, entry.digests.get(role), lengths[role], "squizd.chunk-digests", where)
+        for role, stated in entry.chunks.items()
+    }
 
 
 def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
@@ -113,6 +127,7 @@ def _part(source: ByteSource, found: Located, part: PartSpec, *, verify: bool) -
         offset=offset,
         type=part.type,
         digest=(found.digests or {}).get(part.role),
+        chunks=found.chunks.get(part.role),
         where=where,
         verify=verify,
         occupies=occupies,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from ingot.core import cbor, manifest_digest
+from ingot.core.chunk_digests import StatedChunks, fields
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.zt.layout import VERSION
@@ -23,7 +24,10 @@ _VERSION = re.compile(r"([0-9]{1,9})(?:\.[0-9]{1,9}){0,2}(?:[-+][0-9A-Za-z.+-]{1
 
 @warm
 class Component(msgspec.Struct, frozen=True, gc=False):
-    """One blob. ``length`` counts stored bytes; lengths and offsets fit 63 bits, as file offsets do."""
+    """One blob. ``length`` counts stored bytes; lengths and offsets fit 63 bits, as file offsets do.
+
+    ``ingot_chunks`` is Ingot's own field: the digests of chunks of the stored bytes (``core.chunk_digests``).
+    """
 
     dtype: str
     offset: Unsigned
@@ -32,6 +36,7 @@ class Component(msgspec.Struct, frozen=True, gc=False):
     uncompressed_length: Unsigned | None = None
     encoding: str = "raw"
     digest: str | None = None
+    ingot_chunks: StatedChunks | None = None
 
     @property
     def nbytes(self) -> int:
@@ -131,12 +136,19 @@ def _rule(message: str) -> str:
     return "zt.field-range" if ">=" in message or "<=" in message else "zt.field-type"
 
 
-def describe(
-    spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[tuple[int, int, str | None]]
-) -> dict[str, Any]:
-    """Return the manifest's entry for a tensor whose parts lie at ``blobs``: offset, stored length, digest."""
+class Blob(NamedTuple):
+    """Where a part lies, its stored bytes, its digest, and those of its chunks."""
+
+    offset: int
+    length: int
+    digest: str | None = None
+    chunks: bytes | None = None
+
+
+def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Blob]) -> dict[str, Any]:
+    """Return the manifest's entry for a tensor whose parts lie at ``blobs``."""
     components = {}
-    for part, (offset, length, digest) in zip(spec.parts, blobs, strict=True):
+    for part, (offset, length, digest, chunks) in zip(spec.parts, blobs, strict=True):
         component: dict[str, Any] = {"dtype": part.dtype}
         if part.type is not None and part.type != part.dtype:
             component["type"] = part.type
@@ -147,6 +159,8 @@ def describe(
             component["encoding"] = part.encoding
         if digest is not None:
             component["digest"] = digest
+        if chunks is not None:
+            component["ingot_chunks"] = msgspec.structs.asdict(fields(chunks))
         components[part.role] = component
     entry: dict[str, Any] = {"shape": list(spec.shape), "format": spec.codec}
     if attributes:

@@ -14,7 +14,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
 from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
-from ingot.formats.zt.rules import check_objects, check_places, logical_dtype
+from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
@@ -105,6 +105,7 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
         return Tensor(name, obj.shape, logical_dtype(obj.format, attributes, types), obj.format, parts, attributes)
 
     def part(name: str, role: str, component: Component) -> Part:
+        where = label(source.name, name, role)
         return Part(
             dtype=component.dtype,
             length=component.length,
@@ -114,7 +115,8 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
             encoding=component.encoding,
             uncompressed_length=None if component.encoding == "raw" else component.uncompressed_length,
             digest=component.digest,
-            where=label(source.name, name, role),
+            chunks=chunks_of(component, where),
+            where=where,
             verify=verify,
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ingot.core import checksums
 from ingot.core.checked import MAX_RANK, element_count
+from ingot.core.chunk_digests import ChunkDigests, read_chunks
 from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import FormatError
 from ingot.formats.zt.layout import ALIGNMENT
@@ -56,6 +57,7 @@ def plain(obj: Object) -> bool:
         and len(obj.components) == 1
         and len(obj.shape) <= MAX_RANK
         and (part.digest is None or _DIGEST(part.digest) is not None)
+        and part.ingot_chunks is None
     )
 
 
@@ -91,7 +93,7 @@ def check_part(file: str, name: str, role: str, part: Component) -> int | None:
     ------
     FormatError
         ``zt.dtype-unknown``, ``zt.type-storage``, ``zt.uncompressed-length``, ``zt.uncompressed-length-missing``,
-        ``zt.zstd-ratio``, ``zt.part-size``, ``zt.digest-syntax``.
+        ``zt.zstd-ratio``, ``zt.part-size``, ``zt.digest-syntax``, ``zt.chunk-digests``.
     """
 
     def refuse(rule: str, message: str) -> NoReturn:
@@ -109,7 +111,14 @@ def check_part(file: str, name: str, role: str, part: Component) -> int | None:
         refuse("zt.part-size", f"expected a multiple of {item} bytes for {part.dtype}, found {nbytes}")
     if part.digest is not None and not _DIGEST(part.digest):
         checksums.known(part.digest, "zt.digest-syntax", label(file, name, role))
+    if part.ingot_chunks is not None:
+        chunks_of(part, label(file, name, role))
     return nbytes
+
+
+def chunks_of(part: Component, where: str) -> ChunkDigests | None:
+    """Return the digests of a part's chunks; raises ``FormatError`` ``zt.chunk-digests`` where they do not fit it."""
+    return read_chunks(part.ingot_chunks, part.digest, part.length, "zt.chunk-digests", where)
 
 
 def _check_encoding(part: Component, refuse: Refuse) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from ingot.core import cbor, checksums
+from ingot.core import cbor, checksums, chunk_digests
 from ingot.core.encodings import ENCODINGS
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.layout import FOOTER, MAGIC, place
-from ingot.formats.zt.manifest import Object, build, describe
+from ingot.formats.zt.manifest import Blob, Object, build, describe
 from ingot.formats.zt.rules import MAX_ZSTD_RATIO, REQUIRED_PARTS, check_object, check_part, logical_dtype
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -46,7 +46,7 @@ def _check_parts(spec: TensorSpec) -> None:
             raise FormatError(
                 "zt.encoding-unknown", f"expected encoding {' or '.join(ENCODINGS)}, found {part.encoding!r}"
             )
-    entry = _convert(describe(spec, {}, [(64, _stand_in(part), None) for part in spec.parts]))
+    entry = _convert(describe(spec, {}, [Blob(64, _stand_in(part)) for part in spec.parts]))
     if all(part.nbytes is not None for part in spec.parts):
         check_object(_HERE, spec.name, entry)
     else:  # sizes that only the bytes tell are checked when the tensor ends
@@ -100,6 +100,9 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: 
         ordered = sorted(range(len(parts)), key=lambda index: spec.parts[index].length is None)
         offsets, tail = place(tail, [parts[index].length or 0 for index in ordered])
         places = dict(zip(ordered, offsets, strict=True))
-        blobs = [(places[index], part.length or 0, stand_in) for index, part in enumerate(parts)]
+        blobs = [
+            Blob(places[index], part.length or 0, stand_in, chunk_digests.stand_in(digest, part.length or 0))
+            for index, part in enumerate(parts)
+        ]
         objects[spec.name] = describe(replace(spec, parts=parts), attributes_of(spec), blobs)
     return tail + len(build(objects, metadata, digest)) + FOOTER

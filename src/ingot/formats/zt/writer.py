@@ -13,11 +13,12 @@ from types import TracebackType
 from typing import Any
 
 from ingot.core import checksums
+from ingot.core.chunk_digests import PartDigests, stand_in
 from ingot.core.encodings import compress_frame
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.spool import Spool
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAX_MANIFEST, align, place
-from ingot.formats.zt.manifest import build, describe
+from ingot.formats.zt.manifest import Blob, build, describe
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
@@ -33,20 +34,10 @@ class _Blob:
         self.offset = offset
         self.length = 0
         self.spool: Spool | None = None
-        self._hashers = {kind: checksums.hasher(kind) for kind in {_CRC, digest} if kind is not None}
-        self._kind = digest
+        self.digests = PartDigests(spec.length, digest)
 
-    def hash(self, data: memoryview) -> None:
-        for running in self._hashers.values():
-            running.update(data)
-
-    @property
-    def crc(self) -> str:
-        return self._hashers[_CRC].text()
-
-    @property
-    def digest(self) -> str | None:
-        return None if self._kind is None else self._hashers[self._kind].text()
+    def settled(self) -> Blob:
+        return Blob(self.offset or 0, self.length, self.digests.digest, self.digests.chunks)
 
 
 class ZtWriter:
@@ -139,11 +130,12 @@ class ZtWriter:
             blob.spool.write(view)
         else:
             self._sink.write_at(blob.offset + blob.length, view)
-        blob.hash(view)
+        blob.digests.update(view)
         blob.length = length
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and the manifest's ``digests``."""
+        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and what the manifest states of
+        them: ``digests``, ``chunks``."""
         spec = self._open
         if spec is None:
             raise self._misuse("no tensor is open")
@@ -155,13 +147,15 @@ class ZtWriter:
                     f"part {role!r} of {spec.name!r} is {blob.spec.length} bytes long, found {blob.length} at its end"
                 )
         self._settle()
-        blobs = [self._blobs[part.role] for part in spec.parts]
-        self._accept(spec, [(blob.offset or 0, blob.length, blob.digest) for blob in blobs])
+        settled = [self._blobs[part.role].settled() for part in spec.parts]
+        sums = [self._blobs[part.role].digests.crc for part in spec.parts]
+        self._accept(spec, settled)
         self._open, self._blobs = None, {}
         return {
             "name": spec.name,
-            "blobs": [[self._name, blob.offset, blob.length, blob.crc] for blob in blobs],
-            "digests": [blob.digest for blob in blobs],
+            "blobs": [[self._name, blob.offset, blob.length, crc] for blob, crc in zip(settled, sums, strict=True)],
+            "digests": [blob.digest for blob in settled],
+            "chunks": [None if blob.chunks is None else blob.chunks.hex() for blob in settled],
         }
 
     def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
@@ -183,22 +177,24 @@ class ZtWriter:
             raise self._misuse("restore needs the specs of all tensors, and no tensor open")
         spec = self._next_spec()
         try:
-            blobs = [(int(offset), int(length)) for _, offset, length, _ in record["blobs"]]
-            digests = list(record["digests"])
-            fits = record["name"] == spec.name and len(blobs) == len(spec.parts) == len(digests)
+            chunks = [None if digests is None else bytes.fromhex(digests) for digests in record["chunks"]]
+            stated = zip(record["blobs"], record["digests"], chunks, strict=True)
+            blobs = [Blob(int(place[1]), int(place[2]), digest, each) for place, digest, each in stated]
+            fits = record["name"] == spec.name and len(blobs) == len(spec.parts)
+            fits = fits and all(self._has_chunks(blob) for blob in blobs)
         except (KeyError, TypeError, ValueError):
             fits = False
         if fits:
             order = _layout_order(spec.parts)
-            offsets, tail = place(self._tail, [blobs[index][1] for index in order])
-            fits = offsets == [blobs[index][0] for index in order]
+            offsets, tail = place(self._tail, [blobs[index].length for index in order])
+            fits = offsets == [blobs[index].offset for index in order]
         if not fits:
             raise UsageError(
                 f"the record of an earlier run does not fit tensor {spec.name!r}; start anew without resuming",
                 rule="zt.resume-record",
                 where=self._name,
             )
-        self._accept(spec, [(*blob, digest) for blob, digest in zip(blobs, digests, strict=True)])
+        self._accept(spec, blobs)
         self._tail = tail
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
@@ -238,10 +234,14 @@ class ZtWriter:
         else:
             self.abort()
 
-    def _accept(self, spec: TensorSpec, blobs: list[tuple[int, int, str | None]]) -> None:
+    def _accept(self, spec: TensorSpec, blobs: Sequence[Blob]) -> None:
         entry = describe(spec, attributes_of(spec), blobs)
         check_written(spec.name, entry)
         self._objects[spec.name] = entry
+
+    def _has_chunks(self, blob: Blob) -> bool:
+        """Whether a part of an earlier run has as many bytes of chunks' digests as it is to have."""
+        return len(blob.chunks or b"") == len(stand_in(self._digest, blob.length) or b"")
 
     def _next_spec(self) -> TensorSpec:
         assert self._specs is not None

@@ -205,7 +205,7 @@ def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
 
 
 def _part(part: Part, where: str) -> list[Finding]:
-    reader = part.reader()
+    reader = part.reader(chunks=True)
     buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
     for start in range(0, part.nbytes, _CHUNK):
         reader.readinto(buffer[: min(_CHUNK, part.nbytes - start)])

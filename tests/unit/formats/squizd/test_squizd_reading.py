@@ -104,9 +104,9 @@ def neutral(made: Made, name: str) -> set[int]:
 
 
 @pytest.mark.parametrize("part", ["packed_weight", "scales", "zeros"])
-def test_a_range_of_a_part_reads_only_that_range(part: str) -> None:
+def test_a_range_of_a_part_that_is_not_checked_reads_only_that_range(part: str) -> None:
     source = CountingSource(whole().data)
-    found = read_catalog(source).tensors["model.layers.0.q.weight"].parts[part]
+    found = read_catalog(source, verify=False).tensors["model.layers.0.q.weight"].parts[part]
     all_bytes = bytes(found.view())
     for start in range(found.nbytes):
         for size in range(1, min(6, found.nbytes - start + 1)):
