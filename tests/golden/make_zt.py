@@ -21,6 +21,8 @@ ROOT = Path(__file__).parent / "zt"
 F32 = struct.pack("<4f", 0.0, 1.0, -2.5, 1e30)
 CRC = checksums.digest("crc32c", F32)
 SHA = checksums.digest("sha256", F32)
+LARGER_CRC = checksums.digest("crc32c", F32 * 512)
+CHUNKS = {"size": 4096, "digests": 2 * checksums.raw(checksums.digest("crc32c", F32 * 256))}
 ITEM = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1}
 ITEM |= {"u64": 8, "u32": 4, "u16": 2, "u8": 1, "bool": 1}
 LOGICAL = {"f8_e4m3fn": "u8", "f8_e5m2": "u8", "f8_e4m3fnuz": "u8", "f8_e5m2fnuz": "u8", "f8_e8m0fnu": "u8"}
@@ -132,6 +134,20 @@ def valid() -> dict[str, bytes]:
                 "crc32c-lower": dense([4], "f32", F32, digest=CRC.lower()),
                 "sha256": dense([4], "f32", F32, digest=SHA),
                 "unknown": dense([4], "f32", F32, digest="xxh3:0011"),
+            }
+        ),
+        "chunks": packed(
+            {
+                "crc32c": dense([2048], "f32", F32 * 512, digest=LARGER_CRC, ingot_chunks=CHUNKS),
+                "coarser": dense(
+                    [2048],
+                    "f32",
+                    F32 * 512,
+                    digest=LARGER_CRC,
+                    ingot_chunks={**CHUNKS, "size": 1 << 13, "digests": checksums.raw(LARGER_CRC)},
+                ),
+                "null": dense([2048], "f32", F32 * 512, digest=LARGER_CRC, ingot_chunks=None),
+                "unknown": dense([4], "f32", F32, digest="xxh3:0011", ingot_chunks=CHUNKS),
             }
         ),
         "attributes": packed({"t": ({"attributes": values}, {"data": ({"dtype": "f32"}, F32)})}, attributes=values),
@@ -255,6 +271,13 @@ def part_rejects() -> dict[str, bytes]:
         "zt.dtype-unknown+upper-case": one(dtype="F32"),
         "zt.type-storage": one(type="f8_e4m3fn"),
         "zt.type-storage+complex": one(type="complex128"),
+        "zt.chunk-digests": one(digest=CRC, ingot_chunks=CHUNKS),
+        "zt.chunk-digests+none": one(digest=CRC, ingot_chunks={"size": 4096, "digests": b""}),
+        "zt.chunk-digests+small": one(digest=CRC, ingot_chunks={"size": 8, "digests": bytes(8)}),
+        "zt.chunk-digests+large": one(digest=CRC, ingot_chunks={"size": 1 << 40, "digests": bytes(4)}),
+        "zt.chunk-digests+alone": one(ingot_chunks={"size": 4096, "digests": bytes(4)}),
+        "zt.field-type+chunks": one(digest=CRC, ingot_chunks=[4096, bytes(4)]),
+        "zt.field-missing+chunks": one(digest=CRC, ingot_chunks={"size": 4096}),
         "zt.digest-syntax": one(digest="crc32c:xyz"),
         "zt.digest-syntax+short-sha": one(digest="sha256:00"),
         "zt.digest-syntax+no-algorithm": one(digest="0011"),

@@ -12,6 +12,7 @@ import pytest
 import ztensor
 
 from ingot.core import checksums
+from ingot.core.chunk_digests import LARGE
 from ingot.core.dtypes import STORAGE_DTYPES, numpy_dtype
 from ingot.core.encodings import FRAME, compress_frame
 from ingot.errors import IntegrityError
@@ -244,6 +245,16 @@ def test_our_zstd_in_several_frames(tmp_path: Path) -> None:
     part = PartSpec("data", "u32", None, encoding="zstd", uncompressed_length=len(raw))
     reader = write_ours(tmp_path, [(TensorSpec("t", data.shape, "u32", "dense", (part,)), {"data": b"".join(frames)})])
     np.testing.assert_array_equal(reader.read_numpy("t"), data)
+
+
+@pytest.mark.parametrize("digest", ["crc32c", "sha256"])
+def test_their_reader_passes_over_digests_of_chunks(tmp_path: Path, read: Any, digest: str) -> None:
+    data = np.random.default_rng(5).integers(0, 1 << 63, (LARGE // 8 + 5,), np.uint64)
+    part = PartSpec("data", "u64", data.nbytes)
+    spec = TensorSpec("t", data.shape, "u64", "dense", (part,))
+    reader = write_ours(tmp_path, [(spec, {"data": data.tobytes()})], digest=digest)
+    np.testing.assert_array_equal(reader.read_numpy("t"), data)
+    assert read().tensors["t"].parts["data"].chunks is not None
 
 
 def test_their_reader_checks_our_digests_and_ours_theirs(tmp_path: Path, read: Any) -> None:

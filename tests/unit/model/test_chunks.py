@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +140,7 @@ def test_a_small_part_is_proven_whole() -> None:
 
 
 DATA = np.random.default_rng(3).bytes(10_000)
+RIGHT = checksums.digest("crc32c", DATA)
 
 
 def chunked(size: int, data: bytes = DATA, algorithm: str = "crc32c") -> bytes:
@@ -149,7 +149,7 @@ def chunked(size: int, data: bytes = DATA, algorithm: str = "crc32c") -> bytes:
     return running.digests()
 
 
-def stated(digest: Any = checksums.digest("crc32c", DATA), **fields: Any) -> bytes:
+def stated(digest: str | None = RIGHT, **fields: Any) -> bytes:
     chunks = {"size": 4096, "digests": chunked(4096), **fields}
     part = component("u8", 64, len(DATA), digest=digest, ingot_chunks=chunks)
     return zt_file(manifest({"t": tensor((len(DATA),), components={"data": part})}), {64: DATA})
@@ -159,7 +159,7 @@ def stated(digest: Any = checksums.digest("crc32c", DATA), **fields: Any) -> byt
     ("data", "rule"),
     [
         (stated(), None),
-        (stated("sha256:" + checksums.digest("sha256", DATA)[7:], digests=chunked(4096, DATA, "sha256")), None),
+        (stated(checksums.digest("sha256", DATA), digests=chunked(4096, DATA, "sha256")), None),
         (stated("blake9:00"), None),  # not known here: kept aside
         (stated(more=1), None),
         (stated(size=4097, digests=chunked(4097)), None),

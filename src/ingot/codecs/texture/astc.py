@@ -30,7 +30,7 @@ class AstcEncoder:
     codec = "astc"
     scratch = 8 << 20  # a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint
     fit_passes = 1
-    whole = False
+    single_chunk = False
     lossless = False
 
     def __init__(self, shape: tuple[int, ...], dtype: str, footprint: str, quality: float) -> None:
