@@ -92,7 +92,7 @@ def piece_of(shape: tuple[int, ...], index: Index, *, elementwise: bool) -> Piec
     picked = [_range(size, key) for size, key in zip(shape, keys, strict=True)]
     run = [(0, size) for size in shape]
     for axis in range(len(shape) if elementwise else len(shape) - 1):
-        run[axis] = (min(picked[axis], default=0), max(picked[axis], default=-1) + 1)
+        run[axis] = _bounds(picked[axis])
         if run[axis][1] - run[axis][0] != 1:  # what follows a range lies in it whole
             break
     start = sum(first * prod(shape[axis + 1 :]) for axis, (first, _) in enumerate(run))
@@ -144,6 +144,11 @@ def _range(size: int, key: Key) -> range:
     if not -size <= key < size:
         raise UsageError(f"expected an index from {-size} to {size - 1}, found {key}", rule="tensor.index")
     return range(key % size, key % size + 1)
+
+
+def _bounds(picked: range) -> tuple[int, int]:
+    """Return the first of the numbers, and what follows the last; without a walk over all of them."""
+    return (min(picked[0], picked[-1]), max(picked[0], picked[-1]) + 1) if picked else (0, 0)
 
 
 def _slice(picked: range, first: int) -> slice:
