@@ -11,7 +11,7 @@ from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedErr
 from ingot.formats.base import Format, LooksInside, Marked
 from ingot.formats.foreign import HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
-from ingot.model.store import Store
+from ingot.model.store import Listed, Store
 
 # So many files of a folder without a checkpoint are looked at for what they are instead.
 _LOOKED_AT = 64
@@ -47,6 +47,7 @@ def detect_file(name: str, head: bytes) -> Format:
 
 def listing(store: Store) -> list[str]:
     """Return the names of a store's files, and of its folders with a slash at the end."""
+    store = Listed(store)
     return [*store.names(), *(f"{name}/" for name in store.folders())]
 
 
@@ -108,20 +109,9 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
 def _refuse_foreign(names: Sequence[str], store: Store) -> None:
     """Raise the refusal of the first file in a folder that holds weights for others."""
     for name in [name for name in names if name.lower().endswith(WEIGHT_SUFFIXES)][:_LOOKED_AT]:
-        reason = foreign_file(name, head_of(store, name))
+        reason = foreign_file(name, store.head(name, HEAD))
         if reason is not None:
             raise reason
-
-
-def head_of(store: Store, name: str) -> bytes:
-    """Return a file's first ``HEAD`` bytes, or all that it has."""
-    source = store.open(name)
-    try:
-        head = bytearray(min(HEAD, source.size))
-        source.readinto(0, memoryview(head))
-        return bytes(head)
-    finally:
-        source.close()
 
 
 def explain(error: IngotError, store: Store) -> IngotError:
@@ -134,7 +124,7 @@ def explain(error: IngotError, store: Store) -> IngotError:
     if not isinstance(error, FormatError | IntegrityError) or not name:
         return error
     try:
-        head = head_of(store, name)
+        head = store.head(name, HEAD)
     except IngotError:
         return error
     found = foreign_file(name, head)

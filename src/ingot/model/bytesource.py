@@ -108,7 +108,6 @@ Range = tuple[int, int]
 """Where bytes begin, and how many they are."""
 
 
-@runtime_checkable
 class Ranged(Protocol):
     """A source that is asked for several ranges at once: each request of its own is a journey to another machine.
 

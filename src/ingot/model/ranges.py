@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from ingot.model.bytesource import ByteSource, Range, Ranged
 
@@ -54,8 +55,9 @@ def read_ranges(source: ByteSource, ranges: Sequence[Range]) -> list[memoryview]
 
     Raises ``IntegrityError`` as ``ByteSource.view`` for a range outside the source.
     """
-    if isinstance(source, Ranged):
-        return [*source.ranges(ranges)]
+    distant = _distant(source)
+    if distant is not None:
+        return [*distant.ranges(ranges)]
     if source.mapped:
         return [source.view(offset, length) for offset, length in ranges]
     return pieces_of(ranges, {start: source.view(start, length) for start, length in coalesced(ranges)})
@@ -85,14 +87,15 @@ class HeaderSource:
     source : ByteSource
         Not closed here.
     window : int
-        Bytes of the first window.
+        Bytes of the first window; no more than a gap over which the source is read.
     """
 
     def __init__(self, source: ByteSource, window: int = _WINDOW) -> None:
         self._source = source
         self.name, self.size, self.mapped = source.name, source.size, source.mapped
-        self._gap = source.gap if isinstance(source, Ranged) else GAP
-        self._first = self._window = window
+        self._distant = _distant(source)
+        self._gap = GAP if self._distant is None else self._distant.gap
+        self._first = self._window = min(window, self._gap)
         self._end = 0  # of the last window
         self._starts: list[int] = []
         self._pieces: list[memoryview] = []
@@ -163,8 +166,8 @@ class HeaderSource:
         return memoryview(read_bytes(self._source, offset, length))
 
     def _read_all(self, batch: Sequence[Range]) -> Sequence[memoryview]:
-        if isinstance(self._source, Ranged):
-            return self._source.ranges(batch)
+        if self._distant is not None:
+            return self._distant.ranges(batch)
         return [self._read(*range) for range in batch]
 
     def _keep(self, start: int, piece: memoryview) -> None:
@@ -177,6 +180,11 @@ class HeaderSource:
             last += 1
         self._starts[first:last], self._pieces[first:last] = [start], [piece]
         self._held += len(piece)
+
+
+def _distant(source: ByteSource) -> Ranged | None:
+    """Return the source if it takes several ranges at once; asking a protocol would take longer than a read."""
+    return cast(Ranged, source) if hasattr(source, "ranges") else None
 
 
 def _within(start: int, length: int, size: int) -> Range:

@@ -107,5 +107,30 @@ class Store(ABC):
         return None
 
 
+class Listed(Store):
+    """Another store while an artifact is opened: each folder is listed once, however often somebody asks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._listings: dict[str, Listing] = {}
+        self.location, self.url = store.location, store.url
+
+    def list(self, folder: str = "") -> Listing:
+        """Return the folder's files and folders as they were when it was asked for first."""
+        found = self._listings.get(folder)
+        if found is None:
+            found = self._listings[folder] = self._store.list(folder)
+        return found
+
+    def open(self, name: str) -> ByteSource:
+        return self._store.open(name)
+
+    def stat(self, name: str) -> Stamp:
+        return self._store.stat(name)
+
+    def local_path(self, name: str = "") -> Path | None:
+        return self._store.local_path(name)
+
+
 def _shown(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if not name.startswith(".")]

@@ -16,7 +16,8 @@ from ingot.core.oserrors import read_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
-from ingot.formats.detect import detect_file, detect_folder, explain, head_of, listing
+from ingot.formats.detect import detect_file, detect_folder, explain, listing
+from ingot.formats.foreign import HEAD
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
@@ -206,7 +207,7 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
             format, entry = detect_folder(listing(store), store)
         else:
             entry = location.name
-            format = detect_file(entry, head_of(store, entry))
+            format = detect_file(entry, store.head(entry, HEAD))
         catalog = format.read(store, entry, verify=verify)
     except IngotError as error:
         raise _located(explain(error, store), location) from None

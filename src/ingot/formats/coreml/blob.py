@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ingot.errors import FormatError
 from ingot.formats.coreml.types import MilType
 from ingot.model.bytesource import ByteSource
+from ingot.model.ranges import read_bytes
 
 VERSION = 2
 SENTINEL = 0xDEADBEEF
@@ -45,8 +46,7 @@ class BlobFile:
             raise FormatError(
                 "coreml.blob-header", f"expected a header of {HEADER} bytes, found {source.size}", where=source.name
             )
-        head = bytearray(_HEADER.size)
-        source.readinto(0, memoryview(head))
+        head = read_bytes(source, 0, _HEADER.size)
         self.count, version = _HEADER.unpack(head)
         if version != VERSION:
             raise FormatError(
@@ -91,8 +91,7 @@ class BlobFile:
             raise FormatError(
                 "coreml.blob-offset", f"expected metadata within {self.source.size} bytes, found {offset}", where=where
             )
-        raw = bytearray(METADATA)
-        self.source.readinto(offset, memoryview(raw))
+        raw = read_bytes(self.source, offset, METADATA)
         sentinel, code, length, start, padding = _METADATA.unpack(raw[: _METADATA.size])
         if sentinel != SENTINEL:
             raise FormatError(
@@ -104,7 +103,7 @@ class BlobFile:
                 f"expected data within {self.source.size} bytes, found {length} at {start}",
                 where=where,
             )
-        return Blob(start, length), code, padding, bytes(raw)
+        return Blob(start, length), code, padding, raw
 
     def _check_padding(self, blob: Blob, type: MilType, count: int, declared: int, where: str) -> None:
         """Compare the bits that fill the last byte; they have to be 0, else two files of the same values differ."""
@@ -116,9 +115,11 @@ class BlobFile:
                 where=where,
             )
         if spare and blob.length:
-            last = bytearray(1)
-            self.source.readinto(blob.offset + blob.length - 1, memoryview(last))
-            check_last_byte(last[0], spare, where)
+            check_last_byte(self.last_byte(blob), spare, where)
+
+    def last_byte(self, blob: Blob) -> int:
+        """Return the last byte of a blob that is not empty."""
+        return read_bytes(self.source, blob.offset + blob.length - 1, 1)[0]
 
 
 def check_last_byte(last: int, spare: int, where: str) -> None:

@@ -12,6 +12,7 @@ from ingot.formats.coreml.mil import Operation, Param, Program
 from ingot.formats.coreml.site import LeftError, Shape, Slot
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
+from ingot.model.ranges import read_bytes
 
 # The most zero points that are read when a package is opened, to see whether they are all the same.
 SMALL = 1 << 16
@@ -48,9 +49,7 @@ class Weights:
         if value.blob is None:
             return value.bytes()
         file, blob = self.locate(value)
-        out = bytearray(blob.length)
-        file.source.readinto(blob.offset, memoryview(out))
-        return bytes(out)
+        return read_bytes(file.source, blob.offset, blob.length)
 
     def check(self, value: Value) -> None:
         """Validate where a value's numbers lie, and the bits behind the last of them."""
@@ -141,9 +140,7 @@ class Graph:
             last = value.bytes()[-1]
         else:
             file, blob = self.weights.locate(value)
-            byte = bytearray(1)
-            file.source.readinto(blob.offset + blob.length - 1, memoryview(byte))
-            last = byte[0]
+            last = file.last_byte(blob)
         check_last_byte(last, spare, value.where)
 
     def integer(self, operation: Operation, key: str) -> int | None:

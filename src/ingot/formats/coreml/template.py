@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 
 from ingot.errors import FormatError
 from ingot.formats.coreml.blob import BlobFile
@@ -14,7 +13,7 @@ from ingot.formats.coreml.package import MANIFEST, MAX_MANIFEST, parse_manifest
 from ingot.formats.coreml.values import Value
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
-from ingot.model.store import Store
+from ingot.model.store import Listed, Store
 
 # What a serializer of protocol buffers can write.
 MAX_MODEL = (1 << 31) - 1
@@ -105,13 +104,13 @@ def open_files(store: Store) -> tuple[dict[str, Part], list[ByteSource]]:
     Raises ``FormatError`` as ``parse_manifest``; ``coreml.missing`` where an item is not there; ``coreml.link`` where
     it is a link out of the package, or lies behind one.
     """
-    leading = cache(lambda folder: frozenset(store.outside(folder)))
+    store = Listed(store)
     sources: list[ByteSource] = []
     files: dict[str, Part] = {}
 
     def take(path: str) -> None:
         pieces = path.split("/")
-        if any(name in leading("/".join(pieces[:depth])) for depth, name in enumerate(pieces)):
+        if any(name in store.list("/".join(pieces[:depth])).outside for depth, name in enumerate(pieces)):
             raise FormatError(
                 "coreml.link",
                 "expected files in this package, found a link that leads out of it: copy the package with `cp -rL`",

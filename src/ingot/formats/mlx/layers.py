@@ -52,15 +52,7 @@ def read_config(store: Store, names: Sequence[str]) -> dict[str, Any]:
     """
     if CONFIG not in names:
         return {}
-    source = store.open(CONFIG)
-    try:
-        if source.size > MAX_CONFIG:
-            raise FormatError("mlx.config", f"expected at most {MAX_CONFIG} bytes, found {source.size}", where=CONFIG)
-        raw = bytearray(source.size)
-        source.readinto(0, memoryview(raw))
-    finally:
-        source.close()
-    return parse_config(bytes(raw), "mlx.config", CONFIG)
+    return parse_config(store.read(CONFIG, MAX_CONFIG, "mlx.config"), "mlx.config", CONFIG)
 
 
 def is_quantized(config: Mapping[str, Any]) -> bool:

@@ -10,21 +10,23 @@ from ingot.formats.npydir import npy
 from ingot.formats.npydir.files import ZstdFile, zstd_head
 from ingot.formats.npydir.names import COMPRESSIONS, FOLDER, KNOWN, file_of, foreign_form
 from ingot.model.bytesource import ByteSource
+from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.store import Store
 
 _PREAMBLE = 12
-# Enough for the headers that NumPy writes of few dimensions, and for the shape of any tensor.
-_USUAL = 128
+# Enough for the headers that NumPy writes of few dimensions, and the shape of any tensor behind one.
+_USUAL = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One array: its file, header, where the values begin in ``source``, and the header's bytes."""
+    """One array: its file, header, the header's bytes, and where small values are that were read along with it."""
 
     name: str
     header: npy.NpyHeader
     source: ByteSource
     head: bytes
+    near: ByteSource
 
 
 @dataclass(slots=True)
@@ -45,8 +47,9 @@ def list_arrays(store: Store) -> tuple[dict[str, Group], list[str]]:
         ``npydir.link``: a link that leads out of the directory. ``npydir.extra-file``: an array that can belong to no
         tensor.
     """
-    for folder in ("", FOLDER):
-        leading = [name for name in store.outside(folder) if folder or name in (FOLDER, "manifest.json", "ingot.json")]
+    listings = {folder: store.list(folder) for folder in ("", FOLDER)}
+    for folder, listing in listings.items():
+        leading = [name for name in listing.outside if folder or name in (FOLDER, "manifest.json", "ingot.json")]
         if leading:
             raise FormatError(
                 "npydir.link",
@@ -55,7 +58,9 @@ def list_arrays(store: Store) -> tuple[dict[str, Group], list[str]]:
             )
     groups: dict[str, Group] = {}
     others: list[str] = []
-    for name in store.names(FOLDER):
+    for name in listings[FOLDER].files:
+        if name.startswith("."):
+            continue
         stem, compression = _stem(name)
         if stem is None:
             others.append(name)
@@ -94,23 +99,20 @@ def open_array(store: Store, path: str) -> Array:
 
 
 def _array(file: ByteSource, path: str) -> Array:
+    near = HeaderSource(file, _USUAL)
     if path.endswith(".zst"):
-        span = npy.header_span(zstd_head(file, _PREAMBLE), path)
-        head = zstd_head(file, span)
+        span = npy.header_span(zstd_head(near, _PREAMBLE), path)
+        head = zstd_head(near, span)
         header = npy.parse(head, path)
-        return Array(path, header, ZstdFile(file, header.size), head)
-    read = bytearray(min(_USUAL, file.size))
-    file.readinto(0, memoryview(read))
-    span = npy.header_span(bytes(read[:_PREAMBLE]), path)
+        values = ZstdFile(file, header.size)
+        return Array(path, header, values, head, values)
+    span = npy.header_span(read_bytes(near, 0, min(_PREAMBLE, file.size)), path)
     if span > file.size:
         raise FormatError("npydir.npy-truncated", f"expected {span} bytes of header, found {file.size}", where=path)
-    if span > len(read):
-        read = bytearray(span)
-        file.readinto(0, memoryview(read))
-    head = bytes(read[:span])
+    head = read_bytes(near, 0, span)
     header = npy.parse(head, path)
     npy.check_size(header, file.size, path)
-    return Array(path, header, file, head)
+    return Array(path, header, file, head, near)
 
 
 def open_arrays(store: Store, group: Group, suffixes: tuple[str, ...]) -> Mapping[str, Array]:

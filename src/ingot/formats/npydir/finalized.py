@@ -12,7 +12,7 @@ from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
-from ingot.formats.npydir.names import MANIFEST, exists, refuses_name
+from ingot.formats.npydir.names import MANIFEST, refuses_name
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
@@ -44,7 +44,7 @@ class NpyFormat:
 
     def marked(self, store: Store) -> bool:
         """Whether squish's sentinel ``.ready`` is there."""
-        return exists(store, READY)
+        return store.exists(READY)
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why a folder of arrays cannot carry the tensor; None if it can."""
@@ -75,8 +75,8 @@ class NpyFormat:
 
         Raises ``FormatError`` with the rules of spec/npydir.md; ``npydir.link``; ``npydir.manifest-collision``.
         """
-        files = _arrays(store.names())
-        leading = sorted(set(_arrays(store.outside())))
+        listing = store.list()
+        files, leading = _arrays(listing.files), _arrays(listing.outside)
         if leading:
             raise FormatError("npydir.link", "expected files in this folder, found a link out of it", where=leading[0])
         tensors, headers, sources = {}, {}, []

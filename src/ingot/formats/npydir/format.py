@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.npydir.carry import refusal
-from ingot.formats.npydir.names import FOLDER, MANIFEST, READY, exists, require_distinct
+from ingot.formats.npydir.names import FOLDER, MANIFEST, READY, require_distinct
 from ingot.formats.npydir.reader import read_catalog
 from ingot.formats.npydir.sidecar import json_metadata
 from ingot.formats.npydir.writer import NpydirWriter, directory_size
@@ -37,7 +37,7 @@ class NpydirFormat:
 
     def marked(self, store: Store) -> bool:
         """Whether ``tensors/.manifest_ready``, which is written last, is there."""
-        return exists(store, READY)
+        return store.exists(READY)
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why a Squish directory cannot carry the tensor; None if it can."""

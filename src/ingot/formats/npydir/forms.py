@@ -126,7 +126,7 @@ def _original_shape(array: Array, digest: str | None, verify: bool) -> tuple[int
             f"expected up to {MAX_RANK} sizes of type i64, found {header.dtype} of shape {list(header.shape)}",
             where=array.name,
         )
-    values = _part(array, "i64", digest, verify).view()
+    values = _part(replace(array, source=array.near), "i64", digest, verify).view()
     shape = tuple(int(size) for size in np.frombuffer(values, "<i8"))
     if min(shape, default=0) < 0:
         raise FormatError("npydir.shape", f"expected sizes from 0, found {list(shape)}", where=array.name)

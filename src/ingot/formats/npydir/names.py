@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from ingot.core.strictjson import strict_json
-from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.model.store import Store
+from ingot.errors import FormatError, UnsupportedError
 
 MANIFEST = "manifest.json"
 SIDECAR = "ingot.json"
@@ -42,15 +41,6 @@ _FOREIGN = {
 }
 COMPRESSIONS = ("", ".zst", ".br")
 """What may follow ``.npy``; brotli is only recognised."""
-
-
-def exists(store: Store, name: str) -> bool:
-    """Whether the store has this file, which may be a hidden one."""
-    try:
-        store.open(name).close()
-    except UsageError:
-        return False
-    return True
 
 
 def safe_key(name: str) -> str:

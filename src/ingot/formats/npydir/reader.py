@@ -18,14 +18,13 @@ from ingot.formats.npydir.names import (
     MAX_MANIFEST,
     READY,
     SIDECAR,
-    exists,
     file_of,
     parse_manifest,
 )
 from ingot.formats.npydir.sidecar import Entry, Sidecar
 from ingot.formats.npydir.sidecar import parse as parse_sidecar
 from ingot.model.bytesource import ByteSource
-from ingot.model.store import Store
+from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
 
 # Bytes of a manifest that cost next to nothing to parse, and the most that one tensor takes in it.
@@ -49,12 +48,13 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
 
     Raises ``FormatError``, ``IntegrityError`` and ``UnsupportedError`` with the rules of spec/npydir.md.
     """
-    raw = _small_file(store, MANIFEST)
+    store = Listed(store)
+    raw = store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
     with gc_paused():
         groups, others = list_arrays(store)
         _require_files(len(raw), len(groups))
         pairs = parse_manifest(raw, groups, MANIFEST)
-        reading = _Reading(store, verify, exists(store, INT4_READY), {MANIFEST: raw})
+        reading = _Reading(store, verify, store.exists(INT4_READY), {MANIFEST: raw})
         sidecar = _sidecar(store, pairs, reading)
         known = set(pairs.values())
         for key, group in groups.items():
@@ -71,7 +71,7 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
             for source in reading.sources:
                 source.close()
             raise
-    marked = exists(store, READY)
+    marked = store.exists(READY)
     if not tensors and not marked:
         raise FormatError(
             "npydir.empty",
@@ -189,9 +189,9 @@ def _nothing(group: Group) -> Exception:
 
 
 def _sidecar(store: Store, pairs: Mapping[str, str], reading: _Reading) -> Sidecar | None:
-    if SIDECAR not in store.names():
+    if not store.exists(SIDECAR):
         return None
-    raw = reading.headers[SIDECAR] = _small_file(store, SIDECAR)
+    raw = reading.headers[SIDECAR] = store.read(SIDECAR, MAX_MANIFEST, "npydir.manifest-length")
     sidecar = parse_sidecar(raw)
     if sidecar.digest is not None and reading.verify:
         manifest_digest.check_json(raw, sidecar.digest, SIDECAR, [reading.headers[MANIFEST]])
@@ -204,20 +204,6 @@ def _sidecar(store: Store, pairs: Mapping[str, str], reading: _Reading) -> Sidec
             where=SIDECAR,
         )
     return sidecar
-
-
-def _small_file(store: Store, name: str) -> bytes:
-    source = store.open(name)
-    try:
-        if source.size > MAX_MANIFEST:
-            raise FormatError(
-                "npydir.manifest-length", f"expected at most {MAX_MANIFEST} bytes, found {source.size}", where=name
-            )
-        data = bytearray(source.size)
-        source.readinto(0, memoryview(data))
-        return bytes(data)
-    finally:
-        source.close()
 
 
 def _notes(others: list[str], reading: _Reading, *, marked: bool) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.pieces import pieces, tensor_bytes
 from ingot.formats.safetensors.reader import File, open_file, tensors_of
+from ingot.model.ranges import read_bytes
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
@@ -33,7 +34,7 @@ _SMALL = 1 << 20
 
 def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
     """Read an index and the headers of all its shards as one checkpoint, shards in the order of their names."""
-    raw = _read_index(store, name)
+    raw = store.read(name, MAX_INDEX, "safetensors.index-length")
     _require_room(store, name, len(raw))
     weight_map, total = _parse(raw, name)
     files: list[File] = []
@@ -63,20 +64,6 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
     )
 
 
-def _read_index(store: Store, name: str) -> bytes:
-    source = store.open(name)
-    try:
-        if source.size > MAX_INDEX:
-            raise FormatError(
-                "safetensors.index-length", f"expected at most {MAX_INDEX} bytes, found {source.size}", where=name
-            )
-        raw = bytearray(source.size)
-        source.readinto(0, memoryview(raw))
-        return bytes(raw)
-    finally:
-        source.close()
-
-
 def _require_room(store: Store, name: str, size: int) -> None:
     """Refuse a large index that names more than the headers of the files beside it can, before it is parsed.
 
@@ -88,9 +75,7 @@ def _require_room(store: Store, name: str, size: int) -> None:
     for other in store.names():
         source = store.open(other)
         try:
-            head = bytearray(min(PREFIX, source.size))
-            source.readinto(0, memoryview(head))
-            length = int.from_bytes(head, "little")
+            length = int.from_bytes(read_bytes(source, 0, min(PREFIX, source.size)), "little")
             room += length if length <= min(source.size, MAX_HEADER) else 0
         finally:
             source.close()

@@ -13,6 +13,7 @@ from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
 from ingot.model.bytesource import ByteSource
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
+from ingot.model.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
@@ -56,7 +57,7 @@ def open_file(store: Store, name: str, *, verify: bool = True) -> File:
     source = store.open(name)
     try:
         length = _header_length(source, name)
-        raw = _read(source, PREFIX, length)
+        raw = read_bytes(source, PREFIX, length)
         start = PREFIX + length
         header = parse(raw, source.size - start, name)
         stated = header.metadata.get(manifest_digest.KEY)
@@ -71,7 +72,7 @@ def open_file(store: Store, name: str, *, verify: bool = True) -> File:
 def _header_length(source: ByteSource, name: str) -> int:
     if source.size < PREFIX:
         raise FormatError("safetensors.too-short", f"expected at least {PREFIX} bytes, found {source.size}", where=name)
-    length = int.from_bytes(_read(source, 0, PREFIX), "little")
+    length = int.from_bytes(read_bytes(source, 0, PREFIX), "little")
     limit = min(MAX_HEADER, source.size - PREFIX)
     if length > limit:
         raise FormatError(
@@ -86,9 +87,3 @@ def read_single(store: Store, name: str, *, verify: bool = True) -> Catalog:
     """Read one file as a checkpoint; errors as ``open_file``."""
     file = open_file(store, name, verify=verify)
     return Catalog(tensors_of([file]), metadata=file.header.metadata, headers={name: file.raw}, sources=(file.source,))
-
-
-def _read(source: ByteSource, offset: int, length: int) -> bytes:
-    data = bytearray(length)
-    source.readinto(offset, memoryview(data))
-    return bytes(data)

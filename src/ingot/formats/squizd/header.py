@@ -21,15 +21,9 @@ from ingot.formats.squizd.layout import (
     unpack_index,
 )
 from ingot.model.bytesource import ByteSource
+from ingot.model.ranges import read_bytes
 
 Notes = list[tuple[str, str]]
-
-
-def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:
-    """Return bytes by a read call."""
-    out = bytearray(size)
-    source.readinto(offset, memoryview(out))
-    return bytes(out)
 
 
 def read_header(source: ByteSource) -> tuple[Header, Notes]:

@@ -15,7 +15,7 @@ from ingot.formats.squizd.details import details
 from ingot.formats.squizd.directory import Directory
 from ingot.formats.squizd.directory import check as check_directory
 from ingot.formats.squizd.flags import Flags
-from ingot.formats.squizd.header import Notes, read_bytes, read_header, read_index
+from ingot.formats.squizd.header import Notes, read_header, read_index
 from ingot.formats.squizd.layout import (
     COREML_HEADER,
     COREML_MAGIC,
@@ -43,15 +43,17 @@ from ingot.formats.squizd.walk import end_of, name_blocks, walk
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
+from ingot.model.ranges import HeaderSource, read_bytes
 
 _CHUNK = 4 << 20
 
 
 @dataclass(slots=True)
 class _Read:
-    """What was found so far."""
+    """What was found so far. ``source`` is read ahead; weights are read from ``file``."""
 
-    source: ByteSource
+    source: HeaderSource
+    file: ByteSource
     header: Header
     index: Sequence[IndexEntry]
     notes: Notes
@@ -90,9 +92,10 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     FormatError, IntegrityError, UnsupportedError
         A rule of ``spec/squizd.md``.
     """
+    file, source = source, HeaderSource(source)
     header, notes = read_header(source)
     index, more = read_index(source, header)
-    found = _Read(source, header, index, notes + more, verify)
+    found = _Read(source, file, header, index, notes + more, verify)
     begin = HEADER + INDEX_ENTRY * header.layer_count
     start = max([begin, *(end for _, end in found.layers)])
     note_gaps(source, [span for span in found.layers if span[1] > span[0]], [(begin, start)], found.notes)
@@ -115,10 +118,10 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     attachments, tail = _appendices(found, directory, tail)
     _check_end(found, tail)
     return Catalog(
-        tensors=tensors_of(source, located, verify=verify),
+        tensors=tensors_of(file, located, verify=verify),
         metadata=directory.metadata if directory is not None else {},
         headers={name or source.name: head + raw},
-        sources=(source,),
+        sources=(file,),
         notes=tuple(found.notes),
         attachments=attachments,
         details=partial(details, header, attachments),
@@ -191,7 +194,7 @@ def _appendices(found: _Read, directory: Directory | None, tail: int) -> tuple[A
                 f"{meta.length} bytes at {meta.offset}",
             )
         note_gaps(found.source, [], [(tail, meta.offset)], found.notes)
-        draft = tensors_of(found.source, _draft(found, directory), verify=found.verify)
+        draft = tensors_of(found.file, _draft(found, directory), verify=found.verify)
         tail = meta.offset + meta.length
     if found.has(Flags.ANE_COREML):
         coreml, tail = _coreml(found, directory, tail)
@@ -255,7 +258,7 @@ def _coreml(found: _Read, directory: Directory | None, tail: int) -> tuple[Part,
     part = Part(
         dtype="u8",
         length=length,
-        source=source,
+        source=found.file,
         offset=start + COREML_HEADER,
         digest=directory.coreml_digest if directory is not None else None,
         where=f"{found.where}: Core ML package",
@@ -269,7 +272,7 @@ def _require_none_lost(found: _Read, start: int) -> None:
     end = min(found.header.draft.offset, found.source.size) if found.has(Flags.EAGLE) else found.source.size
     mark, previous = KEY.encode(), b""
     for at in range(start, end, _CHUNK):
-        piece = previous + read_bytes(found.source, at, min(_CHUNK, end - at))
+        piece = previous + read_bytes(found.file, at, min(_CHUNK, end - at))
         if mark in piece:
             raise IntegrityError(
                 "squizd.directory-lost",

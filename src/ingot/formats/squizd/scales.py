@@ -15,6 +15,7 @@ from ingot.core.records import gather
 from ingot.errors import FormatError
 from ingot.formats.squizd.layout import SCALE_ENTRY, SCALES_MAGIC, TABLE_HEADER
 from ingot.model.bytesource import ByteSource
+from ingot.model.ranges import HeaderSource
 
 ENTRY = np.dtype([("id", "<u8"), ("scale", "<f4"), ("zero", "<f4")])
 COLUMN = {"scales": 0, "zeros": 1}
@@ -45,7 +46,7 @@ def read_entries(source: ByteSource, offset: int, count: int) -> Array:
     return read_array(source, offset, count * SCALE_ENTRY).view(ENTRY)
 
 
-def entries_at(source: ByteSource, offsets: Sequence[int]) -> Array:
+def entries_at(source: HeaderSource, offsets: Sequence[int]) -> Array:
     """Return the entries at these offsets."""
     found = np.empty(len(offsets), ENTRY)
     if source.mapped and offsets:
@@ -53,9 +54,10 @@ def entries_at(source: ByteSource, offsets: Sequence[int]) -> Array:
         data = np.frombuffer(source.view(low, max(offsets) + SCALE_ENTRY - low), np.uint8)
         at = np.array(offsets, np.int64) - low
         found.view(np.uint8).reshape(-1, SCALE_ENTRY)[:] = data[at[:, None] + np.arange(SCALE_ENTRY)]
-    else:
-        for index, offset in enumerate(offsets):
-            source.readinto(offset, found[index : index + 1].view(np.uint8).data)
+        return found
+    source.expect((offset, SCALE_ENTRY) for offset in offsets)
+    for index in sorted(range(len(offsets)), key=offsets.__getitem__):
+        source.readinto(offsets[index], found[index : index + 1].view(np.uint8).data)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -11,11 +11,11 @@ from operator import itemgetter
 import numpy as np
 
 from ingot.errors import FormatError
-from ingot.formats.squizd.blocks import Read, fits, npcl, parse
+from ingot.formats.squizd.blocks import TCA_HEADER, Read, fits, npcl, parse
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory, Entry
 from ingot.formats.squizd.directory import parse as parse_directory
-from ingot.formats.squizd.header import Notes, read_bytes
+from ingot.formats.squizd.header import Notes
 from ingot.formats.squizd.layout import (
     ALIGNMENT,
     DIRECTORY_HEADER,
@@ -26,7 +26,8 @@ from ingot.formats.squizd.layout import (
 )
 from ingot.formats.squizd.scales import entries_at
 from ingot.formats.squizd.tensors import Located, from_entry
-from ingot.model.bytesource import ByteSource
+from ingot.model.bytesource import ByteSource, Range
+from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.spec import PartSpec, TensorSpec
 
 Span = tuple[int, int]
@@ -67,7 +68,7 @@ def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tup
 
 
 def locate(
-    source: ByteSource, directory: Directory, layers: Sequence[Span], tables: TablePlaces, notes: Notes, where: str
+    source: HeaderSource, directory: Directory, layers: Sequence[Span], tables: TablePlaces, notes: Notes, where: str
 ) -> dict[str, Located]:
     """Find every tensor of a directory; bytes of a layer that belong to none and are not padding become a note.
 
@@ -87,6 +88,7 @@ def locate(
     found: dict[str, Located] = {}
     spans: list[tuple[int, int, str]] = []
     read = partial(read_bytes, source)
+    source.expect(_heads(directory, layers))
     for name, entry in directory.tensors.items():
         place = f"{where}: tensor {name[:200]!r}"
         if entry.layer >= len(layers):
@@ -117,6 +119,15 @@ def locate(
     return found
 
 
+def _heads(directory: Directory, layers: Sequence[Span]) -> Iterator[Range]:
+    """Yield where the heads of blocks lie, with the padding before them, and the padding behind the layers' last."""
+    for entry in directory.tensors.values():
+        yield entry.offset - ALIGNMENT, ALIGNMENT + TCA_HEADER
+    for start, end in layers:
+        if end > start:
+            yield end - ALIGNMENT, ALIGNMENT
+
+
 def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
     """Return a dense tensor whose block is just what the directory says; None for all that deserves a closer look."""
     if entry.codec != "dense" or entry.params or entry.first or entry.second or entry.mask or entry.scales:
@@ -144,7 +155,7 @@ def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
             )
 
 
-def note_gaps(source: ByteSource, inner: Sequence[Span], outer: Sequence[Span], notes: Notes) -> None:
+def note_gaps(source: HeaderSource, inner: Sequence[Span], outer: Sequence[Span], notes: Notes) -> None:
     """Add a note, once, if something lies in ``outer`` spans and in none of the ``inner`` ones that is not padding.
 
     The inner spans are apart and inside the outer ones, and so are the outer ones among themselves.
@@ -152,6 +163,7 @@ def note_gaps(source: ByteSource, inner: Sequence[Span], outer: Sequence[Span], 
     ends = sorted([end for _, end in inner] + [start for start, end in outer if end > start])
     starts = sorted([start for start, _ in inner] + [end for start, end in outer if end > start])
     gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
+    source.expect((end, start - end) for end, start in gaps if start - end < ALIGNMENT)
     note = ("squizd.gap", "expected fewer than 64 zero bytes between blocks and sections, found other bytes")
     if note not in notes and any(
         start - end >= ALIGNMENT or any(read_bytes(source, end, start - end)) for end, start in gaps
@@ -159,7 +171,7 @@ def note_gaps(source: ByteSource, inner: Sequence[Span], outer: Sequence[Span], 
         notes.append(note)
 
 
-def _check_scales(source: ByteSource, directory: Directory, tables: TablePlaces, where: str) -> None:
+def _check_scales(source: HeaderSource, directory: Directory, tables: TablePlaces, where: str) -> None:
     """Every quantized matrix has its entries inside the tables, under its id, and no others are in the first round."""
     scaled = {name: entry for name, entry in directory.tensors.items() if entry.first is not None}
     if scaled and not tables:
@@ -212,19 +224,19 @@ def _check_place(run: tuple[int, int], tables: TablePlaces, where: str) -> None:
         )
 
 
-def _check_ids(source: ByteSource, runs: Sequence[tuple[tuple[int, int], int, str]], where: str) -> None:
+def _check_ids(source: HeaderSource, runs: Sequence[tuple[tuple[int, int], int, str]], where: str) -> None:
     """Check the first and last id of every run; those between are checked when they are read."""
-    ids = np.array([id for _, id, _ in runs], np.uint64)
-    for last in (False, True):
-        found = entries_at(source, [start + last * (count - 1) * SCALE_ENTRY for (start, count), _, _ in runs])["id"]
-        wrong = np.flatnonzero(found != ids)
-        if wrong.size:
-            index = int(wrong[0])
-            raise FormatError(
-                "squizd.scale-id",
-                f"expected scale entries of tensor id {runs[index][1]:#018x}, found {int(found[index]):#018x}",
-                where=f"{where}: tensor {runs[index][2][:200]!r}",
-            )
+    ends = [start + last * SCALE_ENTRY for (start, count), _, _ in runs for last in (0, count - 1)]
+    ids = np.repeat(np.array([id for _, id, _ in runs], np.uint64), 2)
+    found = entries_at(source, ends)["id"]
+    wrong = np.flatnonzero(found != ids)
+    if wrong.size:
+        index = int(wrong[0])
+        raise FormatError(
+            "squizd.scale-id",
+            f"expected scale entries of tensor id {int(ids[index]):#018x}, found {int(found[index]):#018x}",
+            where=f"{where}: tensor {runs[index // 2][2][:200]!r}",
+        )
 
 
 def masks_by_layer(found: Mapping[str, Located], directory: Directory) -> dict[int, int]:

@@ -14,12 +14,12 @@ from typing import Any
 from ingot.errors import FormatError
 from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, Block, parse
 from ingot.formats.squizd.carry import form_of
-from ingot.formats.squizd.header import read_bytes
 from ingot.formats.squizd.layout import SUB_BLOCK_BIT, tensor_id
 from ingot.formats.squizd.scales import Run, read_entries, runs
 from ingot.formats.squizd.section_reader import Span, TablePlaces, skip_zeros
 from ingot.formats.squizd.tensors import Located
 from ingot.model.bytesource import ByteSource
+from ingot.model.ranges import read_bytes
 from ingot.model.spec import PartSpec, TensorSpec
 
 MAX_BLOCKS = 1 << 20

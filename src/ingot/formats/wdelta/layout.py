@@ -79,3 +79,8 @@ def pack_head(tensor: str, field: str, dtype: str, count: int) -> bytes:
     """Return the head of a record of one dimension with ``count`` elements."""
     pieces = [struct.pack("<I", len(text)) + text for text in (tensor.encode(), field.encode(), dtype.encode())]
     return b"".join(pieces) + struct.pack("<IQQ", 1, count, count * ITEM[dtype][1])
+
+
+def head_size(tensor: str, field: str, dtype: str) -> int:
+    """Return the bytes of a record's head."""
+    return 12 + sum(len(text.encode("utf-8", "surrogatepass")) for text in (tensor, field, dtype)) + 20

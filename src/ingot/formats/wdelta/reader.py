@@ -12,6 +12,7 @@ from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRAT
 from ingot.formats.wdelta.walk import Place, walk
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
+from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.tensor import Tensor
 
 
@@ -22,9 +23,10 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
 
     Raises ``FormatError`` and ``UnsupportedError`` with the rules of spec/wdelta.md.
     """
-    version, raw = _read_header(source, name)
+    near = HeaderSource(source)
+    version, raw = _read_header(near, name)
     header = parse(raw, version, name)
-    places = walk(source, PREFIX + len(raw), source.size - DIGEST, header.tensors, name)
+    places = walk(near, PREFIX + len(raw), source.size - DIGEST, header.tensors, name)
     tensors = {tensor: _tensor(source, tensor, header.tensors[tensor], found, name) for tensor, found in places.items()}
     return Catalog(
         tensors,
@@ -37,15 +39,14 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
 
 
 def _read_header(source: ByteSource, name: str) -> tuple[int, bytes]:
-    head = bytearray(min(PREFIX, source.size))
-    source.readinto(0, memoryview(head))
-    if bytes(head[: len(MAGIC)]) != MAGIC[: len(head)]:
-        raise FormatError("wdelta.magic", f"expected {MAGIC!r}, found {bytes(head[:7])!r}", where=name)
+    head = read_bytes(source, 0, min(PREFIX, source.size))
+    if head[: len(MAGIC)] != MAGIC[: len(head)]:
+        raise FormatError("wdelta.magic", f"expected {MAGIC!r}, found {head[:7]!r}", where=name)
     if source.size < PREFIX + DIGEST:
         raise FormatError(
             "wdelta.truncated", f"expected at least {PREFIX + DIGEST} bytes, found {source.size}", where=name
         )
-    _, version, length = unpack_prefix(bytes(head))
+    _, version, length = unpack_prefix(head)
     if version not in VERSIONS:
         raise UnsupportedError(f"expected version 1 or 2, found {version}", rule="wdelta.version", where=name)
     if length > source.size - PREFIX - DIGEST:
@@ -58,9 +59,7 @@ def _read_header(source: ByteSource, name: str) -> tuple[int, bytes]:
         raise FormatError(
             "wdelta.header-too-large", f"expected a header of at most {MAX_HEADER} bytes, found {length}", where=name
         )
-    raw = bytearray(length)
-    source.readinto(PREFIX, memoryview(raw))
-    return version, bytes(raw)
+    return version, read_bytes(source, PREFIX, length)
 
 
 def _tensor(source: ByteSource, name: str, entry: Entry, places: dict[str, Place], file: str) -> Tensor:

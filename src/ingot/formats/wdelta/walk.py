@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ingot.errors import FormatError
 from ingot.formats.wdelta.header import Entry
-from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head
+from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, head_size
 from ingot.model.bytesource import ByteSource
+from ingot.model.ranges import HeaderSource, read_bytes
 
 # Bytes of a head beside the tensor's name: three lengths, field, element type, rank, one size, the data's length.
 _FIXED = 4 + 4 + LONGEST_FIELD + 4 + LONGEST_DTYPE + 4 + 8 + 8
@@ -66,7 +67,7 @@ class _Head:
         return piece
 
 
-def walk(source: ByteSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Places:
+def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Places:
     """Locate every array of the payload between ``start`` and ``end``.
 
     Raises
@@ -79,6 +80,7 @@ def walk(source: ByteSource, start: int, end: int, entries: Mapping[str, Entry],
     longest = max((len(name.encode("utf-8", "surrogatepass")) for name in entries), default=0)
     places: Places = {}
     position = start
+    source.expect((place, longest + _FIXED) for place in _guessed_heads(start, end, entries))
     while position < end:
         head, size = _read_head(source, position, end, longest, f"{where} at byte {position}")
         position += size
@@ -105,10 +107,34 @@ def walk(source: ByteSource, start: int, end: int, entries: Mapping[str, Entry],
     return places
 
 
+def _guessed_heads(start: int, end: int, entries: Mapping[str, Entry]) -> list[int]:
+    """Return where the heads of records are expected: arrays in the order of the header, without gaps.
+
+    A guess, so that they can be read together; none where the lengths do not come to those of the payload. What the
+    header does not tell is taken as our own writer and deltatensors have it: positions in the first type that they may
+    have or in the last, and as many of them as the sparsity leaves.
+    """
+    for choice in (0, -1):
+        heads, position = [], start
+        for name, entry in entries.items():
+            for field, count in entry.counts().items():
+                spelling = STRATEGIES[entry.strategy].fields[field][choice]
+                heads.append(position)
+                position += head_size(name, field, spelling)
+                position += (_usual_count(entry) if count is None else count) * ITEM[spelling][1]
+        if position == end:
+            return heads
+    return []
+
+
+def _usual_count(entry: Entry) -> int:
+    """Return how many differences a writer keeps of a sparsity: at least one, if there is one."""
+    share = entry.sparsity or 0.0
+    return min(entry.size, max(1, int(entry.size * (1.0 - share)))) if 0 <= share <= 1 else 0
+
+
 def _read_head(source: ByteSource, position: int, end: int, longest: int, where: str) -> tuple[Head, int]:
-    data = bytearray(min(longest + _FIXED, end - position))
-    source.readinto(position, memoryview(data))
-    taken = _Head(bytes(data), where)
+    taken = _Head(read_bytes(source, position, min(longest + _FIXED, end - position)), where)
     tensor = taken.text(longest, "wdelta.record-foreign", "a tensor's name")
     name = taken.text(LONGEST_FIELD, "wdelta.record-foreign", "a field's name")
     dtype = taken.text(LONGEST_DTYPE, "wdelta.record-dtype", "an element type")

@@ -18,6 +18,7 @@ from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logic
 from ingot.model.bytesource import ByteSource
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
+from ingot.model.ranges import read_bytes
 from ingot.model.tensor import Tensor
 
 
@@ -43,8 +44,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         ``manifest.digest``.
     """
     start, size = manifest_span(source)
-    data = bytearray(size)
-    source.readinto(start, memoryview(data))
+    data = read_bytes(source, start, size)
     with gc_paused():
         manifest = parse(data, source.name)
         if manifest.ingot_digest is not None and verify:
@@ -54,7 +54,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     return Catalog(
         tensors=tensors_of(source, manifest.objects, verify=verify),
         metadata=manifest.attributes or {},
-        headers={name or source.name: bytes(data)},
+        headers={name or source.name: data},
         sources=(source,),
         notes=tuple(_notes(manifest)),
         manifest_digest=manifest.ingot_digest is not None,
@@ -67,7 +67,7 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
     def refuse(rule: str, message: str) -> FormatError:
         return FormatError(rule, message, where=source.name)
 
-    head = _bytes(source, 0, min(len(MAGIC), source.size))
+    head = read_bytes(source, 0, min(len(MAGIC), source.size))
     if head == MAGIC_V2:
         raise UnsupportedError(
             "this is zTensor container version 2, expected version 1 (magic ZTEN1000); this Ingot reads version 1 only",
@@ -84,7 +84,7 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
         raise refuse("zt.header-magic", f"expected the file to begin with {MAGIC!r}, found {head!r}")
     if source.size < len(MAGIC) + 1 + FOOTER:
         raise refuse("zt.truncated", f"expected at least {len(MAGIC) + 1 + FOOTER} bytes, found {source.size}")
-    size, magic = struct.unpack("<Q8s", _bytes(source, source.size - FOOTER, FOOTER))
+    size, magic = struct.unpack("<Q8s", read_bytes(source, source.size - FOOTER, FOOTER))
     if magic != MAGIC:
         raise refuse("zt.footer-magic", f"expected the file to end with {MAGIC!r}, found {magic!r}; is it cut off?")
     if size > MAX_MANIFEST:
@@ -132,9 +132,3 @@ def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "zt.type-unknown", f"{count} parts have a logical type that is not known here: {str(kind)[:80]!r}"
     for kind, count in Counter(part.encoding for part in parts if part.encoding not in ENCODINGS).items():
         yield "zt.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"
-
-
-def _bytes(source: ByteSource, offset: int, length: int) -> bytes:
-    data = bytearray(length)
-    source.readinto(offset, memoryview(data))
-    return bytes(data)

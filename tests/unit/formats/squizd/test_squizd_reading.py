@@ -16,9 +16,10 @@ from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.squizd import place, walk
 from ingot.formats.squizd.format import SquizdFormat
+from ingot.formats.squizd.header import read_header, read_index
 from ingot.formats.squizd.place import layers_of
 from ingot.formats.squizd.reader import read_catalog
-from ingot.model.bytesource import MemorySource
+from ingot.model.bytesource import MemorySource, Range
 from ingot.ops.check.verify import Finding
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
@@ -50,7 +51,9 @@ def whole(rows: int = 4) -> Made:
 
 
 class CountingSource(MemorySource):
-    """Remembers which bytes were asked for."""
+    """Remembers which bytes were asked for; wants nothing read that is not needed."""
+
+    gap = 0
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data, "f")
@@ -60,6 +63,9 @@ class CountingSource(MemorySource):
     def view(self, offset: int, length: int) -> memoryview:
         self.read.update(range(offset, offset + length))
         return super().view(offset, length)
+
+    def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        return [self.view(*range) for range in ranges]
 
     def readinto(self, offset: int, out: memoryview) -> None:
         self.read.update(range(offset, offset + out.nbytes))
@@ -80,11 +86,16 @@ def payloads(made: Made, catalog: Catalog) -> Iterator[tuple[str, set[int]]]:
 
 
 def test_opening_reads_no_weights_and_a_tensor_only_its_own_bytes() -> None:
-    """Opening reads 64 bytes where a block's header is expected."""
+    """Opening reads 64 bytes where a block's header is expected, and the 64 before it and at a layer's end: padding."""
     made = whole(rows=400)
     source = CountingSource(made.data)
     catalog = read_catalog(source)
-    heads = {at + byte for at in made.main.blocks.values() for byte in range(64)}
+    heads = {at + byte for at in made.main.blocks.values() for byte in range(-64, 64)}
+    heads |= {
+        entry.offset + entry.length - byte
+        for entry in read_index(source, read_header(source)[0])[0]
+        for byte in range(65)
+    }
     weights: set[int] = set().union(*(own for _, own in payloads(made, catalog))) & set(range(made.main.behind))
     assert source.read & weights <= heads
     assert len(weights) > 5 * len(heads)
