@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ingot.cli import kernel
+from ingot.cli import kernel, program
 from ingot.cli.output import Json, codec_text, print_json, progress_bar, shape_text, size_text
 from ingot.cli.tables import equal_layers, line, table
 from ingot.errors import printable
@@ -48,13 +48,18 @@ def command(
     """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
 
     Of a .squizd also its features, and which stack would run it on this machine and on named platforms, with reasons.
-    Of a kernel unit (`ingot kernel`) its sections and records.
+    Of a kernel unit (`ingot kernel`) its sections and records, of a compiled program (.hwx) its sections, registers and
+    kernels.
     """
     from ingot.ops.ane.kernel import is_kernel_file
+    from ingot.ops.ane.program import is_program_file
     from ingot.ops.check.inspect import inspect
 
     if is_kernel_file(path):
         kernel.show(path, list_tensors, json)
+        return
+    if is_program_file(path):
+        program.show(path, list_tensors, json)
         return
     if content_id:
         _content_id(path, json)

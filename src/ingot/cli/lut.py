@@ -27,7 +27,7 @@ def command(
     range: Annotated[str | None, typer.Option("--range", help="Inputs that matter: LOW,HIGH.")] = None,
     domain: Annotated[str | None, typer.Option(help="Where the 33 knots lie: LOW,HIGH; fitted by default.")] = None,
     outside: Annotated[
-        str, typer.Option(help="Beyond the knots: clamp to the end knots, as published; line (inferred); or best.")
+        str, typer.Option(help="Beyond the knots: clamp to the end knots, as published; line; or best.")
     ] = "clamp",
     svg: Annotated[str | None, typer.Option(help="Write a plot to this file.")] = None,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the curve and the error.")] = True,
@@ -52,8 +52,9 @@ def command(
             {
                 "function": name,
                 "interval": fitted.interval,
-                "domain": (float(lut.lo), float(lut.hi)),
-                "outside": "line" if lut.mode else "clamp",
+                "domain": (float(lut.places[0]), float(lut.places[-1])),
+                "clamps": (float(lut.lo), float(lut.hi)),
+                "outside": lut.outside,
                 "max_error": fitted.max_error,
                 "worst_x": fitted.worst_x,
                 "rms_error": fitted.rms_error,
@@ -63,8 +64,9 @@ def command(
         return
     if plot:
         print(text_plot(fitted, function))
-    outside = "straight lines (inferred)" if lut.mode else "the end knots"
-    print(f"{name}: 43 entries, 86 bytes; 33 knots from {float(lut.lo):.5g} to {float(lut.hi):.5g}, outside {outside}")
+    beyond = "the end knots" if lut.outside == "clamp" else f"lines up to {float(lut.lo):.5g} and {float(lut.hi):.5g}"
+    first, last = lut.places[[0, -1]]
+    print(f"{name}: 43 entries, 86 bytes; 33 knots from {first:.5g} to {last:.5g}, outside {beyond}")
     print(
         f"  error over [{fitted.interval[0]:.5g}, {fitted.interval[1]:.5g}]: largest {number(fitted.max_error, 3)} at "
         f"{fitted.worst_x:.5g}, RMS {number(fitted.rms_error, 3)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -20,7 +21,7 @@ def fits() -> dict[str, Fitted]:
 
 
 # The engine's own errors were measured as 0.0034, 0.0017 and 0.0059 for the first three (B3).
-LARGEST = {"sigmoid": 0.0021, "tanh": 0.0038, "gelu": 0.0092, "silu": 0.018, "exp": 0.0045, "rsqrt": 0.0138}
+LARGEST = {"sigmoid": 0.0015, "tanh": 0.0026, "gelu": 0.0092, "silu": 0.017, "exp": 0.003, "rsqrt": 0.015}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_beyond_the_domain_the_end_knots_hold_unless_lines_are_asked_for(fits: d
         np.testing.assert_array_equal(lut(far), lut.knots[[0, -1]])
     line = fit_lut("gelu", domain=(-4.0, 4.0), outside="line").lut
     assert abs(float(line(9.0)) - 9) < 0.02
-    assert fit_lut("gelu", domain=(-4.0, 4.0), outside="best").lut.mode == 1
+    assert fit_lut("gelu", domain=(-4.0, 4.0), outside="best").lut.outside == "line"
     with pytest.raises(UsageError) as found:
         fit_lut("gelu", outside="wrap")
     assert found.value.rule == "ane.function"
@@ -79,21 +80,20 @@ def test_records_have_43_entries_and_come_back(fits: dict[str, Fitted], name: st
 
 @pytest.mark.parametrize("outside", ["clamp", "line"])
 def test_evaluation_is_half_precision_step_by_step(outside: str) -> None:
-    """Clamp, affine map, segment, fraction, interpolation: each rounded to float16, in scalar steps."""
+    """Affine map, segment, fraction, interpolation, lines up to the clamps: each rounded to float16, step by step."""
     lut = fit_lut(np.tanh, (-4.0, 4.0), (-3.0, 3.0), outside).lut
     half = np.float16
     for x in np.linspace(-5, 5, 301).astype(half):
-        if lut.lo <= x <= lut.hi:
-            place = min(half(half(x - lut.lo) * lut.scale), half(SEGMENTS))
-            segment = min(int(place), SEGMENTS - 1)
-            fraction = half(place - half(segment))
+        held = min(max(x, lut.lo), lut.hi)
+        u = half(half(held * lut.scale) + lut.shift)
+        segment = min(math.floor(2 * float(u)) + 16, SEGMENTS - 1)
+        fraction = half(2 * float(u) + 16 - segment)
+        if -8 <= u <= 8:
             step = half(lut.knots[segment + 1] - lut.knots[segment])
             expected = half(lut.knots[segment] + half(fraction * step))
-        elif lut.mode == 0:
-            expected = lut.knots[0] if x < lut.lo else lut.knots[-1]
         else:
-            slope, offset = lut.tails[:2] if x < lut.lo else lut.tails[2:]
-            expected = half(half(slope * x) + offset)
+            slope, offset = lut.tails[:2] if u < -8 else lut.tails[2:]
+            expected = half(half(slope * held) + offset)
         assert lut(x) == expected
 
 
@@ -144,7 +144,7 @@ def test_a_callable_needs_an_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "value"), [(0, np.nan), (1, -100), (2, 7), (3, 0), (3, -1), (10, np.inf), (41, 1), (42, 1)]
+    ("index", "value"), [(0, np.nan), (1, -100), (2, np.nan), (3, 0), (3, -1), (10, np.inf), (41, 1), (42, 0)]
 )
 def test_hostile_records_are_refused(fits: dict[str, Fitted], index: int, value: float) -> None:
     entries = fits["tanh"].lut.entries()

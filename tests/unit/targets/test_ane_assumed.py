@@ -89,7 +89,7 @@ ACTS: dict[str, tuple[str, Any, Answer]] = {
     "activation_lut_budget": ("m1", 80, packs),
     "palette_lut_budget": ("m1", 80, packs),
     "weight_tiles": ("m1", 4, packs),
-    "ocg_channels": ("m1", 8, packs),
+    "ocg_channels": ("m1", 2, packs),
     "bandwidth": ("m3", 60.0, takes(DENSE)),
     "palette_rate": ("m1", 1.0, takes(palette(4))),
     "bandwidth_sparse": ("m1", 10.0, takes(SPARSE)),

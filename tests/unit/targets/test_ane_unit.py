@@ -15,7 +15,7 @@ from ingot.errors import FormatError, IngotError, UsageError
 from ingot.targets.ane.activation import fit_lut
 from ingot.targets.ane.bits import pack_lsb, unpack_lsb
 from ingot.targets.ane.chips import load_chip
-from ingot.targets.ane.pack import KernelWeight, pack_unit
+from ingot.targets.ane.pack import KernelWeight, channels_per_group, pack_unit
 from ingot.targets.ane.unit import HEADER, seal
 from ingot.targets.ane.unit_read import read_unit
 
@@ -91,13 +91,14 @@ def test_units_come_back(form: str, chip: Any, shape: tuple[int, ...]) -> None:
 
 def test_records_are_the_published_block() -> None:
     """14 words: offset, channels, ten slots of -1, two flags of 0 (table 25.3)."""
-    unit = read_unit(pack_unit(weight_of("dense", (100, 50)), M1))
+    unit = read_unit(pack_unit(weight_of("dense", (100, 50)), M1.assuming("ocg_channels", 4)))
     records = unit.records
-    assert records.shape == (7, 14)
-    assert records[:, 1].tolist() == [16] * 6 + [4]
+    assert records.shape == (25, 14)
+    assert records[:, 1].tolist() == [4] * 25
     assert (records[:, 2:12] == 0xFFFFFFFF).all()
     assert not records[:, 12:].any()
-    assert (records[:, 0] % 64 == 0).all()  # seven groups, sixteen tiles: each begins one
+    assert (records[:18:2, 0] % 64 == 0).all()  # 25 groups, sixteen tiles: nine have two
+    assert (records[1:18:2, 0] % 64 == 4 * 50 * 2 % 64).all()
 
 
 def test_sections_are_in_order_and_the_tables_behind_one_cursor() -> None:
@@ -122,9 +123,12 @@ def test_the_m1_has_a_copy_of_the_tables_per_tile() -> None:
 
 
 def test_groups_shrink_with_the_kernel() -> None:
-    """M6: at most 16 channels, as many as fit 64 KiB as fp16."""
+    """M6: at most 16 channels, as many as fit 64 KiB as fp16; TG: as many as give every tile one group, 32 on H13."""
     for per_channel, ocg in ((64, 16), (2048, 16), (2049, 8), (4096, 8), (20000, 1), (100000, 1)):
-        assert read_unit(pack_unit(weight_of("dense", (16, per_channel)), M4)).header.ocg == ocg
+        assert channels_per_group((512, per_channel), M4) == ocg
+    for channels, ocg in ((3, 1), (16, 1), (17, 2), (64, 4), (512, 32), (4096, 32)):
+        assert channels_per_group((channels, 64), M1) == ocg
+        assert channels_per_group((channels, 64), M4) == min(ocg, 16)
 
 
 def test_a_nibble_is_low_first() -> None:
@@ -215,11 +219,11 @@ def patched(offset: int, layout: str, *values: int) -> bytes:
 def test_units_of_version_1_have_no_kernel_word_and_are_read() -> None:
     old = read_unit(patched_twice((8, 1), (48, 0)))
     assert (old.header.version, old.header.word) == (1, 0)
-    np.testing.assert_array_equal(old.dense(), read_unit(UNITS["palette4/1/1"]).dense())
+    np.testing.assert_array_equal(old.dense(), read_unit(UNITS["int8"]).dense())
 
 
 def patched_twice(*words: tuple[int, int]) -> bytes:
-    unit = bytearray(UNITS["palette4/1/1"])
+    unit = bytearray(UNITS["int8"])
     for offset, word in words:
         struct.pack_into("<I", unit, offset, word)
     seal(unit)

@@ -264,5 +264,5 @@ def use_of(tensor: Tensor, form: Form) -> str:
 def _winograd(form: Form, shape: tuple[int, ...], chip: Chip, conditions: Conditions) -> str | None:
     if len(shape) != 4 or shape[2:] == (1, 1):
         return None
-    ocg = channels_per_group(prod(shape[1:]), chip)
+    ocg = channels_per_group(shape, chip)
     return winograd(form, (shape[2], shape[3]), chip, conditions, ocg=ocg).reason

@@ -20,7 +20,7 @@ def text_plot(fitted: Fitted, function: Function) -> str:
     """Return lines of 80 characters: the table's values as ``*``, the ends of its domain as ``|``, then the error."""
     x, y, error = _curves(fitted, function, _WIDTH)
     lines = _grid(y, _HEIGHT, "*")
-    low, high = float(fitted.lut.lo), float(fitted.lut.hi)
+    low, high = fitted.lut.places[[0, -1]]
     step = (x[-1] - x[0]) / (_WIDTH - 1)
     marks = "".join("|" if abs(place - low) <= step / 2 or abs(place - high) <= step / 2 else "-" for place in x)
     lines += [f"{'':>8}{marks}", f"{'':>8}{x[0]:<{_WIDTH // 2}.4g}{x[-1]:>{_WIDTH // 2}.4g}", "error"]
@@ -36,15 +36,13 @@ def svg_plot(fitted: Fitted, function: Function, name: str) -> str:
     top = _Frame((x[0], x[-1]), (low, max(float(y.max()), float(exact.max()))), _MARGIN, _SVG_TOP)
     most = max(float(np.abs(error).max()), 1e-12)
     below = _Frame((x[0], x[-1]), (-most, most), 2 * _MARGIN + _SVG_TOP, _SVG_BELOW)
-    knots_x = float(lut.lo) + np.arange(len(lut.knots)) / float(lut.scale)
+    knots_x = lut.places
     dots = "".join(
         f'<circle cx="{top.x(place):.1f}" cy="{top.y(float(value)):.1f}" r="2.5" fill="#b3261e"/>'
         for place, value in zip(knots_x, lut.knots, strict=True)
         if x[0] <= place <= x[-1]
     )
-    title = (
-        f"{len(lut.knots)} knots from {float(lut.lo):.4g} to {float(lut.hi):.4g}, largest error {fitted.max_error:.3g}"
-    )
+    title = f"{len(lut.knots)} knots from {knots_x[0]:.4g} to {knots_x[-1]:.4g}, largest error {fitted.max_error:.3g}"
     height = 3 * _MARGIN + _SVG_TOP + _SVG_BELOW
     body = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SVG_WIDTH}" height="{height}" {_FONT}>',
@@ -73,7 +71,7 @@ def _grid(values: Array, height: int, mark: str) -> list[str]:
     rows = [[" "] * len(values) for _ in range(height)]
     for column, value in enumerate(values):
         rows[height - 1 - round((float(value) - low) / span * (height - 1))][column] = mark
-    labels = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
+    labels = {0: f"{high:.3g}", height - 1: f"{low:.3g}"}
     return [f"{labels.get(index, ''):>7} {''.join(row).rstrip()}".rstrip() for index, row in enumerate(rows)]
 
 

@@ -162,15 +162,20 @@ def _check_budget(lut: int, pal: int, chip: Chip) -> None:
         )
 
 
-def channels_per_group(per_channel: int, chip: Chip) -> int:
-    """Return the output channels of a group: the largest power of two of which fp16 weights fit 64 KiB, capped (M6)."""
-    room = max(1, _KERNEL_BYTES // (2 * max(1, per_channel)))
-    return min(int(chip.value("ocg_channels")), 1 << (room.bit_length() - 1))
+def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
+    """Return the output channels of a group, a power of two.
+
+    Enough for the tiles to have one group each (TG: 1 of 3 channels, 32 of 512), but no more than the chip's cap, and
+    no more than fit 64 KiB as fp16 (M6).
+    """
+    room = max(1, _KERNEL_BYTES // (2 * max(1, prod(shape[1:]))))
+    shared = -(-shape[0] // int(chip.value("weight_tiles")))
+    return min(int(chip.value("ocg_channels")), 1 << (room.bit_length() - 1), 1 << (shared - 1).bit_length())
 
 
 def _geometry(weight: KernelWeight, chip: Chip) -> Header:
     """Return the header without sections: output channels per group as M6 measured them, at least one vector."""
-    ocg = max(weight.vector, channels_per_group(prod(weight.shape[1:]), chip))
+    ocg = max(weight.vector, channels_per_group(weight.shape, chip))
     tiles = int(chip.value("weight_tiles"))
     return Header(
         kernel_format=weight.kernel_format,

@@ -139,6 +139,8 @@ class _Reader:
         lut = self.section("lut")
         if lut.size not in (0, 2 * ENTRIES):
             raise self._refuse("anek.kind", f"an activation table of {2 * ENTRIES} bytes", lut.size)
+        if lut.size and self._header.version == 1:
+            raise self._refuse("anek.version", "version 2 with an activation table", "version 1")
         return replace(weight, lut=read_lut(lut.view("<f2").astype(np.float16))) if lut.size else weight
 
     def _codebooks(self) -> Array | None:
