@@ -217,17 +217,18 @@ def patched(offset: int, layout: str, *values: int) -> bytes:
 
 
 def test_units_of_version_1_have_no_kernel_word_and_are_read() -> None:
-    old = read_unit(patched_twice((8, 1), (48, 0)))
-    assert (old.header.version, old.header.word) == (1, 0)
-    np.testing.assert_array_equal(old.dense(), read_unit(UNITS["int8"]).dense())
-
-
-def patched_twice(*words: tuple[int, int]) -> bytes:
-    unit = bytearray(UNITS["int8"])
-    for offset, word in words:
-        struct.pack_into("<I", unit, offset, word)
-    seal(unit)
-    return bytes(unit)
+    """Without an activation table: that of version 1 had another layout."""
+    for table, rule in ((None, None), (LUT, "anek.version")):
+        unit = bytearray(pack_unit(replace(weight_of("int8", (20, 9)), lut=table), M4))
+        struct.pack_into("<I", unit, 8, 1)
+        struct.pack_into("<I", unit, 48, 0)
+        seal(unit)
+        if rule is None:
+            assert (read_unit(unit).header.version, read_unit(unit).header.word) == (1, 0)
+            continue
+        with pytest.raises(FormatError) as found:
+            read_unit(unit)
+        assert found.value.rule == rule
 
 
 @pytest.mark.parametrize(
