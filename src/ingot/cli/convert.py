@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.options import Digest, Overwrite, Threads
-from ingot.cli.output import Json, codec_text, number, print_json, progress_bar, shape_text, size_text
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, codec_text, number, print_json, progress_bar, shape_text, size_text
 from ingot.cli.tables import equal_layers, line, table
-
-if TYPE_CHECKING:
-    from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.options import ConvertOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -27,126 +26,32 @@ EPILOG = (
     "  ingot convert ./Llama-3-8B ./Llama-3-8B-mlx --format mlx --recipe mlx-4bit\n\n"
     "  ingot convert X.mlpackage Y.mlpackage --recipe ane-m1"
 )
-PRUNING = "Pruning"
-ATTACHMENTS = "Beside the weights"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("convert", epilog=EPILOG)(command)
+    app.command("convert", epilog=EPILOG)(derived(command))
 
 
 def command(
-    src: Annotated[str, typer.Argument(help="Checkpoint: a file or folder in any format that Ingot reads.")],
-    dst: Annotated[
-        str, typer.Argument(help="File name with a format's suffix, or a folder (companion files travel along).")
-    ],
-    recipe: Annotated[
-        str | None, typer.Option(help="Preset (see `ingot recipes`) or TOML file; default: keep as stored.")
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", "-f", help="Target format; default: by the suffix, zt for folders.")
-    ] = None,
-    max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue a killed run of the same command; keep what is finished if interrupted."
-        ),
-    ] = False,
+    options: ConvertOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show which rule hits which tensor and the resulting size; write nothing.")
     ] = False,
-    allow_requantize: Annotated[
-        bool, typer.Option("--allow-requantize", help="Quantize tensors that are quantized already.")
-    ] = False,
-    strict_recipe: Annotated[
-        bool, typer.Option("--strict-recipe", help="Fail if a rule of the recipe, or --importance, has no effect.")
-    ] = False,
-    overwrite: Overwrite = False,
-    threads: Threads = None,
-    digest: Digest = "crc32c",
-    max_shard_size: Annotated[
-        str | None, typer.Option(help="Largest safetensors shard, such as 2GB; default 5GB in folders.")
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Check the source's digests.")] = True,
-    measure: Annotated[bool, typer.Option(help="Measure the error of lossy tensors.")] = True,
-    prune: Annotated[
-        float | None,
-        typer.Option(
-            help="Leave out this share (0 to 1) of each feed-forward network's channels.", rich_help_panel=PRUNING
-        ),
-    ] = None,
-    prune_block: Annotated[
-        int | None, typer.Option(help="Channels that stay or go together; default 64.", rich_help_panel=PRUNING)
-    ] = None,
-    activations: Annotated[
-        str | None,
-        typer.Option(
-            help="Checkpoint of activation norms, a vector per down projection, to choose channels by; without it they "
-            "are chosen by weights alone, which says little.",
-            rich_help_panel=PRUNING,
-        ),
-    ] = None,
-    importance: Annotated[
-        str | None,
-        typer.Option(
-            help="Checkpoint of activation norms, a vector per matrix, that say what errors of its columns weigh; for "
-            "recipes that make palettes."
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="EAGLE-3 draft head to put in: a file or folder in any format. For formats that carry one: squizd.",
-            rich_help_panel=ATTACHMENTS,
-        ),
-    ] = None,
-    coreml: Annotated[
-        str | None,
-        typer.Option(
-            help="Core ML package (folder X.mlpackage) to put in. For formats that carry one: squizd.",
-            rich_help_panel=ATTACHMENTS,
-        ),
-    ] = None,
-    program: Annotated[
-        str | None,
-        typer.Option(
-            help="Core ML package whose program takes the tensors; default: the source's own. For .mlpackage.",
-            rich_help_panel=ATTACHMENTS,
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Convert a checkpoint to another container, by a recipe or as it is, in bounded memory.
 
     Nothing appears under DST until it is complete.
     """
-    options: ConvertOptions = {
-        "allow_requantize": allow_requantize,
-        "strict_recipe": strict_recipe,
-        "overwrite": overwrite,
-        "threads": threads,
-        "digest": None if digest == "none" else digest,
-        "max_shard": max_shard_size,
-        "verify": verify,
-        "measure": measure,
-        "prune": prune,
-        "prune_block": prune_block,
-        "activations": activations,
-        "importance": importance,
-        "draft": draft,
-        "coreml": coreml,
-        "program": program,
-    }
     if dry_run:
-        _dry_run(src, dst, recipe, format, options, json)
+        _dry_run(options, json)
         return
     from ingot.ops.convert.convert import convert
 
     with progress_bar("converting", quiet=quiet or json) as progress:
-        report = convert(src, dst, recipe, format, max_ram, resume, progress, **options)
+        report = convert(replace(options, progress=progress))
     _warn(report.warnings)
     if json:
         print_json(report_data(report))
@@ -154,11 +59,11 @@ def command(
         print_report(report)
 
 
-def _dry_run(src: str, dst: str, recipe: str | None, format: str | None, options: ConvertOptions, json: bool) -> None:
+def _dry_run(options: ConvertOptions, json: bool) -> None:
     from ingot.ops.attachments import KINDS
     from ingot.ops.convert.convert import prepare
 
-    with prepare(src, dst, recipe, format, options) as prepared:
+    with prepare(options) as prepared:
         plan = prepared.plan
         carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
         notes = [*carried, *prepared.notes]

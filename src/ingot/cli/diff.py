@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.options import Digest, Overwrite, Threads
-from ingot.cli.output import Json, number, print_json, progress_bar, shape_text, size_text
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, number, print_json, progress_bar, shape_text, size_text
 from ingot.cli.tables import line, table
-from ingot.errors import UsageError
-
-if TYPE_CHECKING:
-    from ingot.ops.delta.options import DiffOptions
+from ingot.ops.delta.options import DiffOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -26,32 +24,12 @@ EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("diff", epilog=EPILOG)(command)
+    app.command("diff", epilog=EPILOG)(derived(command))
 
 
 def command(
-    base: Annotated[str, typer.Argument(help="The weights that the fine-tune started from: file or folder.")],
-    finetuned: Annotated[str, typer.Argument(help="The fine-tune, in any container and layout.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="The delta: a name ending in .zt, .wdelta or .safetensors.")],
-    strategy: Annotated[
-        str, typer.Option(help="How differences are stored: exact, or smaller and not exact (int8, int4, ..., auto).")
-    ] = "exact",
-    option: Annotated[
-        list[str] | None, typer.Option("--option", help="Codec option for the strategy's matrices: NAME=VALUE.")
-    ] = None,
-    target_size: Annotated[
-        str | None, typer.Option(help="For --strategy auto: the delta's size, such as 200MiB, or a share such as 0.1.")
-    ] = None,
-    max_error: Annotated[
-        float | None, typer.Option(help="For --strategy auto: largest error of a difference, as a share of its norm.")
-    ] = None,
-    max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
-    digest: Digest = "crc32c",
-    threads: Threads = None,
-    verify: Annotated[bool, typer.Option(help="Check the sources' digests.")] = True,
-    measure: Annotated[bool, typer.Option(help="Measure the error of what is not exact.")] = True,
-    overwrite: Overwrite = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+    options: DiffOptions,
+    quiet: Quiet = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     json: Json = False,
 ) -> None:
@@ -61,20 +39,8 @@ def command(
     """
     from ingot.ops.delta.diff import diff
 
-    options: DiffOptions = {
-        "options": _options(option or []),
-        "target_size": target_size,
-        "max_error": max_error,
-        "max_ram": max_ram,
-        "digest": None if digest == "none" else digest,
-        "threads": threads,
-        "verify": verify,
-        "measure": measure,
-        "overwrite": overwrite,
-    }
     with progress_bar("comparing", quiet=quiet or json) as progress:
-        options["progress"] = progress
-        report = diff(base, finetuned, out, strategy, **options)
+        report = diff(replace(options, progress=progress))
     if json:
         print_json(
             {
@@ -87,28 +53,6 @@ def command(
         )
     elif not quiet:
         _print(report, tensors)
-
-
-def _options(texts: list[str]) -> dict[str, Any]:
-    """Read ``NAME=VALUE``: numbers, true and false as such, anything else as text."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"expected --option NAME=VALUE, found {text!r}", rule="cli.option")
-        found[name] = _value(value)
-    return found
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _print(report: Any, every: bool) -> None:

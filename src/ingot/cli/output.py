@@ -16,6 +16,7 @@ from ingot.core.memory import format_size
 from ingot.core.progress import ProgressCallback, ProgressEvent
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]
 
 
 def print_json(value: Any) -> None:

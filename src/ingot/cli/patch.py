@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import typer
 
-from ingot.cli.options import Digest, Overwrite, Threads
-from ingot.cli.output import Json, print_json, progress_bar, size_text
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, print_json, progress_bar, size_text
 from ingot.cli.tables import line
-
-if TYPE_CHECKING:
-    from ingot.ops.delta.patch import PatchOptions
+from ingot.ops.delta.options import PatchOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -24,48 +23,18 @@ EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("patch", epilog=EPILOG)(command)
+    app.command("patch", epilog=EPILOG)(derived(command))
 
 
-def command(
-    base: Annotated[str, typer.Argument(help="The weights that the first delta was made from: file or folder.")],
-    deltas: Annotated[list[str], typer.Argument(help="One delta, or several in the order in which they were made.")],
-    out: Annotated[
-        str, typer.Option("--out", "-o", help="File name with a format's suffix, or a folder (as the base's).")
-    ],
-    verify_base: Annotated[bool, typer.Option(help="Prove that the base is the right one.")] = True,
-    verify: Annotated[bool, typer.Option("--verify", help="Prove the result against what the delta promises.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="Element type of the result; default: the fine-tune's.")] = None,
-    format: Annotated[
-        str | None,
-        typer.Option("--format", "-f", help="Target format; default: by the suffix, or the base's."),
-    ] = None,
-    max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
-    digest: Digest = "crc32c",
-    threads: Threads = None,
-    overwrite: Overwrite = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
-    json: Json = False,
-) -> None:
+def command(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Turn BASE into the fine-tune that DELTA stands for; several deltas are applied in order.
 
     A wrong base, or deltas in a wrong order, are refused: nothing appears under OUT.
     """
     from ingot.ops.delta.patch import patch
 
-    options: PatchOptions = {
-        "verify_base": verify_base,
-        "verify": verify,
-        "dtype": dtype,
-        "format": format,
-        "max_ram": max_ram,
-        "digest": None if digest == "none" else digest,
-        "threads": threads,
-        "overwrite": overwrite,
-    }
     with progress_bar("patching", quiet=quiet or json) as progress:
-        options["progress"] = progress
-        report = patch(base, list(deltas), out, **options)
+        report = patch(replace(options, progress=progress))
     if json:
         print_json(dataclasses.asdict(report))
     elif not quiet:

@@ -115,6 +115,12 @@ def test_wrong_usage(run: Run) -> None:
     run("diff", "base", "tuned", "-o", "x.zt", "--strategy", "int4", "--option", "group=32", "--option", "scales=f32")
 
 
+def test_the_result_is_proven_unless_that_is_declined(run: Run) -> None:
+    run("diff", "base", "tuned", "-o", "delta.zt")
+    assert json.loads(run("patch", "base", "delta.zt", "-o", "a", "--json").stdout)["verified"] is True
+    assert json.loads(run("patch", "base", "delta.zt", "-o", "b", "--no-verify", "--json").stdout)["verified"] is False
+
+
 def test_what_values_need_a_base(run: Run) -> None:
     run("diff", "base", "tuned", "-o", "delta.zt")
     assert "ok" in run("verify", "delta.zt").stdout

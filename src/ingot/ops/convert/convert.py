@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from ingot.core.atomic import Staging
 from ingot.core.config import CONFIG, config_of
+from ingot.core.options import takes
 from ingot.core.parallel import default_workers
-from ingot.core.progress import ProgressCallback, ProgressEvent
+from ingot.core.progress import ProgressEvent
 from ingot.core.stats import ErrorStats
 from ingot.engine.drive import chunk_budget, drive
 from ingot.engine.journal import Journal, fingerprint, intact
@@ -28,10 +28,11 @@ from ingot.model.limits import require_in_proportion
 from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import ConfigChange, copy_companions
 from ingot.ops.convert.idle import require_effect
-from ingot.ops.convert.options import ConvertOptions, importance_of, prune_request, within, write_options
+from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, Step, plan_conversion
 from ingot.ops.convert.prune import NOT_PRUNED, PrunePlan, prepare_pruning
 from ingot.ops.convert.report import ConvertReport, TensorReport, retyped, tensor_report
+from ingot.ops.convert.requests import importance_of, prune_request, within, write_options
 from ingot.ops.convert.tied import Tied, untangle
 from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
@@ -40,41 +41,14 @@ from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.stores.local import LocalTarget
 
-AnyPath = str | PathLike[str]
 
-
-def convert(
-    src: AnyPath,
-    dst: AnyPath,
-    recipe: AnyPath | Recipe | None = None,
-    format: str | None = None,
-    max_ram: int | str | None = None,
-    resume: bool = False,
-    progress: ProgressCallback | None = None,
-    **options: Unpack[ConvertOptions],
-) -> ConvertReport:
+@takes(ConvertOptions, "convert")
+def convert(options: ConvertOptions) -> ConvertReport:
     """Convert a checkpoint into another container, by a recipe or as it is.
 
-    Parameters
-    ----------
-    src : path
-        Anything that ``ingot.open`` opens.
-    dst : path
-        A file name with a format's suffix, or a folder (which also gets the source's companion files).
-    recipe : str, path or Recipe, optional
-        Preset name or path of a TOML file. None keeps every tensor as it is stored, repacks integers that the target
-        takes in another layout only, and decodes what it cannot carry.
-    format : str, optional
-        By default what ``dst``'s suffix says, ``zt`` for folders.
-    max_ram : int or str, optional
-        Hard ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
-    resume : bool
-        Go on where an earlier run of the same conversion was killed; and leave the finished part behind if this run is
-        interrupted. The output is byte for byte that of an uninterrupted run.
-    progress : callable, optional
-        Called with a ``ProgressEvent`` (bytes done, bytes in all, tensor).
-    **options
-        See ``ConvertOptions``.
+    Without a recipe every tensor is kept as it is stored; integers that the target takes in another layout only are
+    repacked, and what it cannot carry is decoded. With ``resume`` the output is byte for byte that of an uninterrupted
+    run.
 
     Returns
     -------
@@ -86,8 +60,8 @@ def convert(
         Nothing is left under the final name.
     """
     started = time.perf_counter()
-    with prepare(src, dst, recipe, format, within(options, max_ram), progress) as prepared:
-        report = _Job(prepared, options).run(max_ram, resume, progress or _silent)
+    with prepare(within(options)) as prepared:
+        report = _Job(prepared, options).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -116,51 +90,36 @@ class Prepared:
         self.source.close()
 
 
-def prepare(
-    src: AnyPath,
-    dst: AnyPath,
-    recipe: AnyPath | Recipe | None,
-    format: str | None,
-    options: ConvertOptions | None = None,
-    progress: ProgressCallback | None = None,
-) -> Prepared:
+@takes(ConvertOptions, "convert")
+def prepare(options: ConvertOptions) -> Prepared:
     """Open the source and plan the conversion, from headers and samples; what ``--dry-run`` prints.
 
     Pruning reads the feed-forward networks, and tells ``progress``.
     """
-    chosen: ConvertOptions = options or {}
-    unknown = set(chosen) - set(ConvertOptions.__annotations__)
-    if unknown:
-        raise UsageError(f"unknown option {min(unknown)!r}", rule="convert.option")
-    threads = chosen.get("threads")
-    if threads is not None and threads < 1:
-        raise UsageError(f"expected at least one thread, found {threads}", rule="convert.option")
-    place = destination(dst, format)
+    place, recipe = destination(options.dst, options.format), options.recipe
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
-    source = open_source(src, io=chosen.get("io", "pread"), verify=chosen.get("verify", True))
+    source = open_source(options.src, io=options.io, verify=options.verify)
     gathered = Gathered()
     try:
         refuse_same(source, place)
         checkpoint = checkpoint_of(source)
-        _require_weights(source, place, recipe, chosen)
+        _require_weights(source, place, recipe, options)
         tied = _tied(source, checkpoint, place)
-        pruning = prepare_pruning(checkpoint, prune_request(chosen), progress)
-        gathered = gather(
-            checkpoint.attachments, place.format, chosen.get("draft"), chosen.get("coreml"), chosen.get("program")
-        )
-        options_of_writer = replace(write_options(chosen, place), attachments=gathered.attachments)
+        pruning = prepare_pruning(checkpoint, prune_request(options), options.progress)
+        gathered = gather(checkpoint.attachments, place.format, options.draft, options.coreml, options.program)
+        options_of_writer = replace(write_options(options, place), attachments=gathered.attachments)
         request = PlanRequest(
             recipe,
-            chosen.get("allow_requantize", False),
+            options.allow_requantize,
             options_of_writer,
-            threads,
+            options.threads,
             pruning.tensors,
-            importance_of(chosen, checkpoint),
+            importance_of(options, checkpoint),
             tied.without,
         )
         plan = plan_conversion(checkpoint, place.format, request)
-        if chosen.get("strict_recipe", False):
+        if options.strict_recipe:
             require_effect(plan.warnings)
         behind = source.companions().note() if place.directory else ""
         told = [*(message for _, message in remarks(source)), *pruning.notes, *gathered.notes, tied.note, behind]
@@ -182,7 +141,7 @@ def _tied(source: Source, checkpoint: Checkpoint, place: Destination) -> Tied:
 def _require_weights(source: Source, place: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
     """Refuse words that another program packed, unless they move as they are, beside the config.json that says so."""
     dialect = source.dialect()
-    as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.get("prune") is None
+    as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
     travels = place.directory and source.path.is_dir() and not isinstance(place.format, ConfigKeys)
     if dialect is not None and not (as_stored and travels):
         raise dialect.refusal()
@@ -214,25 +173,25 @@ class _Job:
     def __init__(self, prepared: Prepared, options: ConvertOptions) -> None:
         self._source, self._plan, self._place = prepared.source, prepared.plan, prepared.place
         self._checkpoint, self._recipe = prepared.checkpoint, prepared.recipe
-        self._measure = options.get("measure", True)
-        self._workers = options.get("threads") or default_workers()
-        self._overwrite = options.get("overwrite", False)
+        self._options, self._progress = options, options.progress or _silent
+        self._workers = options.threads or default_workers()
         self._reports: list[TensorReport] = []
         self._pruning, self._gathered = prepared.pruning, prepared.gathered
         self._untie, self._notes = prepared.untie, prepared.notes
         self._done = prepared.pruning.read
 
-    def run(self, max_ram: int | str | None, resume: bool, progress: ProgressCallback) -> ConvertReport:
+    def run(self) -> ConvertReport:
         decoded = (step.tensor for step in self._plan.steps if step.encoder is not None)
         require_in_proportion(decoded, str(self._source.path))
-        budget = chunk_budget(max_ram, self._plan.steps, self._workers)
+        resume = self._options.resume
+        budget = chunk_budget(self._options.max_ram, self._plan.steps, self._workers)
         slots = self._workers + 3  # one being read, one being written, one of a fit pass
-        chunkings = [chunking(step, budget, slots, self._measure) for step in self._plan.steps]
+        chunkings = [chunking(step, budget, slots, self._options.measure) for step in self._plan.steps]
         place = self._place
         names = self._checkpoint.companions if place.directory else ()
-        with stage(place, overwrite=self._overwrite, resume=resume, names=names) as staging:
+        with stage(place, overwrite=self._options.overwrite, resume=resume, names=names) as staging:
             try:
-                resumed, files = self._write(staging, chunkings, budget, resume, progress)
+                resumed, files = self._write(staging, chunkings, budget)
                 companions = self._companions(staging.files, files) if place.directory else []
                 self._source.require_whole()
                 self._source.require_unchanged()
@@ -253,24 +212,22 @@ class _Job:
         found = {name: path for name, path in every.items() if name not in written or name == CONFIG}
         return copy_companions(found, folder, change)
 
-    def _write(
-        self, staging: Staging, chunkings: list[Chunking], budget: int, resume: bool, progress: ProgressCallback
-    ) -> tuple[int, list[str]]:
+    def _write(self, staging: Staging, chunkings: list[Chunking], budget: int) -> tuple[int, list[str]]:
         journal = Journal(staging.journal, fingerprint(self._source, self._identity()))
-        records = self._intact(journal.earlier(), staging.files) if resume else []
+        records = self._intact(journal.earlier(), staging.files) if self._options.resume else []
         writer = self._restore(records, staging.files)
         require_room(self._place, self._plan.least, staging.files)
         journal.start(records)
         steps = list(self._plan.steps[len(records) :])
         try:
             with Pipeline(
-                steps, chunkings[len(records) :], workers=self._workers, budget=budget, measured=self._measure
+                steps, chunkings[len(records) :], workers=self._workers, budget=budget, measured=self._options.measure
             ) as pipeline:
                 total = self._plan.in_bytes + self._pruning.read
 
                 def advanced(nbytes: int, name: str) -> None:
                     self._done += nbytes
-                    progress(ProgressEvent(self._done, total, name))
+                    self._progress(ProgressEvent(self._done, total, name))
 
                 drive(pipeline, writer, self._workers, partial(self._finished, journal), advanced)
             return len(records), writer.finish()

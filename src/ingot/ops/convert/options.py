@@ -1,100 +1,95 @@
-"""The options of a conversion beside source, destination and recipe, and what they come to."""
+"""The options of a conversion. The command line is made from them, so that nothing heavy may be imported here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from os import PathLike
-from typing import TypedDict
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
 
-from ingot.core.memory import anonymous_rss, parse_size
-from ingot.core.parallel import default_workers
-from ingot.engine.drive import RESERVE
-from ingot.errors import UsageError
-from ingot.formats.base import WriteOptions
-from ingot.model.checkpoint import Checkpoint
-from ingot.model.tensor import Array
-from ingot.ops.convert.importance import read_importance
-from ingot.ops.convert.prune import PruneRequest
-from ingot.ops.destination import Destination
+from ingot.core.options import about
+from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, THREADS, AnyPath, Digest
 
-AnyPath = str | PathLike[str]
+if TYPE_CHECKING:
+    from ingot.core.progress import ProgressCallback
+    from ingot.recipes.recipe import Recipe
 
-DEFAULT_SHARD = 5_000_000_000
-# What a thread takes that encodes a sample of a tensor, of the widest type, in the ways that a recipe lists.
-_PER_SAMPLE = 40 << 20
+_PRUNING = "Pruning"
+_ATTACHMENTS = "Beside the weights"
 
 
-class ConvertOptions(TypedDict, total=False):
-    """Further options of ``convert``.
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """A conversion: what, where to, and how."""
 
-    allow_requantize : quantize tensors that are quantized already.
-    strict_recipe : refuse a recipe with a rule that hits no tensor, and importance that nothing looks at.
-    overwrite : replace a file that exists, or a folder that holds a checkpoint and nothing else.
-    threads : encoding threads; all processors this process may use by default.
-    io : how the source is read: ``pread`` (default: safe from a source that shrinks), ``mmap``, ``auto``.
-    verify : check the source's digests (default True).
-    digest : written per part where the format has digests: ``crc32c`` (default), ``sha256`` or None.
-    max_shard : bytes (or text such as ``5GB``) per file where the format shards; 5 GB for folders by default.
-    measure : measure the error of lossy tensors (default True).
-    prune : leave out this share (0 to 1) of the blocks of channels of every feed-forward network.
-    prune_block : channels per block (64).
-    importance : a checkpoint with a vector per matrix, the norm of each input channel's activation, under the matrix's
-        name: what errors of its columns weigh where a recipe makes palettes.
-    activations : a checkpoint with a vector per feed-forward network to choose the blocks by, under the name of its
-        down projection: the norm of each intermediate channel's activation. By the weights alone without.
-    draft : a published EAGLE-3 draft head (file or folder) to put in, in place of the source's own.
-    coreml : a Core ML package (folder ``X.mlpackage``) to put in, in place of the source's own.
-    program : a Core ML package whose program the tensors are written into, in place of the source's own; for targets
-        ``X.mlpackage``.
-    """
-
-    allow_requantize: bool
-    strict_recipe: bool
-    overwrite: bool
-    threads: int | None
-    io: str
-    verify: bool
-    digest: str | None
-    max_shard: int | str | None
-    measure: bool
-    prune: float | None
-    prune_block: int | None
-    activations: AnyPath | None
-    importance: AnyPath | None
-    draft: AnyPath | None
-    coreml: AnyPath | None
-    program: AnyPath | None
-
-
-def within(options: ConvertOptions, max_ram: int | str | None) -> ConvertOptions:
-    """Return the options to plan with: no more threads than may measure samples under the ceiling, but one."""
-    threads = options.get("threads")
-    if max_ram is None or (threads is not None and threads < 1):
-        return options
-    room = parse_size(max_ram) - anonymous_rss() - RESERVE
-    return {**options, "threads": max(1, min(threads or default_workers(), room // _PER_SAMPLE))}
-
-
-def prune_request(options: ConvertOptions) -> PruneRequest:
-    """Return what is asked of pruning."""
-    return PruneRequest(
-        options.get("prune"), options.get("prune_block"), options.get("activations"), options.get("threads")
+    src: AnyPath = field(metadata=about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True))
+    dst: AnyPath = field(
+        metadata=about("File name with a format's suffix, or a folder (companion files travel along).", argument=True)
     )
-
-
-def importance_of(options: ConvertOptions, source: Checkpoint) -> Mapping[str, Array]:
-    """Return what errors of columns weigh, by name of the matrix; errors as ``read_importance``."""
-    path = options.get("importance")
-    return {} if path is None else read_importance(path, source)
-
-
-def write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
-    """Return what is asked of the writer; raises ``UsageError`` ``convert.shard``."""
-    shard = options.get("max_shard")
-    if shard is not None and not (place.directory and place.format.shards):
-        raise UsageError(
-            f"expected a folder as destination and a format that shards, found {place.path} and {place.format.name}",
-            rule="convert.shard",
-        )
-    size = parse_size(shard) if shard is not None else DEFAULT_SHARD if place.directory else None
-    return WriteOptions(digest=options.get("digest", "crc32c"), max_shard=size)
+    recipe: AnyPath | Recipe | None = field(
+        default=None, metadata=about("Preset (see `ingot recipes`) or TOML file; default: keep as stored.")
+    )
+    format: str | None = field(
+        default=None, metadata=about("Target format; default: by the suffix, zt for folders.", "--format", "-f")
+    )
+    max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
+    resume: bool = field(
+        default=False,
+        metadata=about("Continue a killed run of the same command; keep what is finished if interrupted."),
+    )
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    _: KW_ONLY
+    allow_requantize: bool = field(default=False, metadata=about("Quantize tensors that are quantized already."))
+    strict_recipe: bool = field(
+        default=False, metadata=about("Fail if a rule of the recipe, or --importance, has no effect.")
+    )
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
+    threads: int | None = field(default=None, metadata=THREADS)
+    digest: Digest | None = field(default="crc32c", metadata=DIGEST)
+    max_shard: int | str | None = field(
+        default=None,
+        metadata=about("Largest safetensors shard, such as 2GB; default 5GB in folders.", "--max-shard-size"),
+    )
+    verify: bool = field(default=True, metadata=about("Check the source's digests."))
+    measure: bool = field(default=True, metadata=about("Measure the error of lossy tensors."))
+    prune: float | None = field(
+        default=None,
+        metadata=about("Leave out this share (0 to 1) of each feed-forward network's channels.", panel=_PRUNING),
+    )
+    prune_block: int | None = field(
+        default=None, metadata=about("Channels that stay or go together; default 64.", panel=_PRUNING)
+    )
+    activations: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Checkpoint of activation norms, a vector per down projection, to choose channels by; without it they "
+            "are chosen by weights alone, which says little.",
+            panel=_PRUNING,
+        ),
+    )
+    importance: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Checkpoint of activation norms, a vector per matrix, that say what errors of its columns weigh; for "
+            "recipes that make palettes."
+        ),
+    )
+    draft: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "EAGLE-3 draft head to put in: a file or folder in any format. For formats that carry one: squizd.",
+            panel=_ATTACHMENTS,
+        ),
+    )
+    coreml: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Core ML package (folder X.mlpackage) to put in. For formats that carry one: squizd.", panel=_ATTACHMENTS
+        ),
+    )
+    program: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Core ML package whose program takes the tensors; default: the source's own. For .mlpackage.",
+            panel=_ATTACHMENTS,
+        ),
+    )
+    io: str = field(default="pread", metadata=IO)

@@ -12,9 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from msgspec import structs
 
@@ -22,6 +21,7 @@ from ingot.codecs.delta.base import DeltaEncoder, delta_codec, difference
 from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
 from ingot.core.memory import anonymous_rss, parse_size
+from ingot.core.options import takes
 from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.core.progress import Progress
 from ingot.core.stats import ErrorStats
@@ -52,8 +52,6 @@ from ingot.ops.open import Source, open_source, weights_of
 from ingot.ops.specs import encoded_spec, least_size
 from ingot.stores.local import LocalTarget
 
-AnyPath = str | PathLike[str]
-
 VERSION = 1
 PARENT = "wdelta"
 """The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
@@ -63,22 +61,13 @@ _LEAST = 256 << 20
 _COMPARED = 1 << 20
 
 
-def diff(
-    base: AnyPath, finetuned: AnyPath, out: AnyPath, strategy: str = "exact", **options: Unpack[DiffOptions]
-) -> DiffReport:
+@takes(DiffOptions, "diff")
+def diff(options: DiffOptions) -> DiffReport:
     """Write the delta that turns ``base`` into ``finetuned``.
 
-    Parameters
-    ----------
-    base, finetuned : path
-        Anything that ``ingot.open`` opens; layout, container and lossless codecs do not matter.
-    out : path
-        ``.zt``, ``.wdelta`` for the strategies of that format, or ``.safetensors`` for a sparse patch.
-    strategy : str
-        How differences are stored (``ops.delta.strategy``): ``exact`` gives the fine-tune back bit for bit, others are
-        smaller. New, reshaped and retyped tensors are stored whole; equal ones are not stored.
-    **options
-        See ``DiffOptions``.
+    Layout, container and lossless codecs of the two do not matter. The strategy ``exact`` gives the fine-tune back bit
+    for bit, others are smaller (``ops.delta.strategy``). New, reshaped and retyped tensors are stored whole; equal ones
+    are not stored. A ``.wdelta`` knows the strategies of that format, ``.safetensors`` a sparse patch.
 
     Returns
     -------
@@ -96,13 +85,7 @@ def diff(
         As ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
-    unknown = set(options) - set(DiffOptions.__annotations__)
-    if unknown:
-        raise UsageError(f"unknown option {min(unknown)!r}", rule="diff.option")
-    threads = options.get("threads")
-    if threads is not None and threads < 1:
-        raise UsageError(f"expected at least one thread, found {threads}", rule="diff.option")
-    place = destination(out)
+    place = destination(options.out)
     if place.format.name not in BY_CONTAINER:
         raise UsageError(
             f"expected a delta's container, {' or '.join(BY_CONTAINER)}, found {place.format.name}",
@@ -111,12 +94,12 @@ def diff(
         )
     with ExitStack() as stack:
         sources = []
-        for path in (base, finetuned):
-            source = open_source(path, io=options.get("io", "pread"), verify=options.get("verify", True))
+        for path in (options.base, options.finetuned):
+            source = open_source(path, io=options.io, verify=options.verify)
             stack.callback(source.close)
             refuse_same(source, place)
             sources.append(source)
-        report = _Diff(sources, place, strategy, options).run()
+        report = _Diff(sources, place, options).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -133,19 +116,20 @@ class _Planned:
 class _Diff:
     """One run."""
 
-    def __init__(self, sources: Sequence[Source], place: Destination, strategy: str, options: DiffOptions) -> None:
-        self._sources, self._place, self._strategy, self._options = sources, place, strategy, options
+    def __init__(self, sources: Sequence[Source], place: Destination, options: DiffOptions) -> None:
+        self._sources, self._place, self._options = sources, place, options
+        strategy = self._strategy = options.strategy
         self._base, self._tuned = (weights_of(source) for source in sources)
         self._wdelta = place.format.name == PARENT
         self._patch = place.format.name == PATCH
         self._auto = strategy == AUTO and place.format.name == "zt"
-        if not self._auto and (options.get("target_size"), options.get("max_error")) != (None, None):
+        if not self._auto and (options.target_size, options.max_error) != (None, None):
             raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
         # What options are for: the strategy's matrices.
         self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)
         self._ways: Mapping[str, Way] = {}
-        self._workers = options.get("threads") or default_workers()
-        self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.get("progress"))
+        self._workers = options.threads or default_workers()
+        self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.progress)
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._counts: Mapping[str, int] = {}
         self._same: dict[str, str] = {}
@@ -160,7 +144,7 @@ class _Diff:
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
         companions = self._tuned.companions if place.directory else {}
-        with stage(place, overwrite=self._options.get("overwrite", False), names=companions) as staging:
+        with stage(place, overwrite=self._options.overwrite, names=companions) as staging:
             plan = self._prepared()
             info, files = self._write(plan, LocalTarget(staging.files))
             copied = copy_companions(companions, staging.files)
@@ -177,7 +161,7 @@ class _Diff:
             self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
         if self._patch:  # a header comes before what it describes
             self._counts = changed_elements(self._base, self._tuned, self._same, self._workers)
-        self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.get("ways", {})}
+        self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.ways}
         plan = self._plan()
         if any(step.spec.params.get("layout") == 2 for step in plan.steps):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
@@ -190,17 +174,17 @@ class _Diff:
         pairs = [pair for pair in pairs if alike(*pair) and not is_opaque(pair[1])]
         paired = {tuned.name for _, tuned in pairs}
         whole = sum(item.nbytes for item in changed if item.name not in paired)
-        size = self._options.get("target_size")
+        size = self._options.target_size
         budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
         self._progress.total += sum(base.nbytes + tuned.nbytes for base, tuned in pairs)
         self._progress.advance(0)
-        workers, max_ram = self._workers, self._options.get("max_ram")
+        workers, max_ram = self._workers, self._options.max_ram
         if max_ram is not None:
             workers = max(1, min(workers, (parse_size(max_ram) - anonymous_rss() - RESERVE) // PER_PAIR))
         return choose(
             pairs,
             target_size=budget,
-            max_error=self._options.get("max_error"),
+            max_error=self._options.max_error,
             workers=workers,
             progress=self._progress,
         )
@@ -242,7 +226,7 @@ class _Diff:
         if base is None or not (self._wdelta or alike(base, tensor)):
             return "replace", self._whole(tensor)
         codec = delta_codec(way.codec)
-        extra = self._options.get("options", {}) if way == self._asked else {}
+        extra = self._options.options if way == self._asked else {}
         if self._patch:
             extra = {**extra, "count": self._counts[tensor.name]}
 
@@ -286,7 +270,7 @@ class _Diff:
             removed=removed,
         )
         specs: list[TensorSpec] = [step.spec for step in plan.steps]
-        options = WriteOptions(digest=self._options.get("digest", "crc32c"))
+        options = WriteOptions(digest=self._options.digest)
         format = self._place.format
         own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
         metadata = format.metadata({**own, KEY: info.to_metadata()})
@@ -303,8 +287,8 @@ class _Diff:
 
     def _drive(self, plan: _Planned, writer: Any, info: DeltaInfo) -> DeltaInfo:
         """Write all tensors; return what the pass told of base and result."""
-        measured = self._options.get("measure", True)
-        budget = chunk_budget(self._options.get("max_ram"), plan.steps, self._workers)
+        measured = self._options.measure
+        budget = chunk_budget(self._options.max_ram, plan.steps, self._workers)
         with Lane("base") as base_lane, Lane("tuned") as tuned_lane, Workers(1) as pool:
             parent = ParentWatch(base_lane)
             beside = pool.submit(parent_hash, self._base, self._shards) if self._shards else None
@@ -315,9 +299,9 @@ class _Diff:
                 else:
                     job.observe(*contents, measured=measured)
             chunkings = [chunking(step, budget, self._workers + 3, measured) for step in plan.steps]
-            if self._options.get("max_ram") is None:  # tensors that go in one piece: no more of them than a large one
+            if self._options.max_ram is None:  # tensors that go in one piece: no more of them than a large one
                 budget = min(budget, max(_LEAST, *(shape.cost for shape in chunkings), 0))
-            kept = recycled(self._options.get("max_ram"))
+            kept = recycled(self._options.max_ram)
             with Pipeline(
                 plan.steps, chunkings, workers=self._workers, budget=budget, measured=measured, recycled=kept
             ) as pipeline:

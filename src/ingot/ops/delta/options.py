@@ -1,41 +1,87 @@
-"""What ``diff`` can be told beside its sources, its target and a strategy."""
+"""The options of ``diff`` and ``patch``. The command line is made from them: nothing heavy may be imported here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from ingot.core.progress import ProgressCallback
-from ingot.ops.delta.strategy import Way
+from ingot.core.options import about
+from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, THREADS, AnyPath, Digest
+
+if TYPE_CHECKING:
+    from ingot.core.progress import ProgressCallback
+    from ingot.ops.delta.strategy import Way
 
 
-class DiffOptions(TypedDict, total=False):
-    """Further options of ``diff``.
+@dataclass(frozen=True, slots=True)
+class DiffOptions:
+    """A difference: of what, where to, and how it is stored."""
 
-    options : codec options for the strategy's matrices (``bits``, ``group``, ``sparsity``, ...), over its own.
-    ways : how single tensors are stored, by name (``ops.delta.strategy.Way``), whatever the strategy says of them.
-    target_size : for strategy ``auto``: bytes of the delta, text such as ``"200MiB"``, or a share of the fine-tune
-        (up to 1).
-    max_error : for strategy ``auto``: the largest error of a tensor's difference, as a share of its norm.
-    max_ram : hard ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
-    progress : called with a ``ProgressEvent`` by stored bytes of base and fine-tune.
-    digest : written per part where the container has digests: ``crc32c`` (default), ``sha256`` or None.
-    threads : encoding threads; all processors this process may use by default.
-    io : how the sources are read: ``pread`` (default), ``mmap``, ``auto``.
-    verify : check the sources' digests (default True).
-    measure : measure the error of what is not exact (default True).
-    overwrite : replace a file that exists, or a folder that holds a checkpoint and nothing else.
-    """
+    base: AnyPath = field(metadata=about("The weights that the fine-tune started from: file or folder.", argument=True))
+    finetuned: AnyPath = field(metadata=about("The fine-tune, in any container and layout.", argument=True))
+    out: AnyPath = field(metadata=about("The delta: a name ending in .zt, .wdelta or .safetensors.", "--out", "-o"))
+    strategy: str = field(
+        default="exact",
+        metadata=about("How differences are stored: exact, or smaller and not exact (int8, int4, ..., auto)."),
+    )
+    _: KW_ONLY
+    options: Mapping[str, Any] = field(
+        default_factory=dict, metadata=about("Codec option for the strategy's matrices: NAME=VALUE.", "--option")
+    )
+    ways: Mapping[str, Way] = field(
+        default_factory=dict,
+        metadata=about("How single tensors are stored, by name, whatever the strategy says of them.", command=False),
+    )
+    target_size: float | str | None = field(
+        default=None,
+        metadata=about("For --strategy auto: the delta's size, such as 200MiB, or a share such as 0.1."),
+    )
+    max_error: float | None = field(
+        default=None, metadata=about("For --strategy auto: largest error of a difference, as a share of its norm.")
+    )
+    max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    digest: Digest | None = field(default="crc32c", metadata=DIGEST)
+    threads: int | None = field(default=None, metadata=THREADS)
+    io: str = field(default="pread", metadata=IO)
+    verify: bool = field(default=True, metadata=about("Check the sources' digests."))
+    measure: bool = field(default=True, metadata=about("Measure the error of what is not exact."))
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
 
-    options: Mapping[str, Any]
-    ways: Mapping[str, Way]
-    target_size: float | str | None
-    max_error: float | None
-    max_ram: int | str | None
-    progress: ProgressCallback | None
-    digest: str | None
-    threads: int | None
-    io: str
-    verify: bool
-    measure: bool
-    overwrite: bool
+
+@dataclass(frozen=True, slots=True)
+class PatchOptions:
+    """A patch: of what, by which deltas, where to, and what is proven."""
+
+    base: AnyPath = field(
+        metadata=about("The weights that the first delta was made from: file or folder.", argument=True)
+    )
+    deltas: AnyPath | Sequence[AnyPath] = field(
+        metadata=about("One delta, or several in the order in which they were made.", argument=True)
+    )
+    out: AnyPath = field(
+        metadata=about("File name with a format's suffix, or a folder (as the base's).", "--out", "-o")
+    )
+    _: KW_ONLY
+    verify_base: bool = field(default=True, metadata=about("Prove that the base is the right one."))
+    verify: bool | None = field(
+        default=None,
+        metadata=about(
+            "Prove the result against what the last delta promises; default: wherever it promises something and the "
+            "base is proven."
+        ),
+    )
+    dtype: Any = field(default=None, metadata=about("Element type of the result's floats; default: the fine-tune's."))
+    format: str | None = field(
+        default=None, metadata=about("Target format; default: by the suffix, or the base's.", "--format", "-f")
+    )
+    max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    digest: Digest | None = field(default="crc32c", metadata=DIGEST)
+    threads: int | None = field(default=None, metadata=THREADS)
+    io: str = field(default="pread", metadata=IO)
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
+    check_digests: bool = field(
+        default=True, metadata=about("Check the digests of base and deltas while reading.", command=False)
+    )

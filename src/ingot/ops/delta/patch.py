@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.options import takes
 from ingot.core.parallel import Workers, default_workers
-from ingot.core.progress import Progress, ProgressCallback
+from ingot.core.progress import Progress
 from ingot.core.stats import ErrorStats
 from ingot.engine.drive import chunk_budget, drive, recycled
 from ingot.engine.pipeline import Pipeline, chunking
@@ -25,60 +26,25 @@ from ingot.model.delta import KEY
 from ingot.model.limits import require_in_proportion
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
-from ingot.ops.convert.options import DEFAULT_SHARD
 from ingot.ops.convert.plan import DECODED, MOVED, Step
+from ingot.ops.convert.requests import DEFAULT_SHARD
 from ingot.ops.delta.chain import Link, Route, link_of, stages
+from ingot.ops.delta.options import PatchOptions
 from ingot.ops.delta.patch_job import PatchJob
 from ingot.ops.delta.proof import Proof
 from ingot.ops.delta.report import PatchReport
 from ingot.ops.destination import Destination, destination, require_room, stage
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
+from ingot.ops.options import AnyPath
 from ingot.ops.specs import encoded_spec
 from ingot.stores.local import LocalTarget
 
-AnyPath = str | PathLike[str]
 
-
-class PatchOptions(TypedDict, total=False):
-    """Further options of ``patch``.
-
-    verify_base : prove by its hash that the base, and every link's parent, is the right one (default True).
-    verify : prove the result against the identity that the last delta states. By default wherever one is stated and the
-        base is proven; True asks for one, False does without.
-    dtype : element type of the result's floats; the fine-tune's own by default.
-    format : container of the result; by the suffix of ``out``, for folders that of the base.
-    max_ram, progress, digest, threads, io, overwrite : as of ``diff``.
-    check_digests : check the digests of base and deltas while reading (default True).
-    """
-
-    verify_base: bool
-    verify: bool | None
-    dtype: Any
-    format: str | None
-    max_ram: int | str | None
-    progress: ProgressCallback | None
-    digest: str | None
-    threads: int | None
-    io: str
-    overwrite: bool
-    check_digests: bool
-
-
-def patch(
-    base: AnyPath, deltas: AnyPath | Sequence[AnyPath], out: AnyPath, **options: Unpack[PatchOptions]
-) -> PatchReport:
+@takes(PatchOptions, "patch")
+def patch(options: PatchOptions) -> PatchReport:
     """Apply a delta, or several in order, to ``base`` and write the result, dense, in the fine-tune's element types.
 
-    Parameters
-    ----------
-    base : path
-        The weights that the first delta was made from, in any container and layout that ``ingot.open`` opens.
-    deltas : path or sequence of paths
-        A chain: each one's base is what the one before gives.
-    out : path
-        A file name with a format's suffix, or a folder: then in the base's container, with its companion files.
-    **options
-        See ``PatchOptions``.
+    Of a chain, each delta's base is what the one before gives. A folder gets the base's container and companion files.
 
     Returns
     -------
@@ -95,23 +61,17 @@ def patch(
         As ``ingot.convert``.
     """
     started = time.perf_counter()
-    unknown = set(options) - set(PatchOptions.__annotations__)
-    if unknown:
-        raise UsageError(f"unknown option {min(unknown)!r}", rule="patch.option")
-    threads = options.get("threads")
-    if threads is not None and threads < 1:
-        raise UsageError(f"expected at least one thread, found {threads}", rule="patch.option")
-    chain = [deltas] if isinstance(deltas, str | PathLike) else list(deltas)
+    chain = [options.deltas] if isinstance(options.deltas, str | PathLike) else list(options.deltas)
     if not chain:
         raise UsageError("expected at least one delta, found none", rule="patch.option")
     with ExitStack() as stack:
         sources: list[Source] = []
-        for path in (base, *chain):
+        for path in (options.base, *chain):
             opened = open_delta if sources else open_source
-            source = opened(path, io=options.get("io", "pread"), verify=options.get("check_digests", True))
+            source = opened(path, io=options.io, verify=options.check_digests)
             stack.callback(source.close)
             sources.append(source)
-        place = _destination(out, options.get("format"), sources[0])
+        place = _destination(options.out, options.format, sources[0])
         for source in sources:
             refuse_same(source, place)
         report = _Patch(sources, place, options).run()
@@ -136,19 +96,19 @@ class _Patch:
         self._sources, self._place, self._options = sources, place, options
         self._base = weights_of(sources[0])
         self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
-        self._workers = options.get("threads") or default_workers()
+        self._workers = options.threads or default_workers()
         self._progress = Progress(
-            self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links), options.get("progress")
+            self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links), options.progress
         )
 
     def run(self) -> PatchReport:
         options, place = self._options, self._place
         found = stages(self._base, self._links)
         require_in_proportion((route.origin for route in found[-1].values()), str(place.path))
-        proof = Proof(self._links, found, base=options.get("verify_base", True), result=options.get("verify"))
+        proof = Proof(self._links, found, base=options.verify_base, result=options.verify)
         plan = self._plan(found[-1], proof.order or ())
         companions = {**self._base.companions, **self._links[-1].checkpoint.companions}
-        with stage(place, overwrite=options.get("overwrite", False), names=companions) as staging:
+        with stage(place, overwrite=options.overwrite, names=companions) as staging:
             files = self._write(plan, proof, LocalTarget(staging.files))
             copied = copy_companions(companions, staging.files) if place.directory else []
             for source in self._sources:
@@ -164,7 +124,7 @@ class _Patch:
             ops=dict(Counter(change.op for link in self._links for change in link.info.tensors.values())),
             size=sum((Path(folder) / name).stat().st_size for name in files),
             seconds=0.0,
-            verified_base=options.get("verify_base", True),
+            verified_base=options.verify_base,
             verified=proof.result_id is not None,
             files=files,
             companions=copied,
@@ -183,7 +143,7 @@ class _Patch:
         if route.opaque:
             return self._checked(Step(route.origin, route.origin.spec(), MOVED, "moved", exact=True))
         tensor = replace(route.origin, dtype=route.dtype)
-        wanted, options = self._options.get("dtype"), {}
+        wanted, options = self._options.dtype, {}
         if wanted is not None and DTYPES[route.dtype].is_float:
             options = {"dtype": resolve_dtype(wanted).name}
         encoder = CODECS["dense"].encoder(route.shape, route.dtype, options)
@@ -205,12 +165,12 @@ class _Patch:
         own = self._links[-1].checkpoint.metadata
         own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
         shard = DEFAULT_SHARD if self._place.directory else None
-        options = WriteOptions(digest=self._options.get("digest", "crc32c"), max_shard=shard)
+        options = WriteOptions(digest=self._options.digest, max_shard=shard)
         require_room(self._place, format.size(specs, format.metadata(own), options))
         writer = format.writer(target, self._place.name, specs, format.metadata(own), options)
         try:
-            budget = chunk_budget(self._options.get("max_ram"), plan.steps, self._workers)
-            kept = recycled(self._options.get("max_ram"))
+            budget = chunk_budget(self._options.max_ram, plan.steps, self._workers)
+            kept = recycled(self._options.max_ram)
             with Workers(1) as beside, proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
                 whole = [beside.submit(source.require_whole) for source in self._sources]
                 chunkings = [chunking(step, budget, self._workers + 3, measured=False) for step in plan.steps]

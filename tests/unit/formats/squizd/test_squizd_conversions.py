@@ -112,7 +112,7 @@ def test_the_size_is_known_before(
     model: Path, draft: Path, package: Path, tmp_path: Path, name: str, digest: str | None
 ) -> None:
     options: dict[str, Any] = {"digest": digest, "draft": draft, "coreml": package, **PRUNE}
-    with prepare(model, tmp_path / "a.squizd", recipe(tmp_path, name), None, options) as prepared:
+    with prepare(model, tmp_path / "a.squizd", recipe(tmp_path, name), **options) as prepared:
         planned, exact = prepared.plan.size, prepared.plan.size_exact
     report = ingot.convert(model, tmp_path / "a.squizd", recipe(tmp_path, name), **options)
     size = (tmp_path / "a.squizd").stat().st_size

@@ -74,7 +74,7 @@ def test_bytes_do_not_depend_on_threads_or_chunks(
 @pytest.mark.parametrize("recipe", [None, *RECIPES])
 @pytest.mark.parametrize("digest", ["crc32c", "sha256", None])
 def test_dry_run_tells_the_exact_size(model: Path, tmp_path: Path, recipe: str | None, digest: str | None) -> None:
-    with prepare(model, tmp_path / "out.zt", recipe, None, {"digest": digest}) as prepared:
+    with prepare(model, tmp_path / "out.zt", recipe, digest=digest) as prepared:
         plan = prepared.plan
     assert not (tmp_path / "out.zt").exists()
     report = ingot.convert(model, tmp_path / "out.zt", recipe, digest=digest)

@@ -311,7 +311,7 @@ def test_damage_is_seen_while_scoring(model: Path, tmp_path: Path) -> None:
         data[checkpoint[DOWN].parts["data"].offset + 2] ^= 1
     (tmp_path / "in.zt").write_bytes(data)
     with pytest.raises(IntegrityError) as caught:
-        prepare(tmp_path / "in.zt", tmp_path / "out.zt", None, None, {"prune": 0.5})
+        prepare(tmp_path / "in.zt", tmp_path / "out.zt", prune=0.5)
     assert caught.value.rule == "part.digest-mismatch"
 
 
