@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ingot import mlx as mlx
     from ingot import numpy as numpy
     from ingot import torch as torch
+    from ingot import views as views
     from ingot.adapters.transformers import load_model as load_model
     from ingot.errors import IngotError as IngotError
     from ingot.model.checkpoint import Checkpoint as Checkpoint
@@ -46,7 +47,7 @@ _NAMES = {
     "save": "ingot.ops.save",
     "verify": "ingot.ops.check.verify",
 }
-_MODULES = ("mlx", "numpy", "torch")
+_MODULES = ("mlx", "numpy", "torch", "views")
 
 __all__ = [
     "Checkpoint",
@@ -66,6 +67,7 @@ __all__ = [
     "save",
     "torch",
     "verify",
+    "views",
 ]
 
 

@@ -46,8 +46,14 @@ class Checkpoint(Mapping[str, Tensor]):
 
     Attributes
     ----------
+    importance : mapping of name to array
+        What errors of a matrix's columns weigh where its values are to be stored as palettes: one f64 per column.
     check_whole : callable, optional
         Compares the digest over the whole file, where there is one; see ``require_whole``.
+    check_unchanged : callable, optional
+        Compares the files with what they were when they were opened; see ``require_unchanged``.
+    views : tuple of (name, argument)
+        What made this checkpoint of the one that was opened, in order, JSON-able: equal views of equal files are equal.
     """
 
     reopen: Reopen | None = None
@@ -72,8 +78,11 @@ class Checkpoint(Mapping[str, Tensor]):
         self.companions: Mapping[str, str] = dict(companions or {})
         self.io = io
         self.attachments = attachments
+        self.importance: Mapping[str, Array] = {}
         self._on_close = on_close
         self.check_whole: Callable[[], None] | None = None
+        self.check_unchanged: Callable[[], None] | None = None
+        self.views: tuple[tuple[str, Any], ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.reopen is None:
@@ -111,6 +120,14 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if self.check_whole is not None:
             self.check_whole()
+
+    def require_unchanged(self) -> None:
+        """Refuse files that were written to since they were opened: what was read may be of two versions.
+
+        Raises ``IntegrityError`` ``store.changed``.
+        """
+        if self.check_unchanged is not None:
+            self.check_unchanged()
 
     def state_dict(
         self,

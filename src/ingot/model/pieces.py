@@ -6,7 +6,7 @@ A view's tensor is an ordinary tensor whose parts lie in a ``Pieces`` source. Wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -130,9 +130,7 @@ class ValueBytes:
     """
 
     def __init__(self, tensor: Tensor, *, scattered: bool, columns: Sequence[tuple[int, int]] | None = None) -> None:
-        decoder = tensor.decoder
-        if not isinstance(decoder, Readable):
-            raise UnsupportedError(f"no decoder for codec {tensor.codec!r}", rule="codec.unknown", where=tensor.name)
+        decoder = _decoder(tensor)
         self._tensor, self._scattered, self._columns = tensor, scattered, columns
         self._dtype = numpy_dtype(tensor.dtype)
         by_element = decoder.elementwise and columns is None
@@ -258,6 +256,12 @@ class Pieces:
             origin.prove()
 
 
+def _decoder(tensor: Tensor) -> Readable:
+    if not isinstance(tensor.decoder, Readable):
+        raise UnsupportedError(f"no decoder for codec {tensor.codec!r}", rule="codec.unknown", where=tensor.name)
+    return tensor.decoder
+
+
 def prove(part: Part) -> None:
     """Compare the digests by which pieces of a part cannot be checked; nothing where the part is no piece."""
     if isinstance(part.source, Pieces):
@@ -293,10 +297,3 @@ def _part_bytes(part: Part, scattered: bool) -> PartBytes:
 
 def _value_bytes(tensor: Tensor, scattered: bool, columns: Sequence[tuple[int, int]] | None) -> ValueBytes:
     return ValueBytes(tensor, scattered=scattered, columns=columns)
-
-
-def sources_of(parts: Sequence[Part]) -> Iterator[Pieces]:
-    """Yield the sources of those parts that are pieces."""
-    for part in parts:
-        if isinstance(part.source, Pieces):
-            yield part.source

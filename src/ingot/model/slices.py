@@ -7,7 +7,7 @@ decoding otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import EllipsisType
@@ -50,6 +50,31 @@ class Readable(Protocol):
 
     def reader(self, tensor: Any) -> Reader:
         """Return a reader of the tensor's rows, from the first on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """Where runs of elements lie in a tensor's parts.
+
+    Parameters
+    ----------
+    elements : int
+        The fewest elements, in row-major order from the first on, that take whole bytes of every part.
+    nbytes : mapping of role to int
+        The bytes that so many take of each part; 0 for one that belongs to all elements alike.
+    """
+
+    elements: int
+    nbytes: Mapping[str, int]
+
+
+@runtime_checkable
+class InRuns(Protocol):
+    """What a codec has beside ``Codec`` if runs of elements lie at known places in its parts."""
+
+    def runs(self, tensor: Any, shape: tuple[int, ...]) -> RunLayout | None:
+        """Return the layout, if a tensor of ``shape`` made of such runs has the same parameters; None if it has not."""
         ...
 
 
@@ -108,13 +133,14 @@ def read_piece(reader: Reader, piece: Piece, shape: tuple[int, ...], dtype: str,
     run = np.empty(piece.shape, numpy_dtype(dtype))
     if run.size:
         cols = 1 if elementwise or not shape else shape[-1]
-        _pass_over(reader, piece.start, cols, run.dtype)
+        pass_over(reader, piece.start, cols, run.dtype)
         reader.read_into(run.reshape(-1, cols))
     found: Array = run[piece.inner]
     return found
 
 
-def _pass_over(reader: Reader, count: int, cols: int, dtype: np.dtype[Any]) -> None:
+def pass_over(reader: Reader, count: int, cols: int, dtype: np.dtype[Any]) -> None:
+    """Go past the next ``count`` elements, whole rows of ``cols``; decodes them where the reader cannot skip."""
     if count and isinstance(reader, Skipping):
         reader.skip(count)
         return

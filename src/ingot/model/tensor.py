@@ -79,6 +79,8 @@ class Tensor:
         The object's attributes as stored: codec parameters and whatever else the file says. JSON-like values.
     decoder : Decoder or None
         None for a codec that Ingot does not know; the parts can still be moved.
+    origin : Tensor or None
+        What a view that changes values made this tensor of: errors are measured against it. None elsewhere.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Tensor:
     parts: Mapping[str, Part]
     params: Mapping[str, Any] = field(default_factory=dict)
     decoder: Decoder | None = field(default=None, repr=False)
+    origin: Tensor | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:

@@ -13,6 +13,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
+from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import StoredReader, memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor
@@ -83,8 +84,11 @@ def save_planned(
 def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tensor, TensorSpec]]:
     """View values as tensors and say how each will be stored, in the order that the format wants.
 
-    Raises ``UnsupportedError`` for what the format cannot carry.
+    Raises ``UnsupportedError`` for what the format cannot carry; ``IntegrityError`` where digests that cover more than
+    one part of a checkpoint, or that pieces of parts are not checked by, do not fit.
     """
+    if isinstance(tensors, Checkpoint):
+        tensors.require_whole()
     planned = []
     for name, value in tensors.items():
         if not isinstance(name, str):

@@ -17,6 +17,7 @@ from ingot.codecs.base import Rows, result
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
+from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 
@@ -145,6 +146,17 @@ class AffineCodec:
     def reader(self, tensor: Tensor) -> AffineReader | CutReader:
         params = _checked(tensor)
         return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
+
+    def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
+        """Rows of packed codes with their scales and zero points; scales of a whole tensor belong to all of them."""
+        params, cols = _checked(tensor), tensor.matrix_shape[1]
+        if params.matrix is not None or "matrix" in tensor.params or params.block is not None:
+            return None
+        if not cols or not shape or shape[-1] != cols or not params.in_rows(cols):
+            return None
+        shared = params.granularity == "tensor"
+        scales = 0 if shared else params.scale_count((cols,)) * numpy_dtype(tensor.parts["scales"].dtype).itemsize
+        return RunLayout(cols, {**dict.fromkeys(tensor.parts, scales), "packed_weight": params.row_bytes(cols)})
 
     def repacks(self, tensor: Tensor) -> Iterator[AffineRepack | OffsetRepack]:
         """Yield the layouts of the same integers: low bits first, signed or not; that nearest to as stored first."""

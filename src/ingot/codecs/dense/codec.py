@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
 from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import Part, PartReader
+from ingot.model.slices import RunLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -107,6 +109,15 @@ class DenseCodec:
     def reader(self, tensor: Tensor) -> DenseReader:
         self.check(tensor)
         return DenseReader(tensor)
+
+    def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
+        """Values lie one after the other; None for a type whose size is not known."""
+        self.check(tensor)
+        row = DTYPES.get(tensor.dtype)
+        if row is None:
+            return None
+        elements = 8 // gcd(8, row.bits)
+        return RunLayout(elements, {"data": elements * row.bits // 8})
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DenseEncoder:
         """Prepare to encode; ``options`` may hold ``dtype``, any spelling of the element type to store."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import gcd, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from ingot.codecs.palette.params import INDICES, PaletteParams, params_of
 from ingot.codecs.palette.rows import BitReader, Lookup, require_padding, spread, stored_tables
 from ingot.core.floats import FLOATS, float_name
 from ingot.errors import UnsupportedError
+from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 # Elements that a reader of vectors holds beside the caller's rows, at least one band.
@@ -134,6 +135,23 @@ class PaletteCodec:
         params = params_of(tensor)
         along_rows = params.vector_size == 1 or params.vector_axis == len(tensor.shape) - 1
         return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
+
+    def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
+        """Indices are one stream; None unless they share a codebook, and vectors lie along the last dimension."""
+        params = params_of(tensor)
+        rank = len(tensor.shape)
+        if (
+            params.codebooks != 1
+            or len(shape) != rank
+            or not (params.vector_size == 1 or params.vector_axis == rank - 1)
+        ):
+            return None
+        if params.vector_size > 1 and shape[-1] % params.vector_size:
+            return None
+        indices = 8 // gcd(8, params.bits)
+        return RunLayout(
+            indices * params.vector_size, {**dict.fromkeys(tensor.parts, 0), INDICES: indices * params.bits // 8}
+        )
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PaletteEncoder:
         """Prepare to encode. Options, all with defaults (``spec/palette.md``, "Options"):

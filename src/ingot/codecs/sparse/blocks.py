@@ -20,7 +20,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, mask_bytes, spans_of
 from ingot.core.dtypes import DTYPES
 from ingot.errors import CodecError
-from ingot.model.part import Part
+from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
 
 ID = "sparse_blocks"
@@ -130,6 +130,28 @@ def stored_matrix(tensor: Tensor) -> Tensor:
     params = _checked(tensor)
     _blocks(tensor, params)
     return params.inner
+
+
+def of_matrix(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks) -> Tensor:
+    """Return ``tensor`` without some blocks along ``axis``: a tensor of this codec around ``inner``, what is left.
+
+    Raises as ``BlocksCodec.check``.
+    """
+    params = {
+        "codec_version": VERSION,
+        "axis": axis,
+        "block": blocks.block,
+        "channels": blocks.channels,
+        "kept": blocks.kept,
+        "inner": inner.codec,
+        "inner_params": dict(inner.params),
+        "dtype": tensor.dtype,
+    }
+    mask = memory_part(np.frombuffer(blocks.mask, np.uint8), "u8")
+    parts = {"mask": mask, **inner.parts}
+    found = replace(tensor, codec=ID, params=params, parts=parts, decoder=CODECS[ID])
+    _blocks(found, _checked(found))
+    return found
 
 
 def clear(out: Array) -> None:

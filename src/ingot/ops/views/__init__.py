@@ -1,0 +1,1 @@
+"""Views: checkpoints made of checkpoints, lazily and exactly; users know them as ``ingot.views``."""

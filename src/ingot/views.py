@@ -1,0 +1,27 @@
+"""Views: a checkpoint made of a checkpoint, lazily and exactly.
+
+Each function takes a checkpoint (what ``ingot.open`` returns, or another view) and returns one. Nothing is read until
+somebody reads the result, and then only what it is made of. A view can be saved, compared, loaded, and pickled where
+its checkpoint can; closing it closes that. See ``spec/views.md``.
+"""
+
+from __future__ import annotations
+
+from ingot.ops.views.names import drop, rename, select
+from ingot.ops.views.rows import concatenate, permute, split, stack, take, unstack
+from ingot.ops.views.values import Pruning, prune, weigh
+
+__all__ = [
+    "Pruning",
+    "concatenate",
+    "drop",
+    "permute",
+    "prune",
+    "rename",
+    "select",
+    "split",
+    "stack",
+    "take",
+    "unstack",
+    "weigh",
+]
