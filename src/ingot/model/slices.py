@@ -140,8 +140,10 @@ def read_piece(reader: Reader, piece: Piece, shape: tuple[int, ...], dtype: str,
 
 
 def pass_over(reader: Reader, count: int, cols: int, dtype: np.dtype[Any]) -> None:
-    """Go past the next ``count`` elements, whole rows of ``cols``; decodes them where the reader cannot skip."""
-    if count and isinstance(reader, Skipping):
+    """Leave out the next ``count`` elements, rows of ``cols``: by ``skip`` where the reader has it, else decoded."""
+    if not count:
+        return
+    if isinstance(reader, Skipping):
         reader.skip(count)
         return
     step = max(1, _PIECE // cols) * cols

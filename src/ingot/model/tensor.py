@@ -173,9 +173,9 @@ class Tensor:
     def __getitem__(self, index: Index) -> Array:
         """Return a piece of the values, as ``numpy()[index]``: integers, slices and at most one ellipsis.
 
-        Only the rows that the index lies in are decoded. Codecs whose rows lie at known places (dense, affine,
-        palette, ``float_entropy``, ``sparse_csr``) read nothing else, others decode what comes before them. What is
-        read is checked as a whole tensor is: parts of up to 8 MiB are read whole, of larger ones the chunks touched,
+        Only the rows that the index lies in are decoded, and little else is read (``spec/operations.md``, "Pieces of
+        tensors"); of ``sparse_coo`` and of parts in zstd, what comes before them. What is read is checked as a whole
+        tensor is: parts of up to 8 MiB are read whole, of larger ones the chunks touched,
         where the file has digests of these (what Ingot writes has).
 
         Raises

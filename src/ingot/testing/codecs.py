@@ -25,6 +25,7 @@ from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IntegrityError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part, memory_part
+from ingot.model.slices import Skipping
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.strategies import indices, random_bits
 
@@ -290,6 +291,23 @@ class CodecSuite:
         for index in indices(_rng(case), case.shape):
             assert bits(tensor[index]) == bits(packed[index]) == bits(whole[index]), index
             assert tensor[index].shape == whole[index].shape
+
+    def test_rows_are_passed_over(self, case: Case) -> None:
+        """Readers that can skip give the rows behind as if they had read those before, wherever runs end."""
+        tensor, (rows, cols) = self.tensor(case), case.matrix
+        dtype = tensor.dtype if self.codec.lossless else "f32"
+        whole = tensor.numpy(dtype).reshape(rows, cols)
+        for passed, read in ((1, 1), (2, 3), (max(1, rows // 3), 1), (rows // 2, 2)):
+            reader, row = self.codec.reader(tensor), 0
+            if not isinstance(reader, Skipping) or not whole.size:
+                return
+            while row < rows:
+                count = min(passed, rows - row)
+                reader.skip(count * cols)
+                out = np.empty_like(whole[row + count : row + count + read])
+                reader.read_into(out)
+                assert bits(out) == bits(whole[row + count : row + count + read]), (passed, read, row)
+                row += count + read
 
     def test_outputs_of_any_order_are_filled(self, case: Case) -> None:
         """Every second column, columns first, off alignment: the values of a plain output, and nothing beside them."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.codecs.table import CODECS
+from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.slices import piece_of
@@ -77,12 +78,28 @@ def counted(tensor: Tensor) -> tuple[Tensor, list[Counting]]:
         ("palette", {"bits": 3, "group": 20}, 0.08),  # codebooks are read whole
         ("float_entropy", {"chunk": 1 << 10}, 0.03),  # and the sizes of all chunks
         ("sparse_csr", {}, 0.01),
+        ("palette", {"bits": 4, "vector": 2}, 0.01),
+        ("sparse_mask", {}, 0.06),  # and the mask of what comes before
+        ("sparse_mask", {"inner": "palette"}, 0.56),  # and a run of 2**17 elements
+        ("sparse_mask", {"inner": "quantized_group", "options": {"bits": 3, "group": "row", "symmetric": True}}, 0.56),
+        ("sparse_blocks", {"block": 8, "mask": b"\x55\xaa" * 15 + b"\xff\x01"}, 0.02),
+        ("sparse_blocks", {"axis": 1, "block": 8, "mask": b"\x55\x05", "inner": "quantized_group"}, 0.02),
+        ("with_outliers", {"inner": "quantized_group", "count": 3}, 0.01),
+        ("with_outliers", {"inner": "palette", "count": 3}, 0.01),
+        ("low_rank", {"rank": 8}, 0.06),  # and the right factor
+        ("tca_tbe", {}, 0.06),  # a band of 64 rows, and the counts of those before
+        ("astc", {}, 0.35),  # a band of some hundred rows
+        ("delta_int4", {}, 0.15),  # and the positions of outliers
+        ("delta_sign", {}, 0.01),
+        ("delta_sparse", {}, 0.68),  # and the positions
     ],
 )
 def test_ten_rows_of_two_thousand_read_little(codec: str, options: dict[str, Any], most: float) -> None:
     rng = np.random.default_rng(1)
     values = (rng.normal(size=(2000, 96)) * (rng.random((2000, 96)) < 0.5)).astype(np.float32)
-    tensor, sources = counted(encode_tensor(CODECS[codec], values, options, dtype="f32"))
+    dtype = "bf16" if codec == "tca_tbe" else "f32"
+    values = values.astype(numpy_dtype(dtype))
+    tensor, sources = counted(encode_tensor(CODECS[codec], values, options, dtype=dtype))
     whole = tensor.numpy()
     for source in sources:
         source.read = 0

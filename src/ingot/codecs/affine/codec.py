@@ -85,11 +85,14 @@ class CutReader(Rows):
         self._inner = AffineReader(tensor, params)
         self._cols = params.matrix_of(tensor.shape)[1]
         self._left: Array = np.empty(0, np.float32)
+        self._passed = 0  # values that were passed over in the row that comes next
 
     def fill(self, out: Array) -> None:
         if not out.flags.c_contiguous or (self._left.size and self._left.dtype != out.dtype):
             raise ValueError(f"expected an output in C order, of one type, found {out.dtype}")
         flat = out.reshape(-1)
+        if self._passed and flat.size:
+            self._left, self._passed = self._next_row(out.dtype)[self._passed :], 0
         taken = min(self._left.size, flat.size)
         flat[:taken], self._left = self._left[:taken], self._left[taken:]
         if taken == flat.size:
@@ -98,9 +101,20 @@ class CutReader(Rows):
         end = taken + whole * self._cols
         self._inner.read_into(flat[taken:end].reshape(whole, self._cols))
         if end < flat.size:
-            row = np.empty((1, self._cols), out.dtype)
-            self._inner.read_into(row)
-            flat[end:], self._left = row[0, : flat.size - end], row[0, flat.size - end :]
+            row = self._next_row(out.dtype)
+            flat[end:], self._left = row[: flat.size - end], row[flat.size - end :]
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values."""
+        taken = min(self._left.size, count)
+        self._left = self._left[taken:]
+        rows, self._passed = divmod(self._passed + count - taken, max(self._cols, 1))
+        self._inner.skip(rows * self._cols)
+
+    def _next_row(self, dtype: np.dtype[Any]) -> Array:
+        row: Array = np.empty(self._cols, dtype)
+        self._inner.read_into(row.reshape(1, -1))
+        return row
 
     def finish(self) -> None:
         self._inner.finish()

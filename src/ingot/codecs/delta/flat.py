@@ -191,6 +191,11 @@ class Values:
         self.left -= count
         return from_file(raw, self._dtype)
 
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` elements."""
+        self._reader.skip(count * numpy_dtype(self._dtype).itemsize)
+        self.left -= count
+
     def finish(self) -> None:
         """Read what is left, then check length and digest."""
         while self.left:
@@ -217,6 +222,15 @@ class Codes:
             self._carried = packed[-1:] if self._position % self._per_byte else packed[:0]
         return packed, first
 
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` codes; the byte in which they end is read."""
+        stop = self._position + count
+        seen = -(-self._position // self._per_byte)  # bytes that were read
+        if stop // self._per_byte >= seen:
+            self._bytes.skip(stop // self._per_byte - seen)
+            self._carried = self._bytes.next(1 if stop % self._per_byte else 0)
+        self._position = stop
+
     def finish(self) -> None:
         self._bytes.finish()
 
@@ -227,8 +241,7 @@ class Placed:
     def __init__(self, tensor: Tensor, positions: str, values: str) -> None:
         self._tensor = tensor
         self._positions, self._values = Values(tensor.parts[positions]), Values(tensor.parts[values])
-        self._at = np.empty(0, np.int64)
-        self._what = np.empty(0, numpy_dtype(tensor.parts[values].dtype))
+        self._at = np.empty(0, np.int64)  # positions whose values come next
         self._last = -1
 
     def until(self, stop: int) -> Iterator[tuple[Array, Array]]:
@@ -236,8 +249,8 @@ class Placed:
         while True:
             cut = int(np.searchsorted(self._at, stop))
             if cut:
-                yield self._at[:cut], self._what[:cut]
-            self._at, self._what = self._at[cut:], self._what[cut:]
+                yield self._at[:cut], self._values.next(cut)
+            self._at = self._at[cut:]
             if self._at.size or not self._positions.left:
                 return
             self._fill()
@@ -247,9 +260,20 @@ class Placed:
         runs = list(self.until(stop))
         if len(runs) == 1:
             return runs[0]
-        empty = (self._at[:0], self._what[:0])
+        empty = (self._at[:0], self._values.next(0))
         at, what = zip(empty, *runs, strict=True)
         return np.concatenate(at), np.concatenate(what)
+
+    def skip(self, stop: int) -> int:
+        """Pass over what lies below ``stop``, of which positions alone are read; return how many there were."""
+        passed = 0
+        while True:
+            cut = int(np.searchsorted(self._at, stop))
+            self._at, passed = self._at[cut:], passed + cut
+            if self._at.size or not self._positions.left:
+                self._values.skip(passed)
+                return passed
+            self._fill()
 
     def finish(self) -> None:
         self._positions.finish()
@@ -261,7 +285,7 @@ class Placed:
         bad = native.kernels.first_unordered(at, self._last, self._tensor.size)
         if bad < count:
             raise self._misplaced(int(at[bad]))
-        self._at, self._what, self._last = at, self._values.next(count), int(at[-1])
+        self._at, self._last = at, int(at[-1])
 
     def _misplaced(self, found: int) -> CodecError:
         codec, size = self._tensor.codec, self._tensor.size

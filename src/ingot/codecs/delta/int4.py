@@ -255,6 +255,12 @@ class Int4Reader(AddsByPieces, Rows):
         self._next += count
         return packed, positions, values
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` differences."""
+        apart = self._apart.skip(self._next + count)
+        self._packed.skip(count - (apart if self._gaps else 0))
+        self._next += count
+
     def finish(self) -> None:
         self._apart.finish()
         self._packed.finish()

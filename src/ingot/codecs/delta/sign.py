@@ -111,6 +111,15 @@ class RowScales:
         self._last = scales[-1:]
         return np.repeat(scales, self._per_scale)[skipped : skipped + rows]
 
+    def skip(self, rows: int) -> None:
+        """Pass over the scales of the next ``rows`` rows; one that serves the row behind them too is read."""
+        stop = self._position + rows
+        seen = -(-self._position // self._per_scale)  # scales that were read
+        if stop // self._per_scale >= seen:
+            self._values.skip(stop // self._per_scale - seen)
+            self._last = self._values.next(1 if stop % self._per_scale else 0)
+        self._position = stop
+
     def finish(self) -> None:
         self._values.finish()
 
@@ -141,6 +150,11 @@ class SignReader(AddsByPieces, Rows):
         scales = self._scales.next(piece.base.size // self._cols).astype(np.float32)
         signs, first = self._signs.next(piece.base.size)
         native.kernels.sign_add(signs, first, scales, *piece.arguments)
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` differences, whole rows of them."""
+        self._scales.skip(count // max(self._cols, 1))
+        self._signs.skip(count)
 
     def finish(self) -> None:
         self._scales.finish()

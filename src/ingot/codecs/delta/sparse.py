@@ -107,6 +107,11 @@ class SparseReader(AddsByPieces, Rows):
         native.kernels.placed_add(positions - self._next, values, *piece.arguments)
         self._next += piece.base.size
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` differences."""
+        self._stored.skip(self._next + count)
+        self._next += count
+
     def finish(self) -> None:
         self._stored.finish()
 

@@ -67,6 +67,21 @@ class TcaReader(Rows):
                 self._decode(self._held)
                 out = self._give(out)
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them: of whole bands the counts alone are read."""
+        rows = count // max(self._cols, 1)
+        given = min(rows, len(self._held))
+        self._held, rows = self._held[given:], rows - given
+        bands, rest = divmod(rows, SIDE)
+        if bands:
+            _, sums = self._due(bands)
+            for role in BITMAPS:
+                self._readers[role].skip(8 * bands * self._across * WORDS)
+            for role, elements in zip(("high", "fallback"), sums, strict=True):
+                self._readers[role].skip(int(elements) * numpy_dtype(ROLES[role]).itemsize)
+            self._decoded += bands * SIDE
+        self.read_into(np.empty((rest, self._cols), self._held.dtype))
+
     def finish(self) -> None:
         """Check that the counts of all tiles make up the parts, and digests; rule ``tca_tbe.counts``."""
         if self._decoded == self._rows and any(self._left.values()):
@@ -84,16 +99,21 @@ class TcaReader(Rows):
 
     def _decode(self, out: Array) -> None:
         bands = -(-len(out) // SIDE)
+        counts, sums = self._due(bands)
+        parts = {"counts": counts} | {role: self._read(role, bands * self._across * WORDS) for role in BITMAPS}
+        parts |= {role: self._read(role, int(count)) for role, count in zip(("high", "fallback"), sums, strict=True)}
+        decode_rows(parts, self._start, out, self._name, self._workers)
+        self._decoded += len(out)
+
+    def _due(self, bands: int) -> tuple[Array, Array]:
+        """Read the counts of the next bands; return them, and how many elements of the last two parts are theirs."""
         counts = self._read("counts", 2 * bands * self._across)
         sums = totals(counts, bands, self._name)[-1]
         for role, count in zip(("high", "fallback"), sums, strict=True):
             if count > self._left[role]:
                 raise self._lie(f"to hold what the counts say, found {self._left[role]} elements where {count} are due")
             self._left[role] -= int(count)
-        parts = {"counts": counts} | {role: self._read(role, bands * self._across * WORDS) for role in BITMAPS}
-        parts |= {role: self._read(role, int(count)) for role, count in zip(("high", "fallback"), sums, strict=True)}
-        decode_rows(parts, self._start, out, self._name, self._workers)
-        self._decoded += len(out)
+        return counts, sums
 
     def _read(self, role: str, count: int) -> Array:
         raw = np.empty(count * numpy_dtype(ROLES[role]).itemsize, np.uint8)

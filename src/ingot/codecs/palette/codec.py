@@ -60,16 +60,18 @@ class BandReader(Rows):
         self._size, self._axis = params.vector_size, params.vector_axis
         self._index = params.index_shape(tensor.shape)
         self._bands, self._band = self._index[0], 0
-        per_band = max(1, prod(self._index[1:]) * self._size)
-        self._step = max(1, _SCRATCH // per_band)
-        self._cols = tensor.matrix_shape[1]
+        self._per_band, self._cols = max(1, prod(self._index[1:]) * self._size), tensor.matrix_shape[1]
+        self._band_rows = max(1, self._per_band // max(self._cols, 1))
+        self._step = max(1, _SCRATCH // self._per_band)
         self._rows: Array = np.empty((0, self._cols), np.float32)
+        self._passed = 0  # rows that were passed over in the band that comes next
 
     def fill(self, out: Array) -> None:
         done = 0
         while out.size and done < len(out):
             if not len(self._rows):
-                self._rows = self._next(out.dtype)
+                wanted = self._passed + len(out) - done
+                self._rows, self._passed = self._next(wanted, out.dtype)[self._passed :], 0
             count = min(len(self._rows), len(out) - done)
             if self._rows.dtype != out.dtype:
                 raise ValueError(f"expected outputs of one type, found {self._rows.dtype} and {out.dtype}")
@@ -77,11 +79,21 @@ class BandReader(Rows):
             self._rows = self._rows[count:]
             done += count
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        rows = count // max(self._cols, 1)
+        taken = min(rows, len(self._rows))
+        self._rows = self._rows[taken:]
+        bands, self._passed = divmod(self._passed + rows - taken, self._band_rows)
+        self._inner.skip(bands * self._per_band)
+        self._band += bands
+
     def finish(self) -> None:
         self._inner.finish()
 
-    def _next(self, dtype: np.dtype[Any]) -> Array:
-        bands = min(self._step, self._bands - self._band)
+    def _next(self, rows: int, dtype: np.dtype[Any]) -> Array:
+        """Return the next bands, no more than ``rows`` lie in."""
+        bands = min(self._step, self._bands - self._band, -(-rows // self._band_rows))
         if bands < 1:
             raise ValueError("expected no more rows to be asked for than there are")
         self._band += bands

@@ -18,9 +18,10 @@ from ingot.codecs.sparse.blocks_encode import BlocksEncoder, prepare
 from ingot.codecs.sparse.blocks_repack import BlocksRepack
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, mask_bytes, spans_of
-from ingot.core.dtypes import DTYPES
+from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.part import Part, memory_part
+from ingot.model.slices import pass_over
 from ingot.model.tensor import Array, Tensor
 
 ID = "sparse_blocks"
@@ -49,7 +50,8 @@ class BlocksReader(Rows):
         self._axis = params.axis
         self._spans = _blocks(tensor, params).spans()
         self._reader: RowReader = params.codec.reader(params.inner)
-        self._cols = params.inner.shape[1]
+        self._cols, self._width = params.inner.shape[1], tensor.matrix_shape[1]
+        self._dtype = numpy_dtype(params.inner.dtype)
         self._row = 0
 
     def fill(self, out: Array) -> None:
@@ -64,6 +66,15 @@ class BlocksReader(Rows):
             self._reader.read_into(out[first - start : last - start])
             done = last
         clear(out[done - start :])
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        start, stop = self._row, self._row + count // max(self._width, 1)
+        self._row = stop
+        rows = stop - start
+        if not self._axis:
+            rows = sum(last - first for first, last in spans_of(self._spans, start, stop))
+        pass_over(self._reader, rows * self._cols, self._cols, self._dtype)
 
     def finish(self) -> None:
         self._reader.finish()

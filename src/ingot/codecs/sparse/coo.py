@@ -80,6 +80,10 @@ class CooReader(Rows):
         cast_into(self._whole()[self._next : stop], out, self._tensor.name)
         self._next = stop
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values. All of the tensor is decoded for any row: its elements may come in any order."""
+        self._next += count
+
     def finish(self) -> None:
         self._whole()
         self._dense = None

@@ -34,6 +34,11 @@ class Layout:
     cols: int
     nbytes: int
 
+    def bytes_of(self, count: int) -> int:
+        """Return the bytes of ``count`` codes: of whole rows, where there are rows."""
+        rows, cols = (count // self.cols, self.cols) if self.cols else (1, count)
+        return rows * -(-cols * self.bits // 8)
+
 
 @dataclass(frozen=True, slots=True)
 class MaskParams:

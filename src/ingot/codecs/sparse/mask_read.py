@@ -14,6 +14,7 @@ from ingot.core import native
 from ingot.core.dtypes import dtype, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.part import Part
+from ingot.model.slices import pass_over
 from ingot.model.tensor import Array, Tensor
 
 # Elements at a time.
@@ -29,21 +30,32 @@ class Mask:
 
     def __init__(self, tensor: Tensor, nnz: int) -> None:
         self._bits = BitReader(tensor.parts[MASK], 1, f"{ID}.padding", tensor.name)
-        self._left, self._nnz, self._where = nnz, nnz, tensor.name
+        self._left: int | None = nnz  # None once bits were passed over
+        self._nnz, self._where = nnz, tensor.name
 
     def next(self, count: int) -> tuple[Array, int]:
         """Return the next ``count`` bits, and how many of them are set."""
         piece = self._bits.next(count)
         kept = native.kernels.mask_count(piece, count)
-        if kept > self._left:
-            raise self._refuse("more")
-        self._left -= kept
+        if self._left is not None:
+            if kept > self._left:
+                raise self._refuse("more")
+            self._left -= kept
         return piece, kept
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` bits without a look at them: how many are set is then not compared."""
+        self._bits.skip(count)
+        self._left = None
 
     def finish(self) -> None:
         self._bits.finish()
         if self._left:
             raise self._refuse("fewer")
+
+    def kept(self, count: int) -> int:
+        """Pass over the next ``count`` bits and return how many of them are set."""
+        return sum(self.next(min(PIECE, count - start))[1] for start in range(0, count, PIECE))
 
     def _refuse(self, how: str) -> CodecError:
         return CodecError(f"{ID}.popcount", f"expected a mask of {self._nnz} bits, found {how}", where=self._where)
@@ -73,6 +85,10 @@ class DenseMaskReader(Rows):
                 values = cast
             native.kernels.mask_expand(mask, as_words(values), as_words(target))
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values: their bits tell how many are stored."""
+        self._values.skip(self._row.nbytes(self._mask.kept(count)))
+
     def finish(self) -> None:
         self._mask.finish()
         self._values.finish()
@@ -85,6 +101,7 @@ class CodeMaskReader(Rows):
         assert params.layout is not None
         self._mask = Mask(tensor, params.nnz)
         self._codes = Scattered(tensor, params)
+        self._cols, self._dtype = tensor.matrix_shape[1], numpy_dtype(tensor.dtype)
         self._inner = params.codec.reader(with_codes(params, Part("u8", params.layout.nbytes, self._codes)))
 
     def fill(self, out: Array) -> None:
@@ -97,6 +114,11 @@ class CodeMaskReader(Rows):
             mask, _ = self._mask.next(target.size)
             native.kernels.mask_clear(mask, as_words(target.reshape(-1)))
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        self._mask.skip(count)
+        pass_over(self._inner, count, self._cols, self._dtype)
+
     def finish(self) -> None:
         self._inner.finish()
         self._codes.finish()
@@ -106,7 +128,7 @@ class CodeMaskReader(Rows):
 class Scattered:
     """The codes of a dense tensor as a byte source, made as they are read: 0 where the mask has no bit.
 
-    It is read once, from beginning to end.
+    It is read once, from beginning to end; what is passed over is not made.
     """
 
     mapped = False
@@ -126,8 +148,10 @@ class Scattered:
         return out.data
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        if offset != self._position:
+        if offset < self._position:
             raise ValueError(f"expected reading on from {self._position}, found {offset}")
+        self._pass_over(offset - self._position)
+        self._position = offset
         done = 0
         while done < out.nbytes:
             if not self._ready.size:
@@ -149,10 +173,27 @@ class Scattered:
         self._mask.finish()
         self._kept.finish()
 
+    def _pass_over(self, nbytes: int) -> None:
+        ready = min(nbytes, self._ready.size)
+        self._ready, nbytes = self._ready[ready:], nbytes - ready
+        while nbytes:
+            count = self._step()
+            size = self._layout.bytes_of(count)
+            if not count or size > nbytes:
+                self._ready = self._next()[nbytes:]
+                return
+            self._elements -= count
+            self._kept.skip(self._mask.kept(count))
+            nbytes -= size
+
+    def _step(self) -> int:
+        """Return the elements that are made at a time."""
+        cols = self._layout.cols
+        return min(max(1, PIECE // cols) * cols if cols else PIECE, self._elements)
+
     def _next(self) -> Array:
         cols, bits = self._layout.cols, self._layout.bits
-        count = PIECE if not cols else max(1, PIECE // cols) * cols
-        count = min(count, self._elements)
+        count = self._step()
         self._elements -= count
         if not count:
             raise ValueError("expected no more codes to be asked for than there are")

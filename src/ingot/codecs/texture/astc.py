@@ -141,6 +141,20 @@ class AstcReader(Rows):
             self._texels = self._texels[count:]
             done += count
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them: only a band in which they end is decoded."""
+        rows = count // max(self._layout.cols, 1)
+        given = min(rows, len(self._texels))
+        self._texels, rows = self._texels[given:], rows - given
+        while rows:
+            some, where = self._layout.band(self._band)
+            if some.stop - some.start > rows:
+                self._texels = self._next_band()[rows:]
+                return
+            self._blocks.skip(where.stop - where.start)
+            self._band += 1
+            rows -= some.stop - some.start
+
     def finish(self) -> None:
         self._blocks.finish()
 

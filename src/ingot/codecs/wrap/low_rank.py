@@ -104,6 +104,12 @@ class LowRankReader(Rows):
             except CodecError as error:
                 raise error.at(self._where) from None
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        rows = count // max(self._cols, 1)
+        self._row += rows
+        self._reader.skip(rows * self._rank * numpy_dtype(self._left.dtype).itemsize)
+
     def finish(self) -> None:
         self._reader.finish()
         self._after.finish()

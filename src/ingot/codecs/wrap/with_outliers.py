@@ -24,6 +24,7 @@ from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import float_name
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import PartReader
+from ingot.model.slices import pass_over
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -106,6 +107,13 @@ class OutlierReader(Rows):
                 self._inner.read_into(rest)
                 added(rest, old, target)
             np.put_along_axis(target, columns, floats.cast(total, float_name(out)), axis=1)
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        stored = count // max(self._cols, 1) * self._params.count
+        self._positions.skip(stored * numpy_dtype(self._params.positions).itemsize)
+        self._values.skip(stored * numpy_dtype(self._params.values).itemsize)
+        pass_over(self._inner, count, self._cols, numpy_dtype(self._params.inner.dtype))
 
     def finish(self) -> None:
         self._inner.finish()
