@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ingot.formats.safetensors.index import shard_names, split
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.companions import find_companions
+from ingot.stores.local import LocalStore
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12), st.integers(1, 100))
@@ -43,6 +44,6 @@ def test_what_a_cached_snapshot_links_to_travels(tmp_path: Path, monkeypatch: py
     (tmp_path / "elsewhere").write_text("{}")
     (snapshot / "tokenizer.json").symlink_to(tmp_path / "elsewhere")
     cached = huggingface_hub.try_to_load_from_cache("org/name", "config.json", cache_dir=tmp_path)
-    companions = find_companions(snapshot)
+    companions = find_companions(LocalStore(snapshot))
     assert companions.files == {"config.json": cached}
     assert list(companions.left.values()) == [["tokenizer.json"]]

@@ -12,6 +12,7 @@ from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.choose import Choice
 from ingot.ops.squish.prepare import prepare
 from ingot.ops.squish.status import is_squish_directory
+from ingot.stores.table import locate
 
 AnyPath = str | PathLike[str]
 
@@ -77,6 +78,8 @@ def _of_tiers(path: AnyPath, choice: Choice, verify: bool) -> ModelSource:
 
 
 def model_folder(path: AnyPath) -> Path:
-    """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder."""
-    location = Path(fspath(path))
-    return location if location.is_dir() else location.parent
+    """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder.
+
+    Raises ``UnsupportedError`` ``store.not-local``: those who read them open files by their paths.
+    """
+    return locate(path)[0].require_path("", "building a model")

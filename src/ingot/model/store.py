@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from ingot.errors import FormatError
-from ingot.model.bytesource import ByteSource, Range, Stamp, Stamped
+from ingot.errors import FormatError, UnsupportedError
+from ingot.model.bytesource import ByteSource, Range, Sink, Stamp, Stamped
 from ingot.model.ranges import read_bytes, read_ranges
+
+_COPIED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,44 @@ class Store(ABC):
         that open files by themselves.
         """
         return None
+
+    def require_path(self, name: str, purpose: str) -> Path:
+        """Return ``local_path``, or refuse with ``UnsupportedError`` ``store.not-local``, which names the purpose."""
+        path = self.local_path(name)
+        if path is None:
+            raise UnsupportedError(
+                f"expected files on a local disk, which {purpose} needs: download them first",
+                rule="store.not-local",
+                where=self.place(name),
+            )
+        return path
+
+    def place(self, name: str = "") -> str:
+        """Return what a file or folder of the store is called in messages and reports."""
+        return f"{self.location}/{name}" if name else self.location
+
+    def url_of(self, name: str = "") -> str:
+        """Return the address of a file or folder of the store; empty where no address leads to the store."""
+        return f"{self.url}/{quote(name)}" if name and self.url else self.url
+
+    def is_lost(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
+        """Whether one of these files would be removed by a new file, or a new folder, at the address ``target``."""
+        addresses = {self.url_of(name) for name in names}
+        return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
+
+
+def copy_file(store: Store, name: str, sink: Sink) -> None:
+    """Write a file of a store into a sink, a megabyte at a time; the sink is left open."""
+    source = store.open(name)
+    try:
+        buffer = memoryview(bytearray(min(_COPIED, source.size)))
+        for start in range(0, source.size, _COPIED):
+            piece = buffer[: min(_COPIED, source.size - start)]
+            source.readinto(start, piece)
+            sink.write_at(start, piece)
+        sink.truncate(source.size)
+    finally:
+        source.close()
 
 
 class Listed(Store):

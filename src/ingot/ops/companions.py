@@ -6,26 +6,28 @@ What travels is settled in ``spec/operations.md``.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from ingot.core.config import CONFIG, parse_config
-from ingot.core.oserrors import read_error, write_error
+from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
+from ingot.errors import IngotError
 from ingot.formats.foreign import WEIGHT_SUFFIXES
 from ingot.formats.table import FORMATS
+from ingot.model.bytesource import Target
+from ingot.model.store import Listing, Store, copy_file
+from ingot.stores.table import locate
 
+_RULE = "companions.config"
 _INDEX_SUFFIX = ".index.json"
 _WEIGHTS, _LINK, _MODEL, _DEEP = "weights", "links out of the folder", "folders with weights", "folders in folders"
 
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """What travels (relative name to path, sorted by name), and what lies there too and does not (kind to names)."""
+    """What travels (names in the folder's store, sorted, to paths or addresses), and what lies there too and does not
+    (kind to names)."""
 
     files: dict[str, str] = field(default_factory=dict)
     left: dict[str, list[str]] = field(default_factory=dict)
@@ -36,68 +38,65 @@ class Companions:
         return f"not carried along: {'; '.join(kinds)}" if kinds else ""
 
 
-def find_companions(folder: Path, own: Collection[str] = ()) -> Companions:
+def find_companions(store: Store, own: Collection[str] = ()) -> Companions:
     """Return a model folder's companions.
 
     Parameters
     ----------
-    folder : path
+    store : Store
+        The folder.
     own : collection of str
-        Relative names of the artifact's own files: no companions, and nothing to tell of.
+        Names of the artifact's own files: no companions, and nothing to tell of.
 
     Weights of any container, their indexes, hidden files and links out of the folder are none. A subfolder's files
     belong to the model too (sentence-transformers has ``1_Pooling/config.json``), unless weights lie among them: then
     it is a model of its own. One level deep.
     """
     found = Companions()
-    within = _Within(folder)
     mine = {name.partition("/")[0] for name in own if "/" in name}
-    for path in sorted(folder.iterdir()):
-        if path.name in own or path.name in mine or path.name.startswith("."):
+    listing = store.list()
+    for name in _names(listing):
+        if name in own or name in mine:
             continue
-        if path.is_dir():
-            _take_subfolder(found, path, within)
+        if name in listing.folders:
+            _take_subfolder(found, name, listing, store)
         else:
-            _take(found, path.name, path, within)
+            _take(found, name, listing, store)
     return found
 
 
-class _Within:
-    """Tells whether a file lies where a model folder's files may: in it, or in the blobs of a Hub cache's snapshot."""
-
-    def __init__(self, folder: Path) -> None:
-        root = Path(os.path.realpath(folder))
-        blobs = root.parent.parent / "blobs"
-        self._roots = (root, blobs) if root.parent.name == "snapshots" else (root,)
-
-    def __call__(self, path: Path) -> bool:
-        return not {*Path(os.path.realpath(path)).parents}.isdisjoint(self._roots)
+def _names(listing: Listing) -> list[str]:
+    every = {*listing.files, *listing.folders, *listing.outside}
+    return sorted(name for name in every if not name.startswith("."))
 
 
-def _take(found: Companions, name: str, path: Path, within: _Within) -> None:
-    if is_weights(path.name):
+def _take(found: Companions, name: str, listing: Listing, store: Store) -> None:
+    last = name.rpartition("/")[2]
+    if is_weights(last):
         found.left.setdefault(_WEIGHTS, []).append(name)
-    elif not within(path):
+    elif last in listing.outside:
         found.left.setdefault(_LINK, []).append(name)
-    elif path.is_file():
-        found.files[name] = str(path)
+    elif last in listing.files:
+        path = store.local_path(name)
+        found.files[name] = store.url_of(name) if path is None else str(path)
 
 
-def _take_subfolder(found: Companions, folder: Path, within: _Within) -> None:
+def _take_subfolder(found: Companions, folder: str, outer: Listing, store: Store) -> None:
     try:
-        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError:  # lost+found and the like: nobody's model
+        listing = store.list(folder)
+    except IngotError:  # lost+found and the like: nobody's model
         return
-    if not within(folder):
-        found.left.setdefault(_LINK, []).append(f"{folder.name}/")
-    elif any(is_weights(path.name) for path in (folder, *paths)):
-        found.left.setdefault(_MODEL, []).append(f"{folder.name}/")
+    names = _names(listing)
+    if folder in outer.outside:
+        found.left.setdefault(_LINK, []).append(f"{folder}/")
+    elif any(is_weights(name) for name in (folder, *names)):
+        found.left.setdefault(_MODEL, []).append(f"{folder}/")
     else:
-        for path in paths:
-            if path.is_dir():
-                found.left.setdefault(_DEEP, []).append(f"{folder.name}/{path.name}/")
+        for name in names:
+            if name in listing.folders:
+                found.left.setdefault(_DEEP, []).append(f"{folder}/{name}/")
             else:
-                _take(found, f"{folder.name}/{path.name}", path, within)
+                _take(found, f"{folder}/{name}", listing, store)
 
 
 def is_weights(name: str) -> bool:
@@ -161,43 +160,47 @@ _TYPES = {
 _NO_CHANGE = ConfigChange()
 
 
-def copy_companions(companions: Mapping[str, str], folder: Path, change: ConfigChange = _NO_CHANGE) -> list[str]:
-    """Copy them into ``folder``; return their names.
+def copy_companions(
+    companions: Mapping[str, str], target: Target, own: bytes | None = None, change: ConfigChange = _NO_CHANGE
+) -> list[str]:
+    """Copy them into ``target``; return their names.
 
-    Where a format's writer has made a ``config.json``, its keys are put into the companion's; ``change`` says what is
-    no longer true of it.
+    Parameters
+    ----------
+    companions : mapping of name to path or address
+    target : Target
+    own : bytes, optional
+        The ``config.json`` that a format's writer has made: its keys are put into the companion's.
+    change : ConfigChange
+        What is no longer true of ``config.json``.
 
     Raises
     ------
     FormatError
         ``companions.config``: a ``config.json`` that has to be changed is not one JSON object.
     ResourceError, UsageError
-        A companion cannot be read, or the folder not written; the error names which.
+        A companion cannot be read, or the target not written; the error names which.
     """
-    for name, path in companions.items():
-        target = folder / name
+    for name, address in companions.items():
+        store, file = locate(address, io="pread")
+        sink = target.create(name)
         try:
-            target.parent.mkdir(exist_ok=True)
-            if name == CONFIG and (change or target.exists()):
-                _merge_config(Path(path), target, change)
+            if name == CONFIG and (change or own is not None):
+                data = _merged(store.read(file, MAX_CONFIG, _RULE), own, change, address)
+                sink.write_at(0, data)
+                sink.truncate(len(data))
             else:
-                shutil.copyfile(path, target)
-        except OSError as error:
-            reading = error.filename == path
-            raise (read_error(error, path) if reading else write_error(error, str(target))) from error
+                copy_file(store, file, sink)
+        finally:
+            sink.close()
     return list(companions)
 
 
-def _merge_config(source: Path, target: Path, change: ConfigChange) -> None:
-    """Write ``source`` as ``change`` makes it, with the keys of ``target``; the same bytes where that is no change.
+def _merged(raw: bytes, own: bytes | None, change: ConfigChange, where: str) -> bytes:
+    """Return a companion as ``change`` makes it, with the keys of ``own``; the same bytes where that is no change.
 
     JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
     """
-    raw = source.read_bytes()
-    found, own = _parsed(raw, source), _parsed(target.read_bytes(), target) if target.exists() else {}
-    merged = {**change.applied(found), **own}
-    target.write_bytes(raw if merged == found else (json.dumps(merged, indent=2) + "\n").encode())
-
-
-def _parsed(raw: bytes, path: Path) -> dict[str, Any]:
-    return parse_config(raw, "companions.config", str(path))
+    found = parse_config(raw, _RULE, where)
+    merged = {**change.applied(found), **(parse_config(own, _RULE, CONFIG) if own is not None else {})}
+    return raw if merged == found else (json.dumps(merged, indent=2) + "\n").encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ingot.formats.base import Format, WriteOptions
@@ -27,7 +26,7 @@ def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> 
     store = MemoryStore({_NAME: data}, _NAME)
     found = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
     catalog = found.read(store, _NAME, verify=verify)
-    source = Source(Path(_NAME), store, found, _NAME, catalog, "mmap", verify)
+    source = Source(_NAME, store, _NAME, found, _NAME, catalog, "mmap", verify)
     return weights_of(source, lambda: (partial(open_bytes, verify=verify), (bytes(data),)))
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 from ingot.codecs.table import CODECS
-from ingot.core.config import CONFIG, config_of
-from ingot.core.oserrors import read_error
+from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
@@ -23,20 +20,25 @@ from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
 from ingot.model.lazy import Lazy
-from ingot.model.store import Store
+from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
 from ingot.ops.missing import missing_path
-from ingot.stores.local import LocalStore
+from ingot.stores.table import locate
 
 
 @dataclass(slots=True)
 class Source:
-    """An opened artifact before decoders are attached: its store, format, entry file and catalog."""
+    """An opened artifact before decoders are attached: its store, format, entry file and catalog.
 
-    path: Path
+    ``location`` is what it was opened by, for messages and reports. ``name`` is the file that was asked for; empty
+    where it was a folder, which is the store then.
+    """
+
+    location: str
     store: Store
+    name: str
     format: Format
     entry: str
     catalog: Catalog
@@ -74,8 +76,16 @@ class Source:
 
         Told by the folder's ``config.json``, and by the tensors themselves.
         """
-        config = config_of(self.path) if self.path.is_dir() else {}
-        return of_config(config, str(self.path / CONFIG)) or of_tensors(self.catalog.tensors)
+        return of_config(self.config(), self.store.place(CONFIG)) or of_tensors(self.catalog.tensors)
+
+    def config(self) -> dict[str, Any]:
+        """Return what the folder's ``config.json`` says; nothing for a file, or where no object can be read."""
+        if not self.is_folder:
+            return {}
+        try:
+            return parse_config(self.store.read(CONFIG, MAX_CONFIG, "model.config"), "model.config", CONFIG)
+        except IngotError:
+            return {}
 
     def identity(self) -> list[list[Any]]:
         """Return what tells this source from another: digests of the headers, and the stamps of the open files.
@@ -87,13 +97,26 @@ class Source:
         return [*sorted(headers), *(list(source.stamp) for source in sources if isinstance(source, Stamped))]
 
     @property
-    def folder(self) -> Path:
-        """The folder that the files lie in."""
-        return self.path if self.path.is_dir() else self.path.parent
+    def is_folder(self) -> bool:
+        """Whether a folder was opened, not a file in one."""
+        return not self.name
+
+    @property
+    def url(self) -> str:
+        """Where another process finds the artifact; empty where none can."""
+        return self.store.url_of(self.name)
+
+    def stored(self) -> int:
+        """Return the bytes of the artifact's own files."""
+        return sum(self.store.stat(name).size for name in self.catalog.headers)
+
+    def is_lost(self, target: str, *, folder: bool) -> bool:
+        """Whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's files."""
+        return self.store.is_lost({self.name, *self.catalog.headers}, target, folder=folder)
 
     def companions(self) -> Companions:
         """Return what lies beside the artifact's own files in its folder; nothing where a single file was opened."""
-        return find_companions(self.path, self.catalog.headers) if self.path.is_dir() else Companions()
+        return find_companions(self.store, self.catalog.headers) if self.is_folder else Companions()
 
     def close(self) -> None:
         """Close the files of the catalog."""
@@ -118,7 +141,7 @@ def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) ->
 
     Parameters
     ----------
-    path : path
+    path : path or address
         A ``.zt`` or ``.safetensors`` file, a ``model.safetensors.index.json``, or a folder with one of them.
     io : {"auto", "mmap", "pread"}
         How bytes are read: mapped (free of copies), by read calls (right on network disks), or chosen by file system.
@@ -138,8 +161,7 @@ def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) ->
         The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
     """
     source = open_source(path, io=io, verify=verify)
-    place = os.path.abspath(local_path(path))  # noqa: PTH100 - the working directory may be another when a copy is opened
-    return weights_of(source, lambda: (_open_again, (place, io, verify, source.identity())))
+    return weights_of(source, lambda: (_open_again, (source.url, io, verify, source.identity())))
 
 
 def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
@@ -150,7 +172,7 @@ def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     dialect = source.dialect()
     if dialect is not None:
         source.close()
-        raise _located(dialect.refusal(), source.path)
+        raise _located(dialect.refusal(), source.location)
     return checkpoint_of(source, reopen)
 
 
@@ -176,7 +198,7 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     checkpoint = Checkpoint(
         with_decoders(source.catalog.tensors),
         format=source.format.name,
-        location=str(source.path),
+        location=source.location,
         metadata=source.catalog.metadata,
         companions=source.companions().files,
         on_close=source.close,
@@ -191,32 +213,31 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
 
 def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
     """Locate and validate; see ``open``."""
-    location = local_path(path)
+    local_path(path)  # what is neither path nor address
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
+    if not fspath(path):  # an unset variable of a shell; it would be the present folder
+        raise missing_path("")
     try:
-        # An empty path (an unset variable of a shell) would be the present folder.
-        missing = not fspath(path) or not location.exists()
-    except OSError as error:
-        raise read_error(error, str(location)) from error
-    if missing:
-        raise missing_path(fspath(path))
-    folder = location if location.is_dir() else location.parent
-    store = LocalStore(folder, io=io)
+        store, name = locate(path, io=io)
+    except UsageError as error:
+        if error.rule in ("store.missing", "store.scheme"):
+            raise missing_path(fspath(path)) from None
+        raise
+    listed, location = Listed(store), store.place(name)
     try:
-        if location.is_dir():
-            format, entry = detect_folder(listing(store), store)
+        if name:
+            entry, format = name, detect_file(name, store.head(name, HEAD))
         else:
-            entry = location.name
-            format = detect_file(entry, store.head(entry, HEAD))
-        catalog = format.read(store, entry, verify=verify)
+            format, entry = detect_folder(listing(listed), listed)
+        catalog = format.read(listed, entry, verify=verify)
     except IngotError as error:
         raise _located(explain(error, store), location) from None
-    return Source(location, store, format, entry, catalog, _io_of(catalog), verify)
+    return Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
 
 
-def _located(error: IngotError, location: Path) -> IngotError:
-    return error if str(location) in (error.where or "") else error.at(str(location))
+def _located(error: IngotError, location: str) -> IngotError:
+    return error if location in (error.where or "") else error.at(location)
 
 
 def open_delta(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:

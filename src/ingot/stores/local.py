@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
@@ -59,7 +60,10 @@ class LocalStore(Store):
 
     def list(self, folder: str = "") -> Listing:
         """Return what lies directly in the folder, or in ``folder`` in it, in one pass: regular files and links to
-        such, folders and links to such, and links that lead out of the store's folder."""
+        such, folders and links to such, and links that lead out of the store's folder.
+
+        A snapshot of the Hugging Face Hub's cache is made of links into the blobs beside it, which are its own.
+        """
         path = self._folder / checked_name(folder, self.location) if folder else self._folder
         files, folders, links = [], [], []
         try:
@@ -75,8 +79,8 @@ class LocalStore(Store):
             if folder and isinstance(error, FileNotFoundError | NotADirectoryError):
                 return Listing()
             raise read_error(error, str(path)) from error
-        root = Path(os.path.realpath(self._folder)) if links else self._folder
-        outside = [link.name for link in links if root not in Path(os.path.realpath(link.path)).parents]
+        roots = _roots(self._folder) if links else set()
+        outside = [link.name for link in links if roots.isdisjoint(Path(os.path.realpath(link.path)).parents)]
         return Listing(tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(outside)))
 
     def open(self, name: str) -> ByteSource:
@@ -114,6 +118,21 @@ class LocalStore(Store):
     def local_path(self, name: str = "") -> Path:
         """Return the path of a file or folder of the store; errors as of a name in ``open``."""
         return self._folder / checked_name(name, self.location) if name else self._folder
+
+    def place(self, name: str = "") -> str:
+        """Return the path as it was given."""
+        return str(self._folder / name)
+
+    def is_lost(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
+        """As ``Store.is_lost``; the name in a folder counts, and where it leads to if it is a link."""
+        if not target.startswith("file:"):
+            return False
+        final = Path(os.path.realpath(_path_of(target)))
+        entries = [self.local_path(name) for name in names]
+        files = {Path(os.path.realpath(entry)) for entry in entries}
+        if folder:
+            files |= {Path(os.path.realpath(entry.parent)) / entry.name for entry in entries}
+        return final in files or (folder and any(final in file.parents for file in files))
 
 
 class LocalScheme:
@@ -233,6 +252,12 @@ class LocalSink:
             self.close()
         except Exception:
             return
+
+
+def _roots(folder: Path) -> set[Path]:
+    """Return the folders in which a store's files may lie: its own, or a cached snapshot's and that of its blobs."""
+    root = Path(os.path.realpath(folder))
+    return {root, root.parent.parent / "blobs"} if root.parent.name == "snapshots" else {root}
 
 
 def url_of(path: Path) -> str:

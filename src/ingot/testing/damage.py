@@ -50,7 +50,7 @@ class Sample:
     def opened(self, files: Files) -> Source:
         """Open an artifact of these files."""
         store, format = MemoryStore(files), FORMATS.get_or_refuse(self.format)
-        return Source(Path(self.entry), store, format, self.entry, format.read(store, self.entry), "mmap")
+        return Source(self.entry, store, self.entry, format, self.entry, format.read(store, self.entry), "mmap")
 
     def content(self, source: Source) -> Any:
         """Return everything that the artifact says, in a form that can be compared."""

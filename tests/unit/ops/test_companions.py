@@ -12,6 +12,7 @@ import pytest
 
 import ingot
 from ingot.ops.companions import find_companions
+from ingot.stores.local import LocalStore
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def test_weights_of_any_container_stay_behind(model: Path, tmp_path: Path) -> No
     (model / "other" / "draft.squizd").write_bytes(b"x")
     (model / "other" / "config.json").write_text("{}")
     (model / "plain" / "vocab.txt").write_text("a")
-    found = find_companions(model, {"model.safetensors"})
+    found = find_companions(LocalStore(model), {"model.safetensors"})
     assert set(found.files) == {"config.json", "tokenizer.json", "plain/vocab.txt"}
     left = {name for names in found.left.values() for name in names}
     expected = {"draft.squizd", "x.wdelta", "pytorch_model.bin", "pytorch_model.bin.index.json", "half.part"}

@@ -6,7 +6,6 @@ import copy
 import errno
 import os
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -223,14 +222,14 @@ def test_file_names_that_are_not_text(model: Path, tmp_path: Path) -> None:
 
 
 def test_an_unreadable_companion_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = shutil.copyfile
+    real = os.open
 
-    def denied(source: str, target: Path) -> Any:
-        if str(source).endswith("config.json"):
+    def denied(source: Any, *args: Any, **options: Any) -> int:
+        if source == str(model / "config.json"):
             raise PermissionError(errno.EACCES, "Permission denied", str(source))
-        return real(source, target)
+        return real(source, *args, **options)
 
-    monkeypatch.setattr(shutil, "copyfile", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(ingot.IngotError) as caught:
         convert(model, tmp_path / "out")
     assert caught.value.rule == "store.denied"

@@ -94,13 +94,12 @@ def inspect(path: str | PathLike[str]) -> Inspection:
     source = open_source(path)
     try:
         checkpoint = checkpoint_of(source)
-        folder = source.folder
         files = sorted(source.catalog.headers)
         return Inspection(
-            path=str(source.path),
+            path=source.location,
             format=source.format.name,
             io=source.io,
-            file_size=sum((folder / name).stat().st_size for name in files),
+            file_size=source.stored(),
             files=files,
             metadata=checkpoint.metadata,
             companions=sorted(checkpoint.companions),

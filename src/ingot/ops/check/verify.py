@@ -84,8 +84,8 @@ def verify(
 
 def examine(source: Source, strict: bool = False, progress: ProgressCallback | None = None) -> list[Finding]:
     """Check what was opened; ``verify`` is this for a path."""
-    path = source.path
-    findings = [Finding("note", rule, str(path), message) for rule, message in source.catalog.notes]
+    path = source.location
+    findings = [Finding("note", rule, path, message) for rule, message in source.catalog.notes]
     findings += _description(source)
     findings += _contents(source, progress)
     findings += _attachments(source)
@@ -94,23 +94,23 @@ def examine(source: Source, strict: bool = False, progress: ProgressCallback | N
         findings = [Finding("error", item.rule, item.where, item.message) for item in findings]
     if source.catalog.manifest_digest is False:
         message = "no digest of the header or manifest, as files of before it was written: damage there may go unseen"
-        findings.append(Finding("note", "format.no-manifest-digest", str(path), message))
+        findings.append(Finding("note", "format.no-manifest-digest", path, message))
     if source.catalog.check_whole is not None:
         message = "one digest covers the file: a tensor that is read alone is not checked against it"
-        findings.append(Finding("note", "format.whole-digest", str(path), message))
+        findings.append(Finding("note", "format.whole-digest", path, message))
     elif not source.format.digests:
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
-        findings.append(Finding("note", "format.no-digests", str(path), message))
-    findings += [Finding("note", rule, str(path), message) for rule, message in remarks(source)]
+        findings.append(Finding("note", "format.no-digests", path, message))
+    findings += [Finding("note", rule, path, message) for rule, message in remarks(source)]
     return sorted(findings, key=lambda item: item.level != "error")
 
 
 def _contents(source: Source, progress: ProgressCallback | None) -> Iterator[Finding]:
     checkpoint = checkpoint_of(source)
     try:
-        require_in_proportion(_decoded(checkpoint.values()), str(source.path))
+        require_in_proportion(_decoded(checkpoint.values()), source.location)
     except ResourceError as error:
-        yield _finding(error, str(source.path))
+        yield _finding(error, source.location)
         return
     state = Progress(checkpoint.nbytes, progress)
     workers = default_workers()
@@ -134,7 +134,7 @@ def _decoded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _description(source: Source) -> Iterator[Finding]:
     """Compare what a delta says of itself with the tensors that are there."""
-    catalog, where = source.catalog, str(source.path)
+    catalog, where = source.catalog, source.location
     try:
         info = delta_of(catalog.metadata, where)
     except FormatError as error:
@@ -171,7 +171,7 @@ def _whole(source: Source) -> Iterator[Finding]:
         try:
             source.catalog.check_whole()
         except IngotError as error:
-            yield _finding(error, str(source.path))
+            yield _finding(error, source.location)
 
 
 def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:

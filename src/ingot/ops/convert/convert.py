@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.atomic import Staging
-from ingot.core.config import CONFIG, config_of
+from ingot.core.config import CONFIG, MAX_CONFIG
 from ingot.core.options import takes
 from ingot.core.parallel import default_workers
 from ingot.core.progress import ProgressEvent
@@ -39,7 +39,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.stores.local import LocalTarget
+from ingot.stores.local import LocalStore, LocalTarget, url_of
 
 
 @takes(ConvertOptions, "convert")
@@ -133,29 +133,23 @@ def prepare(options: ConvertOptions) -> Prepared:
 
 def _tied(source: Source, checkpoint: Checkpoint, place: Destination) -> Tied:
     """Decide on a head beside tied embeddings, for formats whose readers take no such thing."""
-    if not (isinstance(place.format, OneHead) and place.directory and source.path.is_dir()):
+    if not (isinstance(place.format, OneHead) and place.directory and source.is_folder):
         return Tied()
-    return untangle(config_of(source.path), checkpoint)
+    return untangle(source.config(), checkpoint)
 
 
 def _require_weights(source: Source, place: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
     """Refuse words that another program packed, unless they move as they are, beside the config.json that says so."""
     dialect = source.dialect()
     as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
-    travels = place.directory and source.path.is_dir() and not isinstance(place.format, ConfigKeys)
+    travels = place.directory and source.is_folder and not isinstance(place.format, ConfigKeys)
     if dialect is not None and not (as_stored and travels):
         raise dialect.refusal()
 
 
 def refuse_same(source: Source, place: Destination) -> None:
     """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
-    folder = source.folder
-    entries = {source.path, *(folder / name for name in source.catalog.headers)}
-    files = {Path(os.path.realpath(entry)) for entry in entries}
-    if place.directory:  # the name in a folder, and where it leads to if it is a link
-        files |= {Path(os.path.realpath(entry.parent)) / entry.name for entry in entries}
-    final = Path(os.path.realpath(place.path))
-    if final in files or (place.directory and any(final in file.parents for file in files)):
+    if source.is_lost(url_of(place.path), folder=place.directory):
         raise UsageError(
             "the destination is the source, or holds it and would replace it; choose another destination",
             rule="convert.same-path",
@@ -182,7 +176,7 @@ class _Job:
 
     def run(self) -> ConvertReport:
         decoded = (step.tensor for step in self._plan.steps if step.encoder is not None)
-        require_in_proportion(decoded, str(self._source.path))
+        require_in_proportion(decoded, self._source.location)
         resume = self._options.resume
         budget = chunk_budget(self._options.max_ram, self._plan.steps, self._workers)
         slots = self._workers + 3  # one being read, one being written, one of a fit pass
@@ -192,7 +186,7 @@ class _Job:
         with stage(place, overwrite=self._options.overwrite, resume=resume, names=names) as staging:
             try:
                 resumed, files = self._write(staging, chunkings, budget)
-                companions = self._companions(staging.files, files) if place.directory else []
+                companions = self._companions(LocalStore(staging.files), files) if place.directory else []
                 self._source.require_whole()
                 self._source.require_unchanged()
                 self._gathered.require_unchanged()
@@ -203,14 +197,15 @@ class _Job:
                 raise
         return self._report(files, companions, resumed)
 
-    def _companions(self, folder: Path, written: list[str]) -> list[str]:
+    def _companions(self, staged: LocalStore, written: list[str]) -> list[str]:
         """Copy the companions; what the writer made under the name of one stands, but ``config.json`` is merged."""
         packed = self._source.format
         drop = packed.config_keys if isinstance(packed, ConfigKeys) else ()
         change = ConfigChange(drop, *retyped(self._plan.steps), self._untie)
         every = self._checkpoint.companions
         found = {name: path for name, path in every.items() if name not in written or name == CONFIG}
-        return copy_companions(found, folder, change)
+        own = staged.read(CONFIG, MAX_CONFIG, "companions.config") if CONFIG in written else None
+        return copy_companions(found, LocalTarget(staged.local_path()), own, change)
 
     def _write(self, staging: Staging, chunkings: list[Chunking], budget: int) -> tuple[int, list[str]]:
         journal = Journal(staging.journal, fingerprint(self._source, self._identity()))
@@ -299,13 +294,13 @@ class _Job:
     def _report(self, files: list[str], companions: list[str], resumed: int) -> ConvertReport:
         folder = self._place.path if self._place.directory else self._place.path.parent
         return ConvertReport(
-            source=str(self._source.path),
+            source=self._source.location,
             destination=str(self._place.path),
             format=self._plan.format.name,
             recipe=self._plan.recipe,
             tensors=self._reports,
             source_nbytes=self._checkpoint.nbytes,
-            source_size=sum((self._source.folder / name).stat().st_size for name in self._source.catalog.headers),
+            source_size=self._source.stored(),
             size=sum((folder / name).stat().st_size for name in files),
             seconds=0.0,
             files=files,

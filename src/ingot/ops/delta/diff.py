@@ -147,7 +147,7 @@ class _Diff:
         with stage(place, overwrite=self._options.overwrite, names=companions) as staging:
             plan = self._prepared()
             info, files = self._write(plan, LocalTarget(staging.files))
-            copied = copy_companions(companions, staging.files)
+            copied = copy_companions(companions, LocalTarget(staging.files))
             for source in self._sources:
                 source.require_unchanged()
             staging.publish([*files, *copied])
@@ -368,8 +368,8 @@ class _Diff:
             )
         folder = self._place.path if self._place.directory else self._place.path.parent
         return DiffReport(
-            base=str(self._sources[0].path),
-            tuned=str(self._sources[1].path),
+            base=self._sources[0].location,
+            tuned=self._sources[1].location,
             destination=str(self._place.path),
             format=self._place.format.name,
             strategy=self._strategy,

@@ -110,14 +110,14 @@ class _Patch:
         companions = {**self._base.companions, **self._links[-1].checkpoint.companions}
         with stage(place, overwrite=options.overwrite, names=companions) as staging:
             files = self._write(plan, proof, LocalTarget(staging.files))
-            copied = copy_companions(companions, staging.files) if place.directory else []
+            copied = copy_companions(companions, LocalTarget(staging.files)) if place.directory else []
             for source in self._sources:
                 source.require_unchanged()
             staging.publish([*files, *copied])
         folder = place.path if place.directory else place.path.parent
         return PatchReport(
-            base=str(self._sources[0].path),
-            deltas=[str(source.path) for source in self._sources[1:]],
+            base=self._sources[0].location,
+            deltas=[source.location for source in self._sources[1:]],
             destination=str(place.path),
             format=place.format.name,
             tensors=len(plan.steps),

@@ -134,7 +134,7 @@ def _plan(source: Source) -> tuple[list[_Plan], list[str]]:
             "expected a Squish directory, "
             f"found {source.format.name}; make one with `ingot convert SRC DIR --format npydir`",
             rule="int4.not-npydir",
-            where=str(source.path),
+            where=source.location,
         )
     plans: list[_Plan] = []
     kept: list[str] = []

@@ -1,0 +1,97 @@
+"""Checkpoints by address: file: and memory:, with what lies beside the weights."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.adapters.model_source import model_folder
+from ingot.errors import UnsupportedError, UsageError
+from ingot.ops.check.inspect import inspect
+from ingot.ops.open import open_source
+from ingot.stores.memory import shared_files
+
+WEIGHTS = {"model.layers.0.mlp.up_proj.weight": np.arange(64, dtype=np.float32).reshape(8, 8)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    ingot.save(folder / "model.safetensors", WEIGHTS)
+    (folder / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def in_memory(model: Path) -> str:
+    files = shared_files("test_addresses")
+    files.clear()
+    files.update({path.relative_to(model).as_posix(): bytearray(path.read_bytes()) for path in model.rglob("*.*")})
+    return "memory:test_addresses"
+
+
+def test_a_folder_and_a_file_open_by_address(model: Path, in_memory: str) -> None:
+    for address in (model.as_uri(), in_memory, f"{model.as_uri()}/model.safetensors", f"{in_memory}/model.safetensors"):
+        with ingot.open(address) as checkpoint:
+            (name,) = checkpoint
+            assert np.array_equal(checkpoint[name].numpy(), WEIGHTS[name])
+            folder = not address.endswith(".safetensors")
+            assert set(checkpoint.companions) == ({"config.json", "1_Pooling/config.json"} if folder else set())
+
+
+def test_a_source_names_its_store_and_its_address(model: Path, in_memory: str) -> None:
+    for path in (model, model / "model.safetensors", in_memory, f"{in_memory}/model.safetensors"):
+        source = open_source(path)
+        again = open_source(source.url)
+        assert (again.url, again.name, again.identity()) == (source.url, source.name, source.identity())
+        assert again.store.open(again.name or "model.safetensors").size == again.stored()
+        again.close()
+        source.close()
+
+
+def test_what_lies_in_memory_is_converted_with_its_companions(in_memory: str, tmp_path: Path) -> None:
+    report = ingot.convert(in_memory, tmp_path / "out", "f16", format="safetensors")
+    assert set(report.companions) == {"config.json", "1_Pooling/config.json"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"dtype": "float16"}
+    assert (tmp_path / "out" / "1_Pooling" / "config.json").read_text() == "{}"
+    assert not [finding for finding in ingot.verify(tmp_path / "out") if finding.level == "error"]
+    assert inspect(in_memory).file_size == (tmp_path / "a model" / "model.safetensors").stat().st_size
+
+
+def test_a_copy_finds_its_files_by_address(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(model.parent)
+    with ingot.open(model.name) as checkpoint:
+        data = pickle.dumps(checkpoint)
+    monkeypatch.chdir(model)
+    with pickle.loads(data) as again:
+        assert set(again.companions) == {"config.json", "1_Pooling/config.json"}
+
+
+def test_the_source_is_known_by_its_address(model: Path) -> None:
+    for target in (model, model / "model.safetensors", model.parent):
+        with pytest.raises(UsageError) as caught:
+            ingot.convert(model.as_uri(), target, overwrite=True)
+        assert caught.value.rule in ("convert.same-path", "target.foreign")
+    assert (model / "model.safetensors").exists()
+
+
+def test_who_needs_a_local_disk_says_so(model: Path, in_memory: str) -> None:
+    assert model_folder(model.as_uri()) == model_folder(model / "model.safetensors") == model
+    with pytest.raises(UnsupportedError) as caught:
+        model_folder(in_memory)
+    assert caught.value.rule == "store.not-local"
+
+
+@pytest.mark.parametrize(("address", "rule"), [("memory:nobody", "open.missing"), ("s3://a/b", "open.url")])
+def test_addresses_without_a_checkpoint_are_refused(address: str, rule: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ingot.open(address)
+    assert caught.value.rule == rule
