@@ -23,13 +23,13 @@ from gguf import GGMLQuantizationType, quants
 
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.affine.params import params_of
 from ingot.codecs.affine.rows import decode_rows
 from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.core import checksums, isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, cast, cast_into
 from ingot.core.stats import measure
+from ingot.model.layouts.affine import AffineLayout
 from ingot.testing.codecs import encode_tensor
 
 Row = dict[str, Any]
@@ -83,7 +83,7 @@ def dequantize(weights: np.ndarray, repeat: int) -> list[Row]:
         for name, options in DECODE:
             tensor = encode_tensor(AffineCodec(), weights, options, dtype="bf16")
             parts = {role: part.array() for role, part in tensor.parts.items()}
-            arguments = (params_of(tensor), parts["packed_weight"], parts["scales"], parts.get("zeros"), out)
+            arguments = (AffineLayout.of(tensor), parts["packed_weight"], parts["scales"], parts.get("zeros"), out)
             plain, ours = turns(repeat, memcpy(out, copy), partial(decode_rows, *arguments))
             target = 0.8 if name != "INT4 g32" and "msb" not in name else None
             rows.append(entry(f"dequantize {name} to {dtype}", out.nbytes / ours / 1e9, "GB/s", plain / ours, target))
@@ -138,7 +138,7 @@ def peers(weights: np.ndarray, repeat: int) -> list[Row]:
         label = f"{bits}-bit g32 f32"
         rows.append(entry(f"quantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
         rows.append(entry(f"quantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))
-        decode = partial(decode_rows, params_of(tensor), parts["packed_weight"], parts["scales"], None, out)
+        decode = partial(decode_rows, AffineLayout.of(tensor), parts["packed_weight"], parts["scales"], None, out)
         theirs, ours = turns(max(3, repeat // 2), partial(quants.dequantize, packed, kind), decode)
         rows.append(entry(f"dequantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
         rows.append(entry(f"dequantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))

@@ -22,24 +22,24 @@ import torch
 
 from ingot.adapters.packed_linear import PackedLinear
 from ingot.codecs.affine.matmul import PackedMatrix
-from ingot.codecs.affine.params import AffineParams
 from ingot.core import isa
 from ingot.core.dtypes import numpy_dtype
+from ingot.model.layouts.affine import NO_ZERO, OFFSETS, ROW, AffineLayout, Group
 
 Row = dict[str, Any]
 
 SHAPES = ((1536, 1536), (256, 1536), (8960, 1536), (1536, 8960))
 LAYER = ((1536, 1536), (256, 1536), (256, 1536), (1536, 1536), (8960, 1536), (8960, 1536), (1536, 8960))
 HEAD = (151936, 1536)
-INT4 = AffineParams(4, "group", 128, "rows_lsb", True, False, "bf16")
+INT4 = AffineLayout(4, Group(128), "rows_lsb", True, NO_ZERO, "bf16")
 FORMS = {
     "int4 g128": (INT4, "f16"),
     "int4 g64 offset": (
-        AffineParams(4, "group", 64, "rows_lsb", signed=False, zeros=True, dtype="bf16", zero_kind="offset"),
+        AffineLayout(4, Group(64), "rows_lsb", False, OFFSETS, "bf16"),
         "bf16",
     ),
-    "int4 g32": (AffineParams(4, "group", 32, "rows_lsb", True, False, "bf16"), "f16"),
-    "int8 row": (AffineParams(8, "row", None, "rows_lsb", True, False, "bf16"), "f32"),
+    "int4 g32": (AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "bf16"), "f16"),
+    "int8 row": (AffineLayout(8, ROW, "rows_lsb", True, NO_ZERO, "bf16"), "f32"),
 }
 TARGETS = {"int4": 1.5, "int8": 1.2}
 

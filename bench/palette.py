@@ -23,7 +23,7 @@ from kernels import Row, entry, memcpy, table, touched, turns
 from peak import watch
 
 from ingot.codecs.palette.codec import lookup_of
-from ingot.codecs.palette.params import params_of
+from ingot.codecs.palette.params import layout_of
 from ingot.codecs.table import CODECS
 from ingot.core import isa
 from ingot.model.tensor import Tensor
@@ -112,7 +112,7 @@ def look_ups(weights: np.ndarray, repeat: int) -> list[Row]:
     rows = []
     for name, options, _ in WAYS[:5]:
         tensor = encode_tensor(PALETTE, weights, options, dtype="f16")
-        lookup, packed = lookup_of(tensor, params_of(tensor), "f16"), tensor.parts["indices"].array()
+        lookup, packed = lookup_of(tensor, layout_of(tensor), "f16"), tensor.parts["indices"].array()
         plain, ours = turns(repeat, memcpy(out, copy), lambda: lookup.all(packed, out.reshape(-1)))  # noqa: B023
         rows.append(entry(f"decode palette {name} to f16", out.nbytes / ours / 1e9, "GB/s", plain / ours, 0.7))
     return rows

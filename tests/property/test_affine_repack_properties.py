@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.affine.params import params_of
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import repacked
+from ingot.testing.codecs import repacked, repacks
 from ingot.testing.reference import affine as reference
 from ingot.testing.strategies import matrices, random_bits
 
@@ -51,7 +51,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
         params = {"codec_version": 1, **plain, **granularity, "axis": -1, "signed": signed, "zeros": kind != "none"}
         params["dtype"] = "f32"
     parts = {"zeros": memory_part(np.empty(0, np.uint8), scale_dtype)} if kind != "none" else {}
-    known = params_of(Tensor("tensor", shape, "f32", "quantized_group", parts, params))
+    known = AffineLayout.of(Tensor("tensor", shape, "f32", "quantized_group", parts, params))
     packed = rng.integers(0, 256, known.packed_bytes(*shape), np.uint8)
     count = known.scale_shape(*shape)
     found = {"packed_weight": memory_part(packed, known.packed_dtype)}
@@ -91,29 +91,29 @@ def shiftable(tensor: Tensor, delta: int, dtype: str) -> bool:
 @given(tensors(), st.lists(st.integers(0, 34), max_size=4))
 def test_re_laid_tensors_decode_to_the_same_bits(tensor: Tensor, cuts: list[int]) -> None:
     CODEC.check(tensor)
-    stored, wanted = params_of(tensor), decoded(tensor)
-    found = list(CODEC.repacks(tensor))
-    assert {repack.target.signed for repack in found} == {False, True}
+    stored, wanted = AffineLayout.of(tensor), decoded(tensor)
+    found = repacks(CODEC, tensor)
+    assert {repack.layout.signed for repack in found} == {False, True}
     for repack in found:
         delta = 0
-        if repack.target.signed != stored.signed:
-            delta = (-1 if repack.target.signed else 1) << stored.bits - 1
-        if repack.target.offset:
-            if repack.exact():
+        if repack.layout.signed != stored.signed:
+            delta = (-1 if repack.layout.signed else 1) << stored.bits - 1
+        if repack.layout.offset:
+            if repack.exact:
                 other = repacked(repack, tensor, cuts)
                 CODEC.check(other)
                 assert decoded(other) == wanted
             continue
-        if not repack.exact():
+        if not repack.exact:
             assert delta
-            assert not shiftable(tensor, delta, repack.scale_dtype) or far(tensor)
+            assert not shiftable(tensor, delta, repack.layout.scales) or far(tensor)
             continue
         other = repacked(repack, tensor, cuts)
         CODEC.check(other)
         assert decoded(other) == wanted
-        assert params_of(other) == repack.target
+        assert AffineLayout.of(other) == repack.layout
         check_codes(other, delta, tensor)
-        assert repack.target.packing in ("rows_lsb", "flat_lsb")
+        assert repack.layout.packing in ("rows_lsb", "flat_lsb")
 
 
 def far(tensor: Tensor) -> bool:
@@ -127,7 +127,7 @@ def wide_zeros(tensor: Tensor) -> Array:
 
 
 def codes_of(tensor: Tensor) -> Array:
-    params, (rows, cols) = params_of(tensor), tensor.matrix_shape
+    params, (rows, cols) = AffineLayout.of(tensor), tensor.matrix_shape
     packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
     if params.packing == "flat_lsb":
         return reference.from_flat(packed, (rows, cols), params.bits)
@@ -137,8 +137,8 @@ def codes_of(tensor: Tensor) -> Array:
 
 def check_codes(other: Tensor, delta: int, source: Tensor) -> None:
     """Every integer is the source's plus delta, and spare bits are 0."""
-    bits, target = params_of(source).bits, params_of(other)
-    before = reference.values_of(codes_of(source), bits, signed=params_of(source).signed)
+    bits, target = AffineLayout.of(source).bits, AffineLayout.of(other)
+    before = reference.values_of(codes_of(source), bits, signed=AffineLayout.of(source).signed)
     after = codes_of(other)
     assert np.array_equal(reference.values_of(after, bits, signed=target.signed), before + delta)
     if target.packing == "rows_lsb":

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.codecs.palette.params import BITS, LEGAL_VECTORS, VECTOR_SIZES, require_vector_size
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError, IngotError
+from ingot.model.layouts.palette import BITS, LEGAL_VECTORS, VECTOR_SIZES, require_vector_size
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import bits, encode_tensor, read_rows

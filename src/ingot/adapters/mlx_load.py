@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from ingot.adapters.model_source import AnyPath, resolve
 from ingot.adapters.transformers_config import one_line, read_json
 from ingot.adapters.transformers_tokenizer import load_tokenizer, require_vocabulary, same_tokens
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.base import Repack
+from ingot.codecs.base import Repacked
 from ingot.core.config import CONFIG
 from ingot.core.dtypes import DTYPES
 from ingot.core.extras import require
 from ingot.core.memory import require_ram
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.mlx import layers as mlx_layers
-from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
+from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
@@ -135,7 +137,7 @@ def _weights(mx: Any, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | N
     return weights
 
 
-def _nbytes(tensor: Tensor, form: Repack | None) -> int:
+def _nbytes(tensor: Tensor, form: Repacked | None) -> int:
     row = DTYPES.get(tensor.dtype)
     return tensor.nbytes if form is not None or row is None else row.nbytes(tensor.size)
 
@@ -167,7 +169,7 @@ def _build(utils: Any, folder: Path, weights: dict[str, Any]) -> Any:
     return model
 
 
-def _arrays(tensor: Tensor, repack: Repack | None) -> dict[str, Any]:
+def _arrays(tensor: Tensor, repack: Repacked | None) -> dict[str, Any]:
     """Return a tensor as mlx arrays: one under its name, or the three of a packed layer in the layout ``repack``."""
     if repack is None:
         return {tensor.name: from_numpy(tensor.numpy())}
@@ -183,16 +185,18 @@ def _arrays(tensor: Tensor, repack: Repack | None) -> dict[str, Any]:
     }
 
 
-def packed_form(tensor: Tensor) -> Repack | None:
+def packed_form(tensor: Tensor) -> Repacked | None:
     """Return the layout in which MLX computes with a tensor's integers; None where no exact one is."""
-    if tensor.codec != QUANTIZED or tensor.decoder is None or tensor.dtype not in DTYPES or not tensor.size:
+    if tensor.codec != AffineLayout.codec or tensor.decoder is None or tensor.dtype not in DTYPES or not tensor.size:
         return None
-    for repack in AffineCodec().repacks(tensor):
-        dtype = next(part.dtype for part in repack.parts if part.role == "scales")
-        params = {**repack.params, "dtype": dtype}
-        spec = TensorSpec(tensor.name, tensor.shape, dtype, repack.codec, repack.parts, params)
-        if mlx_layers.refusal(spec) is None and repack.exact():
-            return repack
+    codec = AffineCodec()
+    codec.check(tensor)
+    for layout in AffineLayout.of(tensor).alternatives(tensor):
+        loaded = replace(layout, dtype=layout.scales)  # MLX computes in the type of the scales
+        parts, params = layout.part_specs(tensor.shape), loaded.attributes()
+        spec = TensorSpec(tensor.name, tensor.shape, loaded.dtype, layout.codec, parts, params)
+        if mlx_layers.refusal(spec) is None and (found := codec.repack(tensor, layout)).exact:
+            return found
     return None
 
 

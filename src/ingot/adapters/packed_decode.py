@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.codecs.affine.params import AffineParams
 from ingot.core.extras import require
+from ingot.model.layouts.affine import AffineLayout
 
 
-def decode_rows(params: AffineParams, cols: int, packed: Any, scales: Any, zeros: Any) -> Any:
+def decode_rows(params: AffineLayout, cols: int, packed: Any, scales: Any, zeros: Any) -> Any:
     """Return rows [n, cols] in f32.
 
     Parameters
@@ -29,7 +29,7 @@ def decode_rows(params: AffineParams, cols: int, packed: Any, scales: Any, zeros
     return scale * q + zero if params.offset else scale * (q - zero)
 
 
-def _codes(packed: Any, cols: int, params: AffineParams) -> Any:
+def _codes(packed: Any, cols: int, params: AffineLayout) -> Any:
     """Unpack [n, row bytes] to [n, cols], one code per byte."""
     torch = require("torch", "torch")
     if params.bits == 8:
@@ -44,7 +44,7 @@ def _codes(packed: Any, cols: int, params: AffineParams) -> Any:
     return (bits << (weights.flip(0) if params.msb else weights)).sum(dim=2, dtype=torch.uint8)
 
 
-def _numbers(codes: Any, params: AffineParams) -> Any:
+def _numbers(codes: Any, params: AffineLayout) -> Any:
     """Return the integers that codes stand for, as f32."""
     torch = require("torch", "torch")
     if not params.signed:
@@ -53,9 +53,9 @@ def _numbers(codes: Any, params: AffineParams) -> Any:
     return ((codes ^ half).to(torch.int16) - half).to(torch.float32)
 
 
-def _spread(values: Any, params: AffineParams, cols: int) -> Any:
+def _spread(values: Any, params: AffineLayout, cols: int) -> Any:
     torch = require("torch", "torch")
     wide = values.to(torch.float32)
-    if params.granularity != "group":
+    if params.group_size is None:
         return wide.reshape(-1, 1)
     return wide.repeat_interleave(min(params.group_columns(cols), cols), dim=1)[:, :cols]

@@ -18,9 +18,9 @@ from ingot.adapters.decoded_on_use import DecodedOnUse
 from ingot.adapters.packed_decode import decode_rows
 from ingot.adapters.torch import from_numpy, to_numpy
 from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
-from ingot.codecs.affine.params import AffineParams
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Tensor
 
 SCRATCH = 8 << 20
@@ -35,7 +35,7 @@ _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloa
 class _Parts:
     """What a matrix is decoded from, as tensors; ``scales`` and ``zeros`` in integers of their size."""
 
-    params: AffineParams
+    params: AffineLayout
     shape: tuple[int, int]
     scale_dtype: torch.dtype
     packed: torch.Tensor
@@ -56,7 +56,7 @@ class _Parts:
 
     def _scales_of(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
         values = values.view(self.scale_dtype)
-        if self.params.granularity == "tensor":
+        if self.params.per_tensor:
             return values
         count, *per_row = self.params.scale_shape(*self.shape)
         return _pick(values.view(count, per_row[0] if per_row else 1), rows)
@@ -105,7 +105,7 @@ class PackedWeight(torch.nn.Module):
 
     def __init__(self, matrix: PackedMatrix, dtype: torch.dtype) -> None:
         super().__init__()
-        self.params: AffineParams = matrix.params
+        self.params: AffineLayout = matrix.params
         self.shape = matrix.shape
         self.dtype = dtype
         scales = from_numpy(matrix.scales)

@@ -7,7 +7,8 @@ works on *chunks* of whole rows, so that a tensor larger than memory passes thro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ import numpy as np
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.base import Layout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor, require_writable
 
@@ -184,41 +186,53 @@ class RepackReader(Protocol):
         ...
 
 
-class Repack(Protocol):
+@dataclass(frozen=True, slots=True)
+class Repacked:
     """A stored tensor in another layout of its codec: the same integers and scales, no value goes through floats.
 
-    ``params`` and ``parts`` are those of the result, complete. ``rows`` are there to go through, in chunks that begin
-    at multiples of ``step``; a chunk takes ``memory`` bytes per row.
+    Parameters
+    ----------
+    layout : Layout
+    parts : tuple of PartSpec
+        Of the result, complete.
+    rows, step, memory : int
+        Rows to go through, in chunks that begin at multiples of ``step``; a chunk takes ``memory`` bytes per row.
+    why_not : str or None
+        Why a value would not decode to the same bits, or why the family has no way into this layout; None if every
+        value keeps its bits. Known before anything is written.
+    reader : callable
+        Begins a pass over the tensor; for an exact one only.
     """
 
-    @property
-    def codec(self) -> str: ...
-    @property
-    def params(self) -> Mapping[str, Any]: ...
-    @property
-    def parts(self) -> tuple[PartSpec, ...]: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def memory(self) -> int: ...
+    layout: Layout
+    parts: tuple[PartSpec, ...]
+    rows: int
+    step: int
+    memory: int
+    why_not: str | None
+    reader: Callable[[], RepackReader]
 
+    @property
     def exact(self) -> bool:
-        """Whether every value decodes to the same bits; may read small parts of the tensor."""
-        ...
+        """Whether every value decodes to the same bits."""
+        return self.why_not is None
 
-    def reader(self) -> RepackReader:
-        """Begin a pass over the tensor."""
-        ...
+
+def cannot(layout: Layout, why: str) -> Repacked:
+    """Return the answer of a family that has no way into ``layout``."""
+
+    def refuse() -> RepackReader:
+        raise ValueError(f"expected a layout that keeps every value: {why}")
+
+    return Repacked(layout, (), 0, 1, 0, why, refuse)
 
 
 @runtime_checkable
 class Repacking(Protocol):
-    """What a codec has beside ``Codec`` if it knows several layouts of the same integers."""
+    """What a codec has beside ``Codec`` if it knows several layouts of the same numbers."""
 
-    def repacks(self, tensor: Tensor) -> Iterable[Repack]:
-        """Yield the layouts that ``tensor`` may be stored in, preferred ones first; reads no part's bytes."""
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return ``tensor`` in ``layout``, or why not; may read small parts of the tensor, checking their digests."""
         ...
 
 
@@ -234,9 +248,11 @@ class ChecksStored(Protocol):
         ...
 
 
-def repacks_of(codec: Codec, tensor: Tensor) -> Iterable[Repack]:
-    """Return the layouts that ``codec`` can repack ``tensor`` in; none where it knows only one."""
-    return codec.repacks(tensor) if isinstance(codec, Repacking) else ()
+def repack(codec: Codec, tensor: Tensor, layout: Layout) -> Repacked:
+    """Return ``tensor`` in another layout of its codec, or why not."""
+    if isinstance(codec, Repacking):
+        return codec.repack(tensor, layout)
+    return cannot(layout, f"codec {codec.id} has one layout only")
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:

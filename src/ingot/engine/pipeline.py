@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Repack, ready, row_step
+from ingot.codecs.base import Encoder, Repacked, ready, row_step
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import recycling, scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
@@ -118,7 +118,7 @@ def chunking(step: Step, budget: int, slots: int, measured: bool) -> Chunking:
     return _affordable(Chunking(rows, cols, chunk_rows, int(chunk_rows * per_row) + fixed), budget, tensor.name)
 
 
-def _repack_chunking(repack: Repack, budget: int, slots: int) -> Chunking:
+def _repack_chunking(repack: Repacked, budget: int, slots: int) -> Chunking:
     per_row = max(repack.memory, 1)
     chunk_rows = max(1, min(MOVE_BYTES, budget // slots) // per_row // repack.step) * repack.step
     chunk_rows = min(chunk_rows, max(repack.rows, 1))
@@ -301,7 +301,7 @@ def _move(tensor: Tensor, piece: int, take: Take) -> Iterator[tuple[Work, int]]:
         reader.finish()
 
 
-def _repack(tensor: Tensor, repack: Repack, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
+def _repack(tensor: Tensor, repack: Repacked, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
     """Repack chunk by chunk where they are read: shifting bits is not slower than a disk."""
     share = tensor.nbytes / max(shape.rows, 1)
     reader, start = repack.reader(), 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from ingot.core.checksums import HASHERS
 from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
+from ingot.model.layouts.base import Alternative, Layout
+from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -162,6 +164,20 @@ class Fitting(Protocol):
         Raises ``UnsupportedError`` where the options lack what the format needs.
         """
         ...
+
+
+def accepts(format: Format, spec: TensorSpec) -> Iterator[tuple[Layout, TensorSpec]]:
+    """Yield the other layouts of a tensor's numbers that a format carries, that nearest to as stored first.
+
+    Each with the tensor as it would be written. The codec's ``repack`` tells which of them keeps every value.
+    """
+    layout = layout_of(spec)
+    if not isinstance(layout, Alternative):
+        return
+    for other in layout.alternatives(spec):
+        made = replace(spec, codec=other.codec, parts=other.part_specs(spec.shape), params=other.attributes())
+        if format.refuses(made) is None:
+            yield other, made
 
 
 class Format(Protocol):

@@ -75,6 +75,11 @@ class TensorSpec:
         lengths = [part.length for part in self.parts]
         return None if None in lengths else sum(length or 0 for length in lengths)
 
+    @property
+    def part_dtypes(self) -> dict[str, str]:
+        """Storage type of each part by its role."""
+        return {part.role: part.dtype for part in self.parts}
+
     def part(self, role: str) -> PartSpec:
         """Return the part of that role; KeyError if there is none."""
         for part in self.parts:

@@ -12,6 +12,8 @@ import numpy as np
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.base import Layout
+from ingot.model.layouts.table import layout_of
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part
 from ingot.model.slices import Index, Readable, piece_of, read_piece
@@ -111,6 +113,16 @@ class Tensor:
     def matrix_shape(self) -> tuple[int, int]:
         """The shape as rows x columns: the last dimension is the columns, all others together the rows."""
         return (prod(self.shape[:-1]), self.shape[-1]) if self.shape else (1, 1)
+
+    @property
+    def part_dtypes(self) -> dict[str, str]:
+        """Storage type of each part by its role."""
+        return {role: part.dtype for role, part in self.parts.items()}
+
+    @property
+    def layout(self) -> Layout:
+        """How the values lie in the parts, read from ``params``; raises what ``layout_of`` raises."""
+        return layout_of(self)
 
     def spec(self) -> TensorSpec:
         """Return the spec of this tensor with its stored bytes as they are."""

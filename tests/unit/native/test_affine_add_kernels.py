@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.affine.params import AffineParams
 from ingot.codecs.affine.rows import add_rows, layout
 from ingot.codecs.delta.base import delta_codec
 from ingot.core import isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits
 from ingot.errors import CodecError
+from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Group
 from ingot.model.tensor import Array
 from ingot.testing.codecs import bits, encode_tensor
 from ingot.testing.reference import affine as reference
@@ -25,7 +25,7 @@ from ingot.testing.reference import affine as reference
 FLOATS = ("f32", "f16", "bf16")
 
 
-def parts(seed: int, rows: int, cols: int, params: AffineParams, scale_dtype: str) -> tuple[Array, Array, Array | None]:
+def parts(seed: int, rows: int, cols: int, params: AffineLayout, scale_dtype: str) -> tuple[Array, Array, Array | None]:
     rng = np.random.default_rng(seed)
     packed = rng.integers(0, 256, (rows, params.row_bytes(cols)), np.uint8)
     shape = params.scale_shape(rows, cols)
@@ -34,7 +34,7 @@ def parts(seed: int, rows: int, cols: int, params: AffineParams, scale_dtype: st
     return packed, scales, None if zeros is None else zeros.astype(numpy_dtype(scale_dtype))
 
 
-def expected(params: AffineParams, packed: Array, scales: Array, zeros: Array | None, base: Array) -> Array:
+def expected(params: AffineLayout, packed: Array, scales: Array, zeros: Array | None, base: Array) -> Array:
     """The reference: each step in float32, one rounding by NumPy's own cast at the end."""
     rows, cols = base.shape
     codes = reference.unpack(packed, cols, params.bits, msb=params.msb)
@@ -58,11 +58,10 @@ def expected(params: AffineParams, packed: Array, scales: Array, zeros: Array | 
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("cols", [1, 15, 64, 131, 2100])
 def test_equals_the_reference(dtype: str, width: int, cols: int) -> None:
-    for number, (granularity, group) in enumerate((("group", 32), ("group", 7), ("row", None), ("tensor", None))):
-        for signed, kind in product((True, False), ("none", "point", "offset")):
+    for number, grid in enumerate((Group(32), Group(7), ROW, WHOLE)):
+        for signed, zero in product((True, False), (NO_ZERO, POINTS, OFFSETS)):
             packing = "rows_msb" if number % 2 else "rows_lsb"
-            zero_kind = "offset" if kind == "offset" else "point"
-            params = AffineParams(width, granularity, group, packing, signed, kind != "none", "f32", zero_kind)
+            params = AffineLayout(width, grid, packing, signed, zero, "f32")
             packed, scales, zeros = parts(width + cols, 3, cols, params, FLOATS[number % 3])
             base = np.random.default_rng(cols).normal(0, 0.05, (3, cols)).astype(numpy_dtype(dtype))
             base[0, 0] = [np.inf, -0.0, np.nan, 0.0][number]
@@ -79,7 +78,7 @@ def test_equals_the_reference(dtype: str, width: int, cols: int) -> None:
 @given(st.data())
 def test_every_instruction_set_gives_the_same_bits(data: st.DataObject) -> None:
     width, cols = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 200))
-    params = AffineParams(width, "group", data.draw(st.integers(1, 200)), "rows_lsb", True, False, "f32")
+    params = AffineLayout(width, Group(data.draw(st.integers(1, 200))), "rows_lsb", True, NO_ZERO, "f32")
     packed, scales, _ = parts(data.draw(st.integers(0, 99)), 2, cols, params, "f16")
     raw = data.draw(st.binary(min_size=4 * cols, max_size=4 * cols))
     base = np.frombuffer(raw, np.uint16).reshape(2, cols)  # any bf16, NaN and subnormal ones too
@@ -112,7 +111,7 @@ def test_a_delta_is_applied_in_place_as_decoded_and_added(dtype: str, options: d
 
 
 def test_a_difference_past_the_range_is_refused_as_it_is_by_decoding() -> None:
-    params = AffineParams(8, "row", None, "rows_lsb", True, False, "f32")
+    params = AffineLayout(8, ROW, "rows_lsb", True, NO_ZERO, "f32")
     packed, scales = np.full((1, 4), 0x7F, np.uint8), np.full(1, 3e38, np.float32)
     base = np.zeros((1, 4), np.float32)
     with pytest.raises(CodecError) as caught:
@@ -121,7 +120,7 @@ def test_a_difference_past_the_range_is_refused_as_it_is_by_decoding() -> None:
 
 
 def test_arrays_that_overlap_are_no_base_and_output() -> None:
-    at = layout(AffineParams(8, "row", None, "rows_lsb", True, False, "f32"), 4)
+    at = layout(AffineLayout(8, ROW, "rows_lsb", True, NO_ZERO, "f32"), 4)
     both = np.zeros((3, 4), np.float32)
     packed, scales = np.zeros(8, np.uint8), np.ones(2, np.float32)
     with pytest.raises(ValueError, match="apart"):

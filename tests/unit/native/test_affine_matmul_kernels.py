@@ -12,33 +12,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.codecs.affine.matmul import PackedMatrix, multiplies
-from ingot.codecs.affine.params import AffineParams
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
+from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
 from ingot.testing.reference import affine
 from ingot.testing.reference.affine_matmul import Weights, matmul
 
 TYPES = ("f32", "f16", "bf16")
-PLAIN = AffineParams(4, "group", 32, "rows_lsb", True, False, "f32")
+PLAIN = AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "f32")
 KINDS = (
     PLAIN,
-    replace(PLAIN, signed=False, zeros=True),
-    replace(PLAIN, signed=False, zeros=True, zero_kind="offset", group_size=64),
-    replace(PLAIN, signed=False, zero_point=7, group_size=128),
-    replace(PLAIN, group_size=40, zeros=True),
-    replace(PLAIN, granularity="row", group_size=None, zero_point=-3),
-    replace(PLAIN, granularity="tensor", group_size=None, zeros=True),
+    replace(PLAIN, signed=False, zero=POINTS),
+    replace(PLAIN, signed=False, zero=OFFSETS, grid=Group(64)),
+    replace(PLAIN, signed=False, zero=Constant(7), grid=Group(128)),
+    replace(PLAIN, grid=Group(40), zero=POINTS),
+    replace(PLAIN, grid=ROW, zero=Constant(-3)),
+    replace(PLAIN, grid=WHOLE, zero=POINTS),
     replace(PLAIN, packing="8_per_i32", signed=False),
-    replace(PLAIN, bits=8, granularity="row", group_size=None),
-    replace(PLAIN, bits=8, granularity="row", group_size=None, signed=False, zeros=True),
-    replace(PLAIN, bits=8, signed=False, zeros=True, zero_kind="offset"),
-    replace(PLAIN, bits=8, group_size=4, zero_point=5),
-    replace(PLAIN, bits=8, group_size=1000),
+    replace(PLAIN, bits=8, grid=ROW),
+    replace(PLAIN, bits=8, grid=ROW, signed=False, zero=POINTS),
+    replace(PLAIN, bits=8, signed=False, zero=OFFSETS),
+    replace(PLAIN, bits=8, grid=Group(4), zero=Constant(5)),
+    replace(PLAIN, bits=8, grid=Group(1000)),
 )
 
 
-def matrix(seed: int, rows: int, cols: int, params: AffineParams, scale_dtype: str) -> PackedMatrix:
+def matrix(seed: int, rows: int, cols: int, params: AffineLayout, scale_dtype: str) -> PackedMatrix:
     rng = np.random.default_rng(seed)
     packed = rng.integers(0, 256, rows * params.row_bytes(cols), np.uint8)
     shape = params.scale_shape(rows, cols)
@@ -67,7 +67,7 @@ def product(held: PackedMatrix, x: Array, bias: Array | None = None, workers: in
 
 @pytest.mark.parametrize("params", KINDS, ids=str)
 @pytest.mark.parametrize("cols", [1, 8, 63, 128, 200, 2311])
-def test_equals_the_reference(params: AffineParams, cols: int) -> None:
+def test_equals_the_reference(params: AffineLayout, cols: int) -> None:
     for number, (count, rows) in enumerate(((1, 5), (4, 1), (7, 67))):
         held = matrix(cols, rows, cols, params, TYPES[number])
         rng = np.random.default_rng(number)
@@ -78,7 +78,7 @@ def test_equals_the_reference(params: AffineParams, cols: int) -> None:
 
 
 @pytest.mark.parametrize("params", KINDS, ids=str)
-def test_is_the_product_with_the_decoded_matrix(params: AffineParams) -> None:
+def test_is_the_product_with_the_decoded_matrix(params: AffineLayout) -> None:
     held = matrix(3, 33, 417, params, "f16")
     x = np.random.default_rng(4).normal(0, 1, (3, 417)).astype(np.float32)
     dense = held.decode(0, 33, "f32").astype(np.float64)
@@ -91,7 +91,7 @@ def test_any_shape(data: st.DataObject) -> None:
     params = data.draw(st.sampled_from(KINDS))
     rows, cols, count = (data.draw(st.integers(low, high)) for low, high in ((0, 70), (1, 300), (0, 6)))
     if params.granularity == "group":
-        params = replace(params, group_size=32 // params.bits * data.draw(st.integers(1, 40)))
+        params = replace(params, grid=Group(32) // params.bits * data.draw(st.integers(1, 40)))
     held = matrix(data.draw(st.integers(0, 99)), rows, cols, params, data.draw(st.sampled_from(TYPES)))
     raw = data.draw(st.binary(min_size=4 * count, max_size=4 * count))
     x = np.resize(np.frombuffer(raw, np.uint8) % 32, (count, cols)).astype(np.float32)  # numbers without NaN
@@ -103,7 +103,7 @@ def test_any_shape(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("params", [KINDS[0], KINDS[2], KINDS[8]], ids=str)
-def test_threads_change_no_bit(params: AffineParams) -> None:
+def test_threads_change_no_bit(params: AffineLayout) -> None:
     held = matrix(5, 1000, 513, params, "bf16")
     x = np.random.default_rng(6).normal(0, 1, (5, 513)).astype(np.float32)
     alone = product(held, x)
@@ -155,7 +155,7 @@ def test_values_that_are_not_finite_stay_in_their_rows() -> None:
 def test_what_the_kernels_do_not_take() -> None:
     assert not multiplies(replace(PLAIN, bits=3), 64)
     assert not multiplies(replace(PLAIN, packing="rows_msb"), 64)
-    assert not multiplies(replace(PLAIN, group_size=12), 64)
+    assert not multiplies(replace(PLAIN, grid=Group(12)), 64)
     assert not multiplies(PLAIN, 0)
     held = matrix(0, 3, 20, replace(PLAIN, bits=3), "f16")
     assert not held.direct

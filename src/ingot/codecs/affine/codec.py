@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ingot.codecs.affine.encode import AffineEncoder, prepare
-from ingot.codecs.affine.offset import OffsetRepack, offset_repacks
-from ingot.codecs.affine.params import ROLES, SCALE_DTYPES, AffineParams, natural, params_of
+from ingot.codecs.affine.offset import repack
 from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
-from ingot.codecs.affine.repack import AffineRepack, repacks
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
-from ingot.codecs.base import Rows, result
-from ingot.core.dtypes import numpy_dtype
+from ingot.codecs.base import Repacked, Rows, cannot, result
+from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.affine import CODES, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
+from ingot.model.layouts.base import Layout
 from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
@@ -24,7 +25,7 @@ from ingot.model.tensor import Array, Tensor
 class AffineReader(Rows):
     """Sequential decoding through a packed buffer of at most about ``STEP`` codes (never less than a row)."""
 
-    def __init__(self, tensor: Tensor, params: AffineParams, workers: int | None = 1) -> None:
+    def __init__(self, tensor: Tensor, params: AffineLayout, workers: int | None = 1) -> None:
         self._params, self._workers = params, workers
         self._rows, self._cols = params.matrix_of(tensor.shape)
         self._row = 0
@@ -81,7 +82,7 @@ class CutReader(Rows):
     Holds one row of that matrix where a run ends within it.
     """
 
-    def __init__(self, tensor: Tensor, params: AffineParams) -> None:
+    def __init__(self, tensor: Tensor, params: AffineLayout) -> None:
         self._inner = AffineReader(tensor, params)
         self._cols = params.matrix_of(tensor.shape)[1]
         self._left: Array = np.empty(0, np.float32)
@@ -123,7 +124,7 @@ class CutReader(Rows):
 class AffineCodec:
     """Integers with scales and zero points: INT8 per row (Vectro), INT4, INT3 and INT2 in groups, and all between."""
 
-    id: ClassVar[str] = "quantized_group"
+    id: ClassVar[str] = AffineLayout.codec
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     streams: ClassVar[bool] = True
@@ -168,13 +169,18 @@ class AffineCodec:
             return None
         if not cols or not shape or shape[-1] != cols or not params.in_rows(cols):
             return None
-        shared = params.granularity == "tensor"
-        scales = 0 if shared else params.scale_count((cols,)) * numpy_dtype(tensor.parts["scales"].dtype).itemsize
-        return RunLayout(cols, {**dict.fromkeys(tensor.parts, scales), "packed_weight": params.row_bytes(cols)})
+        scales = 0 if params.per_tensor else params.scale_count((cols,)) * DTYPES[params.scales].bits // 8
+        return RunLayout(cols, {**dict.fromkeys(tensor.parts, scales), CODES: params.row_bytes(cols)})
 
-    def repacks(self, tensor: Tensor) -> Iterator[AffineRepack | OffsetRepack]:
-        """Yield the layouts of the same integers: low bits first, signed or not; that nearest to as stored first."""
-        return offset_repacks(repacks(tensor, _checked(tensor)))
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return the same integers in another layout of the family (``spec/affine.md``, "Repacking").
+
+        Reads scales and zero points, and checks their digests, where only they tell whether every value stays.
+        """
+        stored = _checked(tensor)
+        if not isinstance(layout, AffineLayout):
+            return cannot(layout, f"affine integers are no {layout.codec}")
+        return repack(tensor, replace(stored, dtype=tensor.dtype), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
         """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):
@@ -190,47 +196,38 @@ class AffineCodec:
         return prepare(shape, dtype, options)
 
 
-def _checked(tensor: Tensor) -> AffineParams:
-    """Return the parameters, in the tensor's own matrix where that says the same."""
-    params = params_of(tensor)
-    _check_roles(tensor, params)
-    count = params.scale_count(tensor.shape)
-    parts = tensor.parts
-    packed_bytes = params.packed_bytes(*params.matrix_of(tensor.shape))
-    _check_part(tensor, "packed_weight", (params.packed_dtype,), packed_bytes)
-    scale_bytes = count * numpy_dtype(_check_part(tensor, "scales", SCALE_DTYPES, None)).itemsize
-    _check_part(tensor, "scales", SCALE_DTYPES, scale_bytes)
-    if params.zeros:
-        _check_part(tensor, "zeros", (parts["scales"].dtype,), scale_bytes)
-    return natural(params, tensor.shape)
-
-
-def _scales_reader(tensor: Tensor, role: str, params: AffineParams) -> ScalesReader | BlockScales:
-    part = tensor.parts[role]
-    return ScalesReader(part, params) if params.block is None else BlockScales(part, params, tensor.shape)
-
-
-def _check_roles(tensor: Tensor, params: AffineParams) -> None:
-    expected = ROLES if params.zeros else ROLES[:2]
+def _checked(tensor: Tensor) -> AffineLayout:
+    """Return the layout, in the tensor's own matrix where that says the same."""
+    layout = AffineLayout.of(tensor)
+    expected = ROLES if layout.zeros else ROLES[:2]
     if set(tensor.parts) != set(expected):
         raise CodecError(
             "affine.parts",
             f"expected the parts {', '.join(expected)}, found {', '.join(sorted(tensor.parts)) or 'none'}",
             where=tensor.name,
         )
+    if layout.scales not in SCALE_DTYPES:
+        raise _wrong_type(tensor, SCALES, " or ".join(SCALE_DTYPES))
+    for spec in layout.part_specs(tensor.shape):
+        part = tensor.parts[spec.role]
+        if part.dtype != spec.dtype or part.type not in (None, spec.dtype):
+            raise _wrong_type(tensor, spec.role, spec.dtype)
+        if part.nbytes != spec.length:
+            raise CodecError(
+                "affine.size",
+                f"expected {spec.length} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
+                where=f"{tensor.name}.{spec.role}",
+            )
+    return natural(layout, tensor.shape)
 
 
-def _check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], nbytes: int | None) -> str:
+def _wrong_type(tensor: Tensor, role: str, expected: str) -> CodecError:
     part = tensor.parts[role]
-    where = f"{tensor.name}.{role}"
-    if part.dtype not in dtypes or part.type not in (None, part.dtype):
-        raise CodecError(
-            "affine.dtype", f"expected {' or '.join(dtypes)}, found {part.type or part.dtype}", where=where
-        )
-    if nbytes is not None and part.nbytes != nbytes:
-        raise CodecError(
-            "affine.size",
-            f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
-            where=where,
-        )
-    return part.dtype
+    return CodecError(
+        "affine.dtype", f"expected {expected}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"
+    )
+
+
+def _scales_reader(tensor: Tensor, role: str, params: AffineLayout) -> ScalesReader | BlockScales:
+    part = tensor.parts[role]
+    return ScalesReader(part, params) if params.block is None else BlockScales(part, params, tensor.shape)

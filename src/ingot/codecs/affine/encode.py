@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd
 from typing import Any
 
 import numpy as np
 
 from ingot.codecs.affine.fit import TensorFit
 from ingot.codecs.affine.options import parse
-from ingot.codecs.affine.params import AffineParams
 from ingot.codecs.affine.rows import decode_rows, layout
 from ingot.codecs.affine.sign import SIGNS, sign_codes, sign_scales, unbiased_scales
 from ingot.codecs.reach import Reach
@@ -20,6 +19,7 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS, as_bits, float_name
 from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
@@ -33,8 +33,7 @@ class AffineEncoder:
     Rows have ``width`` columns; codes are packed in rows of ``cols``, of which a chunk holds whole ones (``step``).
     """
 
-    settings: AffineParams
-    scale_dtype: str
+    settings: AffineLayout
     quantizer: str
     cols: int
     width: int
@@ -43,7 +42,7 @@ class AffineEncoder:
     reach: Reach
     fit: TensorFit | None = None
     unbiased: bool = False
-    codec: str = "quantized_group"
+    codec: str = AffineLayout.codec
     step: int = 1
     single_chunk: bool = False
     lossless: bool = False
@@ -110,7 +109,7 @@ class AffineEncoder:
         if self.fit is not None:
             return self.fit.scales.copy(), self.fit.zeros.copy() if self.settings.zeros else None
         shape = self.settings.scale_shape(count, self.cols)
-        scales = np.ones(shape, numpy_dtype(self.scale_dtype))
+        scales = np.ones(shape, numpy_dtype(self.settings.scales))
         return scales, np.full_like(scales, self.settings.no_zero) if self.settings.zeros else None
 
     def _signs(self, rows: Array, start: int) -> dict[str, Array]:
@@ -122,7 +121,7 @@ class AffineEncoder:
             if bad < rows.size:
                 raise self._non_finite(rows, bad, start)
             group = self.settings.group_columns(self.cols)
-            scales[...] = sign_scales(rows, group, self.quantizer, self.scale_dtype).reshape(scales.shape)
+            scales[...] = sign_scales(rows, group, self.quantizer, self.settings.scales).reshape(scales.shape)
             over = np.flatnonzero(~np.isfinite(scales.astype(np.float32)))
             if over.size:
                 row, column = divmod(int(over[0]), scales.size // len(rows))
@@ -139,7 +138,7 @@ class AffineEncoder:
             as_bits(scales).reshape(-1),
             None if zeros is None else as_bits(zeros).reshape(-1),
             layout(self.settings, self.cols),
-            self.scale_dtype,
+            self.settings.scales,
             method,
             -1 if self.settings.zero_point is None else self.settings.zero_point,
         )
@@ -152,7 +151,7 @@ class AffineEncoder:
     def _overflow(self, row: int, column: int) -> CodecError:
         return CodecError(
             "affine.scale-overflow",
-            f"expected a scale and offset that {self.scale_dtype} can hold, found a larger one for the group at "
+            f"expected a scale and offset that {self.settings.scales} can hold, found a larger one for the group at "
             f"row {row}, column {column}; use scales=bf16 or scales=f32",
         )
 
@@ -174,31 +173,19 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
             rule="affine.dtype",
         )
     chosen = parse(options, shape, source)
-    settings, scale_dtype = chosen.settings, chosen.scale_dtype
+    settings = chosen.settings
     rows, cols = settings.matrix_of(shape)
     width = shape[-1] if shape else 1
-    fit = (
-        TensorFit(settings, scale_dtype, chosen.quantizer == "mse", rows) if settings.granularity == "tensor" else None
-    )
+    fit = TensorFit(settings, chosen.quantizer == "mse", rows) if settings.per_tensor else None
     return AffineEncoder(
         settings=settings,
-        scale_dtype=scale_dtype,
         quantizer=chosen.quantizer,
         unbiased=chosen.unbiased,
         cols=cols,
         width=width,
         params=settings.attributes(),
-        parts=part_specs(settings, scale_dtype, rows, cols),
-        reach=Reach("scales", scale_dtype, ("bf16", "f32") if chosen.auto else (), chosen.levels, source),
+        parts=settings.part_specs(shape),
+        reach=Reach("scales", settings.scales, ("bf16", "f32") if chosen.auto else (), chosen.levels, source),
         fit=fit,
         step=cols // gcd(cols, width) if cols else 1,
     )
-
-
-def part_specs(settings: AffineParams, scale_dtype: str, rows: int, cols: int) -> tuple[PartSpec, ...]:
-    """Return the raw parts of a matrix in one of Ingot's own packings."""
-    scale_bytes = prod(settings.scale_shape(rows, cols)) * numpy_dtype(scale_dtype).itemsize
-    packed = PartSpec("packed_weight", "u8", settings.packed_bytes(rows, cols))
-    scales = PartSpec("scales", scale_dtype, scale_bytes)
-    zeros = (PartSpec("zeros", scale_dtype, scale_bytes),) if settings.zeros else ()
-    return (packed, scales, *zeros)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.codecs.affine.params import AffineParams
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, float_name
 from ingot.errors import CodecError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array
 
 
@@ -17,8 +17,7 @@ class TensorFit:
 
     Parameters
     ----------
-    settings : AffineParams
-    scale_dtype : str
+    settings : AffineLayout
     search : bool
         Choose among ``AFFINE_CANDIDATES`` shrunk ranges by squared error, added up row by row in double precision, so
         that chunks do not matter.
@@ -33,15 +32,15 @@ class TensorFit:
         What was found; 1 and ``settings.no_zero`` for a tensor without values.
     """
 
-    def __init__(self, settings: AffineParams, scale_dtype: str, search: bool, rows: int) -> None:
+    def __init__(self, settings: AffineLayout, search: bool, rows: int) -> None:
         self._search, self._rows = search, rows
         self._low, self._high = np.inf, -np.inf
         self.seen = 0
         self._codes = settings.bits, settings.signed, not settings.zeros  # as the kernels take them
         self._candidates: tuple[Array, Array, Array] | None = None  # steps, offsets, squared errors so far
-        self.scales = np.ones(1, numpy_dtype(scale_dtype))
-        self.zeros = np.full(1, settings.no_zero, numpy_dtype(scale_dtype))
-        self._scale_dtype = scale_dtype
+        self.scales = np.ones(1, numpy_dtype(settings.scales))
+        self.zeros = np.full(1, settings.no_zero, numpy_dtype(settings.scales))
+        self._scale_dtype = settings.scales
 
     @property
     def fit_passes(self) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.affine.params import AffineParams, natural, params_of
 from ingot.codecs.affine.rows import decode_rows
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.model.layouts.affine import AffineLayout, natural
 from ingot.model.tensor import Array, Tensor
 
 BATCH = {"f32": 32, "f16": 8, "bf16": 8}
@@ -23,7 +23,7 @@ class PackedMatrix:
 
     Parameters
     ----------
-    params : AffineParams
+    params : AffineLayout
         As ``packed_params`` returns them.
     shape : rows, cols
     packed : u8, rows * params.row_bytes(cols)
@@ -38,7 +38,7 @@ class PackedMatrix:
     """
 
     def __init__(
-        self, params: AffineParams, shape: tuple[int, int], packed: Array, scales: Array, zeros: Array | None
+        self, params: AffineLayout, shape: tuple[int, int], packed: Array, scales: Array, zeros: Array | None
     ) -> None:
         self.params, self.shape = params, shape
         self.packed = packed.reshape(-1).view(np.uint8)
@@ -108,14 +108,14 @@ class PackedMatrix:
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
         """Decode as many rows from ``start`` as ``out`` [n, cols] has, in its type; raises as ``decode``."""
         stop, row_bytes, scales = start + len(out), self.params.row_bytes(self.shape[1]), self._scales_per_row()
-        span = slice(start * scales, stop * scales) if self.params.granularity != "tensor" else slice(None)
+        span = slice(start * scales, stop * scales) if not self.params.per_tensor else slice(None)
         zeros = None if self.zeros is None else self.zeros[span]
         decode_rows(
             self.params, self.packed[start * row_bytes : stop * row_bytes], self.scales[span], zeros, out, workers
         )
 
     def _scales_per_row(self) -> int:
-        return self.params.scale_shape(1, self.shape[1])[-1] if self.params.granularity == "group" else 1
+        return self.params.scale_shape(1, self.shape[1])[-1] if self.params.group_size is not None else 1
 
     def _check(self) -> None:
         rows, cols = self.shape
@@ -136,7 +136,7 @@ class PackedMatrix:
             group=self.params.group_columns(cols),
             bits=self.params.bits,
             signed=self.params.signed,
-            per_tensor=self.params.granularity == "tensor",
+            per_tensor=self.params.per_tensor,
             row_bytes=self.params.row_bytes(cols),
             offset=self.params.offset,
             zero_point=self.params.zero_point or 0,
@@ -153,7 +153,7 @@ def stays_packed(tensor: Tensor) -> bool:
     return True
 
 
-def packed_params(tensor: Tensor) -> AffineParams:
+def packed_params(tensor: Tensor) -> AffineLayout:
     """Return the parameters by which a tensor's rows can be decoded a few at a time; it reads no weights.
 
     Raises
@@ -165,7 +165,7 @@ def packed_params(tensor: Tensor) -> AffineParams:
     """
     if tensor.codec == AffineCodec.id and len(tensor.shape) == 2:
         AffineCodec().check(tensor)
-        params = natural(params_of(tensor), tensor.shape)
+        params = natural(AffineLayout.of(tensor), tensor.shape)
         if params.matrix is None and params.block is None and params.in_rows(tensor.shape[1]):
             return params
     raise UnsupportedError(
@@ -176,8 +176,8 @@ def packed_params(tensor: Tensor) -> AffineParams:
     )
 
 
-def multiplies(params: AffineParams, cols: int) -> bool:
+def multiplies(params: AffineLayout, cols: int) -> bool:
     """Whether the kernels multiply with such rows: 4 or 8 bits, the lowest first, groups of whole 4-byte words."""
     group = params.group_columns(cols)
-    fits = params.granularity in ("row", "tensor") or group >= cols or group % (32 // params.bits) == 0
+    fits = (params.group_size is None and params.block is None) or group >= cols or group % (32 // params.bits) == 0
     return params.bits in (4, 8) and not params.msb and cols > 0 and fits

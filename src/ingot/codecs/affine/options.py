@@ -7,10 +7,22 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ingot.codecs.affine.params import SCALE_DTYPES, AffineParams
 from ingot.codecs.affine.sign import SIGNS
 from ingot.codecs.reach import AUTO
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.affine import (
+    NO_ZERO,
+    OFFSETS,
+    POINTS,
+    ROW,
+    SCALE_DTYPES,
+    WHOLE,
+    AffineLayout,
+    Constant,
+    Grid,
+    Group,
+    Zero,
+)
 
 QUANTIZERS = ("absmax", "minmax", "mse", *SIGNS)
 OPTIONS = (
@@ -32,8 +44,7 @@ OPTIONS = (
 class Chosen:
     """What the options say, defaults filled in."""
 
-    settings: AffineParams
-    scale_dtype: str
+    settings: AffineLayout
     quantizer: str
     unbiased: bool
     auto: bool
@@ -57,7 +68,7 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Ch
     unknown = sorted(str(key) for key in options if key not in OPTIONS)
     if unknown:
         raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
-    bits, (granularity, group_size) = _bits(options), _grouping(options)
+    bits, grid = _bits(options), _grid(options)
     zero_kind = _choice(options, "zero_kind", ("point", "offset"), "point")
     symmetric, quantizer = _quantizer(options, offset=zero_kind == "offset")
     if symmetric and bits < 2:
@@ -66,7 +77,9 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Ch
     signed = options.get("signed", symmetric and zero_point is None)
     if not isinstance(signed, bool) or (symmetric and signed != (zero_point is None)):
         raise _wrong("signed true or false, and true where symmetric without zero_point", signed)
-    scale_dtype = _choice(options, "scales", (*SCALE_DTYPES, "source", AUTO), AUTO if granularity == "group" else "f32")
+    scale_dtype = _choice(
+        options, "scales", (*SCALE_DTYPES, "source", AUTO), AUTO if isinstance(grid, Group) else "f32"
+    )
     auto = scale_dtype == AUTO
     if auto:
         scale_dtype = "f16"
@@ -76,23 +89,24 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Ch
     unbiased = options.get("unbiased", False)
     if not isinstance(unbiased, bool):
         raise _wrong("unbiased true or false", unbiased)
-    settings = AffineParams(
-        bits, granularity, group_size, f"rows_{order}", signed, not symmetric, source, zero_kind, zero_point
-    )
-    _refuse_contradictions(settings, quantizer, symmetric, unbiased)
-    return Chosen(_cut(options, shape, settings), scale_dtype, quantizer, unbiased, auto)
+    zero: Zero = (OFFSETS if zero_kind == "offset" else POINTS) if not symmetric else NO_ZERO
+    if zero_point is not None:
+        zero = Constant(zero_point)
+    settings = AffineLayout(bits, grid, f"rows_{order}", signed, zero, source, scale_dtype)
+    _refuse_contradictions(settings, quantizer, symmetric=symmetric, offset=zero_kind == "offset")
+    if unbiased and (settings.per_tensor or quantizer in SIGNS or zero_kind == "offset"):
+        raise _wrong("unbiased false for one scale per tensor, for signs and for offsets", unbiased)
+    return Chosen(_cut(options, shape, settings), quantizer, unbiased, auto)
 
 
-def _refuse_contradictions(settings: AffineParams, quantizer: str, symmetric: bool, unbiased: bool) -> None:
-    per_tensor, signs = settings.granularity == "tensor", quantizer in SIGNS
+def _refuse_contradictions(settings: AffineLayout, quantizer: str, *, symmetric: bool, offset: bool) -> None:
+    per_tensor, signs = settings.per_tensor, quantizer in SIGNS
     if signs and (settings.bits != 1 or settings.signed or per_tensor):
         raise _wrong(
             f"1 bit, unsigned, and a scale per group or row, for quantizer {quantizer}",
             (settings.bits, settings.signed, settings.granularity),
         )
-    if unbiased and (per_tensor or signs or settings.offset):
-        raise _wrong("unbiased false for one scale per tensor, for signs and for offsets", unbiased)
-    if settings.offset and (symmetric or settings.signed or per_tensor or signs):
+    if offset and (symmetric or settings.signed or per_tensor or signs):
         raise _wrong(
             "codes that are unsigned, not symmetric, and a scale per group or row, for zero_kind offset",
             (settings.signed, symmetric, settings.granularity, quantizer),
@@ -111,36 +125,36 @@ def _zero_point(options: Mapping[str, Any], bits: int) -> int | None:
     return found
 
 
-def _cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: AffineParams) -> AffineParams:
+def _cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: AffineLayout) -> AffineLayout:
     """Return the settings with the matrix that option ``cut`` asks for."""
     cut = _choice(options, "cut", ("rows", "axis0", "flat"), "rows")
     size = prod(shape)
     if cut == "rows" or not size:
         return settings
-    if settings.granularity == "tensor":
+    if settings.per_tensor:
         raise _wrong("cut rows where one scale serves the tensor", cut)
     if cut == "axis0":
         first = shape[0] if shape else 1
         return _with_matrix(settings, shape, (first, size // first))
-    if settings.group_size is None:
+    group = settings.group_size
+    if group is None:
         raise _wrong("a group for cut flat", options.get("group"))
-    if size % settings.group_size:
+    if size % group:
         raise UnsupportedError(  # nothing is wrong with the option: a recipe's next candidate takes this tensor
-            f"codec quantized_group expects elements that group {settings.group_size} divides for cut flat, found "
+            f"codec {AffineLayout.codec} expects elements that group {group} divides for cut flat, found "
             f"{size}; take cut rows or another group",
             rule="affine.cut",
         )
-    group = settings.group_size
-    whole = replace(settings, granularity="row", group_size=None)
+    whole = replace(settings, grid=ROW)
     return _with_matrix(whole, shape, (size // group, group))
 
 
-def _with_matrix(settings: AffineParams, shape: tuple[int, ...], matrix: tuple[int, int]) -> AffineParams:
+def _with_matrix(settings: AffineLayout, shape: tuple[int, ...], matrix: tuple[int, int]) -> AffineLayout:
     return settings if settings.matrix_of(shape) == matrix else replace(settings, matrix=matrix)
 
 
 def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec quantized_group expects {expected}, found {found!r}", rule="affine.option")
+    return UsageError(f"codec {AffineLayout.codec} expects {expected}, found {found!r}", rule="affine.option")
 
 
 def _choice(options: Mapping[str, Any], key: str, known: tuple[str, ...], default: str) -> str:
@@ -157,13 +171,13 @@ def _bits(options: Mapping[str, Any]) -> int:
     return bits
 
 
-def _grouping(options: Mapping[str, Any]) -> tuple[str, int | None]:
+def _grid(options: Mapping[str, Any]) -> Grid:
     group = options.get("group", "row" if options.get("bits") == 8 else 128)
-    if isinstance(group, str) and group in ("row", "tensor"):
-        return group, None
+    if group in ("row", "tensor"):
+        return ROW if group == "row" else WHOLE
     if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= 2**31:
         raise _wrong("group 'row', 'tensor' or a positive number of columns", group)
-    return "group", group
+    return Group(group)
 
 
 def _quantizer(options: Mapping[str, Any], *, offset: bool) -> tuple[bool, str]:

@@ -6,9 +6,9 @@ from math import prod
 
 import numpy as np
 
-from ingot.codecs.affine.params import AffineParams
 from ingot.codecs.affine.rows import align_rows, skip_bits
 from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.model.layouts.affine import AffineLayout, Blocks
 from ingot.model.part import CHUNK, Part
 from ingot.model.tensor import Array
 
@@ -16,7 +16,7 @@ from ingot.model.tensor import Array
 class PackedReader:
     """Sequential reading of ``packed_weight``, as rows that begin at a byte."""
 
-    def __init__(self, part: Part, params: AffineParams, cols: int) -> None:
+    def __init__(self, part: Part, params: AffineLayout, cols: int) -> None:
         self._params, self._cols = params, cols
         self._reader = part.reader()
         self._buffer = np.empty(0, np.uint8)
@@ -48,21 +48,21 @@ class PackedReader:
 class ScalesReader:
     """Sequential reading of ``scales`` or ``zeros``."""
 
-    def __init__(self, part: Part, params: AffineParams) -> None:
+    def __init__(self, part: Part, params: AffineLayout) -> None:
         self._params, self._dtype = params, part.dtype
         self._reader, self._left = part.reader(), part.nbytes
         self._shared: Array | None = None
 
     def next(self, rows: int, cols: int) -> Array:
         """Return the scales of the next ``rows`` rows, in native byte order."""
-        if self._shared is None or self._params.granularity != "tensor":
+        if self._shared is None or not self._params.per_tensor:
             raw = self._read(prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize)
             self._shared = from_file(raw, self._dtype)
         return self._shared
 
     def skip(self, rows: int, cols: int) -> None:
         """Pass over the scales of the next rows, unless all rows share one."""
-        if self._params.granularity != "tensor":
+        if not self._params.per_tensor:
             nbytes = prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize
             self._reader.skip(nbytes)
             self._left -= nbytes
@@ -81,11 +81,11 @@ class ScalesReader:
 
 
 class BlockScales:
-    """Scales or zero points of granularity ``blocks``, spread out row by row; holds the part, which is read at once."""
+    """Scales or zero points of a grid of blocks, spread out row by row; holds the part, which is read at once."""
 
-    def __init__(self, part: Part, params: AffineParams, shape: tuple[int, ...]) -> None:
-        assert params.block is not None
-        self._lead = tuple(zip(shape[:-1], params.block[:-1], strict=True))
+    def __init__(self, part: Part, params: AffineLayout, shape: tuple[int, ...]) -> None:
+        assert isinstance(params.grid, Blocks)
+        self._lead = tuple(zip(shape[:-1], params.grid.shape[:-1], strict=True))
         self._scales = part.array().reshape(prod(size // step for size, step in self._lead), -1)
         self._row = 0
 

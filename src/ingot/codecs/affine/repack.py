@@ -6,22 +6,19 @@ rows join.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any
 
 import numpy as np
 
-from ingot.codecs.affine.encode import part_specs
-from ingot.codecs.affine.params import AffineParams
 from ingot.codecs.affine.parts import PackedReader, ScalesReader
 from ingot.codecs.affine.rows import join_rows
 from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import FLOATS, cast
+from ingot.core.floats import cast
 from ingot.errors import IntegrityError
-from ingot.model.part import CHUNK
-from ingot.model.spec import PartSpec
+from ingot.model.layouts.affine import CODES, FLAT_LSB, ROWS_LSB, SCALES, ZEROS, AffineLayout
+from ingot.model.part import CHUNK, Part
 from ingot.model.tensor import Array, Tensor
 
 # Past it float64, in which shifts are checked, no longer holds every integer with every fraction that f32 has.
@@ -30,35 +27,27 @@ _MOST_ZERO = 2.0**40
 
 @dataclass(frozen=True, slots=True)
 class AffineRepack:
-    """A tensor's integers as ``target`` packs them, scales and zero points in ``scale_dtype``."""
+    """A tensor's integers as ``target`` packs them: bit streams, low bits first; zero points are no offsets."""
 
     tensor: Tensor
-    stored: AffineParams
-    target: AffineParams
-    scale_dtype: str
-    codec: str = "quantized_group"
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        return self.target.attributes()
-
-    @property
-    def parts(self) -> tuple[PartSpec, ...]:
-        return part_specs(self.target, self.scale_dtype, *self.tensor.matrix_shape)
+    stored: AffineLayout
+    target: AffineLayout
 
     @property
     def rows(self) -> int:
         """Rows to go through: none where empty rows have no scales either, for there may be any number of them."""
         rows, cols = self.tensor.matrix_shape
-        return rows if cols or self.stored.granularity == "row" else 0
+        return rows if cols or self.stored.per_row else 0
 
     @property
     def step(self) -> int:
+        """Rows at whose multiples chunks may begin."""
         cols = self.tensor.matrix_shape[1]
         return 1 if self.target.in_rows(cols) else 8 // gcd(8, cols * self.target.bits)
 
     @property
     def memory(self) -> int:
+        """Bytes per row that a chunk takes."""
         cols = self.tensor.matrix_shape[1]
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
         spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice
@@ -66,21 +55,18 @@ class AffineRepack:
         # Codes as read, aligned, flipped, joined, and intermediate results; zero points are checked in float64.
         return (6 + spread) * packed + scales * 40
 
-    def exact(self) -> bool:
-        """Whether every zero point can be shifted; reads them all, and checks their digest, where they must be."""
+    def why_not(self) -> str | None:
+        """Why a zero point cannot be shifted; reads them all, and checks their digest, where they must be."""
         delta = self._delta
         if not delta or not self.stored.zeros:
-            return True
-        part = self.tensor.parts["zeros"]
-        reader, fits = part.reader(), True
-        for start in range(0, part.nbytes, CHUNK):
-            raw = np.empty(min(CHUNK, part.nbytes - start), np.uint8)
-            reader.readinto(raw.data)
-            fits = fits and _shifted(from_file(raw, part.dtype), delta, self.scale_dtype) is not None
-        reader.finish()
-        return fits
+            return None
+        fits = True
+        for zeros in pieces(self.tensor.parts[ZEROS]):
+            fits = fits and _shifted(zeros, delta, self.target.scales) is not None
+        return None if fits else f"a zero point shifted by {delta:g} is no number of {self.target.scales}"
 
     def reader(self) -> AffineRepackReader:
+        """Begin a pass over the tensor."""
         return AffineRepackReader(self)
 
     @property
@@ -93,19 +79,19 @@ class AffineRepack:
     def shift(self, zeros: Array) -> Array:
         """Return zero points as the target has them."""
         if not self._delta:
-            return cast(zeros, self.scale_dtype)
-        found = _shifted(zeros, self._delta, self.scale_dtype)
-        if found is None:  # ``exact`` saw others
+            return cast(zeros, self.target.scales)
+        shifted = _shifted(zeros, self._delta, self.target.scales)
+        if shifted is None:  # ``why_not`` saw others
             raise IntegrityError(
                 "store.changed",
                 "expected the zero points that were read before, found others: the source changed",
                 where=self.tensor.name,
             )
-        return found
+        return shifted
 
     def new_zeros(self, count: int) -> Array:
         """Return the zero points of a tensor that has none, or one for all codes."""
-        return np.full(count, (self.stored.zero_point or 0) + self._delta, numpy_dtype(self.scale_dtype))
+        return np.full(count, (self.stored.zero_point or 0) + self._delta, numpy_dtype(self.target.scales))
 
 
 class AffineRepackReader:
@@ -115,21 +101,21 @@ class AffineRepackReader:
         self._repack = repack
         parts, stored, target = repack.tensor.parts, repack.stored, repack.target
         self._cols = repack.tensor.matrix_shape[1]
-        self._packed = PackedReader(parts["packed_weight"], stored, self._cols)
-        self._scales = ScalesReader(parts["scales"], stored)
-        self._zeros = ScalesReader(parts["zeros"], stored) if stored.zeros else None
+        self._packed = PackedReader(parts[CODES], stored, self._cols)
+        self._scales = ScalesReader(parts[SCALES], stored)
+        self._zeros = ScalesReader(parts[ZEROS], stored) if stored.zeros else None
         self._mask = _row_mask(target.bits, self._cols, flip=False)
         self._flip = _row_mask(target.bits, self._cols, flip=True) if stored.signed != target.signed else None
         self._shared = False
 
     def read(self, rows: int) -> dict[str, Array]:
         scales = self._next(self._scales, rows)
-        parts = {"packed_weight": self._codes(rows), "scales": cast(scales, self._repack.scale_dtype)}
+        parts = {CODES: self._codes(rows), SCALES: cast(scales, self._repack.target.scales)}
         if self._zeros is not None:
-            parts["zeros"] = self._repack.shift(self._next(self._zeros, rows))
+            parts[ZEROS] = self._repack.shift(self._next(self._zeros, rows))
         elif self._repack.target.zeros:
-            parts["zeros"] = self._repack.new_zeros(scales.size)
-        self._shared = self._repack.stored.granularity == "tensor"
+            parts[ZEROS] = self._repack.new_zeros(scales.size)
+        self._shared = self._repack.stored.per_tensor
         return parts
 
     def finish(self) -> None:
@@ -156,29 +142,35 @@ class AffineRepackReader:
         return join_rows(matrix, self._cols * target.bits)
 
 
-def repacks(tensor: Tensor, stored: AffineParams) -> Iterator[AffineRepack]:
-    """Yield what a tensor with these checked parameters can be repacked as, the one nearest to as stored first.
+def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
+    """Why no layout ``target`` has the integers and scales of ``stored``, whatever they are; None if it may.
 
-    Codes keep their sign or change it, in rows or, where these do not fill their bytes, without padding; scales become
-    f32 where that lets more zero points be shifted. A zero point for all codes becomes a part where the attribute is
-    not taken. Offsets keep the sign: a shifted one is not exact. Blocks, and codes packed as another matrix than the
-    tensor's own, are not repacked.
+    Both are of one tensor. Codes keep their sign or change it, in rows or, where these do not fill their bytes, without
+    padding; scales keep their type or become f32. One zero point for all codes becomes a part where the target has one.
+    Offsets keep the sign: a shifted one is not exact.
     """
-    if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
-        return
-    stored_type, cols = tensor.parts["scales"].dtype, tensor.matrix_shape[1]
-    in_rows = replace(stored, packing="rows_lsb", dtype=tensor.dtype)
-    flat = replace(in_rows, packing="flat_lsb")
-    packings = (in_rows,) if flat.in_rows(cols) else (in_rows, flat)
-    if stored.zero_point is not None:
-        yield from (AffineRepack(tensor, stored, packing, stored_type) for packing in packings)
-    in_part = stored.zeros or stored.zero_point is not None
-    for signed in (stored.signed,) if stored.offset else (stored.signed, not stored.signed):
-        flips = signed != stored.signed
-        for scale_dtype in dict.fromkeys((stored_type, "f32") if flips and stored.zeros else (stored_type,)):
-            for packing in packings:
-                target = replace(packing, signed=signed, zeros=in_part or flips, zero_point=None)
-                yield AffineRepack(tensor, stored, target, scale_dtype)
+    if (stored.bits, stored.grid) != (target.bits, target.grid):
+        return "codes of other bits, or scales on another grid, are other numbers"
+    if stored.matrix is not None or stored.block is not None or target.matrix is not None:
+        return "scales over blocks, and codes packed as another matrix than the tensor's, stay as they are"
+    if target.packing not in (ROWS_LSB, FLAT_LSB):
+        return f"codes are packed as {ROWS_LSB} or {FLAT_LSB}, not as {target.packing}"
+    if target.scales not in (stored.scales, "f32"):
+        return f"scales of {stored.scales} become f32 or stay, not {target.scales}"
+    other = stored.signed != target.signed or stored.zero != target.zero
+    if other and (stored.offset or not target.zeros):
+        return "zero points cannot be left out, offsets cannot become zero points, and other signs need zero points"
+    return None
+
+
+def pieces(part: Part) -> Iterator[Array]:
+    """Yield a part's numbers; its digest is checked at the end."""
+    reader = part.reader()
+    for start in range(0, part.nbytes, CHUNK):
+        raw = np.empty(min(CHUNK, part.nbytes - start), np.uint8)
+        reader.readinto(raw.data)
+        yield from_file(raw, part.dtype)
+    reader.finish()
 
 
 def _shifted(zeros: Array, delta: float, dtype: str) -> Array | None:

@@ -7,11 +7,11 @@ from math import gcd
 
 import numpy as np
 
-from ingot.codecs.affine.params import AffineParams
 from ingot.core import native
 from ingot.core.floats import LARGEST, as_bits, cast_into, float_name, written
 from ingot.core.parallel import default_workers, for_ranges
 from ingot.errors import CodecError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.part import PartReader
 from ingot.model.tensor import Array
 
@@ -20,7 +20,7 @@ STEP = 1 << 20
 _ALONE = 1 << 24  # the same on one thread: a few milliseconds, so that an interrupt does not wait long
 
 
-def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
+def layout(params: AffineLayout, cols: int) -> native.kernels.AffineLayout:
     """Describe rows of ``cols`` columns to the kernels."""
     return native.kernels.AffineLayout(
         cols=cols,
@@ -28,7 +28,7 @@ def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
         bits=params.bits,
         signed=params.signed,
         msb=params.msb,
-        per_tensor=params.granularity == "tensor",
+        per_tensor=params.per_tensor,
         row_bytes=params.row_bytes(cols),
         offset=params.offset,
     )
@@ -38,7 +38,7 @@ def layout(params: AffineParams, cols: int) -> native.kernels.AffineLayout:
 class _Rows:
     """Some rows of a tensor as its parts hold them, flat."""
 
-    params: AffineParams
+    params: AffineLayout
     packed: Array
     scales: Array
     zeros: Array | None
@@ -46,7 +46,7 @@ class _Rows:
     def cut(self, start: int, stop: int, rows: int) -> _Rows:
         """Return rows ``start`` to ``stop`` of ``rows``."""
         packed = self.packed[start * self.packed.size // rows : stop * self.packed.size // rows]
-        if self.params.granularity == "tensor":
+        if self.params.per_tensor:
             return _Rows(self.params, packed, self.scales, self.zeros)
         per_row = self.scales.size // rows
         span = slice(start * per_row, stop * per_row)
@@ -87,7 +87,7 @@ class _Rows:
         """Raise where ``out`` is not finite though scale and zero point are."""
         row, column = np.nonzero(~np.isfinite(out))
         group = column // self.params.group_columns(out.shape[1])
-        index = {"tensor": 0 * row, "row": row}.get(self.params.granularity)
+        index = 0 * row if self.params.per_tensor else row if self.params.per_row else None
         if index is None:
             index = row * (self.scales.size // len(out)) + group
         with np.errstate(invalid="ignore"):  # a signalling NaN is just a NaN here
@@ -102,7 +102,7 @@ class _Rows:
             )
 
 
-def _rows_of(params: AffineParams, packed: Array, scales: Array, zeros: Array | None) -> _Rows:
+def _rows_of(params: AffineLayout, packed: Array, scales: Array, zeros: Array | None) -> _Rows:
     """View whole rows flat; a constant zero point becomes one for every scale, whose type holds any code."""
     if zeros is None and params.zero_point is not None:
         zeros = np.full(scales.size, params.zero_point, scales.dtype)
@@ -169,14 +169,14 @@ def join_rows(rows: Array, row_bits: int) -> Array:
 
 
 def decode_rows(
-    params: AffineParams, packed: Array, scales: Array, zeros: Array | None, out: Array, workers: int | None = 1
+    params: AffineLayout, packed: Array, scales: Array, zeros: Array | None, out: Array, workers: int | None = 1
 ) -> None:
     """Decode whole rows: ``w = s * (q - z)``, or ``s * q + z``, in f32, rounded once to ``out.dtype`` (f32, f16, bf16;
     f64 holds f32).
 
     Parameters
     ----------
-    params : AffineParams
+    params : AffineLayout
         Of granularity ``blocks``, scales are spread out, [rows, columns / block]. ``matrix`` is not looked at.
     packed : u8, rows * row_bytes
     scales, zeros : of ``scale_shape(rows, cols)``, any number of dimensions; f32, f16 or bf16
@@ -211,7 +211,7 @@ def decode_rows(
     for_ranges(rows, max(1, step // cols), run, workers)
 
 
-def add_rows(params: AffineParams, packed: Array, scales: Array, zeros: Array | None, base: Array, out: Array) -> None:
+def add_rows(params: AffineLayout, packed: Array, scales: Array, zeros: Array | None, base: Array, out: Array) -> None:
     """Write ``base + s * (q - z)`` into ``out``: the same bits as decoding to f32, adding, and rounding once.
 
     Parameters as of ``decode_rows``; ``base`` and ``out`` are rows x cols of one type, f32, f16 or bf16, and may be the

@@ -38,10 +38,11 @@ from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, UsageError
+from ingot.model.layouts.delta import Int4DeltaLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-ID = "delta_int4"
+ID = Int4DeltaLayout.codec
 PARTS = {
     "outlier_idx": ("i64", "i32"),
     "outlier_vals": ("f16",),
@@ -278,9 +279,7 @@ class DeltaInt4:
 
     def check(self, tensor: Tensor) -> None:
         """Rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
-        layout = tensor.params.get("layout")
-        if layout not in LAYOUTS or isinstance(layout, bool):
-            raise CodecError("delta_int4.layout", f"expected layout 1 or 2, found {layout!r}", where=tensor.name)
+        layout = Int4DeltaLayout.of(tensor).layout
         counts = check_parts(tensor, PARTS)
         apart = counts["outlier_idx"]
         if apart > tensor.size:

@@ -32,6 +32,7 @@ from ingot.codecs.delta.flat import (
 from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.floats import as_bits, written
+from ingot.model.layouts.delta import SignDeltaLayout
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -54,7 +55,7 @@ class SignEncoder(F16Scales):
     cols: int
     step: int
     params: Mapping[str, Any] = field(default_factory=dict)
-    codec: str = "delta_sign"
+    codec: str = SignDeltaLayout.codec
     fit_passes: int = 0
     single_chunk: bool = False
     lossless: bool = False
@@ -164,7 +165,7 @@ class SignReader(AddsByPieces, Rows):
 class DeltaSign:
     """One bit per value, the mean magnitude per row; 0 counts as positive."""
 
-    id: ClassVar[str] = "delta_sign"
+    id: ClassVar[str] = SignDeltaLayout.codec
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     streams: ClassVar[bool] = True

@@ -28,10 +28,11 @@ from ingot.codecs.delta.flat import (
 from ingot.codecs.delta.top import StreamedEncoder, grid_of, streams
 from ingot.core import native
 from ingot.errors import CodecError
+from ingot.model.layouts.delta import SparseDeltaLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-ID = "delta_sparse"
+ID = SparseDeltaLayout.codec
 PARTS = {"indices": ("i64",), "values": ("f32",)}
 
 

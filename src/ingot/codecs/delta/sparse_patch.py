@@ -19,15 +19,12 @@ from ingot.core import native
 from ingot.core.dtypes import DTYPES, STORAGE_DTYPES, numpy_dtype
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.delta import GAPS, INDEX_TYPES, RAW, PatchLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-ID = "sparse_patch"
+ID = PatchLayout.codec
 INDICES, VALUES = "indices", "values"
-
-RAW, GAPS = "raw", "gap_delta"
-INDEX_TYPES: Mapping[str, tuple[str, ...]] = {RAW: ("i32", "i64"), GAPS: ("u16", "u32")}
-"""How positions are stored, by the parameter ``encoding``: themselves, or how many elements lie between two."""
 
 _NO_LIMIT = 2**63 - 1
 
@@ -55,7 +52,7 @@ class PatchEncoder:
     dtype: str
     index: np.dtype[Any]
     parts: tuple[PartSpec, ...]
-    params: Mapping[str, Any] = field(default_factory=lambda: {"encoding": RAW, "flat": False})
+    params: Mapping[str, Any] = field(default_factory=PatchLayout(RAW, flat=False).attributes)
     codec: str = ID
     fit_passes: int = 0
     step: int = 1
@@ -231,14 +228,8 @@ def check(tensor: Tensor) -> None:
     CodecError
         ``sparse_patch.params``, ``sparse_patch.parts``, ``sparse_patch.dtype``, ``sparse_patch.size``.
     """
-    encoding, is_flat = tensor.params.get("encoding"), tensor.params.get("flat")
-    if not isinstance(encoding, str) or encoding not in INDEX_TYPES or not isinstance(is_flat, bool):
-        raise CodecError(
-            "sparse_patch.params",
-            f"expected encoding {' or '.join(INDEX_TYPES)} and flat true or false, found {str(encoding)[:40]!r} and "
-            f"{str(is_flat)[:40]!r}",
-            where=tensor.name,
-        )
+    layout = PatchLayout.of(tensor)
+    encoding = layout.encoding
     if set(tensor.parts) != {INDICES, VALUES}:
         found = ", ".join(sorted(tensor.parts)) or "none"
         raise CodecError(
@@ -258,7 +249,7 @@ def check(tensor: Tensor) -> None:
             f"{values.nbytes} of values",
             where=tensor.name,
         )
-    if is_flat:
+    if layout.flat:
         require_count(tensor, VALUES, count, tensor.size)
     elif count > tensor.size:
         raise CodecError(

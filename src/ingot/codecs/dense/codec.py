@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, result
+from ingot.codecs.base import Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
+from ingot.codecs.dense.repack import repack
 from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.base import Layout
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part, PartReader
 from ingot.model.slices import RunLayout
 from ingot.model.spec import PartSpec
@@ -32,7 +35,7 @@ class DenseEncoder:
     parts: tuple[PartSpec, ...]
     lossless: bool
     target: str
-    codec: str = "dense"
+    codec: str = DenseLayout.codec
     params: Mapping[str, Any] = field(default_factory=dict)
     fit_passes: int = 0
     step: int = 1
@@ -80,7 +83,7 @@ class DenseReader(Rows):
 class DenseCodec:
     """Values as they are, of any element type; option ``dtype`` casts."""
 
-    id: ClassVar[str] = "dense"
+    id: ClassVar[str] = DenseLayout.codec
     lossless: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
     streams: ClassVar[bool] = True
@@ -118,6 +121,13 @@ class DenseCodec:
             return None
         elements = 8 // gcd(8, row.bits)
         return RunLayout(elements, {"data": elements * row.bits // 8})
+
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return the values in a wider type that holds them, for a container without a name for their own."""
+        if not isinstance(layout, DenseLayout):
+            return cannot(layout, f"dense values are no {layout.codec}")
+        self.check(tensor)
+        return repack(tensor, layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DenseEncoder:
         """Prepare to encode; ``options`` may hold ``dtype``, any spelling of the element type to store."""

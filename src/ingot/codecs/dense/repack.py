@@ -2,98 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder
+from ingot.codecs.base import Encoder, Repacked, cannot
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.retype import HOLDERS, always_held, narrow, widen
 from ingot.errors import IntegrityError
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import CHUNK
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class DenseRepack:
-    """A tensor's values stored as ``holder`` (f16 or f32); the part's logical type stays the tensor's own."""
+def repack(tensor: Tensor, layout: DenseLayout) -> Repacked:
+    """Return a checked dense tensor's values in a wider type; its part's logical type stays the tensor's own.
 
-    tensor: Tensor
-    holder: str
-    codec: str = "dense"
-    step: int = 1
+    Reads the tensor where only its values tell whether they fit. No decoder reads the result as it is: a container that
+    takes it gives the values back in their own type.
+    """
+    holder = layout.holder
+    if layout.dtype != tensor.dtype or holder not in HOLDERS.get(tensor.dtype, ()):
+        return cannot(layout, f"{holder or layout.dtype} is not one of the types that hold {tensor.dtype}")
+    # Source, result, and intermediate results in f32 with their proof, per value.
+    parts = layout.part_specs(tensor.shape)
+    return Repacked(
+        layout, parts, tensor.size, 1, 24, _why_not(tensor, holder), lambda: DenseRepackReader(tensor, holder)
+    )
 
-    @property
-    def params(self) -> Mapping[str, Any]:
-        return self.tensor.params
 
-    @property
-    def parts(self) -> tuple[PartSpec, ...]:
-        size = self.tensor.size * numpy_dtype(self.holder).itemsize
-        return (PartSpec("data", self.holder, size, self.tensor.dtype),)
-
-    @property
-    def rows(self) -> int:
-        return self.tensor.size
-
-    @property
-    def memory(self) -> int:
-        """Source, result, and intermediate results in f32 with their proof."""
-        return 24
-
-    def exact(self) -> bool:
-        """Whether every value comes back bit for bit; reads the tensor where only its values tell."""
-        if always_held(self.tensor.dtype, self.holder):
-            return True
-        reader = DenseRepackReader(self)
-        for start in range(0, self.rows, CHUNK):
-            if reader.widened(min(CHUNK, self.rows - start)) is None:
-                return False
-        reader.finish()
-        return True
-
-    def reader(self) -> DenseRepackReader:
-        return DenseRepackReader(self)
+def _why_not(tensor: Tensor, holder: str) -> str | None:
+    if always_held(tensor.dtype, holder):
+        return None
+    reader = DenseRepackReader(tensor, holder)
+    for start in range(0, tensor.size, CHUNK):
+        if reader.widened(min(CHUNK, tensor.size - start)) is None:
+            return f"a value is no number of {holder}"
+    reader.finish()
+    return None
 
 
 class DenseRepackReader:
     """One pass over the values."""
 
-    def __init__(self, repack: DenseRepack) -> None:
-        self._repack, self._reader = repack, repack.tensor.parts["data"].reader()
-        self._row = DTYPES[repack.tensor.dtype]
+    def __init__(self, tensor: Tensor, holder: str) -> None:
+        self._reader, self._where, self._holder = tensor.parts[DATA].reader(), tensor.name, holder
+        self._row = DTYPES[tensor.dtype]
 
     def widened(self, rows: int) -> Array | None:
         """Return the next values in the holder's type; None where it does not hold them."""
         raw = np.empty(rows * self._row.bits // 8, np.uint8)
         self._reader.readinto(raw.data)
         values = from_file(raw, self._row.storage).view(numpy_dtype(self._row.name))
-        return widen(values, self._row.name, self._repack.holder)
+        return widen(values, self._row.name, self._holder)
 
     def read(self, rows: int) -> dict[str, Array]:
         found = self.widened(rows)
-        if found is None:  # ``exact`` saw others
+        if found is None:  # ``repack`` saw others
             raise IntegrityError(
                 "store.changed",
                 "expected the values that were read before, found others: the source changed",
-                where=self._repack.tensor.name,
+                where=self._where,
             )
-        return {"data": found}
+        return {DATA: found}
 
     def finish(self) -> None:
         self._reader.finish()
-
-
-def wider(tensor: Tensor) -> Iterator[DenseRepack]:
-    """Yield the wider types that a checked dense tensor may be stored in, smallest first.
-
-    No decoder reads the result as it is: a container that takes it gives the values back in their own type.
-    """
-    for holder in HOLDERS.get(tensor.dtype, ()) if tensor.codec == "dense" else ():
-        yield DenseRepack(tensor, holder)
 
 
 @dataclass(slots=True)
@@ -106,7 +83,7 @@ class HeldEncoder:
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any]
     lossless: bool
-    codec: str = "dense"
+    codec: str = DenseLayout.codec
     fit_passes: int = 0
     step: int = 1
     single_chunk: bool = False

@@ -25,10 +25,11 @@ from ingot.codecs.lossless.tca_tbe_bands import (
     grid,
     totals,
 )
-from ingot.codecs.lossless.tca_tbe_encode import VERSION, TcaEncoder, prepare
+from ingot.codecs.lossless.tca_tbe_encode import TcaEncoder, prepare
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError
+from ingot.model.layouts.lossless import TcaLayout
 from ingot.model.tensor import Array, Tensor
 
 _PADDING = HIGH_UNIT + FALLBACK_UNIT
@@ -127,7 +128,7 @@ class TcaReader(Rows):
 class TcaCodec:
     """Lossless bf16 at about 11.2 bits per weight: 3-bit exponent codes in bitmaps, fast to decode."""
 
-    id: ClassVar[str] = "tca_tbe"
+    id: ClassVar[str] = TcaLayout.codec
     lossless: ClassVar[bool] = True
     elementwise: ClassVar[bool] = False
     streams: ClassVar[bool] = True
@@ -167,7 +168,9 @@ class TcaCodec:
 
 def _checked(tensor: Tensor) -> int:
     """Return the window's ``start`` of a tensor whose parameters, parts and shape fit together."""
-    start = _params(tensor)
+    start = TcaLayout.of(tensor).start
+    if start is None or not FIRST <= start <= LAST:
+        raise _bad_params(tensor, f"start from {FIRST} to {LAST}", start)
     if set(tensor.parts) != set(ROLES):
         raise CodecError(
             "tca_tbe.parts",
@@ -181,17 +184,6 @@ def _checked(tensor: Tensor) -> int:
                 "tca_tbe.dtype", f"expected {wanted}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"
             )
     _check_sizes(tensor, prod(grid(*tensor.matrix_shape)))
-    return start
-
-
-def _params(tensor: Tensor) -> int:
-    version, start, dtype = (tensor.params.get(key) for key in ("codec_version", "start", "dtype"))
-    if version != VERSION or isinstance(version, bool):
-        raise _bad_params(tensor, f"codec_version {VERSION}", version)
-    if dtype != "bf16":
-        raise _bad_params(tensor, "dtype bf16", dtype)
-    if not isinstance(start, int) or isinstance(start, bool) or not FIRST <= start <= LAST:
-        raise _bad_params(tensor, f"start from {FIRST} to {LAST}", start)
     return start
 
 

@@ -14,10 +14,9 @@ from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import as_bits
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.lossless import TcaLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
-
-VERSION = 1
 
 
 class Window:
@@ -54,7 +53,7 @@ class TcaEncoder:
     window: Window
     fit_passes: int
     parts: tuple[PartSpec, ...]
-    codec: str = "tca_tbe"
+    codec: str = TcaLayout.codec
     step: int = SIDE
     single_chunk: bool = False
     lossless: bool = True
@@ -62,8 +61,7 @@ class TcaEncoder:
     @property
     def params(self) -> Mapping[str, Any]:
         """What the artifact states; without ``start`` until it is known."""
-        start = {} if self.window.start is None else {"start": self.window.start}
-        return {"codec_version": VERSION, **start, "dtype": "bf16"}
+        return TcaLayout(self.window.start).attributes()
 
     def fit_pass(self, rows: Array) -> None:
         self.window.take(rows)

@@ -10,10 +10,11 @@ import numpy as np
 
 from ingot.codecs.base import Rows, result
 from ingot.codecs.palette.encode import PaletteEncoder, prepare
-from ingot.codecs.palette.params import INDICES, PaletteParams, params_of
+from ingot.codecs.palette.params import layout_of
 from ingot.codecs.palette.rows import BitReader, Lookup, require_padding, spread, stored_tables
 from ingot.core.floats import FLOATS, float_name
 from ingot.errors import UnsupportedError
+from ingot.model.layouts.palette import INDICES, PaletteLayout
 from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
@@ -24,7 +25,7 @@ _SCRATCH = 1 << 18
 class PaletteReader(Rows):
     """Sequential decoding of a palette whose entries lie along the rows, or are single values."""
 
-    def __init__(self, tensor: Tensor, params: PaletteParams) -> None:
+    def __init__(self, tensor: Tensor, params: PaletteLayout) -> None:
         self._tensor, self._params = tensor, params
         self._indices = BitReader(tensor.parts[INDICES], params.bits, "palette.padding", tensor.name)
         self._lookup: Lookup | None = None
@@ -55,7 +56,7 @@ class BandReader(Rows):
     A band is one index along the first dimension: ``vector_size`` of the tensor's where vectors lie along it.
     """
 
-    def __init__(self, tensor: Tensor, params: PaletteParams) -> None:
+    def __init__(self, tensor: Tensor, params: PaletteLayout) -> None:
         self._inner = PaletteReader(tensor, params)
         self._size, self._axis = params.vector_size, params.vector_axis
         self._index = params.index_shape(tensor.shape)
@@ -102,7 +103,7 @@ class BandReader(Rows):
         return spread(entries, self._axis).reshape(-1, self._cols)
 
 
-def lookup_of(tensor: Tensor, params: PaletteParams, dtype: str) -> Lookup:
+def lookup_of(tensor: Tensor, params: PaletteLayout, dtype: str) -> Lookup:
     """Return the look-up of a checked tensor in ``dtype``; reads the codebook."""
     return Lookup(params, tensor.shape, stored_tables(tensor, params, dtype))
 
@@ -110,7 +111,7 @@ def lookup_of(tensor: Tensor, params: PaletteParams, dtype: str) -> Lookup:
 class PaletteCodec:
     """Look-up tables of 2 to 256 entries, one or one per group of channels; Core ML's ``constexpr_lut_to_dense``."""
 
-    id: ClassVar[str] = "palette"
+    id: ClassVar[str] = PaletteLayout.codec
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     streams: ClassVar[bool] = True
@@ -120,11 +121,11 @@ class PaletteCodec:
 
         Whoever reads checks ``palette.padding``, ``palette.scale`` and ``palette.overflow``.
         """
-        params_of(tensor)
+        layout_of(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; large tensors on threads."""
-        params = params_of(tensor)
+        params = layout_of(tensor)
         if dtype not in FLOATS:
             raise UnsupportedError(
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="palette.dtype", where=tensor.name
@@ -144,13 +145,13 @@ class PaletteCodec:
         return out
 
     def reader(self, tensor: Tensor) -> PaletteReader | BandReader:
-        params = params_of(tensor)
+        params = layout_of(tensor)
         along_rows = params.vector_size == 1 or params.vector_axis == len(tensor.shape) - 1
         return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
         """Indices are one stream; None unless they share a codebook, and vectors lie along the last dimension."""
-        params = params_of(tensor)
+        params = layout_of(tensor)
         rank = len(tensor.shape)
         if (
             params.codebooks != 1

@@ -11,15 +11,6 @@ import numpy as np
 
 from ingot.codecs.cast import flat
 from ingot.codecs.palette import fit
-from ingot.codecs.palette.params import (
-    BITS,
-    CODEBOOK,
-    INDICES,
-    SCALE_DTYPES,
-    SCALES,
-    VECTOR_SIZES,
-    PaletteParams,
-)
 from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
 from ingot.codecs.reach import AUTO, Reach
 from ingot.core.dtypes import dtype as resolve_dtype
@@ -27,6 +18,15 @@ from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS, cast, float_name
 from ingot.core.parallel import for_ranges
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.palette import (
+    BITS,
+    CODEBOOK,
+    INDICES,
+    SCALE_DTYPES,
+    SCALES,
+    VECTOR_SIZES,
+    PaletteLayout,
+)
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
@@ -42,9 +42,8 @@ _LARGE = 1 << 21
 class Settings:
     """What the options say, for one tensor."""
 
-    params: PaletteParams
+    params: PaletteLayout
     shape: tuple[int, ...]
-    entries: str
     scales: str
     axis: int
     importance: Array | None
@@ -75,27 +74,21 @@ class PaletteEncoder:
     by chunk, where a chunk holds whole groups. Other axes and vectors of a whole tensor ask for all rows at once.
     """
 
-    codec = "palette"
+    codec = PaletteLayout.codec
     lossless = False
     scratch = 8 << 20  # a histogram, the points in it and the solver's tables
 
     def __init__(self, settings: Settings) -> None:
         self._settings, params, shape = settings, settings.params, settings.shape
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
-        self.params: Mapping[str, Any] = {**params.attributes(), "scales": settings.entries == "i8"}
-        entry, scale = numpy_dtype(settings.entries).itemsize, numpy_dtype(settings.scales).itemsize
-        scales = (PartSpec(SCALES, settings.scales, params.codebooks * scale),) if settings.entries == "i8" else ()
-        self.parts: tuple[PartSpec, ...] = (
-            PartSpec(INDICES, "u8", params.index_bytes(shape)),
-            PartSpec(CODEBOOK, settings.entries, prod(params.codebook_shape()) * entry),
-            *scales,
-        )
+        self.params: Mapping[str, Any] = params.attributes()
+        self.parts: tuple[PartSpec, ...] = params.part_specs(shape)
         self.fit_passes = 0 if settings.grouped else 2 if params.dtype in ("f32", "f64") else 1
         self.single_chunk = settings.grouped and not settings.sliced
         self.step = chunk_step(settings.group_rows if settings.sliced else 1, self._cols, params)
         self._seen, self._amax, self._ranged = 0, 0.0, self.fit_passes == 1
         self._histogram: fit.Histogram | None = None
-        self._learnt = fit.entries_of(np.zeros(params.entries), settings.entries, settings.scales)
+        self._learnt = fit.entries_of(np.zeros(params.entries), settings.params.codebook, settings.scales)
 
     def look(self, rows: Array, start: int) -> bool:
         return self._settings.reach.look(rows)
@@ -185,7 +178,7 @@ class PaletteEncoder:
         assert self._histogram is not None
         settings = self._settings
         found = self._histogram.centroids(settings.params.entries)
-        self._learnt = fit.entries_of(found, settings.entries, settings.scales)
+        self._learnt = fit.entries_of(found, settings.params.codebook, settings.scales)
 
     def _chunk_shape(self, rows: int) -> tuple[int, ...]:
         if not self._settings.sliced:
@@ -204,7 +197,7 @@ class PaletteEncoder:
         blocks = (prod(index[:axis]), count, index[axis] // count if count else 0, prod(index[axis + 1 :]))
         points = _points(rows.reshape(shape), params).reshape(*blocks, params.vector_size)
         codes = np.empty(blocks, np.uint8)
-        codebook = np.zeros((count, params.entries, params.vector_size), numpy_dtype(settings.entries))
+        codebook = np.zeros((count, params.entries, params.vector_size), numpy_dtype(settings.params.codebook))
         scales = np.ones(count, numpy_dtype(settings.scales))
         threads = None if rows.size >= _LARGE else 1
 
@@ -220,7 +213,7 @@ class PaletteEncoder:
 
         for_ranges(count, max(1, count // 16), run, threads)
         parts = {INDICES: pack(codes, params.bits), CODEBOOK: codebook}
-        return {**parts, SCALES: scales} if settings.entries == "i8" else parts
+        return {**parts, SCALES: scales} if settings.params.codebook == "i8" else parts
 
     def _one_group(
         self, points: Array, start: int, histogram: fit.Histogram, workers: int | None = 1
@@ -233,11 +226,13 @@ class PaletteEncoder:
             exponent = frexp(amax)[1]
             near = np.ldexp(points, -exponent)
             centroids = np.ldexp(fit.vector_centroids(near, params.entries, workers).astype(np.float64), exponent)
-            codebook, scale, values = fit.entries_of(centroids, settings.entries, settings.scales)
+            codebook, scale, values = fit.entries_of(centroids, settings.params.codebook, settings.scales)
             return fit.nearest(near, np.ldexp(values, -exponent), workers)[0], codebook, scale
         histogram.reset(amax)
         histogram.take(points, settings.importance)
-        codebook, scale, values = fit.entries_of(histogram.centroids(params.entries), settings.entries, settings.scales)
+        codebook, scale, values = fit.entries_of(
+            histogram.centroids(params.entries), settings.params.codebook, settings.scales
+        )
         return fit.assign(points, values), codebook, scale
 
 
@@ -260,7 +255,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
             f"expected {size} to divide dimension {vector_axis} of shape {list(shape)}; keep this tensor dense",
             rule="palette.vector-size",
         )
-    index = PaletteParams(bits, (), size, vector_axis, source).index_shape(shape)
+    index = PaletteLayout(bits, (), size, vector_axis, source).index_shape(shape)
     groups = [1] * len(shape)
     if shape:
         groups[axis] = _groups(options, index[axis], size if axis == vector_axis else 1)
@@ -275,12 +270,13 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
         reach = Reach("scales", scales if scales != AUTO else "f16", _WIDE if scales == AUTO else (), 127, "f64")
     else:
         reach = Reach("entries", entries if entries != AUTO else "f16", _WIDE if entries == AUTO else (), 1, source)
+    codebook, factor = "f16" if entries == AUTO else entries, "f16" if scales == AUTO else scales
+    stored = factor if codebook == "i8" else None
     return PaletteEncoder(
         Settings(
-            params=PaletteParams(bits, tuple(groups), size, vector_axis, source),
+            params=PaletteLayout(bits, tuple(groups), size, vector_axis, source, codebook, stored),
             shape=shape,
-            entries="f16" if entries == AUTO else entries,
-            scales="f16" if scales == AUTO else scales,
+            scales=factor,
             axis=axis,
             importance=importance,
             reach=reach,
@@ -288,7 +284,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
     )
 
 
-def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteParams:
+def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
     """Return the parameters of some groups of a tensor, which make up ``shape``."""
     params = settings.params
     if not settings.sliced:
@@ -297,7 +293,7 @@ def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteParams:
     return replace(params, groups=(shape[0] // max(channels, 1), *params.groups[1:]))
 
 
-def _points(values: Array, params: PaletteParams) -> Array:
+def _points(values: Array, params: PaletteLayout) -> Array:
     """Return values as points [indices' shape, vector size]; vectors in f32, single values as they are."""
     size, axis = params.vector_size, params.vector_axis
     if size == 1:

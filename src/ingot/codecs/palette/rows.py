@@ -7,12 +7,13 @@ from math import gcd, lcm
 import numpy as np
 
 from ingot.codecs.affine.rows import align_rows, skip_bits
-from ingot.codecs.palette.params import CODEBOOK, SCALES, PaletteParams
+from ingot.codecs.palette.params import run_ids, run_length
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import cast
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
+from ingot.model.layouts.palette import CODEBOOK, SCALES, PaletteLayout
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 
@@ -52,7 +53,7 @@ def tables(values: Array, dtype: str) -> Array:
     return found
 
 
-def stored_tables(tensor: Tensor, params: PaletteParams, dtype: str) -> Array:
+def stored_tables(tensor: Tensor, params: PaletteLayout, dtype: str) -> Array:
     """Read codebook and scales of a checked tensor; return what entries stand for in ``dtype``."""
     codebook = tensor.parts[CODEBOOK].array().reshape(params.codebook_shape())
     scales = tensor.parts[SCALES].array() if SCALES in tensor.parts else None
@@ -67,14 +68,14 @@ class Lookup:
 
     Parameters
     ----------
-    params : PaletteParams
+    params : PaletteLayout
     shape : of the tensor
     table : [codebooks, entries, values per entry], of the type that results have
     """
 
-    def __init__(self, params: PaletteParams, shape: tuple[int, ...], table: Array) -> None:
+    def __init__(self, params: PaletteLayout, shape: tuple[int, ...], table: Array) -> None:
         self._params, self._shape = params, shape
-        self._run = params.run(shape)
+        self._run = run_length(params, shape)
         self.dtype = table.dtype
         words = np.ascontiguousarray(table).reshape(params.codebooks, -1)
         width = params.vector_size * table.dtype.itemsize
@@ -95,7 +96,7 @@ class Lookup:
             return
         count = out.size // self._params.vector_size
         start, phase = divmod(first, self._run)
-        ids = self._params.run_ids(self._shape, start, start + -(-(phase + count) // self._run))
+        ids = run_ids(self._params, self._shape, start, start + -(-(phase + count) // self._run))
         if self._split == 1:
             words = out.view(self._words.dtype)
             target = words.reshape(-1, 2) if self._words.ndim == 3 else words
@@ -161,7 +162,7 @@ def require_padding(last: int, used: int, rule: str, where: str) -> None:
         raise CodecError(rule, "expected no bits behind the last code, found some", where=where)
 
 
-def chunk_step(rows: int, cols: int, params: PaletteParams) -> int:
+def chunk_step(rows: int, cols: int, params: PaletteLayout) -> int:
     """Return the least multiple of ``rows`` whose rows of ``cols`` values have indices that fill whole bytes."""
     unit = 8 * params.vector_size
     return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))

@@ -6,35 +6,35 @@ What is left, a smaller matrix, is stored by another codec; a mask tells which b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, RowReader, Rows, repacks_of, result
+from ingot.codecs.base import Codec, Repacked, RowReader, Rows, cannot, repack, result
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.sparse.blocks_encode import BlocksEncoder, prepare
-from ingot.codecs.sparse.blocks_repack import BlocksRepack
+from ingot.codecs.sparse.blocks_repack import repack as repack_kept
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, mask_bytes, spans_of
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError
+from ingot.model.layouts.base import Layout, OtherLayout
+from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.part import Part, memory_part
 from ingot.model.slices import pass_over
 from ingot.model.tensor import Array, Tensor
 
-ID = "sparse_blocks"
-VERSION = 1
+ID = BlocksLayout.codec
 
 
 @dataclass(frozen=True, slots=True)
 class _Params:
     """A tensor's attributes, checked."""
 
-    axis: int
-    block: int
-    kept: int
+    layout: BlocksLayout
     inner: Tensor
 
     @property
@@ -47,7 +47,7 @@ class BlocksReader(Rows):
 
     def __init__(self, tensor: Tensor) -> None:
         params = _checked(tensor)
-        self._axis = params.axis
+        self._axis = params.layout.axis
         self._spans = _blocks(tensor, params).spans()
         self._reader: RowReader = params.codec.reader(params.inner)
         self._cols, self._width = params.inner.shape[1], tensor.matrix_shape[1]
@@ -105,7 +105,7 @@ class BlocksCodec:
         done = 0
         for first, last in blocks.spans():
             count = last - first
-            if params.axis:
+            if params.layout.axis:
                 out[:, first:last] = kept[:, done : done + count]
             else:
                 out[first:last] = kept[done : done + count]
@@ -115,11 +115,14 @@ class BlocksCodec:
     def reader(self, tensor: Tensor) -> BlocksReader:
         return BlocksReader(tensor)
 
-    def repacks(self, tensor: Tensor) -> Iterator[BlocksRepack]:
-        """Yield what is left in the inner codec's other layouts."""
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return what is left in another layout of the inner codec."""
         params = _checked(tensor)
-        for inner in repacks_of(params.codec, params.inner):
-            yield BlocksRepack(tensor, inner, lambda: _blocks(tensor, params).mask)
+        same = isinstance(layout, BlocksLayout) and replace(layout, inner=params.layout.inner) == params.layout
+        if not isinstance(layout, BlocksLayout) or not same:
+            return cannot(layout, "other blocks are kept")
+        inner = repack(params.codec, params.inner, layout.inner)
+        return repack_kept(tensor, layout, inner, lambda: _blocks(tensor, params).mask)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
         """Prepare to encode. Options, all with defaults:
@@ -148,19 +151,11 @@ def of_matrix(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks) -> Tenso
 
     Raises as ``BlocksCodec.check``.
     """
-    params = {
-        "codec_version": VERSION,
-        "axis": axis,
-        "block": blocks.block,
-        "channels": blocks.channels,
-        "kept": blocks.kept,
-        "inner": inner.codec,
-        "inner_params": dict(inner.params),
-        "dtype": tensor.dtype,
-    }
+    within = OtherLayout(inner.codec, inner.params)
+    layout = BlocksLayout(tensor.dtype, axis, blocks.block, blocks.channels, blocks.kept, within)
     mask = memory_part(np.frombuffer(blocks.mask, np.uint8), "u8")
-    parts = {"mask": mask, **inner.parts}
-    found = replace(tensor, codec=ID, params=params, parts=parts, decoder=CODECS[ID])
+    parts = {MASK: mask, **inner.parts}
+    found = replace(tensor, codec=ID, params=layout.attributes(), parts=parts, decoder=CODECS[ID])
     _blocks(found, _checked(found))
     return found
 
@@ -193,40 +188,37 @@ _SCRATCH = 1 << 18
 
 
 def _checked(tensor: Tensor) -> _Params:
-    attributes, name = tensor.params, tensor.name
+    name = tensor.name
     if len(tensor.shape) != 2:
         raise CodecError(f"{ID}.shape", f"expected two dimensions, found {list(tensor.shape)}", where=name)
-    _integer(tensor, "codec_version", VERSION, VERSION)
-    axis = _integer(tensor, "axis", 0, 1)
-    block = _integer(tensor, "block", 1, 2**62)
-    channels = _integer(tensor, "channels", 0, 2**62)
-    kept = _integer(tensor, "kept", 0, channels)
-    if channels != tensor.shape[axis]:
+    stored = tensor.params.get("inner")
+    codec = codec_of(stored) if isinstance(stored, str) else ""
+    if codec == ID or codec not in CODECS or not CODECS[codec].streams:
         raise CodecError(
-            f"{ID}.shape", f"expected {channels} channels along axis {axis}, found {list(tensor.shape)}", where=name
+            f"{ID}.inner", f"expected a codec that can be read in chunks, found {stored!r:.80}", where=name
         )
-    inner = attributes.get("inner")
-    if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
-        raise CodecError(f"{ID}.inner", f"expected a codec that can be read in chunks, found {inner!r:.80}", where=name)
-    params = attributes.get("inner_params")
-    if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
-        raise CodecError(f"{ID}.params", f"expected a map in inner_params, found {params!r:.80}", where=name)
-    if attributes.get("dtype") != tensor.dtype or params.get("dtype", tensor.dtype) != tensor.dtype:
-        raise CodecError(f"{ID}.params", f"expected dtype {tensor.dtype} here and within, found another", where=name)
+    layout = BlocksLayout.of(tensor)
+    if layout.channels != tensor.shape[layout.axis]:
+        raise CodecError(
+            f"{ID}.shape",
+            f"expected {layout.channels} channels along axis {layout.axis}, found {list(tensor.shape)}",
+            where=name,
+        )
     if tensor.dtype not in DTYPES:
         raise CodecError(f"{ID}.params", f"expected a known dtype, found {tensor.dtype!r:.80}", where=name)
-    _check_mask(tensor, require_part(tensor, "mask"), mask_bytes(channels, block))
+    _check_mask(tensor, require_part(tensor, MASK), mask_bytes(layout.channels, layout.block))
     if tensor.size > _MOST * tensor.nbytes:
         raise CodecError(
             f"{ID}.size",
             f"expected at most {_MOST} elements per stored byte, found {tensor.size} in {tensor.nbytes} bytes",
             where=name,
         )
-    shape = (kept, tensor.shape[1]) if axis == 0 else (tensor.shape[0], kept)
-    parts = {role: part for role, part in tensor.parts.items() if role != "mask"}
-    reduced = replace(tensor, shape=shape, codec=inner, params=dict(params), parts=parts, decoder=CODECS[inner])
-    CODECS[inner].check(reduced)
-    return _Params(axis, block, kept, reduced)
+    parts = {role: part for role, part in tensor.parts.items() if role != MASK}
+    params = dict(tensor.params["inner_params"])
+    shape = layout.inner_shape(tensor.shape)
+    kept = replace(tensor, shape=shape, codec=codec, params=params, parts=parts, decoder=CODECS[codec])
+    CODECS[codec].check(kept)
+    return _Params(layout, kept)
 
 
 def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
@@ -238,22 +230,15 @@ def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
         )
 
 
-def _integer(tensor: Tensor, key: str, low: int, high: int) -> int:
-    value = tensor.params.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise CodecError(
-            f"{ID}.params", f"expected attribute {key} from {low} to {high}, found {value!r:.80}", where=tensor.name
-        )
-    return value
-
-
 def _blocks(tensor: Tensor, params: _Params) -> Blocks:
     """Read and check the mask: no bits past the last block, as many channels kept as stated."""
-    blocks = Blocks(tensor.shape[params.axis], params.block, bytes(tensor.parts["mask"].view()))
+    blocks = Blocks(tensor.shape[params.layout.axis], params.layout.block, bytes(tensor.parts[MASK].view()))
     if blocks.spare:
         raise CodecError(f"{ID}.mask", "expected no bits past the last block, found some", where=tensor.name)
-    if blocks.kept != params.kept:
+    if blocks.kept != params.layout.kept:
         raise CodecError(
-            f"{ID}.mask", f"expected {params.kept} kept channels, found a mask of {blocks.kept}", where=tensor.name
+            f"{ID}.mask",
+            f"expected {params.layout.kept} kept channels, found a mask of {blocks.kept}",
+            where=tensor.name,
         )
     return blocks

@@ -14,6 +14,9 @@ from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.base import OtherLayout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
@@ -33,7 +36,7 @@ class BlocksEncoder:
     parts: tuple[PartSpec, ...]
     step: int
     single_chunk: bool
-    codec: str = "sparse_blocks"
+    codec: str = BlocksLayout.codec
     _spans: list[tuple[int, int]] = field(default_factory=list)
     _scanned: int = 0
 
@@ -43,16 +46,9 @@ class BlocksEncoder:
     @property
     def params(self) -> Mapping[str, Any]:
         """What the artifact states; what the inner encoder learns in fit passes is in it after them."""
-        return {
-            "codec_version": 1,
-            "axis": self.axis,
-            "block": self.blocks.block,
-            "channels": self.blocks.channels,
-            "kept": self.blocks.kept,
-            "inner": self.inner.codec,
-            "inner_params": dict(self.inner.params),
-            "dtype": self.dtype,
-        }
+        inner = OtherLayout(self.inner.codec, self.inner.params)
+        blocks = self.blocks
+        return BlocksLayout(self.dtype, self.axis, blocks.block, blocks.channels, blocks.kept, inner).attributes()
 
     @property
     def fit_passes(self) -> int:
@@ -158,7 +154,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     if len(shape) != 2:
         raise UnsupportedError(f"sparse_blocks takes matrices, found shape {list(shape)}", rule="sparse_blocks.shape")
     blocks = _blocks(shape[axis], block, options.get("mask"))
-    name, inner_options = options.get("inner", "dense"), options.get("options", {})
+    name, inner_options = options.get("inner", DenseLayout.codec), options.get("options", {})
     if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
         raise UnsupportedError(
             f"sparse_blocks expects a codec within that can be read in chunks, found {name!r}",

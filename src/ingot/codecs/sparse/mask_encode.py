@@ -16,13 +16,18 @@ from ingot.codecs.palette.fit import require_finite
 from ingot.codecs.palette.rows import pack, unpack
 from ingot.codecs.reach import Reaching
 from ingot.codecs.sparse.mask_choose import Above, Keep, Largest, Pattern
-from ingot.codecs.sparse.mask_params import AFFINE, CODES, DENSE, ID, MASK, NONZEROS, PALETTE, VERSION
+from ingot.codecs.sparse.mask_params import CODES, ID
 from ingot.codecs.sparse.mask_read import as_words, reader_of
 from ingot.codecs.table import CODECS
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import FLOATS
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.affine import ROWS_LSB, AffineLayout
+from ingot.model.layouts.base import OtherLayout
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.palette import PaletteLayout
+from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -42,12 +47,12 @@ class MaskEncoder:
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
         # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of quantized_group.
         self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
-        self.single_chunk = inner.codec == PALETTE or self._bits % 8 > 0 or self._inner_cols != self._cols
+        self.single_chunk = inner.codec == PaletteLayout.codec or self._bits % 8 > 0 or self._inner_cols != self._cols
         self.step = 8 // gcd(8, max(self._cols, 1))
         self.fit_passes = keep.fit_passes
         self.lossless = keep.exact and type(keep) is Keep
-        stored = inner.parts[0] if inner.codec == DENSE else PartSpec(NONZEROS, "u8", None)
-        rest = tuple(part for part in inner.parts if part.role not in (*CODES.values(), "data"))
+        stored = inner.parts[0] if inner.codec == DenseLayout.codec else PartSpec(NONZEROS, "u8", None)
+        rest = tuple(part for part in inner.parts if part.role not in (*CODES.values(), DATA))
         limit = inner.parts[0].length
         self.parts: tuple[PartSpec, ...] = (
             PartSpec(MASK, "u8", -(-prod(shape) // 8)),
@@ -85,7 +90,7 @@ class MaskEncoder:
         keep = self._keep(rows)
         mask = np.packbits(keep.reshape(-1), bitorder="little")
         count = int(np.count_nonzero(keep))
-        if self._inner.codec == DENSE:
+        if self._inner.codec == DenseLayout.codec:
             stored = self._inner.encode(select(mask, rows, count).reshape(1, -1))["data"]
             return {MASK: mask, NONZEROS: stored}
         if isinstance(self._inner, PaletteEncoder):
@@ -96,8 +101,8 @@ class MaskEncoder:
         else:
             parts = self._inner.encode(np.where(keep, rows, np.zeros((), rows.dtype)), start)
             row_bytes = -(-self._inner_cols * self._bits // 8)
-            packed = parts[CODES[AFFINE]].reshape(rows.size // max(self._inner_cols, 1), row_bytes)
-            parts[CODES[AFFINE]] = pack(select(mask, self._unpacked(packed), count), self._bits)
+            packed = parts[CODES[AffineLayout.codec]].reshape(rows.size // max(self._inner_cols, 1), row_bytes)
+            parts[CODES[AffineLayout.codec]] = pack(select(mask, self._unpacked(packed), count), self._bits)
         codes = parts.pop(CODES[self._inner.codec])
         return {MASK: mask, NONZEROS: codes, **parts}
 
@@ -119,15 +124,12 @@ class MaskEncoder:
         return np.ascontiguousarray(rows, np.uint8).reshape(-1)
 
     def _stated(self, nnz: int | None) -> Mapping[str, Any]:
-        inner = dict(self._inner.params)
-        dtype = self._inner.parts[0].type or self._inner.parts[0].dtype if self._inner.codec == DENSE else self._dtype
-        count = {} if nnz is None else {"nnz": nnz}
-        return {
-            "codec_version": VERSION,
-            "dtype": dtype,
-            **count,
-            "inner": {"codec": self._inner.codec, "params": inner},
-        }
+        dtype = (
+            self._inner.parts[0].type or self._inner.parts[0].dtype
+            if self._inner.codec == DenseLayout.codec
+            else self._dtype
+        )
+        return MaskLayout(dtype, nnz, OtherLayout(self._inner.codec, self._inner.params)).attributes()
 
 
 def select(mask: Array, values: Array, count: int) -> Array:
@@ -148,28 +150,28 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
     unknown = sorted(str(key) for key in options if key not in OPTIONS)
     if unknown:
         raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
-    name, within = options.get("inner", DENSE), options.get("options", {})
-    if name not in (DENSE, *CODES):
-        raise _wrong(f"inner {DENSE}, {' or '.join(CODES)}", name)
+    name, within = options.get("inner", DenseLayout.codec), options.get("options", {})
+    if name not in (DenseLayout.codec, *CODES):
+        raise _wrong(f"inner {DenseLayout.codec}, {' or '.join(CODES)}", name)
     if not isinstance(within, Mapping):
         raise _wrong("options as a map", within)
     inner = CODECS[name].encoder(shape, source, within)
     _require_simple(name, inner, within)
     keep = _keep(options, shape, source)
-    keep.exact = name == DENSE and inner.lossless  # a code cannot tell -0 from what is near it
+    keep.exact = name == DenseLayout.codec and inner.lossless  # a code cannot tell -0 from what is near it
     return MaskEncoder(shape, source, keep, inner)
 
 
 def _require_simple(name: str, inner: Encoder, within: Mapping[str, Any]) -> None:
     """Refuse what kept elements alone cannot do: vectors, fit passes, other orders of bits."""
-    if name == PALETTE:
+    if name == PaletteLayout.codec:
         axis = next((at for at, count in enumerate(inner.params["groups"]) if count > 1), 0)
         if inner.params["vector_size"] > 1 or axis or within.get("importance") is not None:
             raise _wrong("a palette of single values, groups along axis 0 and no importance", within)
-    elif name == AFFINE and (inner.fit_passes or inner.params["packing"] != "rows_lsb"):
+    elif name == AffineLayout.codec and (inner.fit_passes or inner.params["packing"] != ROWS_LSB):
         raise _wrong("codes with scales per group or row, low bits first", within)
-    elif name == DENSE and not isinstance(inner, DenseEncoder):
-        raise TypeError(f"expected the encoder of codec {DENSE}, found {type(inner).__name__}")
+    elif name == DenseLayout.codec and not isinstance(inner, DenseEncoder):
+        raise TypeError(f"expected the encoder of codec {DenseLayout.codec}, found {type(inner).__name__}")
 
 
 def _keep(options: Mapping[str, Any], shape: tuple[int, ...], dtype: str) -> Keep:

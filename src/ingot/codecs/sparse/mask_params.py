@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ingot.codecs.affine.params import params_of as affine_params_of
 from ingot.codecs.base import Codec
 from ingot.codecs.dense.codec import check_values, require_part
-from ingot.codecs.palette.params import read_params as palette_params
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.errors import CodecError
 from ingot.model.bytesource import MemorySource
+from ingot.model.layouts import affine, palette
+from ingot.model.layouts.affine import FLAT_LSB, ROWS_LSB, AffineLayout
+from ingot.model.layouts.base import Layout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.palette import PaletteLayout
+from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 
-ID = "sparse_mask"
-VERSION = 1
-MASK, NONZEROS = "mask", "nonzeros"
-DENSE, PALETTE, AFFINE = "dense", "palette", "quantized_group"
+ID = MaskLayout.codec
 # Where an inner codec keeps the codes that are scattered.
-CODES = {PALETTE: "indices", AFFINE: "packed_weight"}
-PACKINGS = ("rows_lsb", "flat_lsb")
+CODES = {PaletteLayout.codec: palette.INDICES, AffineLayout.codec: affine.CODES}
+PACKINGS = (ROWS_LSB, FLAT_LSB)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CodeLayout:
     """How the inner codec packs dense codes: ``bits`` each, ``cols`` to a row that begins at a byte; 0: one stream."""
 
     bits: int
@@ -50,7 +51,7 @@ class MaskParams:
 
     nnz: int
     inner: Tensor | None = None
-    layout: Layout | None = None
+    layout: CodeLayout | None = None
 
     @property
     def codec(self) -> Codec:
@@ -60,44 +61,45 @@ class MaskParams:
 
 
 def params_of(tensor: Tensor) -> MaskParams:
-    """Read and check a tensor's attributes and the types and sizes of its parts; reads no part's bytes.
+    """Read and check a tensor's layout and the types and sizes of its parts; reads no part's bytes.
 
     Raises
     ------
     CodecError
         ``sparse_mask.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's rules.
     """
-    attributes, name = tensor.params, tensor.name
-    if type(attributes.get("codec_version")) is not int or attributes["codec_version"] != VERSION:
-        raise _bad(tensor, f"codec_version {VERSION}", attributes.get("codec_version"))
-    if attributes.get("dtype") != tensor.dtype or tensor.dtype not in DTYPES:
-        raise _bad(tensor, f"a known dtype, the tensor's {tensor.dtype:.40}", attributes.get("dtype"))
-    nnz = attributes.get("nnz")
-    if type(nnz) is not int or not 0 <= nnz <= tensor.size:
-        raise _bad(tensor, f"nnz from 0 to {tensor.size}", nnz)
-    inner = attributes.get("inner")
-    if not isinstance(inner, Mapping) or set(inner) != {"codec", "params"} or not isinstance(inner["params"], Mapping):
-        raise _bad(tensor, "inner with codec and params", inner)
+    _refuse_inner(tensor)
+    stored = MaskLayout.of(tensor)
+    if tensor.dtype not in DTYPES:
+        raise _bad(tensor, "a known dtype", tensor.dtype)
+    if stored.nnz is None:
+        raise _bad(tensor, f"nnz from 0 to {tensor.size}", None)
     mask = require_part(tensor, MASK)
     _require(tensor, mask, "u8", -(-tensor.size // 8))
     kept = require_part(tensor, NONZEROS)
-    if inner["codec"] == DENSE:
-        return _dense(tensor, nnz, kept, inner["params"])
-    if not isinstance(inner["codec"], str) or inner["codec"] not in CODES:
-        raise CodecError(
-            f"{ID}.inner", f"expected {DENSE}, {' or '.join(CODES)} within, found {inner['codec']!r:.80}", where=name
-        )
-    params = dict(inner["params"])
-    if params.get("dtype", tensor.dtype) != tensor.dtype:
-        raise _bad(tensor, f"dtype {tensor.dtype} within too", params["dtype"])
+    if isinstance(stored.inner, DenseLayout):
+        return _dense(tensor, stored.nnz, kept)
     rest = {role: part for role, part in tensor.parts.items() if role not in (MASK, NONZEROS)}
-    whole = replace(tensor, codec=inner["codec"], params=params, parts=rest, decoder=CODECS[inner["codec"]])
-    layout = _layout(whole)
-    _require(tensor, kept, "u8", -(-nnz * layout.bits // 8))
+    codec = stored.inner.codec
+    params = dict(tensor.params["inner"]["params"])
+    whole = replace(tensor, codec=codec, params=params, parts=rest, decoder=CODECS[codec])
+    layout = _layout(stored.inner, whole)
+    _require(tensor, kept, "u8", -(-stored.nnz * layout.bits // 8))
     codes = Part("u8", layout.nbytes, MemorySource(b""))  # the size is looked at, nothing is read
-    found = MaskParams(nnz, whole, layout)
+    found = MaskParams(stored.nnz, whole, layout)
     found.codec.check(with_codes(found, codes))
     return found
+
+
+def _refuse_inner(tensor: Tensor) -> None:
+    inner = tensor.params.get("inner")
+    stored = inner.get("codec") if isinstance(inner, Mapping) else None
+    if isinstance(stored, str) and codec_of(stored) not in (DenseLayout.codec, *CODES):
+        raise CodecError(
+            f"{ID}.inner",
+            f"expected {DenseLayout.codec}, {' or '.join(CODES)} within, found {stored!r:.80}",
+            where=tensor.name,
+        )
 
 
 def with_codes(params: MaskParams, codes: Part) -> Tensor:
@@ -106,8 +108,12 @@ def with_codes(params: MaskParams, codes: Part) -> Tensor:
     return replace(params.inner, parts={**params.inner.parts, CODES[params.inner.codec]: codes})
 
 
-def _dense(tensor: Tensor, nnz: int, kept: Part, params: Mapping[str, Any]) -> MaskParams:
-    if params or set(tensor.parts) != {MASK, NONZEROS} or DTYPES[tensor.dtype].bits not in (8, 16, 32, 64):
+def _dense(tensor: Tensor, nnz: int, kept: Part) -> MaskParams:
+    if (
+        tensor.params["inner"]["params"]
+        or set(tensor.parts) != {MASK, NONZEROS}
+        or DTYPES[tensor.dtype].bits not in (8, 16, 32, 64)
+    ):
         raise CodecError(
             f"{ID}.inner",
             f"expected no parameters, no parts but {MASK} and {NONZEROS}, and values of 1, 2, 4 or 8 bytes",
@@ -117,20 +123,18 @@ def _dense(tensor: Tensor, nnz: int, kept: Part, params: Mapping[str, Any]) -> M
     return MaskParams(nnz)
 
 
-def _layout(inner: Tensor) -> Layout:
-    if inner.codec == PALETTE:
-        palette = palette_params(inner.params, inner.shape, inner.name)
-        if palette.vector_size > 1:
+def _layout(stored: Layout, inner: Tensor) -> CodeLayout:
+    if isinstance(stored, PaletteLayout):
+        if stored.vector_size > 1:
             raise CodecError(f"{ID}.inner", "expected entries of one value, found vectors", where=inner.name)
-        return Layout(palette.bits, 0, palette.index_bytes(inner.shape))
-    affine = affine_params_of(inner)
-    if affine.packing not in PACKINGS:
+        return CodeLayout(stored.bits, 0, stored.index_bytes(inner.shape))
+    assert isinstance(stored, AffineLayout)
+    if stored.packing not in PACKINGS:
         raise CodecError(
-            f"{ID}.inner", f"expected packing {' or '.join(PACKINGS)} within, found {affine.packing}", where=inner.name
+            f"{ID}.inner", f"expected packing {' or '.join(PACKINGS)} within, found {stored.packing}", where=inner.name
         )
-    rows, cols = affine.matrix_of(inner.shape)
-    nbytes = affine.packed_bytes(rows, cols)
-    return Layout(affine.bits, cols if affine.packing == "rows_lsb" else 0, nbytes)
+    rows, cols = stored.matrix_of(inner.shape)
+    return CodeLayout(stored.bits, cols if stored.packing == ROWS_LSB else 0, stored.packed_bytes(rows, cols))
 
 
 def _require(tensor: Tensor, part: Part, dtype: str, nbytes: int) -> None:

@@ -9,10 +9,11 @@ from ingot.codecs.base import Rows
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense.codec import decodable, read_values
 from ingot.codecs.palette.rows import BitReader, pack, unpack
-from ingot.codecs.sparse.mask_params import ID, MASK, NONZEROS, Layout, MaskParams, params_of, with_codes
+from ingot.codecs.sparse.mask_params import ID, CodeLayout, MaskParams, params_of, with_codes
 from ingot.core import native
 from ingot.core.dtypes import dtype, numpy_dtype
 from ingot.errors import CodecError
+from ingot.model.layouts.sparse import MASK, NONZEROS
 from ingot.model.part import Part
 from ingot.model.slices import pass_over
 from ingot.model.tensor import Array, Tensor
@@ -136,7 +137,7 @@ class Scattered:
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         assert params.layout is not None
         self.name, self.size = tensor.name, params.layout.nbytes
-        self._layout: Layout = params.layout
+        self._layout: CodeLayout = params.layout
         self._mask = Mask(tensor, params.nnz)
         self._kept = BitReader(tensor.parts[NONZEROS], self._layout.bits, f"{ID}.padding", tensor.name)
         self._elements, self._position = tensor.size, 0

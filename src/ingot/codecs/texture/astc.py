@@ -15,19 +15,18 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.texture import AstcLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 ROLES = ("blocks", "scales", "zeros")
 OPTIONS = ("footprint", "quality")
 
-_VERSION = 1
-
 
 class AstcEncoder:
     """Maps ``[-amax, amax]`` to texels in [0, 1], ``amax`` learnt in a fit pass, and compresses bands of block rows."""
 
-    codec = "astc"
+    codec = AstcLayout.codec
     scratch = 8 << 20  # a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint
     fit_passes = 1
     single_chunk = False
@@ -40,12 +39,7 @@ class AstcEncoder:
         self._seen = 0
         self._amax = np.float32(0)
         self.step = self._height
-        self.params: Mapping[str, Any] = {
-            "codec_version": _VERSION,
-            "footprint": footprint,
-            "profile": "ldr",
-            "dtype": dtype,
-        }
+        self.params: Mapping[str, Any] = AstcLayout(footprint, dtype).attributes()
         blocks = Blocks(self._rows, self._cols, self._width, self._height)
         self.parts = (
             PartSpec("blocks", "u8", blocks.nbytes),
@@ -172,7 +166,7 @@ class AstcReader(Rows):
 class AstcCodec:
     """A matrix as a texture that a GPU's sampler can decode: ``cols x rows`` texels, luminance, LDR profile."""
 
-    id: ClassVar[str] = "astc"
+    id: ClassVar[str] = AstcLayout.codec
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     streams: ClassVar[bool] = True
@@ -272,7 +266,7 @@ def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, whe
 
 def _prepared(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
     """Return layout, coder and map of a checked tensor; the map's two numbers are read here."""
-    footprint = tensor.params["footprint"]
+    footprint = AstcLayout.of(tensor).footprint
     layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[footprint])
     scale, zero = (np.float32(tensor.parts[role].array()[0]) for role in ROLES[1:])
     if not (np.isfinite(scale) and np.isfinite(zero)):
@@ -282,25 +276,15 @@ def _prepared(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float
     return layout, Coder(footprint, None), (scale, zero)
 
 
-def _checked(tensor: Tensor) -> None:
-    params = tensor.params
-    if (
-        params.get("codec_version") != _VERSION
-        or params.get("profile") != "ldr"
-        or not isinstance(params.get("footprint"), str)
-        or params["footprint"] not in FOOTPRINTS
-    ):
+def _checked(tensor: Tensor) -> AstcLayout:
+    layout = AstcLayout.of(tensor)
+    if layout.footprint not in FOOTPRINTS:
         raise CodecError(
-            "astc.params",
-            f"expected codec_version {_VERSION}, profile ldr and a footprint of ASTC, found "
-            f"{[params.get(key) for key in ('codec_version', 'profile', 'footprint')]}",
-            where=tensor.name,
+            "astc.params", f"expected a footprint of ASTC, found {layout.footprint!r:.80}", where=tensor.name
         )
-    if params.get("dtype") not in FLOATS or tensor.dtype != params["dtype"]:
+    if tensor.dtype != layout.dtype:
         raise CodecError(
-            "astc.params",
-            f"expected the dtype {', '.join(FLOATS)} of the tensor, found {params.get('dtype')!r} for {tensor.dtype}",
-            where=tensor.name,
+            "astc.params", f"expected dtype {tensor.dtype}, the tensor's, found {layout.dtype}", where=tensor.name
         )
     if set(tensor.parts) != set(ROLES):
         raise CodecError(
@@ -308,8 +292,8 @@ def _checked(tensor: Tensor) -> None:
             f"expected the parts {', '.join(ROLES)}, found {', '.join(sorted(tensor.parts)) or 'none'}",
             where=tensor.name,
         )
-    layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[params["footprint"]])
-    for role, storage, nbytes in zip(ROLES, ("u8", "f32", "f32"), (layout.nbytes, 4, 4), strict=True):
+    blocks = Blocks(*tensor.matrix_shape, *FOOTPRINTS[layout.footprint])
+    for role, storage, nbytes in zip(ROLES, ("u8", "f32", "f32"), (blocks.nbytes, 4, 4), strict=True):
         part, where = tensor.parts[role], f"{tensor.name}.{role}"
         if part.dtype != storage or part.type not in (None, storage):
             raise CodecError("astc.dtype", f"expected {storage}, found {part.type or part.dtype}", where=where)
@@ -319,6 +303,7 @@ def _checked(tensor: Tensor) -> None:
                 f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
                 where=where,
             )
+    return layout
 
 
 def _wrong(expected: str, found: object) -> UsageError:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
-from ingot.codecs.base import Encoder, Repack, repacks_of
-from ingot.codecs.dense.repack import held, wider
+from ingot.codecs.base import Encoder, Repacked, repack
+from ingot.codecs.dense.repack import held
 from ingot.codecs.reach import RULE as UNDERFLOW
 from ingot.codecs.reach import named, reaching
 from ingot.codecs.table import CODECS
@@ -24,7 +23,7 @@ from ingot.core.parallel import ordered
 from ingot.core.retype import HOLDERS
 from ingot.engine.work import Job
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import Fitting, Format, WriteOptions
+from ingot.formats.base import Fitting, Format, WriteOptions, accepts
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
@@ -60,7 +59,7 @@ class Step:
     exact: bool
     encoder: Encoder | None = None
     keeps_weights: bool = True
-    repack: Repack | None = None
+    repack: Repacked | None = None
     job: Job | None = None
 
     @property
@@ -260,10 +259,10 @@ def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
         return Step(tensor, spec, MOVED, rule, exact=True)
     if tensor.codec not in CODECS:
         return None
-    for repack in chain(repacks_of(CODECS[tensor.codec], tensor), wider(tensor)):
-        spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, repack.codec, repack.parts, dict(repack.params))
-        if format.refuses(spec) is None and repack.exact():
-            return Step(tensor, spec, RELAID, rule, exact=True, repack=repack)
+    for layout, wanted in accepts(format, spec):
+        found = repack(CODECS[tensor.codec], tensor, layout)
+        if found.exact:
+            return Step(tensor, wanted, RELAID, rule, exact=True, repack=found)
     return None
 
 

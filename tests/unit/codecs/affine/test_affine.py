@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.affine.params import params_of
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import float_name
 from ingot.core.stats import measure
@@ -196,7 +195,7 @@ def test_parameters_are_written_and_taken_back() -> None:
         "zeros": True,
         "dtype": "f32",
     }
-    assert params_of(tensor).attributes() == tensor.params
+    assert tensor.layout.attributes() == tensor.params
     assert {role: part.length for role, part in tensor.parts.items()} == {
         "packed_weight": 12,
         "scales": 18,

@@ -18,7 +18,7 @@ from ingot.formats.squizd.carry import refusal
 from ingot.model.part import memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import encode_tensor, read_rows, zstd_part
+from ingot.testing.codecs import encode_tensor, read_rows, repacks, zstd_part
 from ingot.testing.reference import affine as reference
 
 CODEC = AffineCodec()
@@ -94,14 +94,14 @@ def test_decoding_equals_numpy(case: tuple[Tensor, Array], cuts: list[int], dtyp
 def test_repacks_are_exact(case: tuple[Tensor, Array]) -> None:
     """What a repack states decodes to the same bits; layouts that cannot be repacked offer none."""
     tensor, values = case
-    for repack in CODEC.repacks(tensor):
-        if not repack.exact():
+    for repack in repacks(CODEC, tensor):
+        if not repack.exact:
             continue
         reader = repack.reader()
         found = reader.read(repack.rows)
         reader.finish()
         parts = {spec.role: memory_part(found[spec.role], spec.dtype) for spec in repack.parts}
-        again = Tensor("w", tensor.shape, "f32", CODEC.id, parts, dict(repack.params), decoder=CODEC)
+        again = Tensor("w", tensor.shape, "f32", CODEC.id, parts, dict(repack.layout.attributes()), decoder=CODEC)
         assert again.numpy().tobytes() == values.tobytes()
 
 
@@ -112,14 +112,14 @@ def test_integers_become_those_with_offsets(seed: int, bits: int, symmetric: boo
     values = rng.normal(0, 1, (3, 64)) * 2.0 ** rng.integers(-20 if hard else -3, 3, (3, 1))
     options = {"bits": bits, "group": 32, "symmetric": symmetric, "scales": scales}
     tensor = encode_tensor(CODEC, values.astype(np.float32), options, dtype="f32")
-    found = [repack for repack in CODEC.repacks(tensor) if repack.params.get("zero_kind") == "offset"]
+    found = [repack for repack in repacks(CODEC, tensor) if repack.layout.attributes().get("zero_kind") == "offset"]
     assert len(found) == 1
-    if not found[0].exact():
+    if not found[0].exact:
         assert hard or not symmetric or bits == 8
         return
     parts = found[0].reader().read(3)
     made = {spec.role: memory_part(parts[spec.role], spec.dtype) for spec in found[0].parts}
-    again = Tensor("w", tensor.shape, "f32", CODEC.id, made, dict(found[0].params), decoder=CODEC)
+    again = Tensor("w", tensor.shape, "f32", CODEC.id, made, dict(found[0].layout.attributes()), decoder=CODEC)
     assert again.numpy().tobytes() == tensor.numpy().tobytes()
 
 
@@ -136,10 +136,10 @@ def test_flat_groups_that_fit_the_rows_are_plain_groups() -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 8, (3, 128), np.uint8)
     tensor = tensor_of(codes, numbers(rng, 6), bits=3, granularity="row", matrix=[6, 64], zero_point=3)
-    repack = next(iter(CODEC.repacks(tensor)))
-    assert repack.params["granularity"] == "group"
-    assert repack.params["group_size"] == 64
-    assert "matrix" not in repack.params
+    repack = next(iter(repacks(CODEC, tensor)))
+    assert repack.layout.attributes()["granularity"] == "group"
+    assert repack.layout.attributes()["group_size"] == 64
+    assert "matrix" not in repack.layout.attributes()
 
 
 def test_a_constant_zero_point_becomes_a_part_with_the_other_sign() -> None:
@@ -147,7 +147,7 @@ def test_a_constant_zero_point_becomes_a_part_with_the_other_sign() -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 15, (4, 16), np.uint8)
     tensor = tensor_of(codes, numbers(rng, 8), bits=4, granularity="group", group_size=8, zero_point=7)
-    found = [repack.params for repack in CODEC.repacks(tensor)]
+    found = [repack.layout.attributes() for repack in repacks(CODEC, tensor)]
     assert any(params["signed"] and params["zeros"] and "zero_point" not in params for params in found)
 
 

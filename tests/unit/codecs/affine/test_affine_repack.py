@@ -10,12 +10,12 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.offset import offsets
-from ingot.codecs.affine.repack import AffineRepack
 from ingot.codecs.affine.rows import align_rows, join_rows
+from ingot.codecs.base import Repacked
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.testing.codecs import repacked
+from ingot.testing.codecs import repacked, repacks
 
 CODEC = AffineCodec()
 
@@ -31,14 +31,14 @@ def tensor(shape: tuple[int, int], packed: Array, zeros: Array | None = None, **
     return Tensor("tensor", shape, "f32", "quantized_group", parts, params, CODEC)
 
 
-def the(source: Tensor, **wanted: Any) -> AffineRepack:
+def the(source: Tensor, **wanted: Any) -> Repacked:
     """The one layout with zero points, these attributes and the scales' type."""
     (found,) = [
         repack
-        for repack in CODEC.repacks(source)
-        if "zero_kind" not in repack.params
-        and all(repack.params[key] == value for key, value in wanted.items())
-        and repack.scale_dtype == "f16"
+        for repack in repacks(CODEC, source)
+        if "zero_kind" not in repack.layout.attributes()
+        and all(repack.layout.attributes()[key] == value for key, value in wanted.items())
+        and repack.layout.scales == "f16"
     ]
     return found
 
@@ -59,20 +59,23 @@ def test_bytes_by_hand() -> None:
 def test_codes_without_zero_points_get_them_where_their_sign_changes() -> None:
     source = tensor((1, 2), np.array([0x8F], np.uint8))
     repack = the(source, signed=True)
-    assert repack.params["zeros"] is True
+    assert repack.layout.attributes()["zeros"] is True
     other = repacked(repack, source)
     assert other.parts["zeros"].array().tolist() == [-8]
     assert other.numpy().tolist() == source.numpy().tolist() == [[15, 8]]
     same = the(source, signed=False)
-    assert same.params["zeros"] is False
+    assert same.layout.attributes()["zeros"] is False
     assert set(repacked(same, source).parts) == {"packed_weight", "scales"}
 
 
 def test_what_is_nearest_to_as_stored_comes_first() -> None:
     source = tensor((3, 3), np.zeros(6, np.uint8), np.zeros(3), packing="rows_msb")
-    repacks = list(CODEC.repacks(source))
-    assert [repack.params.get("zero_kind") for repack in repacks] == [None] * 6 + ["offset"]
-    found = [(repack.params["signed"], repack.params["packing"], repack.scale_dtype) for repack in repacks[:-1]]
+    others = repacks(CODEC, source)
+    assert [repack.layout.attributes().get("zero_kind") for repack in others] == [None] * 6 + ["offset"]
+    found = [
+        (repack.layout.attributes()["signed"], repack.layout.attributes()["packing"], repack.layout.scales)
+        for repack in others[:-1]
+    ]
     assert found == [
         (False, "rows_lsb", "f16"),
         (False, "flat_lsb", "f16"),
@@ -112,7 +115,7 @@ def test_a_zero_point_that_doubles_cannot_shift_is_not_exact() -> None:
         part = memory_part(np.array([zero], np.float32), "f32")
         parts = {**source.parts, "scales": memory_part(np.ones(1, np.float32), "f32"), "zeros": part}
         one = replace(source, params={**source.params, "zeros": True}, parts=parts)
-        found = [repack.exact() for repack in CODEC.repacks(one) if repack.params["signed"]]
+        found = [repack.exact for repack in repacks(CODEC, one) if repack.layout.attributes()["signed"]]
         assert found
         assert set(found) == {shifts}
 

@@ -31,6 +31,7 @@ class TestDenseCodec(CodecSuite):
         Case((0, 4), "i32", {"dtype": "f32"}),
     )
     min_snr_db = 20.0  # three mantissa bits of f8_e4m3fn
+    repacks = False
 
 
 def dense(data: bytes, shape: tuple[int, ...], storage: str, type: str | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.convert import prepare
 from ingot.recipes.load import parse_recipe
-from ingot.testing.codecs import encode_tensor, zstd_part
+from ingot.testing.codecs import encode_tensor, repacks, zstd_part
 
 AFFINE = AffineCodec()
 
@@ -187,8 +187,8 @@ def test_zero_points_are_read_only_where_they_decide(
 ) -> None:
     """A format that takes a tensor as it is, or in no layout, needs no look at zero points."""
     names: set[str] = set()
-    exact = AffineRepack.exact
-    monkeypatch.setattr(AffineRepack, "exact", lambda repack: names.add(repack.tensor.name) or exact(repack))
+    why_not = AffineRepack.why_not
+    monkeypatch.setattr(AffineRepack, "why_not", lambda found: names.add(found.tensor.name) or why_not(found))
     with prepare(source, tmp_path / f"out.{suffix}", None, None):
         pass
     assert names == (set(mixed()) - {"moved", "three"} if asked else set())
@@ -196,8 +196,8 @@ def test_zero_points_are_read_only_where_they_decide(
 
 def test_zero_points_that_changed_after_planning_are_refused() -> None:
     tensor = words(8, 64, np.arange(16))
-    (repack, *_) = [repack for repack in AFFINE.repacks(tensor) if repack.params["signed"]]
-    assert repack.exact()
+    (repack, *_) = [repack for repack in repacks(AFFINE, tensor) if repack.layout.signed]
+    assert repack.exact
     data = np.full((8, 2), 0.3, np.float16)
     tensor.parts["zeros"].source = MemorySource(data.data.cast("B"))
     with pytest.raises(IntegrityError) as caught:

@@ -1,0 +1,389 @@
+"""Layouts of the affine family, ``w = s * (q - z)`` or ``w = s * q + z``; attributes as in ``spec/affine.md``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.floats import FLOATS
+from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
+from ingot.model.spec import PartSpec
+
+VERSION = 1
+RULE = "affine.params"
+SCALE_DTYPES = ("f32", "f16", "bf16")
+CODES, SCALES, ZEROS = ROLES = ("packed_weight", "scales", "zeros")
+ROWS_LSB, ROWS_MSB, FLAT_LSB = STREAMS = ("rows_lsb", "rows_msb", "flat_lsb")
+
+_WORDS = re.compile(r"([1-9][0-9]?)_per_([iu])(8|16|32|64)\Z")
+# Attributes that zTensor 1.2 section 3 names for this format, and ``dtype``, which Ingot's writer adds.
+_PLAIN = frozenset(("bits", "group_size", "packing", "dtype"))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A scale for so many columns of a row; the last group of a row may be shorter."""
+
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A scale for each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """One scale for the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A scale for each block of ``shape``, which divides the tensor's; in row-major order of the blocks."""
+
+    shape: Shape
+
+
+Grid = Group | Row | Whole | Blocks
+"""What shares a scale."""
+ROW, WHOLE = Row(), Whole()
+
+
+@dataclass(frozen=True, slots=True)
+class NoZero:
+    """``w = s * q``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """``w = s * (q - point)``, the same for every code; no part."""
+
+    point: int
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """``w = s * (q - z)``, one z per scale in the part ``zeros``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """``w = s * q + z``, one z per scale in the part ``zeros``."""
+
+
+Zero = NoZero | Constant | Points | Offsets
+NO_ZERO, POINTS, OFFSETS = NoZero(), Points(), Offsets()
+
+
+@dataclass(frozen=True, slots=True)
+class AffineLayout:
+    """How integers, scales and zero points lie.
+
+    Parameters
+    ----------
+    bits : int
+        Of one code, 1 to 8.
+    grid : Group, Row, Whole or Blocks
+        What shares one scale.
+    packing : str
+        ``rows_lsb`` or ``rows_msb``: each row is a bit stream padded to whole bytes. ``flat_lsb``: the matrix is one
+        stream, and a row may begin within a byte; no encoder makes it. ``8_per_i32`` and its like (zTensor 1.2
+        section 3): each row is little-endian integers, first code in the low bits.
+    signed : bool
+        Codes are two's complement.
+    zero : NoZero, Constant, Points or Offsets
+    dtype : str
+        Logical element type.
+    scales : str
+        Storage type of the parts ``scales`` and ``zeros``.
+    matrix : (rows, columns) or None
+        How the row-major order is cut for packing and scales; None for the tensor's own matrix.
+    """
+
+    bits: int
+    grid: Grid
+    packing: str
+    signed: bool
+    zero: Zero
+    dtype: str
+    scales: str = "f32"
+    matrix: tuple[int, int] | None = None
+    codec: ClassVar[str] = "quantized_group"
+
+    @property
+    def zeros(self) -> bool:
+        """Whether there is a part ``zeros``."""
+        return isinstance(self.zero, Points | Offsets)
+
+    @property
+    def offset(self) -> bool:
+        """Whether ``zeros`` are offsets: ``w = s * q + z``."""
+        return isinstance(self.zero, Offsets)
+
+    @property
+    def zero_point(self) -> int | None:
+        """The one zero point of every code, if the layout states one."""
+        return self.zero.point if isinstance(self.zero, Constant) else None
+
+    @property
+    def group_size(self) -> int | None:
+        """Columns of a group; None for another grid."""
+        return self.grid.columns if isinstance(self.grid, Group) else None
+
+    @property
+    def block(self) -> Shape | None:
+        """Elements of a block along each dimension; None for another grid."""
+        return self.grid.shape if isinstance(self.grid, Blocks) else None
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether one scale serves the tensor."""
+        return isinstance(self.grid, Whole)
+
+    @property
+    def per_row(self) -> bool:
+        """Whether each row has one scale."""
+        return isinstance(self.grid, Row)
+
+    @property
+    def granularity(self) -> str:
+        """The grid's name in attributes."""
+        return {Group: "group", Row: "row", Whole: "tensor", Blocks: "blocks"}[type(self.grid)]
+
+    @property
+    def msb(self) -> bool:
+        """Whether the first code lies in the high bits."""
+        return self.packing == ROWS_MSB
+
+    @property
+    def stream(self) -> bool:
+        """Whether the packing is one of Ingot's own, bit streams, and not of words."""
+        return self.packing in STREAMS
+
+    @property
+    def packed_dtype(self) -> str:
+        """Storage type of ``packed_weight``."""
+        words = _WORDS.match(self.packing)
+        return f"{words[2]}{words[3]}" if words else "u8"
+
+    @property
+    def no_zero(self) -> float:
+        """The zero point of values that are all 0, or of none: the lowest code."""
+        return -(2.0 ** (self.bits - 1)) if self.signed else 0.0
+
+    def in_rows(self, cols: int) -> bool:
+        """Whether every row begins at a byte; ``flat_lsb`` is ``rows_lsb`` where rows fill their bytes."""
+        return self.packing != FLAT_LSB or cols * self.bits % 8 == 0
+
+    def is_flat(self, shape: Shape) -> bool:
+        """Whether the codes are one bit stream, low bits first, without padding between rows."""
+        cols = self.matrix_of(shape)[1]
+        return self.packing == FLAT_LSB or (self.packing == ROWS_LSB and cols * self.bits % 8 == 0)
+
+    def packed_bytes(self, rows: int, cols: int) -> int:
+        """Bytes of ``packed_weight``."""
+        return rows * self.row_bytes(cols) if self.in_rows(cols) else -(-rows * cols * self.bits // 8)
+
+    def row_bytes(self, cols: int) -> int:
+        """Bytes of one packed row that begins at a byte."""
+        words = _WORDS.match(self.packing)
+        if words:
+            return -(-cols // int(words[1])) * int(words[3]) // 8
+        return -(-cols * self.bits // 8)
+
+    def matrix_of(self, shape: Shape) -> tuple[int, int]:
+        """Rows and columns as codes are packed: ``matrix``, or the tensor's own."""
+        return self.matrix or matrix_shape(shape)
+
+    def group_columns(self, cols: int) -> int:
+        """Columns that share a scale, at least 1."""
+        if isinstance(self.grid, Blocks):
+            return max(self.grid.shape[-1], 1) if self.grid.shape else 1
+        return self.grid.columns if isinstance(self.grid, Group) else max(cols, 1)
+
+    def scale_count(self, shape: Shape) -> int:
+        """Elements of ``scales`` (and of ``zeros``) of a tensor of ``shape``."""
+        if isinstance(self.grid, Blocks):
+            return prod(size // step for size, step in zip(shape, self.grid.shape, strict=True))
+        return prod(self.scale_shape(*self.matrix_of(shape)))
+
+    def scale_shape(self, rows: int, cols: int) -> Shape:
+        """Shape of ``scales`` (and ``zeros``) for a matrix of rows x cols.
+
+        Of blocks, that of scales spread out so that each row has its own.
+        """
+        if isinstance(self.grid, Blocks):
+            return (rows, cols // self.group_columns(cols))
+        if isinstance(self.grid, Group):
+            return (rows, -(-cols // self.grid.columns))
+        return (1,) if self.per_tensor else (rows,)
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a tensor of ``shape``."""
+        scale_bytes = self.scale_count(shape) * DTYPES[self.scales].bits // 8
+        packed = PartSpec(CODES, self.packed_dtype, self.packed_bytes(*self.matrix_of(shape)))
+        scales = PartSpec(SCALES, self.scales, scale_bytes)
+        return (packed, scales, PartSpec(ZEROS, self.scales, scale_bytes)) if self.zeros else (packed, scales)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes that ``of`` takes back, and that other programs know of words (``N_per_iW``)."""
+        if not self.stream:
+            dtype = {} if self.dtype == self.scales else {"dtype": self.dtype}
+            return {"bits": self.bits, "group_size": self.group_size, "packing": self.packing, **dtype}
+        return {
+            "codec_version": VERSION,
+            "bits": self.bits,
+            "granularity": self.granularity,
+            **({"group_size": self.grid.columns} if isinstance(self.grid, Group) else {}),
+            "axis": -1,
+            "packing": self.packing,
+            "signed": self.signed,
+            "zeros": self.zeros,
+            "dtype": self.dtype,
+            **({"zero_kind": "offset"} if self.offset else {}),
+            **({"zero_point": self.zero.point} if isinstance(self.zero, Constant) else {}),
+            **({"matrix": list(self.matrix)} if self.matrix is not None else {}),
+            **({"block": list(self.grid.shape)} if isinstance(self.grid, Blocks) else {}),
+        }
+
+    def alternatives(self, tensor: Described) -> Iterator[AffineLayout]:
+        """Yield the layouts that the same integers can have, that nearest to as stored first.
+
+        Low bits first, signed codes as they are or shifted by half their range, one zero point for all codes kept as an
+        attribute or spread out as a part, scales as f32 where that lets more zero points be shifted, zero points as
+        offsets. Which of them keeps every value, the codec's ``repack`` tells. Blocks, and codes packed as another
+        matrix than the tensor's own, have no other layout.
+        """
+        stored = natural(self, tensor.shape)
+        if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
+            return
+        in_rows = replace(stored, packing=ROWS_LSB, dtype=tensor.dtype)
+        flat = replace(in_rows, packing=FLAT_LSB)
+        packings = (in_rows,) if flat.in_rows(matrix_shape(tensor.shape)[1]) else (in_rows, flat)
+        if isinstance(stored.zero, Constant):
+            yield from packings
+        offsets: dict[str, AffineLayout] = {}
+        for signed in (stored.signed,) if stored.offset else (stored.signed, not stored.signed):
+            flips = signed != stored.signed
+            zero = POINTS if flips or isinstance(stored.zero, Constant) else stored.zero
+            for scales in dict.fromkeys((stored.scales, "f32") if flips and stored.zeros else (stored.scales,)):
+                for packing in packings:
+                    target = replace(packing, signed=signed, scales=scales, zero=zero)
+                    yield target
+                    if packing is in_rows and not signed and zero == POINTS and scales in ("f16", "bf16"):
+                        offsets.setdefault(scales, replace(target, zero=OFFSETS))
+        yield from offsets.values()
+
+    @classmethod
+    def of(cls, tensor: Described) -> AffineLayout:
+        """Read a tensor's attributes.
+
+        With ``codec_version`` they are Ingot's own and complete. Without, they are those of zTensor 1.2 section 3:
+        ``bits``, ``group_size``, ``packing`` and nothing else that could change the meaning; then codes are unsigned,
+        groups lie along the last dimension, zero points are there where the part is, and the dtype is that of the
+        scales.
+
+        Raises
+        ------
+        CodecError
+            ``affine.params``: an attribute is missing, unknown, of the wrong type or out of range.
+        """
+        reader = Attributes(tensor.params, RULE, tensor.name)
+        return _own(reader, tensor) if reader.has("codec_version") else _plain(reader, tensor)
+
+
+def _plain(reader: Attributes, tensor: Described) -> AffineLayout:
+    strange = sorted(str(key) for key in tensor.params if key not in _PLAIN)
+    if strange:
+        raise reader.refuse("only bits, group_size, packing and dtype where there is no codec_version", strange[0])
+    bits = reader.integer("bits", 1, 8)
+    packing = reader.text("packing")
+    words = _WORDS.match(packing)
+    if not words or int(words[1]) * bits != int(words[3]):
+        raise reader.refuse(f"packing N_per_iW with N * {bits} = W", packing)
+    parts = tensor.part_dtypes
+    scales = parts.get(SCALES, "f32")
+    dtype = reader.choice("dtype", FLOATS) if reader.has("dtype") else scales
+    group = Group(reader.integer("group_size", 1, 2**62))
+    return AffineLayout(bits, group, packing, False, POINTS if ZEROS in parts else NO_ZERO, dtype, scales)
+
+
+def _own(reader: Attributes, tensor: Described) -> AffineLayout:
+    reader.integer("codec_version", VERSION, VERSION)
+    reader.integer("axis", -1, -1)
+    granularity = reader.choice("granularity", ("group", "row", "tensor", "blocks"))
+    bits, signed = reader.integer("bits", 1, 8), reader.boolean("signed")
+    zero = _zero(reader, bits, signed=signed)
+    if granularity != "blocks" and reader.has("block"):
+        raise reader.refuse("block for granularity blocks only", granularity)
+    grid: Grid = ROW if granularity == "row" else WHOLE
+    if granularity == "group":
+        grid = Group(reader.integer("group_size", 1, 2**62))
+    elif granularity == "blocks":
+        grid = Blocks(_block(reader, tensor.shape))
+    return AffineLayout(
+        bits=bits,
+        grid=grid,
+        packing=reader.choice("packing", STREAMS),
+        signed=signed,
+        zero=zero,
+        dtype=reader.choice("dtype", FLOATS),
+        scales=tensor.part_dtypes.get(SCALES, "f32"),
+        matrix=_matrix(reader, tensor.shape, granularity) if reader.has("matrix") else None,
+    )
+
+
+def _zero(reader: Attributes, bits: int, *, signed: bool) -> Zero:
+    zeros = reader.boolean("zeros")
+    kind = reader.choice("zero_kind", ("point", "offset")) if reader.has("zero_kind") else "point"
+    if kind == "offset" and not zeros:
+        raise reader.refuse("zeros = true where zero_kind is offset", zeros)
+    if not reader.has("zero_point"):
+        return (OFFSETS if kind == "offset" else POINTS) if zeros else NO_ZERO
+    if zeros:
+        raise reader.refuse("zero_point only where zeros is false", zeros)
+    lowest = -(1 << (bits - 1)) if signed else 0
+    return Constant(reader.integer("zero_point", lowest, lowest + (1 << bits) - 1))
+
+
+def _matrix(reader: Attributes, shape: Shape, granularity: str) -> tuple[int, int]:
+    sizes = reader.integers("matrix", 0, 2**62)
+    if granularity == "blocks":
+        raise reader.refuse("no matrix beside granularity blocks", list(sizes))
+    if len(sizes) != 2 or sizes[0] * sizes[1] != prod(shape):
+        raise reader.refuse(f"a matrix of rows and columns with {prod(shape)} elements", list(sizes))
+    return sizes[0], sizes[1]
+
+
+def _block(reader: Attributes, shape: Shape) -> Shape:
+    steps = reader.integers("block", 1, 2**62)
+    if len(steps) != len(shape) or any(size % step for size, step in zip(shape, steps, strict=True)):
+        raise reader.refuse(f"a block that divides each dimension of {list(shape)}", list(steps))
+    return steps
+
+
+def natural(layout: AffineLayout, shape: Shape) -> AffineLayout:
+    """Return a layout without ``matrix`` that says the same of the same bytes; ``layout`` itself where there is none.
+
+    Where codes are one bit stream either way, a scale per run of ``n`` elements is a scale per group of ``n`` columns
+    if ``n`` divides the columns.
+    """
+    if layout.matrix is None:
+        return layout
+    cut, plain = layout.matrix, replace(layout, matrix=None)
+    own = plain.matrix_of(shape)
+    if cut == own:
+        return plain
+    streams = all(layout.packing == FLAT_LSB or cols * layout.bits % 8 == 0 for cols in (cut[1], own[1]))
+    run = min(layout.group_columns(cut[1]), cut[1])
+    if not streams or not prod(own):
+        return layout
+    if layout.per_tensor:
+        return plain
+    if cut[1] % run or own[1] % run:
+        return layout
+    return replace(plain, grid=ROW if run == own[1] else Group(run))

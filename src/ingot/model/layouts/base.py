@@ -1,0 +1,137 @@
+"""What every layout is, and typed access to the attributes that layouts are read from.
+
+A layout says everything that a decoder needs beside the shape and the parts' bytes. A file stores it as a tensor's
+attributes; ``of`` and ``attributes`` of a layout's class are the only places where the two meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol, runtime_checkable
+
+from ingot.core.checked import MAX_RANK
+from ingot.errors import CodecError
+from ingot.model.spec import PartSpec
+
+Shape = tuple[int, ...]
+
+
+class Described(Protocol):
+    """What a layout is read from: a ``Tensor`` or a ``TensorSpec``. ``part_dtypes`` are storage types by role."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+    @property
+    def part_dtypes(self) -> Mapping[str, str]: ...
+
+
+class Layout(Protocol):
+    """A frozen value that says everything a decoder needs beside the shape and the parts' bytes."""
+
+    @property
+    def codec(self) -> str:
+        """Id of the codec that decodes it."""
+        ...
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what a file stores as the tensor's attributes: JSON-like, in the order in which it is written."""
+        ...
+
+
+@runtime_checkable
+class Alternative(Layout, Protocol):
+    """What a layout has beside ``Layout`` if the same numbers can lie in other ways, which the codec repacks."""
+
+    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
+        """Yield the other layouts that the numbers of ``tensor`` can have, that nearest to as stored first."""
+        ...
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a tensor of ``shape``, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLayout:
+    """The layout of a codec that only that codec's own family looks into, or that Ingot does not know."""
+
+    codec: str
+    params: Mapping[str, Any]
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes as they were read."""
+        return dict(self.params)
+
+
+class Attributes:
+    """Typed access to attributes that somebody else wrote; what does not fit is a ``CodecError`` of one rule."""
+
+    def __init__(self, attributes: Mapping[str, Any], rule: str, where: str) -> None:
+        self._attributes, self._rule, self._where = attributes, rule, where
+
+    def refuse(self, expected: str, found: object) -> CodecError:
+        """Return the error for an attribute that does not fit."""
+        return CodecError(self._rule, f"expected {expected}, found {str(found)[:80]!r}", where=self._where)
+
+    def has(self, key: str) -> bool:
+        return key in self._attributes
+
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        """Return a list of whole numbers from ``low`` to ``high``, at most ``MAX_RANK`` of them."""
+        value = self._attributes.get(key)
+        if not isinstance(value, list | tuple) or len(value) > MAX_RANK:
+            raise self.refuse(f"a list of whole numbers in attribute {key}", value)
+        for item in value:
+            if not isinstance(item, int) or isinstance(item, bool) or not low <= item <= high:
+                raise self.refuse(f"numbers from {low} to {high} in attribute {key}", item)
+        return tuple(value)
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        value = self._attributes.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.refuse(f"attribute {key} from {low} to {high}", value)
+        return value
+
+    def boolean(self, key: str) -> bool:
+        value = self._attributes.get(key)
+        if not isinstance(value, bool):
+            raise self.refuse(f"attribute {key} true or false", value)
+        return value
+
+    def text(self, key: str) -> str:
+        value = self._attributes.get(key)
+        if not isinstance(value, str):
+            raise self.refuse(f"text in attribute {key}", value)
+        return value
+
+    def choice(self, key: str, known: tuple[str, ...]) -> str:
+        value = self.text(key)
+        if value not in known:
+            raise self.refuse(f"attribute {key} {' or '.join(known)}", value)
+        return value
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        value = self._attributes.get(key)
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise self.refuse(f"a map in {key}", value)
+        return value
+
+
+def element_count(shape: Shape) -> int:
+    """Return the number of elements of a checked shape."""
+    return prod(shape)
+
+
+def matrix_shape(shape: Shape) -> tuple[int, int]:
+    """Return a shape as rows x columns: the last dimension is the columns, all others together the rows."""
+    return (prod(shape[:-1]), shape[-1]) if shape else (1, 1)

@@ -1,0 +1,54 @@
+"""Layouts of values as they are, and of codecs that add nothing but where the values lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.retype import HOLDERS
+from ingot.model.layouts.base import Described, Shape, element_count
+from ingot.model.spec import PartSpec
+
+DATA = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayout:
+    """Values one after the other, row-major.
+
+    Parameters
+    ----------
+    dtype : str
+        Logical element type.
+    holder : str or None
+        A wider type that the values are stored in, for containers that have no name for their own; None where they are
+        stored as they are.
+    """
+
+    dtype: str
+    holder: str | None = None
+    codec: ClassVar[str] = "dense"
+
+    def attributes(self) -> dict[str, Any]:
+        """Return no attributes: the part's types tell everything."""
+        return {}
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the one part of a tensor of ``shape``; KeyError for an unknown element type."""
+        row, count = DTYPES[self.dtype], element_count(shape)
+        if self.holder is not None:
+            return (PartSpec(DATA, self.holder, DTYPES[self.holder].nbytes(count), self.dtype),)
+        return (PartSpec(DATA, row.storage, row.nbytes(count), None if row.is_storage else row.name),)
+
+    def alternatives(self, tensor: Described) -> Iterator[DenseLayout]:
+        """Yield the wider types that hold such values, smallest first."""
+        for holder in HOLDERS.get(tensor.dtype, ()):
+            yield DenseLayout(tensor.dtype, holder)
+
+    @classmethod
+    def of(cls, tensor: Described) -> DenseLayout:
+        """Read what a tensor's element types say."""
+        row, stored = DTYPES.get(tensor.dtype), tensor.part_dtypes.get(DATA)
+        return cls(tensor.dtype, stored if row is not None and stored not in (None, row.storage) else None)

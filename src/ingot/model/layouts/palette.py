@@ -1,0 +1,155 @@
+"""Layouts of palettes, ``w = codebook[group][index]``; attributes as in ``spec/palette.md``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.floats import FLOATS
+from ingot.errors import CodecError
+from ingot.model.layouts.base import Attributes, Described, Shape
+from ingot.model.spec import PartSpec
+
+VERSION = 1
+RULE = "palette.params"
+BITS = (1, 2, 3, 4, 6, 8)
+VECTOR_SIZES = (1, 2, 4)
+ENTRY_DTYPES = ("f16", "f32", "bf16", "i8", "u8")
+SCALE_DTYPES = ("f16", "f32")
+INDICES, CODEBOOK, SCALES = "indices", "codebook", "codebook_scales"
+
+# Vector sizes that the Neural Engine's compiler lets pass: bit v of the mask, 1, 2, 4 and 5. The hardware field holds
+# the logarithm to base 2, so that 5 cannot be written.
+LEGAL_VECTORS = 0x36
+
+
+@dataclass(frozen=True, slots=True)
+class PaletteLayout:
+    """How indices and codebooks lie.
+
+    Parameters
+    ----------
+    bits : int
+        Of one index: 1, 2, 3, 4, 6 or 8.
+    groups : tuple of int
+        Codebooks along each dimension of the indices; each divides the dimension.
+    vector_size : int
+        Values per entry: 1, 2 or 4.
+    vector_axis : int
+        Dimension along which the values of an entry lie; the indices are ``vector_size`` times shorter there.
+    dtype : str
+        Logical element type.
+    codebook : str
+        Storage type of the codebooks' values.
+    scales : str or None
+        Storage type of a factor per codebook in the part ``codebook_scales``; None where there is none.
+    """
+
+    bits: int
+    groups: tuple[int, ...]
+    vector_size: int
+    vector_axis: int
+    dtype: str
+    codebook: str = "f16"
+    scales: str | None = None
+    codec: ClassVar[str] = "palette"
+
+    @property
+    def entries(self) -> int:
+        """Entries of a codebook."""
+        return 1 << self.bits
+
+    @property
+    def codebooks(self) -> int:
+        """Number of codebooks."""
+        return prod(self.groups)
+
+    def index_shape(self, shape: Shape) -> Shape:
+        """Shape of the indices of a tensor of ``shape``."""
+        if self.vector_size == 1:
+            return shape
+        axis = self.vector_axis
+        return (*shape[:axis], shape[axis] // self.vector_size, *shape[axis + 1 :])
+
+    def index_bytes(self, shape: Shape) -> int:
+        """Bytes of ``indices``: one stream."""
+        return -(-prod(self.index_shape(shape)) * self.bits // 8)
+
+    def codebook_shape(self) -> tuple[int, int, int]:
+        """Codebooks, entries, values per entry."""
+        return (self.codebooks, self.entries, self.vector_size)
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a tensor of ``shape``."""
+        parts = (
+            PartSpec(INDICES, "u8", self.index_bytes(shape)),
+            PartSpec(CODEBOOK, self.codebook, DTYPES[self.codebook].nbytes(prod(self.codebook_shape()))),
+        )
+        if self.scales is None:
+            return parts
+        return (*parts, PartSpec(SCALES, self.scales, DTYPES[self.scales].nbytes(self.codebooks)))
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes that ``of`` takes back."""
+        return {
+            "codec_version": VERSION,
+            "bits": self.bits,
+            "groups": list(self.groups),
+            "vector_size": self.vector_size,
+            "vector_axis": self.vector_axis,
+            "dtype": self.dtype,
+            "scales": self.scales is not None,
+        }
+
+    @classmethod
+    def of(cls, tensor: Described) -> PaletteLayout:
+        """Read a tensor's attributes.
+
+        Raises
+        ------
+        CodecError
+            ``palette.params``, ``palette.vector-size``, ``palette.groups``, ``palette.parts``.
+        """
+        reader, where, shape = Attributes(tensor.params, RULE, tensor.name), tensor.name, tensor.shape
+        reader.integer("codec_version", VERSION, VERSION)
+        bits = reader.integer("bits", 1, 8)
+        if bits not in BITS:
+            raise reader.refuse(f"bits {', '.join(map(str, BITS))}", bits)
+        size = require_vector_size(tensor.params.get("vector_size"), where)
+        axis = reader.integer("vector_axis", 0, max(len(shape), 1) - 1)
+        if size > 1 and (not shape or shape[axis] % size):
+            raise CodecError(
+                "palette.vector-size",
+                f"expected a vector_size that divides dimension {axis} of {list(shape)}, found {size}",
+                where=where,
+            )
+        dtype = reader.choice("dtype", FLOATS)
+        groups = reader.integers("groups", 1, 2**63 - 1)
+        parts = tensor.part_dtypes
+        scaled = tensor.params.get("scales", SCALES in parts)
+        if type(scaled) is not bool or scaled != (SCALES in parts):
+            raise CodecError(
+                "palette.parts",
+                f"expected a part {SCALES} where attribute scales is true, and none where it is false",
+                where=where,
+            )
+        layout = cls(bits, groups, size, axis, dtype, parts.get(CODEBOOK, "f16"), parts.get(SCALES))
+        index = layout.index_shape(shape)
+        if len(groups) != len(shape) or any(length % count for length, count in zip(index, groups, strict=True)):
+            raise CodecError(
+                "palette.groups",
+                f"expected groups that divide the indices' shape {list(index)}, found {list(groups)!s:.80}",
+                where=where,
+            )
+        return layout
+
+
+def require_vector_size(value: object, where: str | None = None) -> int:
+    """Return a vector size of 1, 2 or 4; ``CodecError`` ``palette.vector-size`` otherwise."""
+    if type(value) is int and value in VECTOR_SIZES:
+        return value
+    legal = type(value) is int and 0 <= value < 8 and bool(LEGAL_VECTORS >> value & 1)
+    why = "; the compiler's mask 0x36 lets 5 pass, but no descriptor can hold it" if legal else ""
+    raise CodecError("palette.vector-size", f"expected vector_size 1, 2 or 4, found {value!r:.80}{why}", where=where)

@@ -1,0 +1,172 @@
+"""Layouts of tensors that leave zeros out; attributes as in ``spec/sparse_*.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from ingot.core.blocks import mask_bytes
+from ingot.model.layouts.base import Alternative, Attributes, Described, Layout, Shape, element_count, matrix_shape
+from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.table import layout_within, within
+from ingot.model.spec import PartSpec
+
+VERSION = 1
+MASK, NONZEROS = "mask", "nonzeros"
+MASK_RULE, BLOCKS_RULE = "sparse_mask.params", "sparse_blocks.params"
+
+
+@dataclass(frozen=True, slots=True)
+class CsrLayout:
+    """Compressed rows, as zTensor 1.2 section 3 has them: values, column indices, row pointers."""
+
+    dtype: str
+    codec: ClassVar[str] = "sparse_csr"
+
+    def attributes(self) -> dict[str, Any]:
+        """Return no attributes: the parts tell everything."""
+        return {}
+
+    @classmethod
+    def of(cls, tensor: Described) -> CsrLayout:
+        return cls(tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class CooLayout:
+    """Coordinates and values, as zTensor 1.2 section 3 has them."""
+
+    dtype: str
+    codec: ClassVar[str] = "sparse_coo"
+
+    def attributes(self) -> dict[str, Any]:
+        """Return no attributes: the parts tell everything."""
+        return {}
+
+    @classmethod
+    def of(cls, tensor: Described) -> CooLayout:
+        return cls(tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskLayout:
+    """A bit per element, and the kept values or codes one after the other.
+
+    Parameters
+    ----------
+    dtype : str
+        Logical element type.
+    nnz : int or None
+        Kept elements; None until a fit pass has counted them.
+    inner : Layout
+        Of the dense tensor whose values or codes are kept; its other parts lie beside the mask.
+    """
+
+    dtype: str
+    nnz: int | None
+    inner: Layout
+    codec: ClassVar[str] = "sparse_mask"
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes that ``of`` takes back."""
+        return {
+            "codec_version": VERSION,
+            "dtype": self.dtype,
+            **({} if self.nnz is None else {"nnz": self.nnz}),
+            "inner": {"codec": file_id(self.inner.codec), "params": self.inner.attributes()},
+        }
+
+    @classmethod
+    def of(cls, tensor: Described) -> MaskLayout:
+        """Read a tensor's attributes; raises ``CodecError`` ``sparse_mask.params`` and the rules of what is within."""
+        reader = Attributes(tensor.params, MASK_RULE, tensor.name)
+        reader.integer("codec_version", VERSION, VERSION)
+        dtype = reader.choice("dtype", (tensor.dtype,))
+        nnz = reader.integer("nnz", 0, element_count(tensor.shape)) if reader.has("nnz") else None
+        inner = reader.mapping("inner")
+        codec, params = inner.get("codec"), inner.get("params")
+        if set(inner) != {"codec", "params"} or not isinstance(params, Mapping) or not isinstance(codec, str):
+            raise reader.refuse("inner with codec and params", dict(inner))
+        if params.get("dtype", dtype) != dtype:
+            raise reader.refuse(f"dtype {dtype} within too", params["dtype"])
+        return cls(dtype, nnz, layout_within(tensor, tensor.shape, codec, params))
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLayout:
+    """A matrix without some blocks of its rows or columns; a mask tells which blocks are kept.
+
+    Parameters
+    ----------
+    dtype : str
+        Logical element type.
+    axis : {0, 1}
+        Blocks of rows, or of columns.
+    block : int
+        Rows or columns of a block.
+    channels, kept : int
+        Rows or columns of the whole matrix, and of what is stored.
+    inner : Layout
+        Of the smaller matrix that is stored.
+    """
+
+    dtype: str
+    axis: int
+    block: int
+    channels: int
+    kept: int
+    inner: Layout
+    codec: ClassVar[str] = "sparse_blocks"
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the channels that are left out."""
+        return 1 - self.kept / self.channels if self.channels else 0.0
+
+    def inner_shape(self, shape: Shape) -> tuple[int, int]:
+        """Rows and columns of the matrix that is stored."""
+        rows, cols = matrix_shape(shape)
+        return (self.kept, cols) if self.axis == 0 else (rows, self.kept)
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a tensor of ``shape`` whose inner layout knows its own."""
+        mask = PartSpec(MASK, "u8", mask_bytes(self.channels, self.block))
+        inner = self.inner.part_specs(self.inner_shape(shape)) if isinstance(self.inner, Alternative) else ()
+        return (mask, *inner)
+
+    def alternatives(self, tensor: Described) -> Iterator[BlocksLayout]:
+        """Yield the other layouts of the matrix that is stored."""
+        if isinstance(self.inner, Alternative):
+            shape = self.inner_shape(tensor.shape)
+            for inner in self.inner.alternatives(within(tensor, shape, self.inner.codec, tensor.params)):
+                yield replace(self, inner=inner)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes that ``of`` takes back."""
+        return {
+            "codec_version": VERSION,
+            "axis": self.axis,
+            "block": self.block,
+            "channels": self.channels,
+            "kept": self.kept,
+            "inner": file_id(self.inner.codec),
+            "inner_params": self.inner.attributes(),
+            "dtype": self.dtype,
+        }
+
+    @classmethod
+    def of(cls, tensor: Described) -> BlocksLayout:
+        """Read a tensor's attributes; raises ``CodecError`` ``sparse_blocks.params`` and what the inner layout does."""
+        reader = Attributes(tensor.params, BLOCKS_RULE, tensor.name)
+        reader.integer("codec_version", VERSION, VERSION)
+        axis, block = reader.integer("axis", 0, 1), reader.integer("block", 1, 2**62)
+        channels = reader.integer("channels", 0, 2**62)
+        kept = reader.integer("kept", 0, channels)
+        codec, params = reader.text("inner"), reader.mapping("inner_params")
+        dtype = reader.choice("dtype", (tensor.dtype,))
+        if params.get("dtype", dtype) != dtype:
+            raise reader.refuse(f"dtype {dtype} here and within", params["dtype"])
+        rows, cols = matrix_shape(tensor.shape)
+        shape = (kept, cols) if axis == 0 else (rows, kept)
+        return cls(dtype, axis, block, channels, kept, layout_within(tensor, shape, codec, params))
