@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ingot.core.blocks import mask_bytes
 from ingot.model.layouts.base import Alternative, Attributes, Described, Layout, Shape, element_count, matrix_shape
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ids import file_id
 from ingot.model.layouts.table import layout_within, within
 from ingot.model.spec import PartSpec
@@ -136,8 +137,8 @@ class BlocksLayout:
         return (mask, *inner)
 
     def alternatives(self, tensor: Described) -> Iterator[BlocksLayout]:
-        """Yield the other layouts of the matrix that is stored."""
-        if isinstance(self.inner, Alternative):
+        """Yield the other layouts of the matrix that is stored; values of a wider type are no layout that decodes."""
+        if isinstance(self.inner, Alternative) and not isinstance(self.inner, DenseLayout):
             shape = self.inner_shape(tensor.shape)
             for inner in self.inner.alternatives(within(tensor, shape, self.inner.codec, tensor.params)):
                 yield replace(self, inner=inner)
