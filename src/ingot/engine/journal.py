@@ -20,8 +20,8 @@ import ingot
 from ingot.core import checksums
 from ingot.core.oserrors import write_error
 from ingot.errors import FormatError, UsageError
+from ingot.model.store import checked_name
 from ingot.ops.open import Source
-from ingot.stores.local import checked_name
 
 CHUNK = 1 << 22
 

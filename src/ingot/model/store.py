@@ -134,6 +134,18 @@ class Store(ABC):
         return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
 
 
+def checked_name(name: str, where: str) -> str:
+    """Return ``name`` if it names a file inside its store: relative, no empty, ``.`` or ``..`` component, no NUL.
+
+    Raises ``FormatError`` with rule ``store.escape``.
+    """
+    if "\0" in name or any(piece in ("", ".", "..") for piece in name.split("/")):
+        raise FormatError(
+            "store.escape", f"expected the name of a file in this store, found {name[:200]!r}", where=where
+        )
+    return name
+
+
 def copy_file(store: Store, name: str, sink: Sink) -> None:
     """Write a file of a store into a sink, a megabyte at a time; the sink is left open."""
     source = store.open(name)

@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
-from ingot.errors import FormatError, IngotError, ResourceError, UsageError
+from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, Stamp
-from ingot.model.store import Listing, Store
+from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
@@ -263,19 +263,6 @@ def _roots(folder: Path) -> set[Path]:
 def url_of(path: Path) -> str:
     """Return the address of a path, which need not exist: from the root, links kept."""
     return f"file://{quote(os.fsencode(os.path.abspath(path)))}"  # noqa: PTH100 - resolve() would follow links
-
-
-def checked_name(name: str, where: str) -> str:
-    """Return ``name`` if it names a file inside its folder: relative, no empty, ``.`` or ``..`` component, no NUL.
-
-    Raises ``FormatError`` with rule ``store.escape``.
-    """
-    pieces = name.replace(os.sep, "/").split("/")
-    if "\0" in name or Path(name).is_absolute() or any(piece in ("", ".", "..") for piece in pieces):
-        raise FormatError(
-            "store.escape", f"expected the name of a file in this folder, found {name[:200]!r}", where=where
-        )
-    return name
 
 
 def _choose(io: str, folder: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ingot.errors import FormatError, UsageError
+from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
-from ingot.model.store import Listing, Store
+from ingot.model.store import Listing, Store, checked_name
 
 
 class MemoryStore(Store):
@@ -39,7 +39,7 @@ class MemoryStore(Store):
 
     def open(self, name: str) -> MemorySource:
         """Return the buffer as a source; ``store.escape`` and ``store.missing`` as for a folder."""
-        _check(name, self.location)
+        checked_name(name, self.location)
         key = self._start + name
         if key not in self._files:
             raise UsageError(
@@ -96,7 +96,7 @@ class MemoryTarget:
 
     def create(self, name: str) -> MemorySink:
         """Open ``name`` for writing; what is there stays."""
-        _check(name, "<memory>")
+        checked_name(name, "<memory>")
         return MemorySink(self.files.setdefault(name, bytearray()))
 
 
@@ -129,10 +129,3 @@ class MemorySink:
 def flat(data: memoryview) -> memoryview:
     """Return ``data`` as unsigned bytes in one dimension; it may be empty in any shape, which ``cast`` refuses."""
     return data.cast("B") if data.nbytes else memoryview(b"")
-
-
-def _check(name: str, where: str) -> None:
-    if "\0" in name or any(piece in ("", ".", "..") for piece in name.split("/")):
-        raise FormatError(
-            "store.escape", f"expected the name of a file in this store, found {name[:200]!r}", where=where
-        )

@@ -1,4 +1,4 @@
-"""The codec that CONTRIBUTING.md shows passes the suite, and a recipe can use it once it is in the table."""
+"""The codec and the store that CONTRIBUTING.md shows pass their suites, and can be used once they are in the tables."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from ingot.formats.base import Format
 PAGE = Path(__file__).resolve().parents[3] / "CONTRIBUTING.md"
 
 
-def _example() -> ModuleType:
-    module = ModuleType("contributing_example")
-    sys.modules[module.__name__] = module
-    exec(compile(CODE, str(PAGE), "exec"), module.__dict__)
+def _code(chapter: str) -> str:
+    """Return the example of a chapter."""
+    return PAGE.read_text("utf-8").partition(f"## {chapter}\n")[2].partition("\n```python\n")[2].partition("\n```\n")[0]
+
+
+def _example(name: str, code: str) -> ModuleType:
+    module = ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(code, str(PAGE), "exec"), module.__dict__)
     return module
 
 
-CODE = (
-    PAGE.read_text("utf-8").partition("## A codec in an hour")[2].partition("\n```python\n")[2].partition("\n```\n")[0]
-)
-EXAMPLE = _example()
+CODE, STORE = _code("A codec in an hour"), _code("A store in an hour")
+EXAMPLE = _example("contributing_example", CODE)
 TestFixed8 = EXAMPLE.TestFixed8  # collected and run like any other
+TestZipStore = _example("contributing_store", STORE).TestZipStore
 
 USE = """
 import ingot
@@ -42,6 +46,38 @@ with ingot.open("model.zt") as ckpt:
     ingot.save("back.safetensors", {name: tensor.numpy() for name, tensor in ckpt.items()})
 assert not [finding for finding in ingot.verify("model.zt") if finding.level == "error"]
 """
+
+
+USE_STORE = """
+import pickle, zipfile
+import ingot
+from ingot.errors import UsageError
+from ingot.stores.table import STORES
+
+STORES.add("zip", "zipstore:ZipScheme")  # instead of the line in stores/table.py
+with zipfile.ZipFile("a b.zip", "w") as archive:
+    archive.write("model.safetensors", "m/model.safetensors")
+    archive.writestr("m/config.json", "{}")
+for address in ("zip:a b.zip!m", "zip:a b.zip!m/model.safetensors"):
+    with ingot.open(address) as ckpt, pickle.loads(pickle.dumps(ckpt)) as again:
+        assert set(again) == set(ckpt) != set()
+assert ingot.convert("zip:a b.zip!m", "out", format="safetensors").companions == ["config.json"]
+assert ingot.compare("zip:a b.zip!m", "out").same
+try:
+    ingot.open("zip:a b.zip!n")
+except UsageError as error:
+    assert error.rule == "open.missing"
+else:
+    raise AssertionError
+"""
+
+
+def test_an_archive_is_opened_like_a_folder(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "model.safetensors", {"w": np.arange(64, dtype=np.float32).reshape(8, 8)})
+    (tmp_path / "zipstore.py").write_text(STORE, "utf-8")
+    (tmp_path / "use.py").write_text(USE_STORE, "utf-8")
+    run = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_recipe_can_use_it(tmp_path: Path) -> None:
