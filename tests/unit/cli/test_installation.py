@@ -100,6 +100,22 @@ def test_helps_and_listings_need_no_optional_package() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_what_few_calls_need_is_imported_by_them_alone(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "a.zt", {"w": np.ones(3, np.float32)})
+    code = (
+        "import sys, ingot\n"
+        "from ingot.cli.main import run\n"
+        "with ingot.open(sys.argv[1]) as checkpoint: checkpoint['w'].numpy()\n"
+        "run(['--help'])\n"
+        "late = {'psutil', 'platformdirs', 'tomli_w', 'huggingface_hub'} & set(sys.modules)\n"
+        "assert not late, late"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.zt")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
