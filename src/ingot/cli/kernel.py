@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from ingot.cli.lut import pair
 from ingot.cli.output import Json, print_json, shape_text, size_text
-from ingot.cli.tables import table
-from ingot.errors import UsageError
+from ingot.cli.tables import line, table
+from ingot.errors import UsageError, printable
 
 EPILOG = (
     "Examples:\n\n"
     "  ingot kernel model.safetensors model.layers.0.mlp.up_proj.weight up.anek --chip m1\n\n"
     "  ingot kernel model.zt conv1.weight conv1.anek --chip m4 --bias conv1.bias --activation gelu\n\n"
     "  ingot kernel model.zt conv1.weight conv1.anek --chip m4 --activation tanh --domain=-3,3 --outside line\n\n"
+    "  ingot kernel ./m1-model ./m1-kernels --chip m1\n\n"
     "  ingot inspect up.anek"
 )
 
@@ -27,8 +30,8 @@ def register(app: typer.Typer) -> None:
 
 def command(
     path: Annotated[str, typer.Argument(help="Checkpoint.")],
-    name: Annotated[str, typer.Argument(help="Tensor: a matrix or convolution, output channels first.")],
-    out: Annotated[str, typer.Argument(help="File to write, .anek by custom.")],
+    name: Annotated[str, typer.Argument(help="Tensor, output channels first; without OUT a folder for all of them.")],
+    out: Annotated[str | None, typer.Argument(help="File to write, .anek by custom.")] = None,
     chip: Annotated[str, typer.Option(help="Chip to pack for.")] = "m1",
     bias: Annotated[str | None, typer.Option(help="Tensor with a bias per output channel.")] = None,
     activation: Annotated[str | None, typer.Option(help="Function whose table goes in; see `ingot lut`.")] = None,
@@ -40,9 +43,14 @@ def command(
 ) -> None:
     """Pack a weight for an Apple Neural Engine as published: six sections, records of output-channel groups, tiles.
 
-    What streams on the chip is packed as it is stored, what folds as dense fp16. The layout is partly inferred and has
-    a version; no tool of Apple's reads it.
+    Without OUT every kernel of the checkpoint, into a folder. What streams on the chip is packed as it is stored, what
+    folds as dense fp16. The layout is partly inferred and has a version; no tool of Apple's reads it.
     """
+    if out is None:
+        if (bias, activation, domain, outside) != (None, None, None, None):
+            raise UsageError("expected --bias and --activation with a tensor and a file", rule="ane.layout")
+        _whole(path, name, chip, assume or (), overwrite, json)
+        return
     from ingot.ops.ane.kernel import pack_kernel
     from ingot.targets.ane.activation import fit_lut
 
@@ -60,6 +68,24 @@ def command(
     decision = report.decision
     print(f"{report.path}: {size_text(report.nbytes)}, {report.form} for {report.chip}")
     print(f"  the weight {decision.outcome}: {decision.reason} ({decision.gate}; {decision.evidence})")
+
+
+def _whole(path: str, folder: str, chip: str, assume: Sequence[str], overwrite: bool, json: bool) -> None:
+    """Pack every kernel; exit code 1 if some are refused."""
+    from ingot.ops.ane.kernel import pack_model
+
+    report = pack_model(path, folder, chip, assume=assume, overwrite=overwrite)
+    if json:
+        print_json(report)
+    else:
+        size = sum(item.nbytes for item in report.kernels)
+        print(f"{printable(report.path)}: {len(report.kernels)} kernel units for {report.chip}, {size_text(size)}")
+        counts = Counter(f"{item.form}, {item.decision.outcome}" for item in report.kernels)
+        table(("packed as", "kernels"), [(form, f"{count}") for form, count in counts.items()])
+        for name, reason in report.refused.items():
+            line(f"  refused {printable(name)}: {reason}")
+    if report.refused:
+        raise typer.Exit(1)
 
 
 def show(path: str, list_records: bool, json: bool) -> None:

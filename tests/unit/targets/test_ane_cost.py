@@ -49,7 +49,7 @@ def test_what_folds_moves_dense_and_what_is_refused_moves_nothing() -> None:
     for form, moved in ((Form("int", N, 8), 2 * N), (Form("palette", N, 4), N // 2 + 32), (Form("palette", N, 2), 0)):
         assert moved_bytes(form, decide(form, m1)) == moved
     three = Form("palette", N, 3)
-    assert moved_bytes(three, decide(three, load_chip("m4"))) == N // 2 + 16
+    assert moved_bytes(three, decide(three, load_chip("m4"))) == N // 2 + 32  # as 4 bits: 16 entries
     assert moved_bytes(three, decide(three, load_chip("m6"))) == 3 * N // 8 + 16
 
 

@@ -244,7 +244,8 @@ def test_units_of_version_1_have_no_kernel_word_and_are_read() -> None:
         (patched(16, "<I", 3), "anek.kind"),
         (patched(16, "<I", 0), "anek.kind"),
         (patched(16, "<I", 27), "anek.header"),  # a palette of 8 bits, and a kernel word that knows none
-        (patched(20, "<I", 2), "anek.header"),
+        (patched(20, "<I", 8), "anek.header"),
+        (patched(20, "<I", 2), "anek.kind"),  # zero points of a palette
         (patched(24, "<I", 0), "anek.header"),
         (patched(24, "<I", 2**32 - 1), "anek.header"),
         (patched(28, "<I", 0), "anek.header"),

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
-from ingot.core.atomic import atomic_write
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.atomic import Staging, atomic_write
 from ingot.core.oserrors import read_error
 from ingot.core.paths import local_path
 from ingot.errors import UnsupportedError, UsageError
-from ingot.model.tensor import Array, Tensor
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
-from ingot.ops.ane.plan import form_of_tensor
+from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
+from ingot.ops.ane.stored import dense, halves, identity, stored
 from ingot.ops.open import open as open_checkpoint
 from ingot.targets.ane.activation import ActivationLut, fit_lut
-from ingot.targets.ane.bits import unpack_lsb
 from ingot.targets.ane.chips import Chip, load_chip
 from ingot.targets.ane.descriptor import slots, streams
-from ingot.targets.ane.form import INTEGER, PALETTE, SPARSE
-from ingot.targets.ane.gates import Decision, decide
+from ingot.targets.ane.gates import Conditions, Decision, decide
 from ingot.targets.ane.kernel_format import kernel_format
-from ingot.targets.ane.pack import KernelWeight, pack_unit
+from ingot.targets.ane.pack import pack_unit
 from ingot.targets.ane.unit import SECTIONS, aligned, groups, is_unit
 from ingot.targets.ane.unit_read import KernelUnit, read_unit
 
-_HEAD = 16
+_HEAD, SUFFIX = 16, ".anek"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,111 +83,106 @@ def pack_kernel(
         for wanted in (name, bias):
             if wanted is not None and wanted not in checkpoint:
                 raise checkpoint.no_tensor(wanted)
-        tensor = checkpoint[name]
-        if len(tensor.shape) < 2:
-            raise UsageError("expected a matrix or convolution, output channels first", rule="ane.layout", where=name)
-        form = form_of_tensor(tensor)
-        decision = decide(form, known, assumptions.conditions(name))
-        if decision.outcome == "refused":
-            raise UnsupportedError(
-                f"expected a form that {known.name} has, found {form.label}: {decision.reason}; see `ingot plan`",
-                rule="ane.refused",
-                where=name,
-            )
-        weight = (_stored(tensor, known) if decision.streams else None) or _dense(tensor)
-        extra = _halves(checkpoint[bias], bias, tensor.shape[0]) if bias is not None else None
-    lut = fit_lut(activation).lut if isinstance(activation, str) else activation
-    packed = KernelWeight(
-        weight.shape, weight.values, weight.bits, weight.codebooks, weight.mask, weight.scale, extra, lut
-    )
-    data = pack_unit(packed, known)
+        found = checkpoint[bias] if bias is not None else None
+        lut = fit_lut(activation).lut if isinstance(activation, str) else activation
+        data, form, decision = _unit(checkpoint[name], found, lut, known, assumptions.conditions(name))
     atomic_write(out, data, overwrite=overwrite)
-    return KernelReport(fspath(out), name, known.name, kernel_format(packed.kernel_format).name, decision, len(data))
+    return KernelReport(fspath(out), name, known.name, form, decision, len(data))
 
 
-def _dense(tensor: Tensor) -> KernelWeight:
-    return KernelWeight(tensor.shape, _finite(tensor.numpy("f16"), tensor.name), 16)
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What was packed of a whole checkpoint: a unit per kernel, and the kernels that the chip refuses, with reasons."""
+
+    path: str
+    chip: str
+    kernels: tuple[KernelReport, ...]
+    refused: Mapping[str, str]
 
 
-def _finite(values: Array, where: str) -> Array:
-    if not np.isfinite(values).all():
-        raise UsageError("expected values that float16 holds, found larger ones or NaN", rule="ane.layout", where=where)
-    return values
+def pack_model(
+    path: str | PathLike[str],
+    folder: str | PathLike[str],
+    chip: str = "m1",
+    *,
+    assume: Sequence[str] = (),
+    overwrite: bool = False,
+) -> ModelReport:
+    """Pack every kernel of a checkpoint, what ``ingot plan`` lists, into a folder: ``NAME.anek``, one after another.
+
+    A bias beside a weight (``.bias`` for ``.weight``) goes in. The folder appears when all are written; one that
+    exists is replaced with ``overwrite`` only, and only where it holds kernel units and nothing else.
+
+    Raises
+    ------
+    UsageError
+        ``target.exists``, ``target.foreign``, ``ane.kernels`` (no kernel), and those of ``pack_kernel``.
+    """
+    known = load_chip(chip)
+    assumptions = parse_assumptions(assume, [known.name])
+    known = assumptions.apply(known)
+    reports: list[KernelReport] = []
+    refused: dict[str, str] = {}
+    with (
+        open_checkpoint(path) as checkpoint,
+        Staging(folder, directory=True, overwrite=overwrite, require_ours=_require_units) as staging,
+    ):
+        for name in checkpoint:
+            tensor = checkpoint[name]
+            if use_of(tensor, form_of_tensor(tensor)) != KERNEL:
+                continue
+            try:
+                bias = _bias_of(checkpoint, name)
+                data, form, decision = _unit(tensor, bias, None, known, assumptions.conditions(name))
+            except UnsupportedError as error:
+                refused[name] = error.message
+                continue
+            file = quote(name, safe="._-") + SUFFIX
+            (staging.files / file).write_bytes(data)
+            place = str(Path(fspath(folder)) / file)
+            reports.append(KernelReport(place, name, known.name, form, decision, len(data)))
+        if not reports:
+            raise UsageError(
+                f"expected kernels that {known.name} takes, found none", rule="ane.kernels", where=fspath(path)
+            )
+        staging.publish(sorted(item.name for item in staging.files.iterdir()))
+    return ModelReport(fspath(folder), known.name, tuple(reports), refused)
 
 
-def _halves(tensor: Tensor, name: str, channels: int) -> Array:
-    if tensor.shape != (channels,):
-        raise UsageError(f"expected a bias of [{channels}], found {list(tensor.shape)}", rule="ane.layout", where=name)
-    return _finite(tensor.numpy("f16"), name)
+def _bias_of(checkpoint: Checkpoint, name: str) -> Tensor | None:
+    stem = name.removesuffix(".weight")
+    return checkpoint.get(f"{stem}.bias") if stem != name else None
 
 
-def _stored(tensor: Tensor, chip: Chip) -> KernelWeight | None:
-    """Return the weight with the codes or indices that are stored; None where the unit has no place for them."""
+def _require_units(folder: Path) -> None:
+    for item in folder.iterdir():
+        if not (item.name.endswith(SUFFIX) and is_kernel_file(item)):
+            raise UsageError(
+                f"expected a folder of kernel units to replace, found {item.name!r}",
+                rule="target.foreign",
+                where=str(folder),
+            )
+
+
+def _unit(
+    tensor: Tensor, bias: Tensor | None, lut: ActivationLut | None, chip: Chip, conditions: Conditions
+) -> tuple[bytes, str, Decision]:
+    """Return the bytes of a unit, the name of its kernel format, and why it is packed so."""
+    name = tensor.name
+    if len(tensor.shape) < 2:
+        raise UsageError("expected a matrix or convolution, output channels first", rule="ane.layout", where=name)
     form = form_of_tensor(tensor)
-    if form.kind == SPARSE:
-        return _sparse(tensor)
-    if form.kind == INTEGER and not form.zero_point:
-        return _integers(tensor)
-    return _palette(tensor, tensor.params) if form.kind == PALETTE else None
-
-
-def _bytes(tensor: Tensor, role: str) -> Array:
-    return np.frombuffer(tensor.parts[role].view(), np.uint8)
-
-
-def _integers(tensor: Tensor) -> KernelWeight | None:
-    params = tensor.params
-    if params.get("signed") is not True or params.get("packing") not in ("rows_lsb", "rows_msb", "flat_lsb"):
-        return None
-    tensor.numpy()  # the codec's own checks of sizes and digests
-    codes = _bytes(tensor, "packed_weight").view(np.int8).reshape(tensor.shape)
-    scales = _floats(tensor, "scales")
-    scale = np.broadcast_to(scales.reshape(-1), tensor.shape[:1]) if scales.size in (1, tensor.shape[0]) else None
-    if scale is None:
-        return None
-    return KernelWeight(tensor.shape, codes, 8, scale=_finite(scale.astype(np.float16), tensor.name))
-
-
-def _floats(tensor: Tensor, role: str) -> Array:
-    part = tensor.parts[role]
-    return _bytes(tensor, role).view(numpy_dtype(part.type or part.dtype)).astype(np.float32)
-
-
-def _palette(tensor: Tensor, params: Mapping[str, Any], mask: Array | None = None) -> KernelWeight | None:
-    shape, bits, vector = tensor.shape, params["bits"], params.get("vector_size", 1)
-    groups = list(params.get("groups", ()))
-    if (vector > 1 and params.get("vector_axis", 0) != 0) or any(count != 1 for count in groups[1:]):
-        return None
-    tensor.numpy()  # as above
-    books = groups[0] if groups else 1
-    stored = tensor.parts["codebook"].dtype
-    table = _bytes(tensor, "codebook").view({"i8": np.int8, "u8": np.uint8}[stored]) if stored in ("i8", "u8") else None
-    halves = _finite(_floats(tensor, "codebook").astype(np.float16), tensor.name) if table is None else table
-    scale = None
-    if "codebook_scales" in tensor.parts:
-        scales = np.repeat(_floats(tensor, "codebook_scales"), shape[0] // books)
-        scale = _finite(scales.astype(np.float16), tensor.name)
-    count, role = tensor.size // vector, "indices" if mask is None else "nonzeros"
-    kept = count if mask is None else int(np.count_nonzero(mask))
-    indices = unpack_lsb(_bytes(tensor, role), bits, kept)
-    if mask is not None:
-        spread = np.zeros(count, np.uint8)
-        spread[mask.reshape(-1)] = indices
-        indices = spread
-    values = indices.reshape(shape[0] // vector, -1)
-    kept_rows = None if mask is None else mask.reshape(values.shape)
-    return KernelWeight(shape, values, bits, halves.reshape(books, 1 << bits, vector), kept_rows, scale)
-
-
-def _sparse(tensor: Tensor) -> KernelWeight | None:
-    inner = tensor.params["inner"]
-    values = tensor.numpy("f16")
-    mask = np.unpackbits(_bytes(tensor, "mask"), count=tensor.size, bitorder="little").astype(np.bool_)
-    if inner["codec"] == "palette":
-        return _palette(tensor, inner["params"], mask)
-    if inner["codec"] != "dense":
-        return None
-    return KernelWeight(tensor.shape, _finite(values, tensor.name), 16, mask=mask.reshape(tensor.shape))
+    decision = decide(form, chip, conditions)
+    if decision.outcome == "refused":
+        raise UnsupportedError(
+            f"expected a form that {chip.name} has, found {form.label}: {decision.reason}; see `ingot plan`",
+            rule="ane.refused",
+            where=name,
+        )
+    weight = stored(tensor, form, decision) if decision.streams else identity(dense(tensor))
+    extra = halves(bias, bias.name, tensor.shape[0]) if bias is not None else None
+    packed = replace(weight, bias=extra, lut=lut)
+    return pack_unit(packed, chip), kernel_format(packed.kernel_format).name, decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Bit streams, first element in the low bits: two 4-bit indices per byte, low nibble first (B7)."""
+"""Bit streams, first element in the low bits: two 4-bit indices per byte, low nibble first (B7); E4M3 as numbers."""
 
 from __future__ import annotations
 
@@ -21,3 +21,14 @@ def unpack_lsb(data: Array, bits: int, count: int) -> Array:
     padded = np.zeros((count, 8), np.uint8)
     padded[:, :bits] = flat.reshape(count, bits)
     return np.packbits(padded, axis=1, bitorder="little").reshape(-1)
+
+
+def e4m3_numbers(data: Array) -> Array:
+    """Return the float32 of E4M3 bytes: bias 7, at most 448, all ones NaN, no infinity (B36)."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = np.where(exponent == 0, mantissa / 512, (8 + mantissa) / 8 * 2.0 ** (exponent - 7))
+    table = np.where(code & 0x80, -size, size).astype(np.float32)
+    table[[0x7F, 0xFF]] = np.nan
+    found: Array = table[data]
+    return found

@@ -6,7 +6,7 @@ people measured beside). The floor is paid once per dispatch, so that weights of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.targets.ane.chips import Cell, Chip, weakest
 from ingot.targets.ane.descriptor import multiplications_left
@@ -53,10 +53,15 @@ def moved_bytes(form: Form, decision: Decision) -> int:
     if not decision.streams:
         return form.dense_bytes
     if decision.stored_bits is not None:
-        indices = form.elements // form.vector
-        wider = -(-indices * decision.stored_bits // 8) - -(-indices * form.bits // 8)
-        return form.streamed_bytes + wider
+        return widened(form, decision.stored_bits).streamed_bytes
     return form.streamed_bytes
+
+
+def widened(form: Form, bits: int) -> Form:
+    """Return a palette, or a sparse one, whose indices are stored with ``bits``: its codebooks grow with them."""
+    if form.inner is not None:
+        return replace(form, inner=widened(form.inner, bits))
+    return replace(form, bits=bits)
 
 
 def rate(form: Form, decision: Decision, chip: Chip) -> Cell | None:

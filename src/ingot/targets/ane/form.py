@@ -52,6 +52,8 @@ class Form:
         Of ``sparse``: the form of the kept ones; None where they are plain fp16.
     codec : str
         The codec id, for messages.
+    misfit : str
+        Why the engine has no such layout, so that it is decoded first; empty where it has.
     """
 
     kind: str
@@ -65,6 +67,7 @@ class Form:
     nonzeros: int | None = None
     inner: Form | None = None
     codec: str = ""
+    misfit: str = ""
 
     @property
     def label(self) -> str:
@@ -143,8 +146,36 @@ def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts:
 def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
     size, bits = prod(shape), _within(params["bits"], 1, 8)
     scales, fine = _scales(shape, params)
-    zeros = "zeros" in parts or bool(params.get("zeros")) or bool(params.get("zero_point"))
-    return Form(BLOCKWISE if fine else INTEGER, size, bits, zero_point=zeros, scales=scales, codec="quantized_group")
+    zeros = "zeros" in parts or bool(params.get("zeros")) or _shifted(params, bits)
+    misfit = "offsets are no zero points" if params.get("zero_kind") == "offset" else ""
+    if fine and run_of(shape, params) is None:
+        misfit = "blocks are runs of one output channel's weights"
+    kind = BLOCKWISE if fine else INTEGER
+    return Form(kind, size, bits, zero_point=zeros, scales=scales, codec="quantized_group", misfit=misfit)
+
+
+def _shifted(params: Mapping[str, Any], bits: int) -> bool:
+    """Whether one zero point of every code is more than another spelling of signed codes."""
+    point = params.get("zero_point")
+    return bool(point) and (params.get("signed") is True or point != 1 << (bits - 1))
+
+
+def run_of(shape: tuple[int, ...], params: Mapping[str, Any]) -> int | None:
+    """Return how many weights of an output channel in a row share a scale; None where what shares one is no run.
+
+    ``params`` are those of ``quantized_group`` with scales finer than an output channel's.
+    """
+    granularity = params.get("granularity", "group")
+    if granularity == "blocks":
+        block = params["block"]
+        return int(block[-1]) if all(size == 1 for size in block[:-1]) else None
+    rows, cols = params.get("matrix") or (prod(shape[:-1]), shape[-1])
+    if rows % shape[0]:
+        return None
+    if granularity == "row":
+        return int(cols)
+    step = int(params["group_size"])
+    return step if rows == shape[0] or cols % step == 0 else None
 
 
 def _scales(shape: tuple[int, ...], params: Mapping[str, Any]) -> tuple[int, bool]:
@@ -168,7 +199,13 @@ def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], part
     count = prod(_within(part, 1, 2**62) for part in params.get("groups", (1,)))
     entry = _ENTRIES[parts.get("codebook", "f16")]
     scales = count if "codebook_scales" in parts else 0
-    return Form(PALETTE, prod(shape), bits, entry, codebooks=count, vector=vector, scales=scales, codec="palette")
+    across = vector > 1 and params.get("vector_axis", 0) != 0
+    misfit = "vectors lie along the output channels" if across else ""
+    if any(part != 1 for part in tuple(params.get("groups", (1,)))[1:]):
+        misfit = "codebooks serve runs of output channels"
+    return Form(
+        PALETTE, prod(shape), bits, entry, codebooks=count, vector=vector, scales=scales, codec="palette", misfit=misfit
+    )
 
 
 def _sparse(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:

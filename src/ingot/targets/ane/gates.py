@@ -89,6 +89,9 @@ def _no_form(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
         return _decision(
             "folds", "kernel-format", f"the engine has no form like {form.codec}: decoded first", [_CHAPTER]
         )
+    misfit = form.misfit or (form.inner.misfit if form.inner is not None else "")
+    if misfit:
+        return _decision("folds", "layout", f"{misfit}: decoded first", [_CHAPTER])
     if form.kind == FP8 and form.entry == "e5m2":
         reason = "E5M2 is the upper byte of fp16: folded on the way in (B36)"
         return _decision("folds", "dma-convertible", reason, [_CHAPTER])
@@ -218,7 +221,8 @@ def _gated(form: Form, chip: Chip) -> Decision:
     if form.inner is not None and form.inner.kind in (INTEGER, BLOCKWISE):
         return _sparse_integers(form, form.inner, chip)
     cells = [chip.cell("gate_master"), *_rests_on(form, chip)]
-    return _decision("streams", "gate_master (0x48f)", "mask and values are an operand of their own", cells)
+    reason = "mask and values are an operand of their own"
+    return _decision("streams", "gate_master (0x48f)", reason, cells, _stored_bits(form, chip))
 
 
 def _by_gate(form: Form, chip: Chip, key: str, offset: str, closed: str) -> Decision:
@@ -234,6 +238,8 @@ def _not_int8(form: Form, chip: Chip) -> Decision | None:
     if form.bits != 8:
         reason = f"the engine has no {form.bits}-bit integers; {form.bits}-bit weights are palettes"
         return _decision("folds", "underlying-type", reason, [_CHAPTER])
+    if form.zero_point and form.kind == BLOCKWISE:
+        return _decision("folds", "zero-points", "blocks have no zero points", [_CHAPTER])
     if form.zero_point and not chip.value("asymmetric"):
         return _decision("folds", "asymmetric", "the descriptor has no zero points", [chip.cell("asymmetric")])
     return None
@@ -266,6 +272,7 @@ def _beyond_plain(form: Form, chip: Chip) -> list[Cell]:
 
 def _stored_bits(form: Form, chip: Chip) -> int | None:
     """Return the width that indices are stored with on the chip where it is another than theirs: 3 bits as 4."""
-    if form.kind == PALETTE and chip.value(f"palette_width_{form.bits}") == "as 4 bits":
+    inner = form if form.inner is None else form.inner
+    if inner.kind == PALETTE and chip.value(f"palette_width_{inner.bits}") == "as 4 bits":
         return 4
     return None

@@ -94,6 +94,18 @@ def palette_code(bits: int, entry: str) -> int:
     return _FIRST_OF_WIDTH[bits] + ENTRY_TYPES.index(entry)
 
 
+def primary_code(entry: str) -> int:
+    """Return the code of plain values of one of ``ENTRY_TYPES``."""
+    return _PRIMARY[entry]
+
+
+def unity_code(entry: str) -> int:
+    """Return the code of an identity over int8, uint8 or half; ``UsageError`` ``ane.palette`` for others."""
+    if entry not in ENTRY_TYPES[:3]:
+        raise UsageError(f"expected an identity of {', '.join(ENTRY_TYPES[:3])}, found {entry}", rule="ane.palette")
+    return UNITIES[ENTRY_TYPES.index(entry)]
+
+
 def is_palette(code: int) -> bool:
     """Whether a code is a palette: ``code - 7 < 0x15`` in unsigned arithmetic (B25)."""
     return code in PALETTES

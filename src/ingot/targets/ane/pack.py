@@ -16,7 +16,10 @@ from ingot.targets.ane.bits import pack_lsb
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.descriptor import KernelKind, kernel_word
 from ingot.targets.ane.unit import (
+    ASYMMETRIC,
+    BLOCKS,
     HEADER,
+    MOST_UNITY,
     RECORD,
     RECORD_WORDS,
     SECTIONS,
@@ -44,8 +47,8 @@ class KernelWeight:
     shape : tuple of int
         Output channels first.
     values : array
-        float16 of ``shape``; int8 of ``shape``; or, with codebooks, indices uint8 of [channels / vector, weights per
-        channel].
+        float16 of ``shape``; int8 of ``shape``; uint8 of ``shape``, the bits of E4M3; with codebooks, indices uint8 of
+        [channels / vector, weights per channel]; of an identity nothing.
     bits : int
         Of one value, code or index.
     codebooks : array or None
@@ -53,8 +56,15 @@ class KernelWeight:
     mask : array of bool or None
         Of the shape of ``values``: True where a value is kept. Where it is False nothing is stored.
     scale, bias : array or None
-        float16 [channels]: after the multiplication, ``y = scale * (w' x) + bias``.
+        float16 [channels]: after the multiplication, ``y = scale * (w' x) + bias``. With ``block`` scales are
+        [channels, blocks], each for a run of weights.
     lut : ActivationLut or None
+    zero : array or None
+        int8 [channels] of integers: ``w = scale * (value - zero)``.
+    block : int
+        Weights of a channel that share a scale, or 0.
+    unity : bool
+        The weight is the identity times the scales.
     """
 
     shape: tuple[int, ...]
@@ -65,6 +75,16 @@ class KernelWeight:
     scale: Array | None = None
     bias: Array | None = None
     lut: ActivationLut | None = None
+    zero: Array | None = None
+    block: int = 0
+    unity: bool = False
+
+    @property
+    def entry(self) -> str:
+        """What reaches the multiplier: ``half``, ``int8``, ``uint8`` or ``e4m3``."""
+        if self.codebooks is None:
+            return {"float16": "half", "int8": "int8"}.get(self.values.dtype.name, "e4m3")
+        return _ENTRY_TYPES[self.codebooks.dtype.name]
 
     @property
     def vector(self) -> int:
@@ -73,18 +93,17 @@ class KernelWeight:
     @property
     def kind(self) -> KernelKind:
         """What the kernel word tells of it."""
-        if self.codebooks is None:
-            return KernelKind("half" if self.bits == 16 else "int8", sparse=self.mask is not None)
-        return KernelKind(
-            _ENTRY_TYPES[self.codebooks.dtype.name], self.bits, sparse=self.mask is not None, vector=self.vector
-        )
+        bits = None if self.codebooks is None else self.bits
+        return KernelKind(self.entry, bits, self.mask is not None, self.zero is not None, self.vector)
 
     @property
     def kernel_format(self) -> int:
         """Code of the enum; what is sparse has that of its values."""
+        if self.unity:
+            return formats.unity_code(self.entry)
         if self.codebooks is None:
-            return formats.FP16 if self.bits == 16 else formats.INT8
-        return formats.palette_code(self.bits, _ENTRY_TYPES[self.codebooks.dtype.name])
+            return formats.primary_code(self.entry)
+        return formats.palette_code(self.bits, self.entry)
 
 
 def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
@@ -120,7 +139,7 @@ def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
         "lut": lut,
         "pal": pal,
         "ocgs": b"".join(records),
-        "scale": _halves(weight.scale),
+        "scale": _halves(weight.scale) + (b"" if weight.zero is None else weight.zero.tobytes()),
         "bias": _halves(weight.bias),
         "weights": b"".join(pieces),
     }
@@ -131,19 +150,32 @@ def _check(weight: KernelWeight) -> None:
     channels, per_channel = weight.shape[0], prod(weight.shape[1:])
     vector = weight.vector
     rows = channels // vector if channels % vector == 0 else -1
-    kinds = {16: "float16", 8: "int8"} if weight.codebooks is None else {}
+    kinds = {16: ("float16",), 8: ("int8", "uint8")} if weight.codebooks is None else {}
     books = 1 if weight.codebooks is None else len(weight.codebooks)
+    size = 0 if weight.unity else rows * per_channel
+    integers = weight.values.dtype.name == "int8"
+    scales = (channels, -(-per_channel // weight.block)) if weight.block else (channels,)
     for holds, what in (
         (
             0 not in weight.shape and max(weight.shape) < 1 << 32 and len(weight.shape) <= 8,
             "up to 8 dimensions, none of them 0",
         ),
-        (weight.values.size == rows * per_channel, f"{rows} x {per_channel} values"),
-        (weight.values.dtype.name == kinds.get(weight.bits, "uint8"), "float16, int8, or indices uint8"),
+        (weight.values.size == size, f"{size} values"),
+        (weight.values.dtype.name in kinds.get(weight.bits, ("uint8",)), "float16, int8, E4M3, or indices uint8"),
         (weight.mask is None or weight.mask.shape == weight.values.shape, "a mask of the values' shape"),
         (weight.mask is None or vector == 1, "single entries under a mask"),
         (channels % books == 0 and (channels // books) % vector == 0, f"channels that {books} codebooks share evenly"),
-        (all(item is None or item.shape == (channels,) for item in (weight.scale, weight.bias)), "a scale per channel"),
+        (weight.scale is None or weight.scale.shape == scales, f"scales {list(scales)}"),
+        (weight.bias is None or weight.bias.shape == (channels,), "a bias per channel"),
+        (
+            weight.zero is None or (integers and weight.zero.shape == (channels,)),
+            "zero points of int8, one per channel",
+        ),
+        (
+            not weight.block or (integers and weight.scale is not None and weight.zero is None),
+            "scales of blocks of int8",
+        ),
+        (not weight.unity or (channels == per_channel <= MOST_UNITY and weight.mask is None), "an identity"),
     ):
         if not holds:
             raise UsageError(f"expected {what}, found otherwise in a weight {list(weight.shape)}", rule="ane.layout")
@@ -179,7 +211,15 @@ def _geometry(weight: KernelWeight, chip: Chip) -> Header:
     tiles = int(chip.value("weight_tiles"))
     return Header(
         kernel_format=weight.kernel_format,
-        flags=0 if weight.mask is None else SPARSE,
+        flags=sum(
+            flag
+            for flag, there in (
+                (SPARSE, weight.mask is not None),
+                (ASYMMETRIC, weight.zero is not None),
+                (BLOCKS, weight.block > 0),
+            )
+            if there
+        ),
         tiles=tiles,
         ocg=ocg // weight.vector * weight.vector,
         vector=weight.vector,
@@ -189,11 +229,14 @@ def _geometry(weight: KernelWeight, chip: Chip) -> Header:
         target=chip.target,
         word=kernel_word(weight.kind, chip.target, chip.value("detect_zeros")),
         sections={},
+        block=weight.block,
     )
 
 
 def _piece(weight: KernelWeight, first: int, count: int) -> bytes:
     """Return the bytes of one group: values, or mask and kept values."""
+    if weight.unity:
+        return b""
     rows = slice(first // weight.vector, -(-(first + count) // weight.vector))
     values = weight.values.reshape(-1, prod(weight.shape[1:]))[rows]
     head = b""
@@ -234,7 +277,8 @@ def _described(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, 
     """Return count, type number and bits per section, as the descriptor's field list names them (B25)."""
     channels, code = weight.shape[0], weight.kernel_format
     palette = weight.codebooks is not None
-    typeno, half = formats.index_typeno(weight.bits) if palette else formats.typeno(code), formats.typeno(formats.FP16)
+    half = formats.typeno(formats.FP16)
+    typeno = formats.index_typeno(weight.bits) if palette else formats.typeno(formats.primary_code(weight.entry))
     return {
         "lut": (1, half, 16),
         "pal": (0 if weight.codebooks is None else len(weight.codebooks), formats.palette_format(code), weight.bits)

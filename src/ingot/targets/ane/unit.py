@@ -19,8 +19,12 @@ HEADER, TILE = 256, 64
 SECTIONS = ("lut", "pal", "ocgs", "scale", "bias", "weights")
 RECORD_WORDS, UNRELOCATED = 14, 0xFFFFFFFF
 RECORD = 4 * RECORD_WORDS
-SPARSE = 1
-"""Flag: the weights of a group are a mask, LSB first, and the kept values."""
+SPARSE, ASYMMETRIC, BLOCKS = 1, 2, 4
+"""Flags: the weights of a group are a mask, LSB first, and the kept values; behind the scales lies an int8 zero point
+per channel; a scale serves a run of ``block`` weights."""
+FLAGS = SPARSE | ASYMMETRIC | BLOCKS
+MOST_UNITY = 8192
+"""Channels of an identity: a unit of a few bytes stands for their square."""
 
 _FIXED = struct.Struct("<8s11I")
 _LONG = struct.Struct("<QI")
@@ -44,7 +48,8 @@ class Header:
     """What the first 256 bytes say.
 
     ``tiles`` weight tiles; ``ocg`` output channels per group; ``copies`` of tables, scales and biases; ``target`` is
-    the compiler's name of the chip; ``word`` the KernelCfg register, 0 in version 1.
+    the compiler's name of the chip; ``word`` the KernelCfg register, 0 in version 1;
+    ``block`` the weights that share a scale, with the flag.
     """
 
     kernel_format: int
@@ -59,6 +64,7 @@ class Header:
     sections: dict[str, Section]
     word: int = 0
     version: int = VERSION
+    block: int = 0
 
     @property
     def channels(self) -> int:
@@ -68,6 +74,11 @@ class Header:
     def per_channel(self) -> int:
         """Weights per output channel."""
         return prod(self.shape[1:])
+
+    @property
+    def scales(self) -> int:
+        """Scales per output channel."""
+        return -(-self.per_channel // self.block) if self.flags & BLOCKS else 1
 
     def stride(self, section: str) -> int:
         """Bytes from one copy of a section to the next; the two tables lie behind one cursor and share theirs."""
@@ -82,7 +93,7 @@ class Header:
             data, 0, MAGIC, self.version, HEADER, self.kernel_format, self.flags, self.tiles, self.ocg, self.vector,
             self.codebooks, self.copies, len(self.shape), self.word,
         )  # fmt: skip
-        _LONG.pack_into(data, _FIXED.size, self.per_channel, 0)
+        _LONG.pack_into(data, _FIXED.size, self.per_channel, self.block)
         struct.pack_into(f"<{len(self.shape)}I", data, _FIXED.size + _LONG.size, *self.shape)
         for index, name in enumerate(SECTIONS):
             section = self.sections[name]
@@ -145,14 +156,10 @@ def read_header(data: memoryview, where: str) -> Header:
     _, version, size, code, flags, tiles, ocg, vector, books, copies, rank, word = _FIXED.unpack_from(data)
     if version not in (1, VERSION):
         raise FormatError("anek.version", f"expected version 1 or {VERSION}, found {version}", where=where)
-    per_channel, reserved = _LONG.unpack_from(data, _FIXED.size)
-    if (
-        size != HEADER
-        or not 1 <= rank <= min(_DIMS, MAX_RANK)
-        or (version == 1 and word)
-        or reserved
-        or flags & ~SPARSE
-    ):
+    per_channel, block = _LONG.unpack_from(data, _FIXED.size)
+    old = version == 1 and (word or block or flags & ~SPARSE)
+    odd = flags & ~FLAGS or bool(flags & BLOCKS) != (block > 0) or old
+    if size != HEADER or not 1 <= rank <= min(_DIMS, MAX_RANK) or odd:
         raise FormatError("anek.header", f"expected rank 1 to {_DIMS} and reserved words of 0", where=where)
     dims_at = _FIXED.size + _LONG.size
     dims = struct.unpack_from(f"<{_DIMS}I", data, dims_at)
@@ -168,7 +175,9 @@ def read_header(data: memoryview, where: str) -> Header:
     target = bytes(data[_TARGET_AT:_DIGEST_AT]).rstrip(b"\0")
     if not (target.isascii() and target.decode("ascii").isalnum()):
         raise FormatError("anek.header", f"expected a target's name, found {target!r}", where=where)
-    header = Header(code, flags, tiles, ocg, vector, books, copies, shape, target.decode(), sections, word, version)
+    header = Header(
+        code, flags, tiles, ocg, vector, books, copies, shape, target.decode(), sections, word, version, block
+    )
     _check_bounds(header, len(data), where)
     if struct.unpack_from("<I", data, _DIGEST_AT)[0] != digest(data):
         raise IntegrityError("anek.digest", "expected the stored CRC-32C, found another: damaged", where=where)

@@ -10,14 +10,26 @@ import numpy as np
 from ingot.errors import FormatError, IngotError
 from ingot.targets.ane import kernel_format as formats
 from ingot.targets.ane.activation import ENTRIES, read_lut
-from ingot.targets.ane.bits import pack_lsb, unpack_lsb
+from ingot.targets.ane.bits import e4m3_numbers, pack_lsb, unpack_lsb
 from ingot.targets.ane.descriptor import DETECT_ZEROS, KernelKind, kernel_word
 from ingot.targets.ane.pack import KernelWeight
-from ingot.targets.ane.unit import RECORD_WORDS, SPARSE, UNRELOCATED, Header, aligned, groups, read_header
+from ingot.targets.ane.unit import (
+    ASYMMETRIC,
+    BLOCKS,
+    MOST_UNITY,
+    RECORD_WORDS,
+    SPARSE,
+    UNRELOCATED,
+    Header,
+    aligned,
+    groups,
+    read_header,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NUMPY = {"half": "<f2", "int8": "i1", "uint8": "u1"}
+_PLAIN = {formats.FP16: "<f2", formats.INT8: "i1", formats.E4M3: "u1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,17 +43,23 @@ class KernelUnit:
     def dense(self) -> Array:
         """Return the weights as float16 of the header's shape, scale included, each rounded once from float32."""
         weight, channels = self.weight, self.header.channels
-        if weight.codebooks is None:
-            values = weight.values.reshape(channels, -1).astype(np.float32)
+        if weight.unity:
+            values = np.eye(channels, dtype=np.float32)
+        elif weight.codebooks is None:
+            stored = weight.values.reshape(channels, -1)
+            values = e4m3_numbers(stored) if weight.entry == "e4m3" else stored.astype(np.float32)
         else:
             first = np.arange(channels // weight.vector) * weight.vector
             books = first // (channels // len(weight.codebooks))
             entries = weight.codebooks.astype(np.float32)[books[:, None], weight.values]
             values = np.moveaxis(entries, -1, 1).reshape(channels, -1)
+        if weight.zero is not None:
+            values = values - weight.zero.astype(np.float32)[:, None]
         if weight.mask is not None:
             values = np.where(weight.mask.reshape(channels, -1), values, np.float32(0))
         if weight.scale is not None:
-            values = values * weight.scale.astype(np.float32)[:, None]
+            scale = weight.scale.astype(np.float32).reshape(channels, -1)
+            values = values * (np.repeat(scale, weight.block, axis=1)[:, : values.shape[1]] if weight.block else scale)
         with np.errstate(over="ignore"):
             return values.astype(np.float16).reshape(self.header.shape)
 
@@ -74,15 +92,20 @@ class _Reader:
 
     def _kind(self) -> tuple[int, str, bool]:
         """Return bits of a stored value, type of it or of a codebook's entries, and whether there are codebooks."""
-        code = self._header.kernel_format
+        code, unity = self._header.kernel_format, formats.is_unity(self._header.kernel_format)
         try:
-            kind = formats.bit_depth(code), formats.underlying_type(code), formats.is_palette(code)
+            entry, palette = formats.underlying_type(code), formats.is_palette(code)
+            bits = 16 if unity and entry == "half" else 8 if unity else formats.bit_depth(code)
         except IngotError:
-            kind = 0, "", False
-        bits, entry, palette = kind
-        if not (palette and entry in _NUMPY) and code not in (formats.FP16, formats.INT8):
-            raise self._refuse("anek.kind", "fp16, int8 or a palette of fp16, int8 or uint8", f"kernel format {code}")
+            bits, entry, palette = 0, "", False
+        if not (palette and entry in _NUMPY) and code not in _PLAIN and not unity:
+            raise self._refuse("anek.kind", "fp16, int8, e4m3, unity or a palette of them", f"kernel format {code}")
         header, plain = self._header, not palette
+        flags = header.flags & (ASYMMETRIC | BLOCKS)
+        if (flags and (code != formats.INT8 or flags == ASYMMETRIC | BLOCKS)) or (unity and header.flags):
+            raise self._refuse("anek.kind", "zero points or blocks of int8, and neither of an identity", header.flags)
+        if unity and not header.channels == header.per_channel <= MOST_UNITY:
+            raise self._refuse("anek.kind", f"an identity of {MOST_UNITY} channels at most", header.channels)
         if (plain and (header.vector > 1 or header.codebooks > 1)) or header.vector == 3:
             raise self._refuse("anek.kind", "vectors of 1, 2 or 4, and codebooks in palettes alone")
         if header.channels % header.codebooks or header.channels // header.codebooks % header.vector:
@@ -96,7 +119,8 @@ class _Reader:
     def _told(self, word: int, bits: int, entry: str, palette: bool) -> bool:
         """Whether the kernel word is that of the format, detection of zeros apart."""
         header = self._header
-        kind = KernelKind(entry, bits if palette else None, bool(header.flags & SPARSE), vector=header.vector)
+        sparse, zero = bool(header.flags & SPARSE), bool(header.flags & ASYMMETRIC)
+        kind = KernelKind(entry, bits if palette else None, sparse, zero, header.vector)
         try:
             return word & ~DETECT_ZEROS == kernel_word(kind, header.target, detect_zeros=False)
         except IngotError:
@@ -133,9 +157,11 @@ class _Reader:
         """Read tables, scales, biases and all groups."""
         header = self._header
         values, mask = self._groups()
+        scale, zero = self._scales()
         weight = KernelWeight(
-            header.shape, values, self._bits, self._codebooks(), mask, self._halves("scale"), self._halves("bias")
-        )
+            header.shape, values, self._bits, self._codebooks(), mask, scale, self._halves("bias"), zero=zero,
+            block=header.block, unity=formats.is_unity(header.kernel_format),
+        )  # fmt: skip
         lut = self.section("lut")
         if lut.size not in (0, 2 * ENTRIES):
             raise self._refuse("anek.kind", f"an activation table of {2 * ENTRIES} bytes", lut.size)
@@ -156,6 +182,20 @@ class _Reader:
         found = pal.view(_NUMPY[self._entry]).reshape(shape)
         return found.astype(found.dtype.newbyteorder("="))
 
+    def _scales(self) -> tuple[Array | None, Array | None]:
+        """Return scales [channels] or [channels, blocks], and the zero points behind them."""
+        header = self._header
+        if not header.flags & (ASYMMETRIC | BLOCKS):
+            return self._halves("scale"), None
+        raw, count = self.section("scale"), header.channels * header.scales
+        zeros = header.channels if header.flags & ASYMMETRIC else 0
+        if raw.size != 2 * count + zeros:
+            raise self._refuse("anek.kind", f"{count} scales and {zeros} zero points", f"{raw.size} bytes")
+        scale = raw[: 2 * count].view("<f2").astype(np.float16)
+        if header.flags & BLOCKS:
+            return scale.reshape(header.channels, header.scales), None
+        return scale, raw[2 * count :].view("i1").copy()
+
     def _halves(self, name: str) -> Array | None:
         raw = self.section(name)
         if raw.size not in (0, 2 * self._header.channels):
@@ -167,9 +207,13 @@ class _Reader:
         header, stream = self._header, self.section("weights")
         per, vector = header.per_channel, header.vector
         rows = header.channels // vector
+        if formats.is_unity(header.kernel_format):
+            if stream.size or self.records[:, 0].any():
+                raise self._refuse("anek.records", "no weights of an identity", f"{stream.size} bytes")
+            return np.zeros(0, np.float16 if self._bits == 16 else _NUMPY[self._entry]), None
         if -(-rows * per * (1 if header.flags & SPARSE else self._bits) // 8) > stream.size:
             raise self._refuse("anek.records", "weights for every channel", f"{stream.size} bytes")
-        values = np.zeros((rows, per), np.uint8 if self._palette else _NUMPY[self._entry])
+        values = np.zeros((rows, per), np.uint8 if self._palette else _PLAIN[header.kernel_format])
         mask = np.zeros((rows, per), np.bool_) if header.flags & SPARSE else None
         cursor = tile = 0
         for index, (of_tile, first, channels) in enumerate(groups(header)):
@@ -202,7 +246,7 @@ class _Reader:
             if not np.array_equal(pack_lsb(found, self._bits), raw):
                 raise self._refuse("anek.padding", "zeros behind a group's indices")
         else:
-            found = raw.view(_NUMPY[self._entry])
+            found = raw.view(_PLAIN[self._header.kernel_format])
         out.reshape(-1)[slice(None) if kept is None else kept] = found
         return at + raw.size
 
