@@ -1,4 +1,4 @@
-"""What the plan says of a form is how it is packed, on every chip: in the stored bytes, with the values of the tensor."""
+"""What the plan says of a form is how it is packed, on every chip: in the stored bytes, with the values they give."""
 
 from __future__ import annotations
 
