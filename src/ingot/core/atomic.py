@@ -31,7 +31,8 @@ _FLUSHING = 16
 class Staging:
     """A place to write an artifact before it appears under its final name; a context manager.
 
-    Leaving the ``with`` block without ``publish`` or ``keep`` discards everything.
+    Leaving the ``with`` block without ``publish`` or ``keep`` discards everything, but for an exception with
+    ``resume``: then all is kept.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class Staging:
     require_ours : callable, optional
         Gets a folder that would be replaced, and raises if it holds what must not be lost.
     resume : bool
-        Keep what an earlier run left in the staging folder; else it is emptied first.
+        Keep what an earlier run left in the staging folder; else it is emptied first. Attribute ``resuming``.
 
     Attributes
     ----------
@@ -73,6 +74,7 @@ class Staging:
     ) -> None:
         self.dst = _final(dst)
         self._directory, self._overwrite, self._require_ours = directory, overwrite, require_ours
+        self.resuming = resume
         self._check_target()
         self.folder = self.dst.with_name(f".{self.dst.name}{SUFFIX}")
         self.files = self.folder / "files"
@@ -156,7 +158,10 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.discard()
+        if kind is not None and self.resuming:
+            self.keep()
+        else:
+            self.discard()
 
     def _require_open(self) -> None:
         if not self._open:

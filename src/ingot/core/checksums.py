@@ -71,6 +71,11 @@ class Blake3:
         return f"blake3:{self._hash.hexdigest()}"
 
 
+def hex_of(running: Hasher) -> str:
+    """Return a digest's hex alone."""
+    return running.text().partition(":")[2]
+
+
 def fnv1a64(data: Buffer) -> int:
     """FNV-1a with 64 bits (offset basis 0xCBF29CE484222325, prime 0x100000001B3): for short keys, no digest."""
     return native.fnv1a64(data)

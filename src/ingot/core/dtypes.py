@@ -6,6 +6,7 @@ Storage types and logical types are those of zTensor 1.2 section 2; the other 8-
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -165,6 +166,16 @@ def little_endian(storage: str) -> np.dtype[Any]:
 def from_file(raw: np.ndarray[Any, np.dtype[np.uint8]], storage: str) -> np.ndarray[Any, np.dtype[Any]]:
     """View bytes as they lie in a file as values of a storage primitive; a swapped copy on a big-endian host."""
     return native_order(raw.view(little_endian(storage))).view(numpy_dtype(storage))
+
+
+def file_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
+    """View a C-order array as the bytes that it has in a file: little-endian; a swapped copy where it is not."""
+    if not array.size:
+        return memoryview(b"")
+    if array.dtype.itemsize > 1 and (sys.byteorder == "big") == array.dtype.isnative:
+        kind = array.dtype.kind
+        array = array.byteswap() if kind in "biufc" else array.view(f"u{array.dtype.itemsize}").byteswap()
+    return array.reshape(-1).view(np.uint8).data
 
 
 def native_order(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
 
-import numpy as np
-
 from ingot.core import encodings
+from ingot.core.dtypes import file_bytes
 from ingot.formats.base import FormatWriter
 from ingot.model.spec import TensorSpec
-from ingot.model.tensor import Array
 
 
 class TensorSink:
@@ -46,7 +44,7 @@ class TensorSink:
     def write(self, parts: Mapping[str, Any]) -> None:
         """Take the next bytes of each part."""
         for role, array in parts.items():
-            data = _bytes(array)
+            data = file_bytes(array)
             if role in self._cutters:
                 self._cut(role, data)
             elif data.nbytes:
@@ -78,12 +76,3 @@ class TensorSink:
         while len(self._frames) > keep:
             role, frame = self._frames.popleft()
             self._writer.write(role, frame.result())
-
-
-def _bytes(array: Array) -> memoryview:
-    """View a C-order array as bytes in file order (little-endian)."""
-    if not array.size:
-        return memoryview(b"")
-    if not array.dtype.isnative or array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    return array.reshape(-1).view(np.uint8).data

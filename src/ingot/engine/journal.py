@@ -1,7 +1,6 @@
-"""The journal of a conversion: which tensors are complete in the staging folder, so that a killed run can go on.
+"""The journal of a run: which tensors are complete in the staging folder, so that a killed run can go on.
 
-One JSON line for the header (fingerprint of source, recipe, version and options), then one line per finished tensor.
-Lines
+One JSON line for the header (fingerprint of sources, plan and version), then one line per finished tensor. Lines
 are appended after the tensor's bytes; a torn last line is ignored. Nothing is trusted: on resume every blob is checked
 against its digest, which costs less than syncing the disk after each tensor would.
 """
@@ -21,19 +20,18 @@ from ingot.core import checksums
 from ingot.core.oserrors import write_error
 from ingot.errors import FormatError, UsageError
 from ingot.model.store import checked_name
-from ingot.ops.open import Source
 
 CHUNK = 1 << 22
 
 
-def fingerprint(source: Source, what: Mapping[str, Any]) -> str:
+def fingerprint(identities: Sequence[Any], what: Mapping[str, Any]) -> str:
     """Return a digest of all that determines the output.
 
-    The source counts by its files' headers and the stamps of the open files, so that what was read and what is noted
-    are the same; ``what`` holds the recipe and the options; Ingot's version is in it because another version may encode
-    differently.
+    ``identities`` are those of the sources: their files' headers and the stamps of the open files, so that what was
+    read and what is noted are the same. ``what`` is the plan; Ingot's version is in the digest because another version
+    may encode differently.
     """
-    text = msgspec.json.encode({"ingot": ingot.__version__, "files": source.identity(), "what": what}, order="sorted")
+    text = msgspec.json.encode({"ingot": ingot.__version__, "files": identities, "what": what}, order="sorted")
     return hashlib.sha256(text).hexdigest()
 
 
@@ -82,7 +80,7 @@ class Journal:
             return []
         if lines[0]["fingerprint"] != self._fingerprint:
             raise UsageError(
-                "the interrupted conversion was of another source, recipe, option or Ingot version; "
+                "the interrupted run was of another source, recipe, option or Ingot version; "
                 "run again without --resume to start anew",
                 rule="resume.changed",
                 where=str(self._path.parent),

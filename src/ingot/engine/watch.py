@@ -1,20 +1,43 @@
-"""Hashing the values of many tensors while an operation reads them: content digests, and the parent hash of others."""
+"""Hashing the values of many tensors while a plan runs: content digests, and the parent hash of others."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
-from ingot.core.checksums import Blake3, Hasher, Sha256
+from ingot.core.checksums import Blake3, Hasher, Sha256, hex_of
+from ingot.core.dtypes import file_bytes
+from ingot.core.parallel import Workers
+from ingot.model.bytesource import Buffer
 from ingot.model.tensor import Array
-from ingot.ops.identity import Lane, file_bytes, hex_of
+
+BASE, RESULT = 0, 1
+"""Points at which values pass in a step of two tensors: those of the first, and what is made of both."""
+
+
+class Lane:
+    """One thread that hashes what passes, in the order in which it was given; a context manager."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = Workers(1, f"ingot-{name}")
+
+    def feed(self, running: Hasher, data: Buffer) -> Future[None]:
+        """Hash ``data`` when its turn comes; it may not change until the returned future is done."""
+        return self._pool.submit(running.update, data)
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Feed:
-    """The hash that one tensor's values go into, chunk after chunk in order."""
+    """The hash that one tensor's values go into, chunk after chunk in order; ``own`` if nothing else does."""
 
-    def __init__(self, lane: Lane, running: Hasher) -> None:
-        self._lane, self._running = lane, running
+    def __init__(self, lane: Lane, running: Hasher, *, own: bool = True) -> None:
+        self._lane, self._running, self.own = lane, running, own
 
     def take(self, rows: Array) -> Future[None]:
         """Hash the next rows on the lane; they may not change until the future is done."""
@@ -30,6 +53,10 @@ class Watch(Protocol):
     """Makes the feed of each tensor, in the order in which they are read."""
 
     def tensor(self, name: str) -> Feed: ...
+
+
+Watches = Mapping[int, Watch]
+"""What is hashed of a step, by the point at which it passes."""
 
 
 class ContentWatch:
@@ -50,7 +77,7 @@ class ParentWatch:
 
     def tensor(self, name: str) -> Feed:
         self._lane.feed(self._running, name.encode("utf-8", "surrogatepass"))
-        return Feed(self._lane, self._running)
+        return Feed(self._lane, self._running, own=False)
 
     @property
     def hex(self) -> str:

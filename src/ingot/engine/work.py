@@ -1,16 +1,17 @@
-"""What the pipeline's threads hand each other, and the contract of a step that works by itself."""
+"""What a step is, what it becomes while it runs, and what the pipeline's threads hand each other."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from ingot.core.stats import ErrorStats
-
-# Large enough to hide a thread's wake-up, small enough that a few fit in the second-level cache's reach.
-CHUNK_ELEMENTS = 1 << 20
+from ingot.engine.watch import Feed, Watches
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +33,100 @@ class Chunking:
     cost: int
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a step's chunks may take: ``budget`` bytes, in which ``slots`` of them should fit; whether the error of
+    what is not exact is measured."""
+
+    budget: int
+    slots: int
+    measured: bool = False
+
+
 Work = Callable[[], Encoded]
 Take = Callable[[], bool]
 
 
-class Job(Protocol):
-    """A step that reads more than one tensor, or hashes what passes: it cuts and reads by itself."""
+@dataclass(frozen=True)
+class Step(ABC):
+    """What happens to one tensor.
 
-    def chunking(self, budget: int, slots: int) -> Chunking:
-        """Choose a chunk so that ``slots`` of them fit in ``budget`` bytes, as far as that can be."""
-        ...
+    ``tensor`` is what is read, the one that the result is like where several are. ``spec`` says what is written,
+    ``rule`` why, ``exact`` whether every value survives. ``action`` names what happens: ``moved`` (stored bytes copied
+    as they are), ``repacked`` (the same integers in another layout), ``decoded`` (a stored codec becomes dense values)
+    or ``encoded``. ``encodes_parts`` tells whether the bytes that it makes still have to be compressed as the spec
+    says.
+    """
 
-    def learn(self, shape: Chunking) -> Mapping[str, Any] | None:
+    tensor: Tensor
+    spec: TensorSpec
+    action: str
+    rule: str
+    exact: bool = True
+
+    encodes_parts: ClassVar[bool] = True
+
+    @property
+    def in_bytes(self) -> int:
+        """Stored bytes that are read."""
+        return self.tensor.nbytes
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes that will be stored; the most they can be where only the bytes themselves tell."""
+        return sum(part.at_most for part in self.spec.parts)
+
+    @property
+    def decodes(self) -> Tensor | None:
+        """The tensor whose values are decoded, if there is one."""
+        return self.tensor
+
+    @property
+    def held(self) -> int:
+        """Bytes held from the fit passes until the tensor is written."""
+        return 0
+
+    @property
+    def scratch(self) -> int:
+        """Bytes that one thread needs beside its chunk."""
+        return 0
+
+    def ready(self) -> None:  # noqa: B027 - most need none
+        """Ask for the optional packages that are needed; raises ``MissingExtraError``."""
+
+    @abstractmethod
+    def chunking(self, room: Room) -> Chunking:
+        """Choose a chunk that fits in ``room``, as far as that can be."""
+
+    @abstractmethod
+    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
+        """Return the step under way; ``watches`` hash what passes."""
+
+
+@dataclass
+class Running(ABC):
+    """A step under way: its state from the first byte that is read to the last one written."""
+
+    shape: Chunking
+    feeds: dict[int, Feed] = field(default_factory=dict)
+
+    def learn(self) -> Mapping[str, Any] | None:
         """Make the passes that come before encoding; return the parameters that they complete."""
-        ...
+        return None
 
-    def work(self, shape: Chunking, take: Take) -> Iterator[tuple[Work, int]]:
+    @abstractmethod
+    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
         """Read chunk after chunk in the thread that calls; yield each one's work and the bytes read for it.
 
         ``take`` waits for a chunk's memory; False means to stop.
         """
-        ...
+
+    def notes(self) -> dict[str, Any]:
+        """Return what the chunks told, as JSON takes it: digests by point, and what else the step found out."""
+        return {"digests": {str(point): feed.hex for point, feed in self.feeds.items() if feed.own}}
+
+    def forget(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what fit passes found, when the tensor is written."""
 
 
 class Sequencer:

@@ -20,7 +20,6 @@ from ingot.core.atomic import flush, flush_tree
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.core.rename import exchange
-from ingot.engine.journal import fingerprint
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.model.attachments import NOTHING, Attachments
@@ -44,14 +43,23 @@ _CHUNK = 1 << 20
 class Gathered:
     """What a conversion carries beside the weights; close it when the last byte is written.
 
-    ``identity`` determines the attachments' bytes as far as the source does not; ``notes`` tell what stays behind.
+    ``notes`` tell what stays behind; ``_identity`` determines the attachments' bytes as far as the source does not.
     """
 
     attachments: Attachments = NOTHING
     notes: tuple[str, ...] = ()
-    identity: dict[str, Any] = field(default_factory=dict)
+    _identity: dict[str, Any] = field(default_factory=dict)
     _opened: list[Source] = field(default_factory=list)
     _package: Part | None = None
+
+    def identity(self) -> list[Any]:
+        """Return which kinds are carried, and what tells those that the source does not hold from others."""
+        return [sorted(self.attachments.kinds()), self._identity]
+
+    def require_whole(self) -> None:
+        """Compare the digests that cover whole files of draft head and program, where they have one."""
+        for source in self._opened:
+            source.require_whole()
 
     def require_unchanged(self) -> None:
         """Refuse a draft head or program that was written to since it was opened: ``store.changed``."""
@@ -104,7 +112,7 @@ def gather(
                 check_draft(carried_draft)
         if coreml is not None:
             found._package = package = pack_package(coreml)
-            found.identity["coreml"] = [package.length, package.digest]
+            found._identity["coreml"] = [package.length, package.digest]
         carried_program = own.program if "program" in format.attachments else None
         if program is not None:
             carried_program = _program(found, program)
@@ -126,7 +134,7 @@ def _opened(found: Gathered, kind: str, path: AnyPath) -> Source:
     """Open what is to be carried; it belongs to ``found``."""
     source = open_source(path, io="pread")
     found._opened.append(source)
-    found.identity[kind] = fingerprint(source, {})
+    found._identity[kind] = source.identity()
     return source
 
 

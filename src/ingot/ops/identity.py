@@ -9,22 +9,18 @@ with the shape's sizes joined by commas and the digest the BLAKE3 of the values,
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
-import numpy as np
-
-from ingot.core.checksums import Blake3, Hasher
-from ingot.core.parallel import Workers, default_workers, ordered
+from ingot.core.checksums import Blake3, hex_of
+from ingot.core.dtypes import file_bytes
+from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
-from ingot.model.bytesource import Buffer
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import CHUNK
-from ingot.model.tensor import Array, Tensor
+from ingot.model.tensor import Tensor
 
 _CHUNK = 1 << 20
 
@@ -95,34 +91,3 @@ def tensor_digest(tensor: Tensor) -> str:
         for rows in chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1))):
             running.update(file_bytes(rows))
     return hex_of(running)
-
-
-def hex_of(running: Hasher) -> str:
-    """Return a digest's hex alone."""
-    return running.text().partition(":")[2]
-
-
-def file_bytes(rows: Array) -> Buffer:
-    """View a C-order array as the bytes it has in a file: little-endian."""
-    if not rows.size:
-        return b""
-    if sys.byteorder == "big" and rows.dtype.itemsize > 1:
-        rows = rows.view(f"u{rows.dtype.itemsize}").byteswap() if rows.dtype.kind != "c" else rows.byteswap()
-    return rows.reshape(-1).view(np.uint8).data
-
-
-class Lane:
-    """One thread that hashes what passes, in the order in which it was given; a context manager."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = Workers(1, f"ingot-{name}")
-
-    def feed(self, running: Hasher, data: Buffer) -> Future[None]:
-        """Hash ``data`` when its turn comes; it may not change until the returned future is done."""
-        return self._pool.submit(running.update, data)
-
-    def __enter__(self) -> Lane:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -25,3 +25,4 @@ IO = about(
     "How sources are read: pread (safe from files that shrink meanwhile), mmap or auto.",
     command=False,
 )
+RESUME = about("Continue a killed run of the same command; keep what is finished if interrupted.")

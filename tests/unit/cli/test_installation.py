@@ -137,7 +137,7 @@ def test_a_conversion_asks_for_packages_before_it_begins(tmp_path: Path, monkeyp
     weights = {"model.layers.0.mlp.up_proj.weight": np.ones((64, 64), np.float32)}
     ingot.save(tmp_path / "a.safetensors", weights)
     with prepare(tmp_path / "a.safetensors", tmp_path / "b.zt", "astc", None) as prepared:
-        assert [step.encoder.codec for step in prepared.plan.steps if step.encoder] == ["astc"]
+        assert [step.spec.codec for step in prepared.plan.steps] == ["astc"]
     seen: list[int] = []
     with pytest.raises(MissingExtraError) as caught:
         ingot.convert(

@@ -13,7 +13,8 @@ import pytest
 
 import ingot
 from ingot.core.memory import parse_size
-from ingot.engine import drive
+from ingot.engine import resources
+from ingot.engine.resources import Resources
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 
@@ -158,5 +159,5 @@ def test_re_laying_holds_no_whole_tensor(tmp_path: Path) -> None:
 
 def test_without_a_ceiling_chunks_take_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, budget in ((16 << 30, 4 << 30), (1 << 30, 1 << 28), (0, 1 << 28)):
-        monkeypatch.setattr(drive, "available_ram", lambda free=free: free)
-        assert drive.chunk_budget(None, [], 2) == budget
+        monkeypatch.setattr(resources, "available_ram", lambda free=free: free)
+        assert resources.chunk_budget(Resources(), []) == budget

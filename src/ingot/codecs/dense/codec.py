@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Repacked, Rows, cannot, result
+from ingot.codecs.base import Encoder, Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
-from ingot.codecs.dense.repack import repack
+from ingot.codecs.dense.repack import held_in, repack
 from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.base import Layout
@@ -25,7 +25,7 @@ from ingot.model.tensor import Array, Tensor
 _SCRATCH = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DenseEncoder:
     """Encodes rows by a cast, or not at all.
 
@@ -129,20 +129,25 @@ class DenseCodec:
         self.check(tensor)
         return repack(tensor, layout)
 
-    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DenseEncoder:
-        """Prepare to encode; ``options`` may hold ``dtype``, any spelling of the element type to store."""
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
+        """Prepare to encode; ``options`` may hold ``dtype``, any spelling of the element type to store.
+
+        Option ``holder`` is a wider type, f16 or f32, that the stored values are put into: for containers without a
+        name for their own.
+        """
         source = encodable(dtype)
         target = _target(options, source)
         require_cast(source.name, target.name)
         size = int(np.prod(shape, dtype=object)) if shape else 1
         spec = PartSpec("data", target.storage, target.nbytes(size), None if target.is_storage else target.name)
-        return DenseEncoder(parts=(spec,), lossless=exact_cast(source.name, target.name), target=target.name)
+        plain = DenseEncoder(parts=(spec,), lossless=exact_cast(source.name, target.name), target=target.name)
+        return held_in(plain, options["holder"]) if "holder" in options else plain
 
 
 def _target(options: Mapping[str, Any], source: DType) -> DType:
-    unknown = sorted(set(options) - {"dtype"})
+    unknown = sorted(set(options) - {"dtype", "holder"})
     if unknown:
-        raise UsageError(f"codec dense knows the option 'dtype', found {unknown[0]!r}", rule="dense.option")
+        raise UsageError(f"codec dense knows the options dtype and holder, found {unknown[0]!r}", rule="dense.option")
     if "dtype" not in options:
         return source
     try:

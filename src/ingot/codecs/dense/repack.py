@@ -11,7 +11,7 @@ import numpy as np
 from ingot.codecs.base import Encoder, Repacked, cannot
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.retype import HOLDERS, always_held, narrow, widen
-from ingot.errors import IntegrityError
+from ingot.errors import IntegrityError, UsageError
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import CHUNK
 from ingot.model.spec import PartSpec
@@ -103,13 +103,22 @@ class HeldEncoder:
         self.inner.decode({"data": values}, out)
 
 
-def held(encoder: Encoder) -> HeldEncoder | None:
-    """Return an encoder of the same values in a type that a container has a name for; None where none holds all."""
+def holder_of(encoder: Encoder) -> str | None:
+    """Return the smallest wider type that holds all values which ``encoder`` stores; None where none does."""
     part = encoder.parts[0]
     dtype = part.type or part.dtype
-    holder = next((name for name in HOLDERS.get(dtype, ()) if always_held(dtype, name)), None)
-    if holder is None or part.length is None:
-        return None
+    return next((name for name in HOLDERS.get(dtype, ()) if always_held(dtype, name)), None)
+
+
+def held_in(encoder: Encoder, holder: str) -> HeldEncoder:
+    """Return an encoder of the same values that stores them as ``holder``, a type that holds all of them.
+
+    Raises ``UsageError`` ``dense.option`` where it is none.
+    """
+    part = encoder.parts[0]
+    dtype = part.type or part.dtype
+    if part.length is None or holder not in HOLDERS.get(dtype, ()) or not always_held(dtype, holder):
+        raise UsageError(f"expected a type that holds all values of {dtype}, found {holder!r}", rule="dense.option")
     size = part.length * 8 // DTYPES[dtype].bits * numpy_dtype(holder).itemsize
     parts = (PartSpec("data", holder, size, dtype),)
     return HeldEncoder(encoder, dtype, holder, parts, encoder.params, encoder.lossless)

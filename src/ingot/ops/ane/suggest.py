@@ -15,6 +15,7 @@ import tomli_w
 
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import atomic_write
+from ingot.engine.specs import encoded_spec
 from ingot.errors import IngotError, UsageError
 from ingot.formats.base import Fitting, Format, WriteOptions
 from ingot.formats.table import FORMATS
@@ -24,7 +25,6 @@ from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.ops.convert.measure import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
-from ingot.ops.specs import encoded_spec
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes, predict

@@ -6,12 +6,10 @@ mean square of the column's input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from os import PathLike
 
 import numpy as np
 
-from ingot.core import checksums
 from ingot.core.floats import FLOATS
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
@@ -56,8 +54,3 @@ def read_importance(path: str | PathLike[str], source: Checkpoint) -> dict[str, 
     if not found:
         raise UsageError("expected a vector under a matrix's name, found none", rule=RULE, where=str(path))
     return found
-
-
-def digests(importance: Mapping[str, Array]) -> dict[str, str]:
-    """Return what tells one set of weights from another, for the journal of a conversion."""
-    return {name: checksums.digest("crc32c", weights.view(np.uint8).data) for name, weights in importance.items()}

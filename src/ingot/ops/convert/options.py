@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.core.options import about
-from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, THREADS, AnyPath, Digest
+from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, RESUME, THREADS, AnyPath, Digest
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
@@ -31,10 +31,7 @@ class ConvertOptions:
         default=None, metadata=about("Target format; default: by the suffix, zt for folders.", "--format", "-f")
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
-    resume: bool = field(
-        default=False,
-        metadata=about("Continue a killed run of the same command; keep what is finished if interrupted."),
-    )
+    resume: bool = field(default=False, metadata=RESUME)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
     _: KW_ONLY
     allow_requantize: bool = field(default=False, metadata=about("Quantize tensors that are quantized already."))

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ingot.codecs.base import Encoder, Repacked, repack
-from ingot.codecs.dense.repack import held
+from ingot.codecs.base import Encoder, repack
+from ingot.codecs.dense.repack import holder_of
 from ingot.codecs.reach import RULE as UNDERFLOW
 from ingot.codecs.reach import named, reaching
 from ingot.codecs.table import CODECS
@@ -21,90 +21,32 @@ from ingot.core.gcpause import gc_paused
 from ingot.core.names import count_layers
 from ingot.core.parallel import ordered
 from ingot.core.retype import HOLDERS
-from ingot.engine.work import Job
+from ingot.engine.plan import Plan
+from ingot.engine.specs import encoded_spec, same_storage
+from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
+from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, WriteOptions, accepts
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.idle import weighs, without_effect
-from ingot.ops.convert.importance import digests
 from ingot.ops.convert.measure import Candidate, first_values, pick
 from ingot.ops.convert.prune import Pruning
-from ingot.ops.specs import encoded_spec, least_size, same_storage
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.load import made_for
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
-MOVED, RELAID, DECODED, ENCODED = "moved", "repacked", "decoded", "encoded"
 _KEEP = Decision(None, "keep", None)
 _DENSE = Choice("dense")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What happens to one tensor.
+@dataclass(frozen=True, kw_only=True)
+class ConvertPlan(Plan):
+    """The plan of a conversion: the recipe's name, and ``warnings`` that say what was asked for and has no effect."""
 
-    ``action`` is ``moved`` (stored bytes copied as they are), ``repacked`` (the same integers in a layout that the
-    target takes), ``decoded`` (a stored codec that the target cannot carry, or that the recipe undoes, becomes dense
-    values) or ``encoded``. ``exact`` tells whether every value survives. ``encoder`` is None for ``moved`` and
-    ``repacked``, which has a ``repack``. ``keeps_weights`` tells whether what is not pruned survives. A step of another
-    operation brings a ``job`` of its own.
-    """
-
-    tensor: Tensor
-    spec: TensorSpec
-    action: str
-    rule: str
-    exact: bool
-    encoder: Encoder | None = None
-    keeps_weights: bool = True
-    repack: Repacked | None = None
-    job: Job | None = None
-
-    @property
-    def in_bytes(self) -> int:
-        """Stored bytes that are read."""
-        return self.tensor.nbytes
-
-    @property
-    def out_bytes(self) -> int:
-        """Bytes that will be stored; the most they can be where only the bytes themselves tell."""
-        return sum(part.at_most for part in self.spec.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertPlan:
-    """All steps in output order, and the size of the result.
-
-    ``size`` counts every byte of the weight files, headers and padding included; where ``size_exact`` is False (zstd,
-    sparse) it is an upper bound: nothing shrinks, no value is zero. ``masks`` are those of pruned tensors, as hex,
-    ``importance`` digests of what errors of columns weigh, ``warnings`` say what was asked for and has no effect.
-    """
-
-    steps: Sequence[Step]
-    format: Format
-    recipe: str
-    metadata: Mapping[str, Any]
-    options: WriteOptions
-    size: int
-    size_exact: bool
-    masks: Mapping[str, str] = field(default_factory=dict)
-    importance: Mapping[str, str] = field(default_factory=dict)
+    recipe: str = "keep"
     warnings: Sequence[str] = ()
-
-    @property
-    def specs(self) -> list[TensorSpec]:
-        return [step.spec for step in self.steps]
-
-    @property
-    def in_bytes(self) -> int:
-        return sum(step.in_bytes for step in self.steps)
-
-    @property
-    def least(self) -> int:
-        """The bytes that the weight files take in any case: ``size``, less what only the bytes themselves tell."""
-        return least_size(self.specs, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +55,7 @@ class PlanRequest:
 
     ``workers`` are threads, as many as pay by default; ``prune`` tells what tensors lose, or have lost already;
     ``importance`` what errors of a matrix's columns weigh where a palette is chosen; ``without`` names tensors that are
-    left out.
+    left out; ``measured`` whether the error of what is not exact is to be measured.
     """
 
     recipe: Recipe | None = None
@@ -123,6 +65,7 @@ class PlanRequest:
     prune: Mapping[str, Pruning] = field(default_factory=dict)
     importance: Mapping[str, Array] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
+    measured: bool = True
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
@@ -151,21 +94,17 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     with gc_paused():
         steps = [next(measured) if isinstance(item, _Open) else item for item in found]
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
-        specs = [step.spec for step in steps]
-        metadata = format.metadata(source.metadata)
-        size = format.size(specs, metadata, request.options)
-    return ConvertPlan(
-        steps=steps,
-        format=format,
-        recipe=request.recipe.name if request.recipe else "keep",
-        metadata=metadata,
-        options=request.options,
-        size=size,
-        size_exact=all(part.length is not None for spec in specs for part in spec.parts),
-        masks={name: item.blocks.mask.hex() for name, item in request.prune.items()},
-        importance=digests(request.importance),
-        warnings=without_effect(request.recipe, decisions, request.importance),
-    )
+        plan = ConvertPlan(
+            steps=steps,
+            format=format,
+            metadata=format.metadata(source.metadata),
+            options=request.options,
+            measured=request.measured,
+            recipe=request.recipe.name if request.recipe else "keep",
+            warnings=without_effect(request.recipe, decisions, request.importance),
+        )
+        _ = plan.size  # refuses what the format cannot carry together
+    return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +165,7 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
     if may_stay and measured.pick == SMALLEST and (stays := _as_stored(tensor, format, rule)) is not None:
         ways.append((None, stays))
     share = 1 - pruning.blocks.sparsity if pruning is not None else 1.0
-    candidates = [Candidate(choice, step.spec, step.keeps_weights, share) for choice, step in ways]
+    candidates = [Candidate(choice, step.spec, _keeps_weights(step), share) for choice, step in ways]
     found = pick(tensor, measured, candidates)
     if found.index is None and not may_stay:
         return _encode(tensor, format, f"{rule} ({found.reason or 'no candidate applies'})", _DENSE, request)
@@ -235,6 +174,10 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
     step = ways[found.index][1]
     label = f"{step.rule} ({found.reason})"
     return replace(step, rule=label)
+
+
+def _keeps_weights(step: Step) -> bool:
+    return not isinstance(step, Encode) or step.keeps_weights
 
 
 def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
@@ -256,19 +199,21 @@ def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
     if format.refuses(spec) is None:
-        return Step(tensor, spec, MOVED, rule, exact=True)
+        return Move(tensor, spec, rule=rule)
     if tensor.codec not in CODECS:
         return None
     for layout, wanted in accepts(format, spec):
         found = repack(CODECS[tensor.codec], tensor, layout)
         if found.exact:
-            return Step(tensor, wanted, RELAID, rule, exact=True, repack=found)
+            return Repack(tensor, wanted, rule=rule, repack=found)
     return None
 
 
 def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
-    encoder = CODECS["dense"].encoder(tensor.shape, tensor.dtype, {"dtype": dtype})
-    return Step(tensor, encoded_spec(tensor.name, tensor, encoder, "raw"), DECODED, rule, exact=True, encoder=encoder)
+    options = {"dtype": dtype}
+    encoder = CODECS["dense"].encoder(tensor.shape, tensor.dtype, options)
+    spec = encoded_spec(tensor.name, tensor, encoder, "raw")
+    return Encode(tensor, spec, DECODED, rule, encoder=encoder, options=options)
 
 
 def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
@@ -309,12 +254,14 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, reques
     if reason is not None and choice.codec == "dense" and pruning is None:
         if tensor.codec == "dense" and tensor.dtype == spec.dtype:
             return _keep(tensor, format, rule)
-        wide = held(encoder)
-        if wide is not None and choice.encoding == "raw":
-            encoder, spec = wide, encoded_spec(tensor.name, tensor, wide, choice.encoding)
+        holder = holder_of(encoder)
+        if holder is not None and choice.encoding == "raw":
+            options = {**options, "holder": holder}
+            encoder = made(options)
+            spec = specified(encoder)
             reason = format.refuses(spec)
     if reason is None and not loses and same_storage(tensor, spec):
-        return Step(tensor, tensor.spec(), MOVED, rule, exact=True)
+        return Move(tensor, tensor.spec(), rule=rule)
     if reason is not None:
         raise UnsupportedError(
             f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
@@ -326,11 +273,11 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, reques
     if more:
         spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
         if not loses and same_storage(tensor, spec):
-            return Step(tensor, tensor.spec(), MOVED, rule, exact=True)
+            return Move(tensor, tensor.spec(), rule=rule)
     action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
     if not keeps:
         _refuse_requantizing(tensor, rule, request)
-    return Step(tensor, spec, action, rule, exact=exact, encoder=encoder, keeps_weights=keeps)
+    return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
 
 
 def _pruned(pruning: Pruning, rule: str) -> tuple[bool, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
-from ingot.ops.convert.plan import Step
+from ingot.engine.work import Step
 
 
 @dataclass(frozen=True, slots=True)

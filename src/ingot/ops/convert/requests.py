@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import default_workers
-from ingot.engine.drive import RESERVE
+from ingot.engine.resources import RESERVE
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.checkpoint import Checkpoint

@@ -13,18 +13,20 @@ import numpy as np
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import recycling, scratch
-from ingot.core.checksums import Blake3
+from ingot.core.checksums import Blake3, hex_of
+from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import Workers, default_workers, go_on, ordered
+from ingot.engine.route import Route
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.delta.chain import Link, Route, link_of, next_stage
+from ingot.ops.delta.chain import Link, link_of, next_stage
 from ingot.ops.delta.parent import matching_order
 from ingot.ops.delta.state import address, element_type, like, shared_array
 from ingot.ops.delta.tied import tied_names
 from ingot.ops.delta.undo import TensorUndo
-from ingot.ops.identity import TensorId, content_of, file_bytes, hex_of
+from ingot.ops.identity import TensorId, content_of
 from ingot.ops.open import Source, checkpoint_of, open_delta
 from ingot.ops.save import as_tensor
 

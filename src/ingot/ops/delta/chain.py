@@ -5,22 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ingot.codecs.base import empty
-from ingot.codecs.delta.base import DELTAS, Applier, DeltaCodec, delta_codec, fits
+from ingot.codecs.delta.base import DELTAS, delta_codec, fits
 from ingot.codecs.table import CODECS
-from ingot.core.buffers import scratch
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
-from ingot.core.parallel import go_on
+from ingot.engine.route import Layer, Route, is_opaque
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY, DeltaInfo, delta_of
-from ingot.model.tensor import Array, Tensor
-
-_CHUNK = 1 << 20
+from ingot.model.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,92 +29,6 @@ class Link:
     @property
     def location(self) -> str:
         return self.checkpoint.location
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A difference that leads to ``stage``; its result has element type ``dtype``."""
-
-    stage: int
-    tensor: Tensor
-    dtype: str
-
-    @property
-    def codec(self) -> DeltaCodec:
-        return delta_codec(self.tensor.codec)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """How a tensor comes about: ``origin`` is there since stage ``born`` (0: the base's), ``layers`` are applied."""
-
-    origin: Tensor
-    born: int
-    layers: tuple[Layer, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.origin.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.origin.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.layers[-1].dtype if self.layers else self.origin.dtype
-
-    @property
-    def opaque(self) -> bool:
-        """Whether its values only move: packed below a byte, or of a type not known here."""
-        return is_opaque(self.origin)
-
-    def made_at(self, stage: int) -> int:
-        """Return the stage that gave the values which the tensor has at ``stage``."""
-        return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.born)
-
-    def leads_to(self, other: Route) -> bool:
-        """Whether ``other`` is this route, gone further."""
-        return self.origin is other.origin and self.layers == other.layers[: len(self.layers)]
-
-    def matrix(self) -> tuple[int, int]:
-        """Return the rows and columns to cut by: single elements where everything works element by element."""
-        if CODECS[self.origin.codec].elementwise and all(layer.codec.elementwise for layer in self.layers):
-            return self.origin.size, 1
-        return self.origin.matrix_shape
-
-    def appliers(self) -> list[Applier]:
-        """Begin applying every layer."""
-        dtypes = [self.origin.dtype, *(layer.dtype for layer in self.layers)]
-        return [layer.codec.applier(layer.tensor, dtype) for layer, dtype in zip(self.layers, dtypes, strict=False)]
-
-    def chunks(self, matrix: tuple[int, int] | None = None) -> Iterator[Array]:
-        """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix()``."""
-        rows, cols = matrix or self.matrix()
-        step = max(1, _CHUNK // max(cols, 1))
-        reader, appliers = CODECS[self.origin.codec].reader(self.origin), self.appliers()
-        for start in range(0, rows, step):
-            go_on()
-            values = empty((min(step, rows - start), cols), self.origin.dtype, self.name)
-            reader.read_into(values)
-            for applier, layer in zip(appliers, self.layers, strict=True):
-                values = applied(applier, values, layer.dtype)
-            yield values
-        reader.finish()
-        for applier in appliers:
-            applier.finish()
-
-
-def applied(applier: Applier, base: Array, dtype: str) -> Array:
-    """Return what an applier makes of the next rows of its base."""
-    out = scratch(base.shape, numpy_dtype(dtype))
-    applier.apply(base, out)
-    return out
-
-
-def is_opaque(tensor: Tensor) -> bool:
-    """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
-    return tensor.codec == "dense" and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
 
 
 def link_of(checkpoint: Checkpoint) -> Link:

@@ -7,16 +7,18 @@ from os import PathLike
 
 import numpy as np
 
+from ingot.core.dtypes import file_bytes
 from ingot.core.floats import FLOATS
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import chunks
+from ingot.engine.route import Route
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.delta.chain import Link, Route, link_of, stages
+from ingot.ops.delta.chain import Link, link_of, stages
 from ingot.ops.delta.report import TensorDiff
-from ingot.ops.identity import file_bytes, tensor_digest
+from ingot.ops.identity import tensor_digest
 from ingot.ops.open import open as open_checkpoint
 
 AnyPath = str | PathLike[str]

@@ -12,53 +12,48 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
-
-from msgspec import structs
 
 from ingot.codecs.delta.base import DeltaEncoder, delta_codec, difference
 from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
 from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.options import takes
-from ingot.core.parallel import Workers, default_workers, ordered
+from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
-from ingot.core.stats import ErrorStats
 from ingot.engine.chunks import pieces
-from ingot.engine.drive import RESERVE, chunk_budget, drive, recycled
-from ingot.engine.pipeline import Pipeline, chunking
-from ingot.engine.watch import ContentWatch, ParentWatch
+from ingot.engine.execute import Executed, Target, execute
+from ingot.engine.pair import Diff
+from ingot.engine.plan import Plan
+from ingot.engine.resources import RESERVE, Resources
+from ingot.engine.route import is_opaque
+from ingot.engine.specs import encoded_spec
+from ingot.engine.steps import ENCODED, Encode, Move
+from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import LateMetadata, WriteOptions
+from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.limits import require_in_proportion
-from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
-from ingot.ops.convert.plan import ENCODED, MOVED, Step
 from ingot.ops.delta.auto import PER_PAIR, choose, target_bytes
-from ingot.ops.delta.chain import is_opaque
 from ingot.ops.delta.inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
-from ingot.ops.delta.jobs import PairJob, WholeJob
+from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
-from ingot.ops.delta.parent import parent_hash, parent_orders
+from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, TensorDiff
 from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, EXACT, SMALL, Way, choices
-from ingot.ops.destination import Destination, destination, require_room, stage
-from ingot.ops.identity import Lane, TensorId, content_of, tensor_digest, tensor_ids
+from ingot.ops.destination import Destination, destination, stage
+from ingot.ops.identity import tensor_digest
 from ingot.ops.open import Source, open_source, weights_of
-from ingot.ops.specs import encoded_spec, least_size
 from ingot.stores.local import LocalTarget
 
 VERSION = 1
-PARENT = "wdelta"
-"""The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
 PATCH = "safetensors"
 """The format whose deltas are sparse patches."""
 _LEAST = 256 << 20
-_COMPARED = 1 << 20
 
 
 @takes(DiffOptions, "diff")
@@ -67,7 +62,8 @@ def diff(options: DiffOptions) -> DiffReport:
 
     Layout, container and lossless codecs of the two do not matter. The strategy ``exact`` gives the fine-tune back bit
     for bit, others are smaller (``ops.delta.strategy``). New, reshaped and retyped tensors are stored whole; equal ones
-    are not stored. A ``.wdelta`` knows the strategies of that format, ``.safetensors`` a sparse patch.
+    are not stored. A ``.wdelta`` knows the strategies of that format, ``.safetensors`` a sparse patch. With ``resume``
+    the output is byte for byte that of an uninterrupted run.
 
     Returns
     -------
@@ -105,11 +101,10 @@ def diff(options: DiffOptions) -> DiffReport:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What is stored, in order, and what is known of the fine-tune's tensors before."""
+    """What is stored, in order, and what the delta says of every tensor of the fine-tune."""
 
-    steps: list[Step]
-    jobs: Mapping[str, PairJob | WholeJob]
-    changes: Mapping[str, Change]
+    plan: Plan
+    info: DeltaInfo
     exact: Mapping[str, bool]
 
 
@@ -128,13 +123,13 @@ class _Diff:
         # What options are for: the strategy's matrices.
         self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)
         self._ways: Mapping[str, Way] = {}
-        self._workers = options.threads or default_workers()
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.progress)
+        self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
+        self._workers = self._resources.workers
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._counts: Mapping[str, int] = {}
         self._same: dict[str, str] = {}
         self._moved: dict[str, str] = {}
-        self._written: dict[str, tuple[int, ErrorStats]] = {}
 
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
@@ -144,14 +139,24 @@ class _Diff:
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
         companions = self._tuned.companions if place.directory else {}
-        with stage(place, overwrite=self._options.overwrite, names=companions) as staging:
-            plan = self._prepared()
-            info, files = self._write(plan, LocalTarget(staging.files))
-            copied = copy_companions(companions, LocalTarget(staging.files))
-            for source in self._sources:
-                source.require_unchanged()
-            staging.publish([*files, *copied])
-        return self._report(plan, info, files)
+        overwrite, resume = self._options.overwrite, self._options.resume
+        with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
+            planned = self._prepared()
+            observer = Identify(
+                self._base,
+                self._tuned,
+                planned.info,
+                known=self._same | self._moved,
+                same=self._same,
+                metadata=self._metadata,
+                workers=self._workers,
+                progress=self._progress,
+                wdelta=self._wdelta,
+                shards=self._shards,
+            )
+            target = Target(staging, place.name, lambda folder, _: copy_companions(companions, LocalTarget(folder)))
+            executed = execute(planned.plan, self._sources, target, self._resources, observer)
+        return self._report(planned, observer.info, executed)
 
     def _prepared(self) -> _Planned:
         """Find out what is the same, choose how the rest is stored, and plan it."""
@@ -162,10 +167,27 @@ class _Diff:
         if self._patch:  # a header comes before what it describes
             self._counts = changed_elements(self._base, self._tuned, self._same, self._workers)
         self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.ways}
-        plan = self._plan()
-        if any(step.spec.params.get("layout") == 2 for step in plan.steps):
+        steps, changes, exact = self._steps()
+        if any(step.spec.params.get("layout") == 2 for step in steps):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
-        return plan
+        removed = [name for name in self._base if name not in self._tuned]
+        info = DeltaInfo(
+            VERSION,
+            self._strategy,
+            self._unknown_base(),
+            self._unknown_base() if self._patch else Identity(),
+            tensors=changes,
+            removed=removed,
+        )
+        options = WriteOptions(digest=self._options.digest)
+        measured = self._options.measure
+        plan = Plan(steps, self._place.format, self._metadata(info), options, measured)
+        return _Planned(plan, info, exact)
+
+    def _metadata(self, info: DeltaInfo) -> Mapping[str, Any]:
+        """Return the metadata of a delta that says ``info`` of itself."""
+        own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
+        return self._place.format.metadata({**own, KEY: info.to_metadata()})
 
     def _measured_ways(self) -> dict[str, Way]:
         """Choose how each tensor's difference is stored, for strategy ``auto``."""
@@ -189,7 +211,8 @@ class _Diff:
             progress=self._progress,
         )
 
-    def _plan(self) -> _Planned:
+    def _steps(self) -> tuple[list[Step], dict[str, Change], dict[str, bool]]:
+        """Return what is stored in the container's order; of every tensor what changes, and whether exactly."""
         steps: list[Step] = []
         changes: dict[str, Change] = {}
         exact: dict[str, bool] = {}
@@ -205,9 +228,7 @@ class _Diff:
             changes[name] = Change(op, tensor.dtype)
             exact[name] = step is None or step.exact
         order = self._place.format.order([step.spec for step in steps])
-        steps = [steps[index] for index in order]
-        jobs = {step.tensor.name: step.job for step in steps if isinstance(step.job, PairJob | WholeJob)}
-        return _Planned(steps, jobs, changes, exact)
+        return [steps[index] for index in order], changes, exact
 
     def _located(self, tensor: Tensor) -> tuple[str, Step]:
         try:
@@ -222,7 +243,7 @@ class _Diff:
             way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
         if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)
-            return "replace", self._checked(Step(tensor, tensor.spec(), MOVED, "moved", exact=True))
+            return "replace", self._checked(Move(tensor, tensor.spec(), source=1))
         if base is None or not (self._wdelta or alike(base, tensor)):
             return "replace", self._whole(tensor)
         codec = delta_codec(way.codec)
@@ -241,17 +262,17 @@ class _Diff:
                 raise
             return "replace", self._whole(tensor)
         differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
-        encoder, _ = reaching(encoder, made, options, differences)
+        encoder, more = reaching(encoder, made, options, differences)
         default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
         spec = encoded_spec(tensor.name, default, encoder, way.encoding)
-        job = PairJob(base, tensor, codec, encoder, spec.parts)
-        return "apply", self._checked(Step(tensor, spec, ENCODED, way.codec, exact=encoder.lossless, job=job))
+        pair = partial(Diff, base=base, codec=codec, encoder=encoder, options={**options, **more})
+        return "apply", self._checked(pair(tensor, spec, ENCODED, way.codec, encoder.lossless))
 
     def _whole(self, tensor: Tensor) -> Step:
         codec = "float_entropy" if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else "dense"
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
         spec = encoded_spec(tensor.name, tensor, encoder, "raw")
-        return self._checked(Step(tensor, spec, ENCODED, codec, exact=True, job=WholeJob(tensor, encoder)))
+        return self._checked(Encode(tensor, spec, ENCODED, codec, encoder=encoder, source=1))
 
     def _checked(self, step: Step) -> Step:
         reason = self._place.format.refuses(step.spec)
@@ -259,114 +280,32 @@ class _Diff:
             raise UnsupportedError(f"{self._place.format.name} cannot carry this: {reason}", rule="delta.container")
         return step
 
-    def _write(self, plan: _Planned, target: LocalTarget) -> tuple[DeltaInfo, list[str]]:
-        removed = [name for name in self._base if name not in self._tuned]
-        info = DeltaInfo(
-            VERSION,
-            self._strategy,
-            self._unknown_base(),
-            self._unknown_base() if self._patch else Identity(),
-            tensors=dict(plan.changes),
-            removed=removed,
-        )
-        specs: list[TensorSpec] = [step.spec for step in plan.steps]
-        options = WriteOptions(digest=self._options.digest)
-        format = self._place.format
-        own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
-        metadata = format.metadata({**own, KEY: info.to_metadata()})
-        require_room(self._place, least_size(specs, format.size(specs, metadata, options)))
-        writer = format.writer(target, self._place.name, specs, metadata, options)
-        try:
-            info = self._drive(plan, writer, info)
-            assert isinstance(writer, LateMetadata)
-            writer.amend(format.metadata({**own, KEY: info.to_metadata()}))
-            return info, writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
-
-    def _drive(self, plan: _Planned, writer: Any, info: DeltaInfo) -> DeltaInfo:
-        """Write all tensors; return what the pass told of base and result."""
-        measured = self._options.measure
-        budget = chunk_budget(self._options.max_ram, plan.steps, self._workers)
-        with Lane("base") as base_lane, Lane("tuned") as tuned_lane, Workers(1) as pool:
-            parent = ParentWatch(base_lane)
-            beside = pool.submit(parent_hash, self._base, self._shards) if self._shards else None
-            contents = (ContentWatch(base_lane), ContentWatch(tuned_lane))
-            for job in plan.jobs.values():
-                if self._wdelta:
-                    job.observe(contents[0] if beside else parent, None, measured=measured)
-                else:
-                    job.observe(*contents, measured=measured)
-            chunkings = [chunking(step, budget, self._workers + 3, measured) for step in plan.steps]
-            if self._options.max_ram is None:  # tensors that go in one piece: no more of them than a large one
-                budget = min(budget, max(_LEAST, *(shape.cost for shape in chunkings), 0))
-            kept = recycled(self._options.max_ram)
-            with Pipeline(
-                plan.steps, chunkings, workers=self._workers, budget=budget, measured=measured, recycled=kept
-            ) as pipeline:
-                drive(pipeline, writer, self._workers, self._finished, self._progress.advance)
-            if self._wdelta:
-                return structs.replace(
-                    info, base=self._parent_identity(plan, beside.result() if beside else parent.hex)
-                )
-        return structs.replace(info, base=self._base_identity(plan), result=self._result_identity(plan))
-
-    def _finished(self, step: Step, record: dict[str, Any], error: ErrorStats) -> None:
-        self._written[step.tensor.name] = (sum(blob[2] for blob in record["blobs"]), error)
-
     def _unknown_base(self) -> Identity:
         """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
         unknown, told = "0" * 64, self._patch if not self._wdelta else self._shards
         return Identity(f"blake3:{unknown}" if told else None, {PARENT: unknown} if self._wdelta else {})
 
-    def _parent_identity(self, plan: _Planned, parent: str) -> Identity:
-        """Return what a ``.wdelta`` says of its base; of a sharded one its content too, for the hash goes by shards."""
-        return Identity(self._base_identity(plan).content if self._shards else None, {PARENT: parent})
-
-    def _base_identity(self, plan: _Planned) -> Identity:
-        digests = {name: job.base_id for name, job in plan.jobs.items()} | self._same
-        known = {
-            name: TensorId(self._base[name].dtype, self._base[name].shape, digest)
-            for name, digest in digests.items()
-            if digest is not None
-        }
-        rest = [tensor for name, tensor in self._base.items() if name not in known]
-        known |= tensor_ids(rest, workers=self._workers)
-        for tensor in rest:
-            self._progress.advance(tensor.nbytes, tensor.name)
-        return Identity(content_of(known))
-
-    def _result_identity(self, plan: _Planned) -> Identity:
-        digests = {name: job.result_id or "" for name, job in plan.jobs.items()} | self._same | self._moved
-        return Identity(
-            content_of({name: TensorId(item.dtype, item.shape, digests[name]) for name, item in self._tuned.items()})
-        )
-
-    def _report(self, plan: _Planned, info: DeltaInfo, files: list[str]) -> DiffReport:
-        codecs = {step.tensor.name: step.spec.codec for step in plan.steps}
+    def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:
+        written = {item.step.spec.name: item for item in executed.done}
         tensors = []
         for name, change in info.tensors.items():
-            tensor = self._tuned[name]
-            nbytes, error = self._written.get(name, (0, ErrorStats()))
-            lossy = not plan.exact[name] and error.count
-            job = plan.jobs.get(name)
-            moved = job.squared_difference if isinstance(job, PairJob) else 0.0
+            tensor, done, exact = self._tuned[name], written.get(name), planned.exact[name]
+            lossy = done is not None and not exact and done.error.count > 0
+            moved = done.notes.get("moved", 0.0) if done else 0.0
             tensors.append(
                 TensorDiff(
                     name=name,
                     shape=tensor.shape,
                     dtype=tensor.dtype,
                     op=change.op,
-                    codec=codecs.get(name, ""),
-                    nbytes=nbytes,
+                    codec=done.step.spec.codec if done else "",
+                    nbytes=done.nbytes if done else 0,
                     tuned_nbytes=tensor.nbytes,
-                    exact=plan.exact[name],
-                    error=error.summary() if lossy else None,
-                    left=error.squared_error / moved if lossy and moved else None,
+                    exact=exact,
+                    error=done.error.summary() if done and lossy else None,
+                    left=done.error.squared_error / moved if done and lossy and moved else None,
                 )
             )
-        folder = self._place.path if self._place.directory else self._place.path.parent
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,
@@ -376,9 +315,10 @@ class _Diff:
             tensors=tensors,
             removed=info.removed,
             tuned_nbytes=self._tuned.nbytes,
-            size=sum((Path(folder) / name).stat().st_size for name in files),
+            size=executed.size,
             seconds=0.0,
             base_id=info.base.content,
             result_id=info.result.content,
             parent_hash=info.base.hashes.get(PARENT),
+            resumed=executed.resumed,
         )

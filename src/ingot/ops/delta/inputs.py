@@ -7,17 +7,18 @@ from collections.abc import Container, Mapping
 import numpy as np
 
 from ingot.codecs.delta.sparse_patch import words
-from ingot.core.checksums import Blake3
-from ingot.core.dtypes import DTYPES
+from ingot.core.checksums import Blake3, hex_of
+from ingot.core.dtypes import DTYPES, file_bytes
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
 from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.route import is_opaque
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
-from ingot.ops.delta.chain import base_routes, is_opaque
-from ingot.ops.identity import file_bytes, hex_of, tensor_digest
+from ingot.ops.delta.chain import base_routes
+from ingot.ops.identity import tensor_digest
 
 _COMPARED = 1 << 20
 

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.options import about
-from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, THREADS, AnyPath, Digest
+from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, RESUME, THREADS, AnyPath, Digest
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
@@ -48,6 +48,7 @@ class DiffOptions:
     verify: bool = field(default=True, metadata=about("Check the sources' digests."))
     measure: bool = field(default=True, metadata=about("Measure the error of what is not exact."))
     overwrite: bool = field(default=False, metadata=OVERWRITE)
+    resume: bool = field(default=False, metadata=RESUME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class PatchOptions:
     threads: int | None = field(default=None, metadata=THREADS)
     io: str = field(default="pread", metadata=IO)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
+    resume: bool = field(default=False, metadata=RESUME)
     check_digests: bool = field(
         default=True, metadata=about("Check the digests of base and deltas while reading.", command=False)
     )

@@ -23,14 +23,14 @@ from itertools import chain
 import numpy as np
 
 from ingot.codecs.table import CODECS
-from ingot.core.checksums import Sha256
+from ingot.core.checksums import Sha256, hex_of
+from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import default_workers, ordered
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import Buffer
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Tensor
-from ingot.ops.identity import file_bytes, hex_of
 
 _PIECE = 4 * CHUNK
 _CHUNK = 1 << 20

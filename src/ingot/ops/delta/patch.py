@@ -6,37 +6,35 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
-from pathlib import Path
-from typing import Any
 
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
-from ingot.core.parallel import Workers, default_workers
 from ingot.core.progress import Progress
-from ingot.core.stats import ErrorStats
-from ingot.engine.drive import chunk_budget, drive, recycled
-from ingot.engine.pipeline import Pipeline, chunking
-from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.engine.execute import Target, execute
+from ingot.engine.plan import Plan
+from ingot.engine.resources import Resources
+from ingot.engine.route import Patch, Route
+from ingot.engine.specs import encoded_spec
+from ingot.engine.steps import Move
+from ingot.engine.work import Step
+from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY
 from ingot.model.limits import require_in_proportion
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
-from ingot.ops.convert.plan import DECODED, MOVED, Step
 from ingot.ops.convert.requests import DEFAULT_SHARD
-from ingot.ops.delta.chain import Link, Route, link_of, stages
+from ingot.ops.delta.chain import Link, link_of, stages
 from ingot.ops.delta.options import PatchOptions
-from ingot.ops.delta.patch_job import PatchJob
 from ingot.ops.delta.proof import Proof
 from ingot.ops.delta.report import PatchReport
-from ingot.ops.destination import Destination, destination, require_room, stage
+from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
 from ingot.ops.options import AnyPath
-from ingot.ops.specs import encoded_spec
 from ingot.stores.local import LocalTarget
 
 
@@ -45,6 +43,7 @@ def patch(options: PatchOptions) -> PatchReport:
     """Apply a delta, or several in order, to ``base`` and write the result, dense, in the fine-tune's element types.
 
     Of a chain, each delta's base is what the one before gives. A folder gets the base's container and companion files.
+    With ``resume`` the output is byte for byte that of an uninterrupted run.
 
     Returns
     -------
@@ -83,12 +82,6 @@ def _destination(out: AnyPath, format: str | None, base: Source) -> Destination:
     return destination(out, base.format.name) if place.directory and format is None else place
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    steps: list[Step]
-    jobs: dict[str, PatchJob]
-
-
 class _Patch:
     """One run."""
 
@@ -96,25 +89,22 @@ class _Patch:
         self._sources, self._place, self._options = sources, place, options
         self._base = weights_of(sources[0])
         self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
-        self._workers = options.threads or default_workers()
-        self._progress = Progress(
-            self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links), options.progress
-        )
+        read = self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links)
+        progress = Progress(read, options.progress)
+        self._resources = Resources(options.max_ram, options.threads, progress)
 
     def run(self) -> PatchReport:
         options, place = self._options, self._place
         found = stages(self._base, self._links)
         require_in_proportion((route.origin for route in found[-1].values()), str(place.path))
-        proof = Proof(self._links, found, base=options.verify_base, result=options.verify)
+        base, result, workers = options.verify_base, options.verify, self._resources.workers
+        proof = Proof(self._links, found, base=base, result=result, workers=workers)
         plan = self._plan(found[-1], proof.order or ())
-        companions = {**self._base.companions, **self._links[-1].checkpoint.companions}
-        with stage(place, overwrite=options.overwrite, names=companions) as staging:
-            files = self._write(plan, proof, LocalTarget(staging.files))
-            copied = copy_companions(companions, LocalTarget(staging.files)) if place.directory else []
-            for source in self._sources:
-                source.require_unchanged()
-            staging.publish([*files, *copied])
-        folder = place.path if place.directory else place.path.parent
+        companions = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
+        overwrite, resume = options.overwrite, options.resume
+        with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
+            target = Target(staging, place.name, lambda folder, _: copy_companions(companions, LocalTarget(folder)))
+            executed = execute(plan, self._sources, target, self._resources, proof)
         return PatchReport(
             base=self._sources[0].location,
             deltas=[source.location for source in self._sources[1:]],
@@ -122,33 +112,38 @@ class _Patch:
             format=place.format.name,
             tensors=len(plan.steps),
             ops=dict(Counter(change.op for link in self._links for change in link.info.tensors.values())),
-            size=sum((Path(folder) / name).stat().st_size for name in files),
+            size=executed.size,
             seconds=0.0,
-            verified_base=options.verify_base,
+            verified_base=base,
             verified=proof.result_id is not None,
-            files=files,
-            companions=copied,
+            files=executed.files,
+            companions=executed.companions,
             result_id=proof.result_id,
+            resumed=executed.resumed,
         )
 
-    def _plan(self, routes: dict[str, Route], first: Sequence[str]) -> _Planned:
+    def _plan(self, routes: dict[str, Route], first: Sequence[str]) -> Plan:
+        """Make every tensor, in the order in which what is proven is hashed best."""
+        format = self._place.format
         names = dict.fromkeys([*(name for name in first if name in routes), *routes])
         steps = [self._step(routes[name]) for name in names]
-        order = self._place.format.order([step.spec for step in steps])
-        steps = [steps[index] for index in order]
-        jobs = {step.tensor.name: step.job for step in steps if isinstance(step.job, PatchJob)}
-        return _Planned(steps, jobs)
+        steps = [steps[index] for index in format.order([step.spec for step in steps])]
+        own = self._links[-1].checkpoint.metadata
+        own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
+        shard = DEFAULT_SHARD if self._place.directory else None
+        options = WriteOptions(digest=self._options.digest, max_shard=shard)
+        return Plan(steps, format, format.metadata(own), options, measured=False)
 
     def _step(self, route: Route) -> Step:
         if route.opaque:
-            return self._checked(Step(route.origin, route.origin.spec(), MOVED, "moved", exact=True))
+            return self._checked(Move(route.origin, route.origin.spec(), source=route.born))
         tensor = replace(route.origin, dtype=route.dtype)
         wanted, options = self._options.dtype, {}
         if wanted is not None and DTYPES[route.dtype].is_float:
             options = {"dtype": resolve_dtype(wanted).name}
         encoder = CODECS["dense"].encoder(route.shape, route.dtype, options)
         spec = encoded_spec(route.name, tensor, encoder, "raw")
-        return self._checked(Step(tensor, spec, DECODED, "patch", exact=True, job=PatchJob(route, encoder)))
+        return self._checked(Patch(tensor, spec, rule="patch", route=route, encoder=encoder, options=options))
 
     def _checked(self, step: Step) -> Step:
         reason = self._place.format.refuses(step.spec)
@@ -159,35 +154,3 @@ class _Patch:
                 where=step.spec.name,
             )
         return step
-
-    def _write(self, plan: _Planned, proof: Proof, target: LocalTarget) -> list[str]:
-        format, specs = self._place.format, [step.spec for step in plan.steps]
-        own = self._links[-1].checkpoint.metadata
-        own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
-        shard = DEFAULT_SHARD if self._place.directory else None
-        options = WriteOptions(digest=self._options.digest, max_shard=shard)
-        require_room(self._place, format.size(specs, format.metadata(own), options))
-        writer = format.writer(target, self._place.name, specs, format.metadata(own), options)
-        try:
-            budget = chunk_budget(self._options.max_ram, plan.steps, self._workers)
-            kept = recycled(self._options.max_ram)
-            with Workers(1) as beside, proof.watching(plan.jobs, [step.spec.name for step in plan.steps]):
-                whole = [beside.submit(source.require_whole) for source in self._sources]
-                chunkings = [chunking(step, budget, self._workers + 3, measured=False) for step in plan.steps]
-                with Pipeline(
-                    plan.steps, chunkings, workers=self._workers, budget=budget, measured=False, recycled=kept
-                ) as pipeline:
-                    drive(pipeline, writer, self._workers, _finished, self._progress.advance)
-                for checked in whole:
-                    checked.result()
-                proof.check(plan.jobs, self._workers)
-            return writer.finish()
-        except BaseException as error:
-            writer.abort()
-            if isinstance(error, CodecError):
-                proof.blame(error)
-            raise
-
-
-def _finished(step: Step, record: dict[str, Any], error: ErrorStats) -> None:
-    """Nothing to note: a patch is not measured, and not resumed."""

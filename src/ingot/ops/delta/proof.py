@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
-from ingot.core.checksums import Blake3, Sha256
+from ingot.core.checksums import Blake3, Sha256, hex_of
+from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import ordered
-from ingot.engine.watch import ContentWatch, ParentWatch, Watch
+from ingot.engine.execute import Done, Observer
+from ingot.engine.pipeline import Watching
+from ingot.engine.plan import Plan
+from ingot.engine.route import Patch, Route
+from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
+from ingot.engine.work import Step
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.ops.delta.chain import Link, Route
+from ingot.ops.delta.chain import Link
+from ingot.ops.delta.observe import PARENT
 from ingot.ops.delta.parent import matching_order, parent_orders
-from ingot.ops.delta.patch_job import PatchJob
-from ingot.ops.identity import Lane, TensorId, content_of, file_bytes, hex_of, tensor_digest
-
-PARENT = "wdelta"
+from ingot.ops.identity import TensorId, content_of, tensor_digest
 
 
-class Proof:
+class Proof(Observer):
     """Which stages are hashed, how, and what they must be.
 
     Parameters
@@ -34,6 +39,8 @@ class Proof:
     result : bool or None
         Whether the result is to be proven. None: where the last link states one and the base is proven, since from
         another base something else must come.
+    workers : int
+        Threads that hash what does not pass.
 
     Raises
     ------
@@ -44,12 +51,19 @@ class Proof:
     """
 
     def __init__(
-        self, links: Sequence[Link], stages: Sequence[Mapping[str, Route]], *, base: bool, result: bool | None
+        self,
+        links: Sequence[Link],
+        stages: Sequence[Mapping[str, Route]],
+        *,
+        base: bool,
+        result: bool | None,
+        workers: int,
     ) -> None:
         self._links, self._stages = links, stages
         self._contents: dict[int, str] = {}
         self._parents: dict[int, str] = {}
         self._watches: dict[int, Watch] = {}
+        self._workers = workers
         self.result_id: str | None = None
         for stage in range(len(links)) if base else ():
             self._expect_base(stage)
@@ -77,28 +91,26 @@ class Proof:
         return orders.get("shards", orders["sorted"])
 
     @contextmanager
-    def watching(self, jobs: Mapping[str, PatchJob], order: Sequence[str]) -> Iterator[None]:
-        """Hash what passes through ``jobs``, which run in ``order``, inside this block; ``check`` comes at its end."""
+    def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
         with ExitStack() as stack:
             for stage in sorted({*self._contents, *self._parents}):
                 lane = stack.enter_context(Lane(f"hash{stage}"))
                 if stage in self._contents:
                     self._watches[stage] = ContentWatch(lane)
-                elif self._passes(stage, jobs, order):
+                elif not resumed and self._passes(stage, plan.steps):
                     self._watches[stage] = ParentWatch(lane)
-            for name, job in jobs.items():
-                job.observe(
-                    {stage: watch for stage, watch in self._watches.items() if self._on_the_way(stage, name, job)}
-                )
-            yield
 
-    def check(self, jobs: Mapping[str, PatchJob], workers: int) -> None:
-        """Compare all hashes with what they must be, after the last chunk.
+            def of_step(step: Step) -> Watches:
+                if not isinstance(step, Patch):
+                    return {}
+                return {stage: watch for stage, watch in self._watches.items() if self._on_the_way(stage, step)}
 
-        Raises ``IntegrityError`` ``delta.base`` or ``delta.result``.
-        """
+            yield of_step
+
+    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any] | None:
+        """Compare all hashes with what they must be; raises ``IntegrityError`` ``delta.base`` or ``delta.result``."""
         for stage, expected in self._contents.items():
-            found = content_of(self._ids(stage, jobs, workers))
+            found = content_of(self._ids(stage, done))
             if stage == len(self._links):
                 self.result_id = found
                 if found != expected:
@@ -114,8 +126,9 @@ class Proof:
             found = watch.hex if isinstance(watch, ParentWatch) else self._parent(stage)
             if found != expected and not self._in_another_order(stage, expected):
                 raise self._wrong(stage, expected, found)
+        return None
 
-    def blame(self, error: CodecError) -> None:
+    def explain(self, error: CodecError) -> None:
         """Look whether a delta could not be applied because its base is another one.
 
         Raises ``IntegrityError`` ``delta.base`` if so.
@@ -123,7 +136,7 @@ class Proof:
         for stage in sorted({*self._contents, *self._parents} - {len(self._links)}):
             expected = self._contents.get(stage) or self._parents[stage]
             try:
-                found = content_of(self._ids(stage, {}, 0)) if stage in self._contents else self._parent(stage)
+                found = content_of(self._ids(stage, ())) if stage in self._contents else self._parent(stage)
             except CodecError:  # it comes from an earlier stage then
                 return
             if found != expected and (stage in self._contents or not self._in_another_order(stage, expected)):
@@ -147,28 +160,27 @@ class Proof:
                 where=link.location,
             )
 
-    def _on_the_way(self, stage: int, name: str, job: PatchJob) -> bool:
-        """Whether the job makes just the values that its tensor has at ``stage``."""
+    def _on_the_way(self, stage: int, step: Patch) -> bool:
+        """Whether the step makes just the values that its tensor has at ``stage``."""
+        name = step.spec.name
         route = self._stages[stage].get(name)
         covered = stage in self._contents or name in self._links[stage].info.tensors
-        return covered and route is not None and route.leads_to(job.route)
+        return covered and route is not None and route.leads_to(step.route)
 
-    def _passes(self, stage: int, jobs: Mapping[str, PatchJob], order: Sequence[str]) -> bool:
+    def _passes(self, stage: int, steps: Sequence[Step]) -> bool:
         """Whether all tensors of a parent hash are read one after the other, in its order: then it comes on the way."""
         if stage:
             return False
-        wanted = list(self._order(stage))
-        covered = [name for name in order if name in self._links[stage].info.tensors]
-        return covered == wanted and all(name in jobs and self._on_the_way(stage, name, jobs[name]) for name in covered)
+        covered = [step for step in steps if step.spec.name in self._links[stage].info.tensors]
+        return [step.spec.name for step in covered] == list(self._order(stage)) and all(
+            isinstance(step, Patch) and self._on_the_way(stage, step) for step in covered
+        )
 
-    def _ids(self, stage: int, jobs: Mapping[str, PatchJob], workers: int) -> dict[str, TensorId]:
-        digests, rest = {}, []
-        for name, route in self._stages[stage].items():
-            job = jobs.get(name)
-            if job is not None and self._on_the_way(stage, name, job):
-                digests[name] = job.digest(stage)
-            else:
-                rest.append(route)
+    def _ids(self, stage: int, done: Sequence[Done]) -> dict[str, TensorId]:
+        passed = {item.step.spec.name: item.digest(stage) for item in done}
+        digests = {name: digest for name, digest in passed.items() if digest is not None}
+        rest = [route for name, route in self._stages[stage].items() if name not in digests]
+        workers = self._workers if done else 0
         digests |= dict(ordered(lambda route: (route.name, _digest(route)), rest, workers))
         return {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self._stages[stage].items()}
 

@@ -36,7 +36,7 @@ class DiffReport:
     """A finished delta. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
 
     ``base_id`` and ``result_id`` are content ids (``ops.identity``), None where the container has other ones:
-    ``parent_hash`` is a ``.wdelta``'s.
+    ``parent_hash`` is a ``.wdelta``'s. ``resumed`` tensors are from an earlier run.
     """
 
     base: str
@@ -52,6 +52,7 @@ class DiffReport:
     base_id: str | None = None
     result_id: str | None = None
     parent_hash: str | None = None
+    resumed: int = 0
 
     @property
     def share(self) -> float:
@@ -85,7 +86,8 @@ class DiffReport:
 class PatchReport:
     """A finished patch. ``verified_base`` and ``verified`` tell what was proven: the base, the result.
 
-    ``result_id`` is the content id of the result in the fine-tune's element types, where it was computed.
+    ``result_id`` is the content id of the result in the fine-tune's element types, where it was computed. ``resumed``
+    tensors are from an earlier run.
     """
 
     base: str
@@ -101,3 +103,4 @@ class PatchReport:
     files: Sequence[str]
     companions: Sequence[str] = ()
     result_id: str | None = None
+    resumed: int = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ingot.engine.route import Layer, Route
 from ingot.errors import FormatError
 from ingot.model.tensor import Array
-from ingot.ops.delta.chain import Layer, Route
 from ingot.ops.delta.state import address
 
 

@@ -19,10 +19,10 @@ from ingot.core import checksums
 from ingot.core.buffers import scratch
 from ingot.core.changes import few_changes
 from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.dtypes import file_bytes
 from ingot.core.floats import cast_into
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.identity import file_bytes
 
 _EXACT = "delta_exact"
 # Up to one changed element in so many, gaps and steps are made faster than they are coded.

@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.core.memory import parse_size
-from ingot.engine import pipeline
+from ingot.engine import cost
 from ingot.errors import CodecError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
 from ingot.ops.convert.convert import prepare
 
@@ -65,8 +65,8 @@ def test_bytes_do_not_depend_on_threads_or_chunks(
 ) -> None:
     ingot.convert(model, tmp_path / "one.zt", recipe, threads=1)
     expected = (tmp_path / "one.zt").read_bytes()
-    monkeypatch.setattr(pipeline, "CHUNK_ELEMENTS", 500)
-    monkeypatch.setattr(pipeline, "MOVE_BYTES", 777)
+    monkeypatch.setattr(cost, "CHUNK_ELEMENTS", 500)
+    monkeypatch.setattr(cost, "MOVE_BYTES", 777)
     ingot.convert(model, tmp_path / "many.zt", recipe, threads=5)
     assert (tmp_path / "many.zt").read_bytes() == expected
 

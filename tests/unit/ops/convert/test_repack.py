@@ -15,7 +15,7 @@ from ingot.cli.convert import print_report
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.repack import AffineRepack
 from ingot.core.progress import ProgressEvent
-from ingot.engine import pipeline
+from ingot.engine import cost
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import memory_part
@@ -117,7 +117,7 @@ def test_there_and_back(source: Path, tmp_path: Path) -> None:
 def test_bytes_depend_on_no_threads_or_chunks(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingot.convert(source, tmp_path / "one.squizd", threads=1)
     for size in (1, 777, 3000):
-        monkeypatch.setattr(pipeline, "MOVE_BYTES", size)
+        monkeypatch.setattr(cost, "MOVE_BYTES", size)
         ingot.convert(source, tmp_path / "many.squizd", threads=5, overwrite=True)
         assert (tmp_path / "many.squizd").read_bytes() == (tmp_path / "one.squizd").read_bytes()
 

@@ -18,11 +18,13 @@ import pytest
 import ingot
 from ingot.codecs.delta.base import delta_codec
 from ingot.core.progress import ProgressEvent
-from ingot.engine import work
+from ingot.engine import cost
+from ingot.engine.pair import Diff
+from ingot.engine.specs import encoded_spec
+from ingot.engine.work import Room
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.delta.jobs import PairJob
 from ingot.ops.delta.proof import Proof
 from ingot.ops.delta.strategy import Way, choices
 from ingot.ops.identity import content_id
@@ -163,7 +165,7 @@ class TestExact:
 
     def test_chunks_and_threads_do_not_show(self, model, tuned, tmp_path, monkeypatch):
         ingot.diff(model, tuned, tmp_path / "a.zt")
-        monkeypatch.setattr(work, "CHUNK_ELEMENTS", 500)
+        monkeypatch.setattr(cost, "CHUNK_ELEMENTS", 500)
         monkeypatch.setattr("ingot.ops.delta.jobs.CHUNK_ELEMENTS", 500)
         ingot.diff(model, tuned, tmp_path / "b.zt", threads=1)
         assert (tmp_path / "a.zt").read_bytes() == (tmp_path / "b.zt").read_bytes()
@@ -575,8 +577,9 @@ class TestWdelta:
         way = choices(strategy, tensor.name, tensor.shape, tensor.dtype, "wdelta")
         codec = delta_codec(way.codec)
         encoder = codec.encoder(tensor.shape, tensor.dtype, way.options)
-        job = PairJob(tensor, tensor, codec, encoder, encoder.parts)
-        assert job.chunking(1 << 28, 5).cost * 5 <= 1 << 28
+        spec = encoded_spec(tensor.name, tensor, encoder, "raw")
+        step = Diff(tensor, spec, "encoded", way.codec, base=tensor, codec=codec, encoder=encoder)
+        assert step.chunking(Room(1 << 28, 5)).cost * 5 <= 1 << 28
 
     @pytest.mark.parametrize("sharded", [False, True])
     def test_the_peer_takes_it(self, pair, model, tmp_path, sharded):

@@ -1,0 +1,101 @@
+"""Steps as JSON takes them, and back: what another process needs to run them on the same sources."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from ingot.engine.pair import Diff
+from ingot.engine.route import Patch
+from ingot.engine.steps import Encode, Move, Repack
+from ingot.engine.work import Step
+from ingot.model.spec import TensorSpec
+
+_BYTES, _ARRAY, _FLOAT = "$bytes", "$array", "$float"
+
+
+def step_data(step: Step) -> dict[str, Any]:
+    """Return a step as JSON takes it: its kind, what it reads, what it writes, and by which options."""
+    data = {"spec": spec_data(step.spec), "action": step.action, "rule": step.rule, "exact": step.exact}
+    match step:
+        case Move():
+            return {"kind": "move", **data, "source": step.source, "tensor": step.tensor.name}
+        case Repack():
+            return {"kind": "repack", **data, "source": step.source, "tensor": step.tensor.name}
+        case Encode():
+            found = {"kind": "encode", **data, "source": step.source, "tensor": step.tensor.name}
+            return found | {"options": plain(step.options), "keeps_weights": step.keeps_weights}
+        case Diff():
+            return {"kind": "diff", **data, "tensor": step.tensor.name, "options": plain(step.options)}
+        case Patch():
+            route = step.route
+            stages = [[layer.stage, layer.dtype] for layer in route.layers]
+            return {"kind": "patch", **data, "born": route.born, "layers": stages, "options": plain(step.options)}
+        case _:
+            raise TypeError(f"no data for a step {type(step).__name__}")
+
+
+def spec_data(spec: TensorSpec) -> dict[str, Any]:
+    """Return a spec as JSON takes it."""
+    return {
+        "name": spec.name,
+        "shape": list(spec.shape),
+        "dtype": spec.dtype,
+        "codec": spec.codec,
+        "parts": [asdict(part) for part in spec.parts],
+        "params": plain(spec.params),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON takes it: bytes, arrays and floats that JSON has no words for become marked objects."""
+    match value:
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case bytes() | bytearray() | memoryview():
+            return {_BYTES: b64encode(value).decode()}
+        case np.ndarray():
+            data = b64encode(np.ascontiguousarray(value).tobytes()).decode()
+            return {_ARRAY: [value.dtype.str, list(value.shape), data]}
+        case float() if not isfinite(value):
+            return {_FLOAT: str(value)}
+        case list() | tuple():
+            return [plain(item) for item in value]
+    return plain(value.item()) if isinstance(value, np.generic) else value
+
+
+def unplain(value: Any) -> Any:
+    """Return what ``plain`` was given; raises ``ValueError`` for a marked object that it did not make."""
+    if isinstance(value, list):
+        return [unplain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((mark, content),) = value.items()
+        if mark == _BYTES:
+            return b64decode(_text(content), validate=True)
+        if mark == _FLOAT:
+            return float(_text(content))
+        if mark == _ARRAY:
+            return _array(content)
+    return {key: unplain(item) for key, item in value.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {type(value).__name__}")  # noqa: TRY004 - of what was read
+    return value
+
+
+def _array(content: Any) -> Any:
+    if not isinstance(content, list) or len(content) != 3 or not isinstance(content[1], list):
+        raise ValueError("expected type, shape and values of an array")
+    if content[0] not in ("<f8", "<f4", "<i8", "|u1", "|b1"):
+        raise ValueError(f"expected an array of plain numbers, found {content[0]!r:.40}")
+    values = np.frombuffer(b64decode(_text(content[2]), validate=True), content[0])
+    return values.reshape([int(size) for size in content[1]])

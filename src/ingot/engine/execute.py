@@ -1,0 +1,292 @@
+"""Running a plan: staging, journal, budget, pipeline, digests of whole files, and one publication at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ingot.core.atomic import Staging
+from ingot.core.disk import occupied, require_disk
+from ingot.core.parallel import Workers
+from ingot.core.stats import ErrorStats
+from ingot.engine.data import step_data
+from ingot.engine.frames import TensorSink
+from ingot.engine.journal import Journal, fingerprint, intact
+from ingot.engine.pipeline import Begin, Chunk, End, Pipeline, Watching, nothing
+from ingot.engine.plan import Plan
+from ingot.engine.resources import Resources, cut
+from ingot.engine.work import Chunking, Step
+from ingot.errors import CodecError
+from ingot.formats.base import FormatWriter, LateMetadata
+from ingot.model.attachments import NOTHING
+from ingot.model.limits import require_in_proportion
+from ingot.stores.local import LocalTarget
+
+
+class Input(Protocol):
+    """An opened artifact that a plan reads from."""
+
+    def identity(self) -> Any:
+        """Return what tells it from another, as JSON takes it."""
+        ...
+
+    def require_whole(self) -> None:
+        """Compare the digest over the whole file, where there is one and digests are to be checked."""
+        ...
+
+    def require_unchanged(self) -> None:
+        """Refuse what was written to since it was opened."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that is written: its spec with what was learnt, bytes, sums of its error, what its chunks told."""
+
+    step: Step
+    nbytes: int
+    error: ErrorStats
+    notes: Mapping[str, Any]
+
+    def digest(self, point: int) -> str | None:
+        """Return the hex of the values that passed at ``point``; None where they were not hashed."""
+        found: Mapping[str, str] = self.notes.get("digests", {})
+        return found.get(str(point))
+
+
+class Observer:
+    """Who looks on while values pass. This one looks at nothing."""
+
+    def watching(self, plan: Plan, resumed: int) -> AbstractContextManager[Watching]:
+        """Return what tells for each step what is hashed, for as long as the plan runs.
+
+        The first ``resumed`` steps were written by an earlier run, and do not pass.
+        """
+        return _unwatched()
+
+    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any] | None:
+        """Look at the finished steps, before anything is published; return metadata that is only known now.
+
+        Raises what refuses the result.
+        """
+        return None
+
+    def explain(self, error: CodecError) -> None:
+        """Raise a better error than the one that ended the run, where there is one."""
+
+
+@contextmanager
+def _unwatched() -> Iterator[Watching]:
+    yield nothing
+
+
+OBLIVIOUS = Observer()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a plan's files go: they are made in ``staging``, the weights under ``name``.
+
+    ``beside`` gets the folder and the names of the written files, puts there what travels along, and returns the names
+    of that.
+    """
+
+    staging: Staging
+    name: str
+    beside: Callable[[Path, Sequence[str]], Sequence[str]] = lambda folder, written: ()
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What was published: the steps in order, names of weight files and of those beside, bytes of the former.
+
+    The first ``resumed`` steps are from an earlier run.
+    """
+
+    done: Sequence[Done]
+    files: Sequence[str]
+    companions: Sequence[str]
+    size: int
+    resumed: int
+
+
+def execute(
+    plan: Plan, inputs: Sequence[Input], target: Target, resources: Resources, observer: Observer = OBLIVIOUS
+) -> Executed:
+    """Run all steps and publish the result, whole or not at all.
+
+    What an interrupted run of the same plan has left in the staging folder is checked and taken over. Nothing is
+    published where a source was written to meanwhile, or a digest of a whole file does not fit.
+
+    Parameters
+    ----------
+    plan : Plan
+    inputs : sequence of Input
+        All that the plan reads from. Their identities and the plan determine the result's bytes.
+    target : Target
+    resources : Resources
+    observer : Observer, optional
+
+    Raises
+    ------
+    UsageError
+        ``resume.changed``: what was left is of another plan or source.
+    CodecError, FormatError, IntegrityError, ResourceError
+        Nothing is left under the final name.
+    """
+    staging = target.staging
+    decoded = (tensor for step in plan.steps if (tensor := step.decodes) is not None)
+    require_in_proportion(decoded, str(staging.dst))
+    chunkings, budget = cut(plan.steps, resources, measured=plan.measured)
+    with Workers(1, "ingot-whole") as beside:
+        run = _Run(plan, target, resources, observer)
+        whole = beside.submit(_require_whole, inputs)
+        run.prepare([source.identity() for source in inputs])
+        files = run.write(chunkings, budget, whole.result)
+    companions = list(target.beside(staging.files, files))
+    for source in inputs:
+        source.require_unchanged()
+    size = sum((staging.files / name).stat().st_size for name in files)
+    staging.publish([*files, *(name for name in companions if name not in files)])
+    return Executed(run.done, files, companions, size, run.resumed)
+
+
+def _require_whole(inputs: Sequence[Input]) -> None:
+    for source in inputs:
+        source.require_whole()
+
+
+class _Run:
+    """One run of a plan into a staging folder."""
+
+    def __init__(self, plan: Plan, target: Target, resources: Resources, observer: Observer) -> None:
+        self._plan, self._target, self._resources, self._observer = plan, target, resources, observer
+        self._files = target.staging.files
+        self.done: list[Done] = []
+        self.resumed = 0
+
+    def prepare(self, identities: Sequence[Any]) -> None:
+        """Take over what an earlier run has left, and make room for the rest."""
+        plan, staging = self._plan, self._target.staging
+        options = asdict(replace(plan.options, attachments=NOTHING))
+        what = {
+            "format": plan.format.name,
+            "name": ascii(self._target.name),
+            "options": options,
+            "metadata": ascii(plan.metadata),
+            "steps": [step_data(step) for step in plan.steps],
+        }
+        self._journal = Journal(staging.journal, fingerprint(identities, what))
+        records = self._intact(self._journal.earlier()) if staging.resuming else []
+        self.resumed = len(records)
+        _clear(self._files, records)
+        self._writer = self._restored(records)
+        require_disk(plan.least - occupied(self._files), staging.folder.parent, str(staging.dst))
+        self._journal.start(records)
+
+    def write(self, chunkings: Sequence[Chunking], budget: int, checked: Callable[[], object]) -> list[str]:
+        """Run what is left; return the names of the finished files. ``checked`` waits for the sources' digests."""
+        plan, writer, resources, start = self._plan, self._writer, self._resources, self.resumed
+        try:
+            with self._observer.watching(plan, start) as watching:
+                with Pipeline(
+                    plan.steps[start:],
+                    chunkings[start:],
+                    workers=resources.workers,
+                    budget=budget,
+                    measured=plan.measured,
+                    recycled=resources.recycled,
+                    watching=watching,
+                ) as pipeline:
+                    self._drive(pipeline)
+                checked()
+                metadata = self._observer.conclude(self.done)
+            if metadata is not None:
+                assert isinstance(writer, LateMetadata)
+                writer.amend(metadata)
+            return writer.finish()
+        except BaseException as error:
+            writer.abort()
+            if isinstance(error, CodecError):
+                self._observer.explain(error)
+            raise
+        finally:
+            self._journal.close()
+
+    def _drive(self, pipeline: Pipeline) -> None:
+        """Take the pipeline's events in order and write."""
+        sink: TensorSink | None = None
+        error, advance = ErrorStats(), self._resources.progress.advance
+        pending = self._resources.workers + 2
+        for event in pipeline.events():
+            if isinstance(event, Begin):
+                step = event.step
+                sink = TensorSink(
+                    self._writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending
+                )
+                error = ErrorStats()
+                advance(0, step.tensor.name)
+            elif isinstance(event, Chunk):
+                assert sink is not None
+                encoded = event.result.result()
+                sink.write(encoded.parts)
+                if encoded.settle is not None:
+                    encoded.settle()
+                error = error + (encoded.error or ErrorStats())
+                pipeline.done(event)
+                advance(event.in_bytes, "")
+            elif isinstance(event, End):
+                assert sink is not None
+                self._finished(event, sink.close(), error)
+
+    def _finished(self, event: End, record: dict[str, Any], error: ErrorStats) -> None:
+        nbytes, notes = sum(blob[2] for blob in record["blobs"]), event.running.notes()
+        params = dict(event.step.spec.params)  # with what fit passes learnt, which no plan knows
+        self._journal.append(
+            {"written": record, "nbytes": nbytes, "error": asdict(error), "params": params, "notes": notes}
+        )
+        self.done.append(Done(event.step, nbytes, error, notes))
+        event.running.forget()
+
+    def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the leading records whose bytes are all there."""
+        good: list[dict[str, Any]] = []
+        for record, step in zip(earlier, self._plan.steps, strict=False):
+            if record["written"]["name"] != step.spec.name or not intact(record["written"], self._files):
+                break
+            good.append(record)
+        return good
+
+    def _restored(self, records: list[dict[str, Any]]) -> FormatWriter:
+        """Start a writer that knows the tensors of ``records``, which lie in the files."""
+        plan = self._plan
+        learnt = [replace(spec, params=record["params"]) for record, spec in zip(records, plan.specs, strict=False)]
+        specs = [*learnt, *plan.specs[len(records) :]]
+        writer = plan.format.writer(LocalTarget(self._files), self._target.name, specs, plan.metadata, plan.options)
+        for record, step, spec in zip(records, plan.steps, learnt, strict=False):
+            writer.restore(record["written"])
+            error = ErrorStats(**record["error"])
+            self.done.append(Done(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
+            self._resources.progress.advance(step.in_bytes)
+        return writer
+
+
+def _clear(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Cut the files behind the tensors of ``records``, and remove everything else."""
+    ends: dict[str, int] = {}
+    for record in records:
+        for name, offset, length, _ in record["written"]["blobs"]:
+            ends[name] = max(ends.get(name, 0), offset + length)
+    kept = {parent for name in ends for parent in Path(name).parents}
+    for path in sorted(folder.rglob("*"), reverse=True):  # a folder comes after what lies in it
+        name = path.relative_to(folder)
+        if name.as_posix() in ends:
+            os.truncate(path, ends[name.as_posix()])
+        elif not path.is_dir() or path.is_symlink():  # companions of the earlier run
+            path.unlink()
+        elif name not in kept:
+            path.rmdir()

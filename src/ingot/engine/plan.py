@@ -1,0 +1,62 @@
+"""A plan: what is written, tensor by tensor in output order, into which format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ingot.engine.specs import least_size
+from ingot.engine.work import Step
+from ingot.formats.base import Format, WriteOptions
+from ingot.model.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All steps in output order, and what else determines the bytes of the weight files.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+    format : Format
+    metadata : mapping
+        As the format carries it.
+    options : WriteOptions
+    measured : bool
+        Whether the error of what is not exact is measured while it is written.
+    """
+
+    steps: Sequence[Step]
+    format: Format
+    metadata: Mapping[str, Any]
+    options: WriteOptions
+    measured: bool = True
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        return [step.spec for step in self.steps]
+
+    @property
+    def in_bytes(self) -> int:
+        """Stored bytes that are read."""
+        return sum(step.in_bytes for step in self.steps)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the weight files, headers and padding included.
+
+        Where ``size_exact`` is False (zstd, sparse) it is an upper bound: nothing shrinks, no value is zero.
+        """
+        return self.format.size(self.specs, self.metadata, self.options)
+
+    @property
+    def size_exact(self) -> bool:
+        """Whether ``size`` is what is written, to the byte."""
+        return all(part.length is not None for step in self.steps for part in step.spec.parts)
+
+    @property
+    def least(self) -> int:
+        """The bytes that the weight files take in any case: ``size``, less what only the bytes themselves tell."""
+        return least_size(self.specs, self.size)

@@ -1,0 +1,81 @@
+"""What a run may take: memory, threads; and who is told how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ingot.core import encodings
+from ingot.core.memory import anonymous_rss, available_ram, parse_size
+from ingot.core.parallel import default_workers
+from ingot.core.progress import Progress
+from ingot.engine.cost import affordable
+from ingot.engine.work import Chunking, Room, Step
+
+# What the process takes beside chunks: thread stacks, allocator slack, the manifest being built.
+RESERVE = 24 << 20
+_RESERVE_PER_TENSOR = 4096
+_RECYCLED = 128 << 20
+
+
+@dataclass(frozen=True)
+class Resources:
+    """How much a run may take.
+
+    Parameters
+    ----------
+    ram : int or str, optional
+        Ceiling of the process's anonymous memory in bytes, or text such as ``"2GiB"``.
+    threads : int, optional
+        Threads that encode; all processors this process may use by default.
+    progress : Progress
+        Told the bytes that were read.
+    without_ceiling : int, optional
+        Bytes that chunks in flight take where there is no ceiling, though more is free: so many or a single one.
+    """
+
+    ram: int | str | None = None
+    threads: int | None = None
+    progress: Progress = field(default_factory=lambda: Progress(0))
+    without_ceiling: int | None = None
+
+    @property
+    def workers(self) -> int:
+        """Threads that encode."""
+        return self.threads or default_workers()
+
+    @property
+    def recycled(self) -> int:
+        """Bytes of chunks that may be kept for the next ones; none under a ceiling, which does not know them."""
+        return _RECYCLED if self.ram is None else 0
+
+
+def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
+    """Return the bytes for chunks: the ceiling less what the process has now and a reserve.
+
+    Without a ceiling, a quarter of what the machine has left, or a little where that is next to nothing.
+    """
+    if resources.ram is None:
+        return max(available_ram() // 4, 1 << 28)
+    workers = resources.workers
+    reserve = RESERVE + _RESERVE_PER_TENSOR * len(steps)
+    # What one tensor's fit passes found is still written with while the next one's begin.
+    reserve += sum(sorted(step.held for step in steps)[-2:])
+    reserve += workers * max((step.scratch for step in steps), default=0)
+    if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
+        reserve += (workers + 2) * 3 * encodings.FRAME
+    return parse_size(resources.ram) - anonymous_rss() - reserve
+
+
+def cut(steps: Sequence[Step], resources: Resources, *, measured: bool) -> tuple[list[Chunking], int]:
+    """Choose each step's chunks; return them and the bytes for all chunks in flight.
+
+    Raises ``ResourceError`` ``ram.ceiling`` where a step's smallest chunk does not fit.
+    """
+    budget = chunk_budget(resources, steps)
+    slots = resources.workers + 3  # one being read, one being written, one of a fit pass
+    room = Room(budget, slots, measured)
+    chunkings = [affordable(step.chunking(room), budget, step.tensor.name) for step in steps]
+    if resources.ram is None and resources.without_ceiling is not None:
+        budget = min(budget, max(resources.without_ceiling, *(shape.cost for shape in chunkings), 0))
+    return chunkings, budget
