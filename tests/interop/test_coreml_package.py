@@ -355,3 +355,46 @@ def test_what_coremltools_optimizes_is_read_and_restored(
         ingot.convert(target, tmp_path / f"{name}-again.mlpackage")
         for file in FILES:
             assert (tmp_path / f"{name}-again.mlpackage" / file).read_bytes() == (target / file).read_bytes(), name
+
+
+def test_a_package_is_compared_with_its_compressed_copies(tmp_path: Path) -> None:
+    """coremltools renames what it compresses; a joint compression renames once or twice."""
+    oracle, rng = Oracle(), np.random.default_rng(3)
+    mb, ct, optimize = oracle.mb, oracle.ct, pytest.importorskip("coremltools.optimize.coreml")
+    weights = [rng.standard_normal(shape).astype(np.float16) for shape in ((64, 48), (32, 64))]
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 48), dtype=oracle.types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Any) -> Any:
+        for weight in weights:
+            x = mb.linear(x=x, weight=weight, bias=np.ones(len(weight), np.float16))
+        return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dense = ct.convert(
+            program, source="milinternal", convert_to="mlprogram", minimum_deployment_target=ct.target.iOS18,
+            skip_model_load=True,
+        )  # fmt: skip
+
+        def settings(**kind: Any) -> Any:
+            return optimize.OptimizationConfig(global_config=kind["of"])
+
+        palette = settings(of=optimize.OpPalettizerConfig(nbits=4, mode="uniform", weight_threshold=10))
+        int8 = settings(of=optimize.OpLinearQuantizerConfig(weight_threshold=10))
+        zeros = settings(of=optimize.OpMagnitudePrunerConfig(target_sparsity=0.5, weight_threshold=10))
+        pruned = optimize.prune_weights(dense, zeros)
+        made = {
+            "dense": dense,
+            "palette": optimize.palettize_weights(dense, palette),
+            "int8": optimize.linear_quantize_weights(dense, int8),
+            "sparse": pruned,
+            "joint": optimize.palettize_weights(pruned, palette, joint_compression=True),
+        }
+        for name, model in made.items():
+            model.save(str(tmp_path / f"{name}.mlpackage"))
+    for name in ("palette", "int8", "sparse", "joint"):
+        for pair in (("dense", name), (name, "dense")):
+            report = ingot.compare(*(tmp_path / f"{item}.mlpackage" for item in pair))
+            assert sorted(item.status for item in report.tensors) == ["differs", "differs", "identical", "identical"]
+            assert report.scored
+            assert report.total.cosine > 0.9

@@ -92,9 +92,10 @@ def _print(report: Any, top: int) -> None:
         counts[item.status] = counts.get(item.status, 0) + 1
     line(", ".join(f"{count} {_words(status, count)}" for status, count in counts.items()) or "no tensors")
     total = report.total
-    if not report.same and total.count:
+    if report.scored:  # equal tensors beside what could not be compared are no score
+        scope = "over all" if report.compared == len(report.tensors) else f"over the {report.compared} compared"
         line(
-            f"over all: max {number(total.max_abs)}, RMS {number(total.rms)}, SNR {total.snr_db:.2f} dB, "
+            f"{scope}: max {number(total.max_abs)}, RMS {number(total.rms)}, SNR {total.snr_db:.2f} dB, "
             f"cosine {total.cosine:.6f}"
         )
     print()

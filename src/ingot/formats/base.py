@@ -155,6 +155,15 @@ class OneHead(Protocol):
 
 
 @runtime_checkable
+class Renamed(Protocol):
+    """What a format has beside ``Format`` if the programs that write it rename what they compress."""
+
+    def original(self, name: str) -> str:
+        """Return the name that a tensor had before it was compressed; its own where it was not renamed."""
+        ...
+
+
+@runtime_checkable
 class Fitting(Protocol):
     """What a format has beside ``Format`` if what it carries beside the tensors tells which tensors it can carry."""
 

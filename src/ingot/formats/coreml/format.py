@@ -18,6 +18,9 @@ from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
+_COMPRESSED = ("_palettized_pcs", "_palettized", "_quantized", "_sparsified")
+"""What coremltools 9 appends to the name of a constant that it compresses."""
+
 
 class CoremlFormat:
     """Core ML packages with an ML program; see spec/coreml.md.
@@ -73,6 +76,14 @@ class CoremlFormat:
         except LeftError as reason:
             return str(reason)
         return None
+
+    def original(self, name: str) -> str:
+        """Return a constant's name without what coremltools appends to it, as often as it was compressed."""
+        while True:
+            suffix = next((end for end in _COMPRESSED if name.endswith(end) and name != end), None)
+            if suffix is None:
+                return name
+            name = name.removesuffix(suffix)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """Any order will do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -15,6 +15,8 @@ from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import UnsupportedError
+from ingot.formats.base import Renamed
+from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
@@ -56,13 +58,23 @@ class CompareReport:
 
     @property
     def same(self) -> bool:
-        """Whether both hold the same names with the same values."""
+        """Whether both hold the same tensors with the same values."""
         return all(tensor.same for tensor in self.tensors)
 
     @property
     def total(self) -> ErrorStats:
         """Sums over all tensors that could be compared as numbers."""
         return sum((tensor.stats for tensor in self.tensors if tensor.stats), ErrorStats())
+
+    @property
+    def compared(self) -> int:
+        """Number of tensors that could be compared as numbers."""
+        return sum(tensor.stats is not None for tensor in self.tensors)
+
+    @property
+    def scored(self) -> bool:
+        """Whether ``total`` says how far apart the two are: something that could be compared differs in value."""
+        return any(tensor.stats is not None and tensor.status == DIFFERS for tensor in self.tensors)
 
 
 def compare(
@@ -97,14 +109,15 @@ def _badness(item: TensorComparison) -> tuple[int, float, str]:
 
 def _all(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None) -> Iterator[TensorComparison]:
     state = Progress(first.nbytes + second.nbytes, progress)
+    renamed = _renamed(first, second)
+    there = set(renamed.values())
     for name in second:
-        if name not in first:
+        if name not in first and name not in there:
             yield TensorComparison(name, ONLY_B)
-    pairs = []
+    pairs = [(first[name], second[name]) for name in first if name in second]
+    pairs += [(first[name], second[other]) for name, other in renamed.items()]
     for name in first:
-        if name in second:
-            pairs.append((first[name], second[name]))
-        else:
+        if name not in second and name not in renamed:
             yield TensorComparison(name, ONLY_A)
     workers = default_workers()
     for (one, other), result in ordered(_pair, iter(pairs), workers, 2 * workers):
@@ -112,14 +125,34 @@ def _all(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | Non
         yield result
 
 
+def _renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
+    """Return which names of A, without their like in B, are which of B: those that were one before a compression.
+
+    Only where each side has one such name: nothing is guessed.
+    """
+    sides: list[dict[str, list[str]]] = []
+    for checkpoint, other in ((first, second), (second, first)):
+        format, found = FORMATS[checkpoint.format], dict[str, list[str]]()
+        for name in checkpoint:
+            if name not in other:
+                found.setdefault(format.original(name) if isinstance(format, Renamed) else name, []).append(name)
+        sides.append(found)
+    return {
+        names[0]: sides[1][key][0] for key, names in sides[0].items() if len(names) == len(sides[1].get(key, ())) == 1
+    }
+
+
 def _pair(pair: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], TensorComparison]:
     one, other = pair
-    if one.shape != other.shape:
-        return pair, TensorComparison(one.name, SHAPE, f"{list(one.shape)} and {list(other.shape)}")
     try:
-        return pair, _values(one, other)
+        differ = one.shape != other.shape
+        shapes = f"{list(one.shape)} and {list(other.shape)}"
+        found = TensorComparison(one.name, SHAPE, shapes) if differ else _values(one, other)
     except UnsupportedError as error:
-        return pair, TensorComparison(one.name, UNKNOWN, str(error))
+        found = TensorComparison(one.name, UNKNOWN, str(error))
+    if one.name == other.name:
+        return pair, found
+    return pair, replace(found, detail="; ".join(filter(None, (f"in B {other.name}", found.detail))))
 
 
 def _values(one: Tensor, other: Tensor) -> TensorComparison:

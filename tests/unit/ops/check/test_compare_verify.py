@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.main import run
+from ingot.formats.coreml.format import CoremlFormat
 from ingot.ops.check import compare as module
 from ingot.ops.check.verify import Finding
 
@@ -54,6 +56,31 @@ def test_every_status_worst_first(tmp_path: Path) -> None:
     order = [item.name for item in report.tensors]
     assert set(order[:3]) == {"gone", "new", "shape"}
     assert order.index("far") < order.index("off") < order.index("same")
+
+
+@pytest.mark.parametrize(
+    ("name", "original"),
+    [
+        ("w_palettized", "w"), ("w_palettized_pcs", "w"), ("w_quantized", "w"), ("w_sparsified", "w"),
+        ("w_sparsified_palettized", "w"), ("w", "w"), ("_quantized", "_quantized"), ("quantized_w", "quantized_w"),
+    ],
+)  # fmt: skip
+def test_names_before_a_compression(name: str, original: str) -> None:
+    assert CoremlFormat().original(name) == original
+
+
+def test_nothing_compared_is_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal tensors beside others that have no counterpart say nothing of how far apart the two are."""
+    one = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    ingot.save(tmp_path / "a.zt", {"same": one, "left": one})
+    ingot.save(tmp_path / "b.zt", {"same": one, "right": one})
+    report = ingot.compare(tmp_path / "a.zt", tmp_path / "b.zt")
+    assert (report.scored, report.compared, len(report.tensors)) == (False, 1, 3)
+    assert run(["compare", str(tmp_path / "a.zt"), str(tmp_path / "b.zt")]) == 1
+    assert "SNR inf" not in capsys.readouterr().out
+    ingot.save(tmp_path / "c.zt", {"same": one + 1, "right": one})
+    assert run(["compare", str(tmp_path / "a.zt"), str(tmp_path / "c.zt")]) == 1
+    assert "over the 1 compared" in capsys.readouterr().out
 
 
 def test_figures_are_those_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
