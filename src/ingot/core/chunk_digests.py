@@ -127,7 +127,7 @@ def stand_in(algorithm: str | None, length: int) -> bytes | None:
     return bytes(checksums.WIDTHS[algorithm] * -(-length // CHUNK))
 
 
-def fields(digests: bytes) -> StatedChunks:
+def as_stated(digests: bytes) -> StatedChunks:
     """Return what a writer states of chunks of ``CHUNK``."""
     return StatedChunks(CHUNK, digests)
 

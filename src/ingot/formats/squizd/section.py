@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.core.chunk_digests import PartDigests, StatedChunks, fields
+from ingot.core.chunk_digests import PartDigests, StatedChunks, as_stated
 from ingot.errors import UsageError
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import Piece, tca
@@ -209,7 +209,7 @@ class Section:
             self._mask_places[spec.name] = (placed.layer, self.cursor.mask(len(mask)), len(mask))
             self._masks[placed.layer].append(mask)
             self.mask_of[spec.name] = int.from_bytes(mask, "little")
-        chunks = {role: fields(bytes.fromhex(digits)) for role, digits in record["chunks"].items()}
+        chunks = {role: as_stated(bytes.fromhex(digits)) for role, digits in record["chunks"].items()}
         self.entries[spec.name] = entry_of(placed, offset, tables, self._tables, dict(record["digests"]), chunks)
 
     def _flush_masks(self) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from ingot.core import cbor, manifest_digest
-from ingot.core.chunk_digests import StatedChunks, fields
+from ingot.core.chunk_digests import StatedChunks, as_stated
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.zt.layout import VERSION
@@ -160,7 +160,7 @@ def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Bl
         if digest is not None:
             component["digest"] = digest
         if chunks is not None:
-            component["ingot_chunks"] = msgspec.structs.asdict(fields(chunks))
+            component["ingot_chunks"] = msgspec.structs.asdict(as_stated(chunks))
         components[part.role] = component
     entry: dict[str, Any] = {"shape": list(spec.shape), "format": spec.codec}
     if attributes:
