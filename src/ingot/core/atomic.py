@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -26,6 +27,15 @@ SUFFIX = ".ingot-partial"
 _ATTEMPTS = 20
 # Files flushed at once: a file system writes their journal entries together, many times faster than one by one.
 _FLUSHING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What may become of an artifact that is there: ``allowed`` to be replaced, of folders those that ``require_ours``
+    does not refuse."""
+
+    allowed: bool = False
+    require_ours: Callable[[Path], None] | None = None
 
 
 class Staging:

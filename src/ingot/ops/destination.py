@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from ingot.core.atomic import Staging
-from ingot.core.disk import occupied, require_disk
-from ingot.core.paths import local_path
+from ingot.core.atomic import Replaced, Staging
+from ingot.core.disk import require_disk
 from ingot.core.suggest import did_you_mean
-from ingot.errors import UsageError
+from ingot.errors import ResourceError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
 from ingot.ops.replaceable import require_ours
+from ingot.stores import table
+from ingot.stores.table import locate, text_of
 
 DEFAULT_FORMAT = "zt"
 STEM = "model"
@@ -25,13 +25,18 @@ STEM = "model"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A path to be published: ``name`` is the weight file to create, ``directory`` tells whether in a folder at
-    ``path``, which of some formats has their suffix."""
+    """What is to be published at ``location``, a path or address: ``name`` is the weight file to create, ``directory``
+    tells whether in a folder, which of some formats has their suffix."""
 
-    path: Path
+    location: str
     directory: bool
     format: Format
     name: str
+
+    @property
+    def url(self) -> str:
+        """The address, of a path too."""
+        return table.url_of(self.location)
 
 
 def destination(path: str | PathLike[str], format: str | None = None) -> Destination:
@@ -44,14 +49,14 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
         it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
         (``target.exists``).
     """
-    location = local_path(path)
-    text = fspath(path)
-    by_suffix = format_of_suffix(location.name)
+    kind, text = _kind(path), fspath(path)
+    last = PurePosixPath(text)
+    by_suffix = format_of_suffix(last.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
     whole = by_suffix is not None and getattr(by_suffix, "folder", False)
-    named = location.is_dir() or text.endswith(("/", "\\"))
+    named = kind == "folder" or text.endswith(("/", "\\"))
     if (named or by_suffix is None or whole) and not (whole and chosen is not by_suffix):
-        if whole and location.is_file():
+        if whole and kind == "file":
             raise UsageError(
                 "expected a folder, which such a package is, or nothing; found a file of this name: remove it or "
                 "choose another destination",
@@ -59,10 +64,10 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
                 where=text,
             )
         files_too = chosen is None or bool(chosen.suffixes)
-        if location.is_file() or (files_too and not named and not whole and _foreign_suffix(location.name)):
-            raise _unknown_suffix(text, location.suffix)
+        if kind == "file" or (files_too and not named and not whole and _foreign_suffix(last.name)):
+            raise _unknown_suffix(text, last.suffix)
         chosen = chosen or FORMATS[DEFAULT_FORMAT]
-        return Destination(location, True, chosen, chosen.file_name(STEM))
+        return Destination(text_of(path), True, chosen, chosen.file_name(STEM))
     if by_suffix is not None and chosen is not None and chosen.name != by_suffix.name:
         raise UsageError(
             f"expected a file name that fits format {chosen.name} ({', '.join(chosen.suffixes)})",
@@ -70,7 +75,7 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
             where=text,
         )
     assert chosen is not None
-    return Destination(location, False, chosen, location.name)
+    return Destination(text_of(path), False, chosen, last.name)
 
 
 def stage(place: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
@@ -80,16 +85,24 @@ def stage(place: Destination, *, overwrite: bool, resume: bool = False, names: C
     ``names`` and nothing else (``ops.replaceable``). Errors as ``core.atomic.Staging`` and ``require_ours``.
     """
     ours = partial(require_ours, also=names)
-    return Staging(place.path, directory=place.directory, overwrite=overwrite, resume=resume, require_ours=ours)
+    return table.stage(place.location, Replaced(overwrite, ours), directory=place.directory, resume=resume)
 
 
-def require_room(place: Destination, nbytes: int, done: Path | None = None) -> None:
-    """Refuse an artifact of at least ``nbytes`` for which its disk has no room; rule ``disk.guard``.
+def require_room(place: Destination, staging: Staging, nbytes: int) -> None:
+    """Refuse an artifact of at least ``nbytes`` for which the disk that it is staged on has no room; ``disk.guard``."""
+    require_disk(nbytes, staging.folder.parent, place.location)
 
-    ``done`` is a folder with what an earlier run has written of it.
-    """
-    folder = Path(os.path.realpath(place.path)).parent
-    require_disk(nbytes - (occupied(done) if done is not None else 0), folder, str(place.path))
+
+def _kind(path: str | PathLike[str]) -> str | None:
+    """Return what is there: a file or a folder; None where there is nothing, or the system does not tell."""
+    try:
+        return "file" if locate(path)[1] else "folder"
+    except UsageError as error:
+        if error.rule in ("store.missing", "store.name-too-long"):
+            return None
+        raise
+    except ResourceError:
+        return None
 
 
 def _foreign_suffix(name: str) -> bool:

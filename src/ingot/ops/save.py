@@ -76,7 +76,7 @@ def save_planned(
     """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
     options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
     with stage(place, overwrite=overwrite) as staging:
-        require_room(place, place.format.size(specs, place.format.metadata(metadata), options))
+        require_room(place, staging, place.format.size(specs, place.format.metadata(metadata), options))
         writer = place.format.writer(LocalTarget(staging.files), place.name, specs, metadata, options)
         staging.publish(write_tensors(writer, planned))
 

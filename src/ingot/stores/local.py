@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
+from ingot.core.atomic import Replaced, Staging
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
@@ -154,6 +155,17 @@ class LocalScheme:
             raise read_error(error, str(path)) from error
         return (LocalStore(path, io), "") if stat.S_ISDIR(mode) else (LocalStore(path.parent, io), path.name)
 
+    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+        """Stage beside the path."""
+        ours = replaced.require_ours
+        return Staging(
+            _path_of(text), directory=directory, overwrite=replaced.allowed, resume=resume, require_ours=ours
+        )
+
+    def url(self, text: str) -> str:
+        """Return the ``file:`` address of a path."""
+        return url_of(_path_of(text))
+
 
 def _path_of(text: str) -> Path:
     """Return the path that a ``file:`` address means; any other text is a path as it is.
@@ -262,7 +274,7 @@ def _roots(folder: Path) -> set[Path]:
 
 def url_of(path: Path) -> str:
     """Return the address of a path, which need not exist: from the root, links kept."""
-    return f"file://{quote(os.fsencode(os.path.abspath(path)))}"  # noqa: PTH100 - resolve() would follow links
+    return f"file://{quote(os.fsencode(path.absolute()))}"
 
 
 def _choose(io: str, folder: str) -> str:

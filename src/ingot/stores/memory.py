@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
 
+from ingot.core.atomic import Replaced, Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
 from ingot.model.store import Listing, Store, checked_name
@@ -71,6 +76,14 @@ class MemoryScheme:
             raise UsageError("expected a file or folder in memory, found none", rule="store.missing", where=text[:200])
         return self.store(text, io), ""
 
+    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+        """Stage in a temporary folder, whose files go into memory when they are published."""
+        return MemoryStaging(_name_of(text), replaced, directory=directory, resume=resume)
+
+    def url(self, text: str) -> str:
+        """Return the address without needless slashes."""
+        return f"memory:{_name_of(text)}"
+
 
 _SHARED: dict[str, dict[str, bytearray]] = {}
 
@@ -86,6 +99,64 @@ def _name_of(text: str) -> str:
     if not path or "\0" in path or any(piece in ("", ".", "..") for piece in path.split("/")):
         raise UsageError("expected memory:NAME, or memory:NAME/file", rule="store.url", where=text[:200])
     return path
+
+
+class MemoryStaging(Staging):
+    """Staging of what will appear in memory, at ``NAME/folder/file``; for the rest as ``Staging``.
+
+    Raises ``UsageError`` ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``.
+    """
+
+    _kept: ClassVar[dict[str, Path]] = {}  # folders with what a run has left, to go on with
+
+    def __init__(self, path: str, replaced: Replaced, *, directory: bool, resume: bool) -> None:
+        name, _, self._key = path.partition("/")
+        self._shared, self._path = shared_files(name), path
+        if not self._key and not directory:
+            raise UsageError("expected memory:NAME/file to write a file", rule="target.name", where=f"memory:{path}")
+        self._require_free(replaced, directory)
+        kept = self._kept.pop(path, None)
+        self._around = kept if kept is not None else Path(tempfile.mkdtemp(prefix="ingot-"))
+        self._done = False
+        super().__init__(self._around / (self._key.rpartition("/")[2] or name), directory=directory, resume=resume)
+
+    def publish(self, names: Sequence[str]) -> Path:
+        """Take the named files into memory in one step."""
+        self._done = True
+        final = super().publish(names)
+        under = f"{self._key}/" if self._key else ""
+        found = {f"{under}{name}" if final.is_dir() else self._key: final / name for name in names}
+        new = {key: bytearray((path if final.is_dir() else final).read_bytes()) for key, path in found.items()}
+        for key in [key for key in self._shared if final.is_dir() and key.startswith(under) and key not in new]:
+            del self._shared[key]
+        self._shared.update(new)
+        shutil.rmtree(self._around)
+        return final
+
+    def keep(self) -> None:
+        """Leave everything for a later run of this process."""
+        self._kept[self._path] = self._around
+        super().keep()
+
+    def discard(self) -> None:
+        """Remove everything."""
+        super().discard()
+        if not self._done and self._path not in self._kept:
+            shutil.rmtree(self._around, ignore_errors=True)
+
+    def _require_free(self, replaced: Replaced, directory: bool) -> None:
+        where, under = f"memory:{self._path}", f"{self._key}/" if self._key else ""
+        inside = any(name.startswith(under) for name in self._shared)
+        if directory and self._key in self._shared:
+            raise UsageError("expected a folder or nothing, found a file", rule="target.not-a-folder", where=where)
+        if not directory and inside:
+            raise UsageError("expected a file or nothing, found a folder", rule="target.not-a-file", where=where)
+        if not replaced.allowed and (inside or self._key in self._shared):
+            raise UsageError(
+                "the target exists: choose another, or pass --overwrite (overwrite=True)",
+                rule="target.exists",
+                where=where,
+            )
 
 
 class MemoryTarget:

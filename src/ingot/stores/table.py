@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+from ingot.core.atomic import Replaced, Staging
 from ingot.core.paths import local_path
 from ingot.core.registry import Instances
 from ingot.errors import UsageError
@@ -24,6 +26,19 @@ class Scheme(Protocol):
 
         Raises ``UsageError`` ``store.missing`` where there is neither.
         """
+        ...
+
+
+@runtime_checkable
+class Publishing(Protocol):
+    """A scheme whose stores can be written to: an artifact is staged on a local disk and appears whole."""
+
+    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+        """Return a place to write what will appear at this address; errors as ``Staging``."""
+        ...
+
+    def url(self, text: str) -> str:
+        """Return the address in the one form in which ``Store.url_of`` has it."""
         ...
 
 
@@ -54,7 +69,7 @@ def from_url(url: str | os.PathLike[str], *, io: str = "auto") -> Store:
         ``store.scheme``: an address of a kind that there is no store for; ``store.url``: one that is not well formed;
         what the store itself refuses (``store.missing``, ``store.not-a-folder``).
     """
-    return scheme_of(url).store(_text(url), io)
+    return scheme_of(url).store(text_of(url), io)
 
 
 def locate(url: str | os.PathLike[str], *, io: str = "auto") -> tuple[Store, str]:
@@ -62,7 +77,31 @@ def locate(url: str | os.PathLike[str], *, io: str = "auto") -> tuple[Store, str
 
     Parameters and errors as of ``from_url``.
     """
-    return scheme_of(url).locate(_text(url), io)
+    return scheme_of(url).locate(text_of(url), io)
+
+
+def stage(url: str | os.PathLike[str], replaced: Replaced, *, directory: bool = False, resume: bool = False) -> Staging:
+    """Return a place to write what will appear at an address: a file, or a folder with ``directory``.
+
+    Raises ``UsageError`` ``store.not-writable`` where that kind of store is only read, and what ``Staging`` does.
+    """
+    return _publishing(url).stage(text_of(url), replaced, directory=directory, resume=resume)
+
+
+def url_of(url: str | os.PathLike[str]) -> str:
+    """Return the address, in the form in which stores have theirs, of what may be there or not; errors as ``stage``."""
+    return _publishing(url).url(text_of(url))
+
+
+def _publishing(url: str | os.PathLike[str]) -> Publishing:
+    scheme = scheme_of(url)
+    if not isinstance(scheme, Publishing):
+        raise UsageError(
+            "expected a place that can be written to, found a kind of store that is only read: choose a local path",
+            rule="store.not-writable",
+            where=text_of(url)[:200],
+        )
+    return scheme
 
 
 def scheme_of(url: str | os.PathLike[str]) -> Scheme:
@@ -82,7 +121,11 @@ def scheme_of(url: str | os.PathLike[str]) -> Scheme:
     return STORES["file"]
 
 
-def _text(url: str | os.PathLike[str]) -> str:
-    """Return the address as text; a path-like object is a path even where it looks like an address."""
+def text_of(url: str | os.PathLike[str]) -> str:
+    """Return an address as it is, and a path as text that is no address, also where it looks like one."""
+    local_path(url)  # what is no text is refused in one place
     text = os.fspath(url)
-    return text if isinstance(url, str) or not _ADDRESS.match(text) else os.path.join(os.curdir, text)  # noqa: PTH118
+    found = _ADDRESS.match(text)
+    if found is None or found[1].lower() not in STORES:
+        return str(Path(text)) if text else text
+    return text if isinstance(url, str) else os.path.join(os.curdir, text)  # noqa: PTH118 - Path drops the dot

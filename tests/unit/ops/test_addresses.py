@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 
 import ingot
 from ingot.adapters.model_source import model_folder
+from ingot.core.progress import ProgressEvent
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.store import Store
 from ingot.ops.check.inspect import inspect
 from ingot.ops.open import open_source
 from ingot.stores.memory import shared_files
+from ingot.stores.table import STORES
 
 WEIGHTS = {"model.layers.0.mlp.up_proj.weight": np.arange(64, dtype=np.float32).reshape(8, 8)}
 
@@ -95,3 +99,64 @@ def test_addresses_without_a_checkpoint_are_refused(address: str, rule: str) -> 
     with pytest.raises(UsageError) as caught:
         ingot.open(address)
     assert caught.value.rule == rule
+
+
+def test_results_appear_in_memory_whole(model: Path, in_memory: str, tmp_path: Path) -> None:
+    files = shared_files("test_addresses")
+    for target in (f"{in_memory}/out", f"{in_memory}/one.zt"):
+        report = ingot.convert(model, target)
+        written = files["one.zt" if target.endswith(".zt") else "out/model.zt"]
+        assert (report.destination, report.size) == (target, len(written))
+        assert ingot.compare(model, target).same
+        with pytest.raises(UsageError) as caught:
+            ingot.convert(model, target)
+        assert caught.value.rule == "target.exists"
+    files["out/stray"] = bytearray(b"x")
+    ingot.convert(model, f"{in_memory}/out", "f16", overwrite=True)
+    out = sorted(key for key in files if key.startswith("out/"))
+    assert out == ["out/1_Pooling/config.json", "out/config.json", "out/model.zt"]
+    assert ingot.convert(model, model.as_uri() + "/../other%20one", format="zt").files == ["model.zt"]
+    assert ingot.compare(model, tmp_path / "other one").same
+
+
+def test_a_failed_conversion_leaves_nothing_in_memory(
+    model: Path, in_memory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    before = dict(shared_files("test_addresses"))
+
+    def stop(event: ProgressEvent) -> None:
+        raise InterruptedError
+
+    for resume in (False, True):
+        with pytest.raises(InterruptedError):
+            ingot.convert(model, f"{in_memory}/out", "f16", resume=resume, progress=stop)
+        assert shared_files("test_addresses") == before
+        assert len([*scratch.iterdir()]) == resume
+    ingot.convert(model, f"{in_memory}/out", "f16", resume=True)
+    new = shared_files("test_addresses").keys() - before
+    assert new == {"out/1_Pooling/config.json", "out/config.json", "out/model.zt"}
+    assert not [*scratch.iterdir()]
+
+
+def test_the_destination_in_memory_is_not_the_source(in_memory: str) -> None:
+    for target in (in_memory, f"{in_memory}/model.safetensors"):
+        with pytest.raises(UsageError) as caught:
+            ingot.convert(in_memory, target, overwrite=True)
+        assert caught.value.rule == "convert.same-path"
+
+
+def test_a_store_that_is_only_read_is_no_destination(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReadOnly:
+        def store(self, text: str, io: str) -> Store:
+            raise NotImplementedError
+
+        def locate(self, text: str, io: str) -> tuple[Store, str]:
+            raise UsageError("nothing there", rule="store.missing")
+
+    monkeypatch.setitem(STORES._loaded, "memory", ReadOnly())
+    with pytest.raises(UsageError) as caught:
+        ingot.convert(model, "memory:x/out")
+    assert caught.value.rule == "store.not-writable"

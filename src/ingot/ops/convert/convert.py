@@ -30,7 +30,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.stores.local import LocalStore, LocalTarget, url_of
+from ingot.stores.local import LocalStore, LocalTarget
 
 
 @takes(ConvertOptions, "convert")
@@ -143,11 +143,11 @@ def _require_weights(source: Source, place: Destination, recipe: Recipe | None, 
 
 def refuse_same(source: Source, place: Destination) -> None:
     """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
-    if source.is_lost(url_of(place.path), folder=place.directory):
+    if source.is_lost(place.url, folder=place.directory):
         raise UsageError(
             "the destination is the source, or holds it and would replace it; choose another destination",
             rule="convert.same-path",
-            where=str(place.path),
+            where=place.location,
         )
 
 
@@ -177,7 +177,7 @@ def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
     source, plan = prepared.source, prepared.plan
     return ConvertReport(
         source=source.location,
-        destination=str(prepared.place.path),
+        destination=prepared.place.location,
         format=plan.format.name,
         recipe=plan.recipe,
         tensors=[tensor_report(done.step, done.nbytes, done.error) for done in executed.done],

@@ -45,8 +45,9 @@ def write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
     shard = options.max_shard
     if shard is not None and not (place.directory and place.format.shards):
         raise UsageError(
-            f"expected a folder as destination and a format that shards, found {place.path} and {place.format.name}",
+            f"expected a folder as destination and a format that shards, found format {place.format.name}",
             rule="convert.shard",
+            where=place.location,
         )
     size = parse_size(shard) if shard is not None else DEFAULT_SHARD if place.directory else None
     return WriteOptions(digest=options.digest, max_shard=size)

@@ -86,7 +86,7 @@ def diff(options: DiffOptions) -> DiffReport:
         raise UsageError(
             f"expected a delta's container, {' or '.join(BY_CONTAINER)}, found {place.format.name}",
             rule="delta.container",
-            where=str(place.path),
+            where=place.location,
         )
     with ExitStack() as stack:
         sources = []
@@ -309,7 +309,7 @@ class _Diff:
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,
-            destination=str(self._place.path),
+            destination=self._place.location,
             format=self._place.format.name,
             strategy=self._strategy,
             tensors=tensors,

@@ -96,7 +96,7 @@ class _Patch:
     def run(self) -> PatchReport:
         options, place = self._options, self._place
         found = stages(self._base, self._links)
-        require_in_proportion((route.origin for route in found[-1].values()), str(place.path))
+        require_in_proportion((route.origin for route in found[-1].values()), place.location)
         base, result, workers = options.verify_base, options.verify, self._resources.workers
         proof = Proof(self._links, found, base=base, result=result, workers=workers)
         plan = self._plan(found[-1], proof.order or ())
@@ -108,7 +108,7 @@ class _Patch:
         return PatchReport(
             base=self._sources[0].location,
             deltas=[source.location for source in self._sources[1:]],
-            destination=str(place.path),
+            destination=place.location,
             format=place.format.name,
             tensors=len(plan.steps),
             ops=dict(Counter(change.op for link in self._links for change in link.info.tensors.values())),
