@@ -7,13 +7,17 @@ its checkpoint can; closing it closes that. See ``spec/views.md``.
 
 from __future__ import annotations
 
+from ingot.ops.convert.prune import weakest_blocks
+from ingot.ops.views.attach import attach, detach
 from ingot.ops.views.names import drop, rename, select
 from ingot.ops.views.rows import concatenate, permute, split, stack, take, unstack
 from ingot.ops.views.values import Pruning, prune, weigh
 
 __all__ = [
     "Pruning",
+    "attach",
     "concatenate",
+    "detach",
     "drop",
     "permute",
     "prune",
@@ -23,5 +27,6 @@ __all__ = [
     "stack",
     "take",
     "unstack",
+    "weakest_blocks",
     "weigh",
 ]

@@ -52,6 +52,8 @@ class Checkpoint(Mapping[str, Tensor]):
         Compares the digest over the whole file, where there is one; see ``require_whole``.
     check_unchanged : callable, optional
         Compares the files with what they were when they were opened; see ``require_unchanged``.
+    stamps : callable, optional
+        Returns what tells the opened files from others, JSON-able.
     views : tuple of (name, argument)
         What made this checkpoint of the one that was opened, in order, JSON-able: equal views of equal files are equal.
     """
@@ -82,6 +84,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self._on_close = on_close
         self.check_whole: Callable[[], None] | None = None
         self.check_unchanged: Callable[[], None] | None = None
+        self.stamps: Callable[[], Any] | None = None
         self.views: tuple[tuple[str, Any], ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -128,6 +131,10 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if self.check_unchanged is not None:
             self.check_unchanged()
+
+    def identity(self) -> list[Any]:
+        """Return what tells this checkpoint from others, JSON-able: of the opened files, then of the views."""
+        return [self.stamps() if self.stamps is not None else [], *(list(view) for view in self.views)]
 
     def state_dict(
         self,

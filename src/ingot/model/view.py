@@ -100,25 +100,38 @@ Verb = Callable[[Checkpoint, Any], Checkpoint]
 """Makes a view of a checkpoint, and of what is asked of it."""
 
 
-def derived(base: Checkpoint, tensors: Mapping[str, Tensor], verb: Verb, argument: Any, said: Any) -> Checkpoint:
+def derived(
+    base: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    verb: Verb,
+    argument: Any,
+    said: Any,
+    also_close: Callable[[], None] | None = None,
+) -> Checkpoint:
     """Return a checkpoint like ``base`` with other tensors.
 
     A copy of it is what ``verb`` makes of a copy of ``base`` and ``argument``, which can be pickled; ``said`` is that
-    as JSON, or what tells it from others. Closing either closes both.
+    as JSON, or what tells it from others. Closing either closes both; the view, what ``also_close`` closes too.
     """
+
+    def close() -> None:
+        if also_close is not None:
+            also_close()
+        base.close()
+
     view = Checkpoint(
         tensors,
         format=base.format,
         location=base.location,
         metadata=base.metadata,
         companions=base.companions,
-        on_close=base.close,
+        on_close=close,
         io=base.io,
         attachments=base.attachments,
     )
     view.importance = base.importance
-    view.views = (*base.views, (verb.__name__, said))
-    view.check_unchanged = base.require_unchanged
+    view.views = (*base.views, (verb.__name__.removeprefix("_"), said))
+    view.check_unchanged, view.stamps = base.require_unchanged, base.stamps
 
     def check_whole() -> None:
         base.require_whole()

@@ -1,4 +1,4 @@
-"""What travels beside the weights: gathering it for a conversion, and taking it out again (``spec/attachments.md``)."""
+"""What travels beside the weights: packing it, and taking it out again (``spec/attachments.md``)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,11 +20,10 @@ from ingot.core.paths import local_path
 from ingot.core.rename import exchange
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
-from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.part import Part
 from ingot.ops.convert.draft import DraftShape, check_draft
 from ingot.ops.destination import destination
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.save import plan_tensors, save_planned
 from ingot.stores.files import UnnamedSource
 
@@ -39,103 +36,14 @@ _LARGEST_MANIFEST = 1 << 20
 _CHUNK = 1 << 20
 
 
-@dataclass(slots=True)
-class Gathered:
-    """What a conversion carries beside the weights; close it when the last byte is written.
-
-    ``notes`` tell what stays behind; ``_identity`` determines the attachments' bytes as far as the source does not.
-    """
-
-    attachments: Attachments = NOTHING
-    notes: tuple[str, ...] = ()
-    _identity: dict[str, Any] = field(default_factory=dict)
-    _opened: list[Source] = field(default_factory=list)
-    _package: Part | None = None
-
-    def identity(self) -> list[Any]:
-        """Return which kinds are carried, and what tells those that the source does not hold from others."""
-        return [sorted(self.attachments.kinds()), self._identity]
-
-    def require_whole(self) -> None:
-        """Compare the digests that cover whole files of draft head and program, where they have one."""
-        for source in self._opened:
-            source.require_whole()
-
-    def require_unchanged(self) -> None:
-        """Refuse a draft head or program that was written to since it was opened: ``store.changed``."""
-        for source in self._opened:
-            source.require_unchanged()
-
-    def close(self) -> None:
-        """Close the files of draft head and program, and remove the packed package."""
-        for source in self._opened:
-            source.close()
-        if self._package is not None:
-            self._package.source.close()
-
-
-def gather(
-    own: Attachments,
-    format: Format,
-    draft: AnyPath | None = None,
-    coreml: AnyPath | None = None,
-    program: AnyPath | None = None,
-) -> Gathered:
-    """Join what the source carries (``own``) with what was asked for, as far as ``format`` can carry it.
-
-    Raises
-    ------
-    UnsupportedError
-        ``convert.attachment``: the format cannot carry what was asked for.
-    FormatError
-        ``draft.*``, ``attachments.coreml-package``, ``archive.*``.
-    UsageError
-        ``attachments.none``: what is named as ``program`` is no Core ML package.
-    """
-    asked = {"draft": draft, "coreml": coreml, "program": program}
-    for kind in sorted({kind for kind, path in asked.items() if path is not None} - set(format.attachments)):
+def require_carried(format: Format, kinds: Collection[str]) -> None:
+    """Refuse, by rule ``convert.attachment``, kinds of attachments that ``format`` cannot carry."""
+    for kind in sorted(set(kinds) - set(format.attachments)):
         other = "a .mlpackage" if kind == "program" else "a .squizd, for instance"
         raise UnsupportedError(
             f"{format.name} cannot carry a {KINDS[kind]}; leave --{kind} out, or write {other}",
             rule="convert.attachment",
         )
-    found = Gathered()
-    stay = [kind for kind in own.kinds() if kind not in format.attachments]
-    found.notes = tuple(f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay)
-    carried_draft = own.draft if "draft" in format.attachments else None
-    package = own.coreml if "coreml" in format.attachments else None
-    try:
-        if draft is not None:
-            carried_draft = checkpoint_of(_opened(found, "draft", draft))
-        if carried_draft is not None:
-            with _at(str(draft) if draft is not None else "draft head"):
-                check_draft(carried_draft)
-        if coreml is not None:
-            found._package = package = pack_package(coreml)
-            found._identity["coreml"] = [package.length, package.digest]
-        carried_program = own.program if "program" in format.attachments else None
-        if program is not None:
-            carried_program = _program(found, program)
-    except BaseException:
-        found.close()
-        raise
-    found.attachments = Attachments(carried_draft, package, carried_program)
-    return found
-
-
-def _program(found: Gathered, path: AnyPath) -> Mapping[str, Part]:
-    program = _opened(found, "program", path).catalog.attachments.program
-    if program is None:
-        raise _nothing("program", path)
-    return program
-
-
-def _opened(found: Gathered, kind: str, path: AnyPath) -> Source:
-    """Open what is to be carried; it belongs to ``found``."""
-    source = open_source(path, io="pread")
-    found._opened.append(source)
-    found._identity[kind] = source.identity()
-    return source
 
 
 def pack_package(path: AnyPath) -> Part:
@@ -271,8 +179,8 @@ def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, ove
     try:
         draft = checkpoint_of(source).attachments.draft
         if draft is None:
-            raise _nothing("draft", path)
-        with _at(str(path)):
+            raise no_attachment("draft", path)
+        with located(str(path)):
             shape = check_draft(draft)
         place = destination(out, format)
         target = place.format
@@ -294,7 +202,7 @@ def extract_coreml(path: AnyPath, cache: AnyPath | None = None) -> Path:
     try:
         part = source.catalog.attachments.coreml
         if part is None:
-            raise _nothing("coreml", path)
+            raise no_attachment("coreml", path)
         return extract_package(part, cache)
     finally:
         source.close()
@@ -338,7 +246,8 @@ def _reading(part: Part) -> Callable[[int, memoryview], None]:
 
 
 @contextlib.contextmanager
-def _at(where: str) -> Iterator[None]:
+def located(where: str) -> Iterator[None]:
+    """Say in errors of draft heads where the head is."""
     try:
         yield
     except IngotError as error:
@@ -349,7 +258,8 @@ def _no_package(folder: Path, expected: str) -> FormatError:
     return FormatError("attachments.coreml-package", f"expected a Core ML package: {expected}", where=str(folder))
 
 
-def _nothing(kind: str, path: AnyPath) -> UsageError:
+def no_attachment(kind: str, path: AnyPath) -> UsageError:
+    """Return the refusal ``attachments.none``."""
     return UsageError(
         f"expected a {KINDS[kind]} in this artifact, found none", rule="attachments.none", where=str(path)
     )

@@ -208,6 +208,7 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     checkpoint.reopen = reopen
     checkpoint.check_whole = source.require_whole
     checkpoint.check_unchanged = source.require_unchanged
+    checkpoint.stamps = source.identity
     return checkpoint
 
 

@@ -21,6 +21,7 @@ from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedErr
 from ingot.formats.table import FORMATS
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
+from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.ops.attachments import (
     check_package,
@@ -28,11 +29,12 @@ from ingot.ops.attachments import (
     extract_coreml,
     extract_draft,
     extract_package,
-    gather,
     pack_package,
     require_package,
 )
 from ingot.ops.convert.convert import convert
+from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.views import viewed
 from ingot.ops.save import plan_tensors
 from ingot.testing.codecs import bits
 from ingot.testing.drafts import draft_head
@@ -152,9 +154,13 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
     head = draft_head()
     head["d2t"][3] = 1000
     tensors = {tensor.name: tensor for tensor, _ in plan_tensors(FORMATS["zt"], head)}
-    own = Attachments(draft=tensors)
-    assert rule_of(lambda: gather(own, FORMATS["squizd"])) == "draft.range"
-    assert gather(own, FORMATS["zt"]).attachments == Attachments()
+    source = Checkpoint({}, format="squizd", location="", attachments=Attachments(draft=tensors))
+    options = ConvertOptions("", "")
+    assert rule_of(lambda: viewed(source, FORMATS["squizd"], options, frozenset())) == "draft.range"
+    left = viewed(source, FORMATS["zt"], options, frozenset())
+    assert left.checkpoint.attachments == Attachments()
+    assert len(left.notes) == 1
+    assert source.attachments.draft is tensors
 
 
 def test_a_resumed_run_must_have_the_same_attachments(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +16,14 @@ from ingot.engine.resources import Resources
 from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, OneHead
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.attachments import Gathered, gather
 from ingot.ops.companions import ConfigChange, copy_companions
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, plan_conversion
-from ingot.ops.convert.prune import NOT_PRUNED, PrunePlan, prepare_pruning
 from ingot.ops.convert.report import ConvertReport, retyped, tensor_report
-from ingot.ops.convert.requests import importance_of, prune_request, within, write_options
+from ingot.ops.convert.requests import within, write_options
 from ingot.ops.convert.tied import Tied, untangle
+from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
@@ -52,7 +51,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """
     started = time.perf_counter()
     with prepare(within(options)) as prepared:
-        planned, read = prepared.plan.in_bytes, prepared.pruning.read
+        planned, read = prepared.plan.in_bytes, prepared.read
         resources = Resources(options.max_ram, options.threads, Progress(planned + read, options.progress, done=read))
         report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
     return replace(report, seconds=time.perf_counter() - started)
@@ -60,9 +59,10 @@ def convert(options: ConvertOptions) -> ConvertReport:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversion that has been planned and not begun: the opened source, the plan, the destination.
+    """A conversion that is planned and not begun: the opened source, the views over it, the plan, the destination.
 
-    ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report.
+    ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
+    ``read`` bytes were read to make the views.
     """
 
     source: Source
@@ -70,58 +70,46 @@ class Prepared:
     plan: ConvertPlan
     place: Destination
     recipe: Recipe | None = None
-    pruning: PrunePlan = NOT_PRUNED
-    gathered: Gathered = field(default_factory=Gathered)
     untie: bool = False
     notes: Sequence[str] = ()
+    read: int = 0
 
     def __enter__(self) -> Prepared:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.gathered.close()
-        self.source.close()
+        self.checkpoint.close()
 
 
 @takes(ConvertOptions, "convert")
 def prepare(options: ConvertOptions) -> Prepared:
-    """Open the source and plan the conversion, from headers and samples; what ``--dry-run`` prints.
+    """Open the source, view it as the options ask and plan the conversion; what ``--dry-run`` prints.
 
-    Pruning reads the feed-forward networks, and tells ``progress``.
+    Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``.
     """
     place, recipe = destination(options.dst, options.format), options.recipe
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     source = open_source(options.src, io=options.io, verify=options.verify)
-    gathered = Gathered()
+    close = source.close
     try:
         refuse_same(source, place)
         checkpoint = checkpoint_of(source)
         _require_weights(source, place, recipe, options)
         tied = _tied(source, checkpoint, place)
-        pruning = prepare_pruning(checkpoint, prune_request(options), options.progress)
-        gathered = gather(checkpoint.attachments, place.format, options.draft, options.coreml, options.program)
-        options_of_writer = replace(write_options(options, place), attachments=gathered.attachments)
-        request = PlanRequest(
-            recipe,
-            options.allow_requantize,
-            options_of_writer,
-            options.threads,
-            pruning.tensors,
-            importance_of(options, checkpoint),
-            tied.without,
-            options.measure,
-        )
+        view = viewed(checkpoint, place.format, options, tied.without)
+        checkpoint, close = view.checkpoint, view.checkpoint.close
+        written = replace(write_options(options, place), attachments=checkpoint.attachments)
+        request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
         plan = plan_conversion(checkpoint, place.format, request)
         if options.strict_recipe:
             require_effect(plan.warnings)
         behind = source.companions().note() if place.directory else ""
-        told = [*(message for _, message in remarks(source)), *pruning.notes, *gathered.notes, tied.note, behind]
+        told = [*(message for _, message in remarks(source)), *view.notes, tied.note, behind]
         notes = [note for note in told if note]
-        return Prepared(source, checkpoint, plan, place, recipe, pruning, gathered, tied.untie, notes)
+        return Prepared(source, checkpoint, plan, place, recipe, tied.untie, notes, view.read)
     except BaseException:
-        gathered.close()
-        source.close()
+        close()
         raise
 
 
@@ -157,7 +145,7 @@ def run(prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bo
     names = prepared.checkpoint.companions if place.directory else ()
     with stage(place, overwrite=overwrite, resume=resume, names=names) as staging:
         target = Target(staging, place.name, partial(_companions, prepared))
-        return _report(prepared, execute(prepared.plan, (prepared.source, prepared.gathered), target, resources))
+        return _report(prepared, execute(prepared.plan, (prepared.checkpoint,), target, resources))
 
 
 def _companions(prepared: Prepared, folder: Path, written: Sequence[str]) -> list[str]:
@@ -181,7 +169,7 @@ def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
         format=plan.format.name,
         recipe=plan.recipe,
         tensors=[tensor_report(done.step, done.nbytes, done.error) for done in executed.done],
-        source_nbytes=prepared.checkpoint.nbytes,
+        source_nbytes=sum(tensor.nbytes for tensor in source.catalog.tensors.values()),
         source_size=source.stored(),
         size=executed.size,
         seconds=0.0,

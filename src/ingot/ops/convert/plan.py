@@ -7,7 +7,7 @@ beginning is read, as far as it must be to know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ingot.codecs.dense.repack import holder_of
 from ingot.codecs.reach import RULE as UNDERFLOW
 from ingot.codecs.reach import named, reaching
 from ingot.codecs.table import CODECS
+from ingot.core.blocks import Blocks
 from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
 from ingot.core.names import count_layers
@@ -32,7 +33,6 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.idle import weighs, without_effect
 from ingot.ops.convert.measure import Candidate, first_values, pick
-from ingot.ops.convert.prune import Pruning
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.load import made_for
 from ingot.recipes.recipe import Decision, Recipe, resolve
@@ -53,19 +53,37 @@ class ConvertPlan(Plan):
 class PlanRequest:
     """What is asked of a plan, beside source and target format.
 
-    ``workers`` are threads, as many as pay by default; ``prune`` tells what tensors lose, or have lost already;
-    ``importance`` what errors of a matrix's columns weigh where a palette is chosen; ``without`` names tensors that are
-    left out; ``measured`` whether the error of what is not exact is to be measured.
+    ``workers`` are threads, as many as pay by default; ``measured`` tells whether the error of what is not exact is to
+    be measured.
     """
 
     recipe: Recipe | None = None
     allow_requantize: bool = False
     options: WriteOptions = field(default_factory=WriteOptions)
     workers: int | None = None
-    prune: Mapping[str, Pruning] = field(default_factory=dict)
-    importance: Mapping[str, Array] = field(default_factory=dict)
-    without: frozenset[str] = frozenset()
     measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Pruned:
+    """What a tensor lacks: blocks along ``axis``; ``stored`` where its file lacks them already."""
+
+    axis: int
+    blocks: Blocks
+    stored: bool
+
+    def options(self) -> dict[str, object]:
+        """Return the options of ``sparse_blocks`` that say so."""
+        return {"axis": self.axis, "block": self.blocks.block, "mask": self.blocks.mask}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What decides on a tensor beside its rule: what tensors lack, and what errors of their columns weigh."""
+
+    allow_requantize: bool
+    prune: Mapping[str, _Pruned]
+    importance: Mapping[str, Array]
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
@@ -84,13 +102,14 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     if isinstance(format, Fitting):
         format = format.fit(request.options)
     layer_count = count_layers(source)
+    asked = _Asked(request.allow_requantize, dict(_prunings(source)), source.importance)
     with gc_paused():  # many small objects, none of them garbage
-        decisions = {
-            name: _decide(source[name], request.recipe, layer_count) for name in source if name not in request.without
-        }
-        found = [_step_or_where(source[name], format, request, decision) for name, decision in decisions.items()]
+        decisions = {name: _decide(source[name], request.recipe, layer_count) for name in source}
+        # Errors are measured against what a tensor was before views changed its values.
+        tensors = {name: source[name].origin or source[name] for name in source}
+        found = [_step_or_where(tensors[name], format, asked, decision) for name, decision in decisions.items()]
     open_steps = [item for item in found if isinstance(item, _Open)]
-    measured = ordered(lambda item: item.step(format, request), open_steps, request.workers if open_steps else 0)
+    measured = ordered(lambda item: item.step(format, asked), open_steps, request.workers if open_steps else 0)
     with gc_paused():
         steps = [next(measured) if isinstance(item, _Open) else item for item in found]
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
@@ -101,10 +120,20 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
             options=request.options,
             measured=request.measured,
             recipe=request.recipe.name if request.recipe else "keep",
-            warnings=without_effect(request.recipe, decisions, request.importance),
+            warnings=without_effect(request.recipe, decisions, source.importance),
         )
         _ = plan.size  # refuses what the format cannot carry together
     return plan
+
+
+def _prunings(source: Checkpoint) -> Iterator[tuple[str, _Pruned]]:
+    """Yield what tensors lack, in their files already or by a view; reads masks alone."""
+    from ingot.codecs.sparse.blocks import stored_mask
+
+    for name, tensor in source.items():
+        if tensor.codec == "sparse_blocks" and tensor.decoder is not None:
+            mask = stored_mask(tensor)  # checks the parameters
+            yield name, _Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +144,9 @@ class _Open:
     rule: str
     measured: Measured
 
-    def step(self, format: Format, request: PlanRequest) -> Step:
+    def step(self, format: Format, asked: _Asked) -> Step:
         try:
-            return _measured_step(self, format, request)
+            return _measured_step(self, format, asked)
         except IngotError as error:
             raise _located(error, self.tensor.name) from None
 
@@ -126,9 +155,9 @@ def _decide(tensor: Tensor, recipe: Recipe | None, layer_count: int) -> Decision
     return _KEEP if recipe is None else resolve(recipe, tensor.name, tensor.shape, tensor.dtype, layer_count)
 
 
-def _step_or_where(tensor: Tensor, format: Format, request: PlanRequest, decision: Decision) -> Step | _Open:
+def _step_or_where(tensor: Tensor, format: Format, asked: _Asked, decision: Decision) -> Step | _Open:
     try:
-        return _step(tensor, format, request, decision)
+        return _step(tensor, format, asked, decision)
     except IngotError as error:
         raise _located(error, tensor.name) from None
 
@@ -137,30 +166,30 @@ def _located(error: IngotError, name: str) -> IngotError:
     return error if error.where and name in error.where else error.at(name)
 
 
-def _step(tensor: Tensor, format: Format, request: PlanRequest, decision: Decision) -> Step | _Open:
+def _step(tensor: Tensor, format: Format, asked: _Asked, decision: Decision) -> Step | _Open:
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
     rule, choice = decision.rule_label, decision.choice
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
-    pruning = request.prune.get(tensor.name)
+    pruning = asked.prune.get(tensor.name)
     if choice is None and (pruning is None or pruning.stored):
         return _keep(tensor, format, rule)
-    return _encode(tensor, format, rule, choice or _DENSE, request)
+    return _encode(tensor, format, rule, choice or _DENSE, asked)
 
 
-def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
+def _measured_step(item: _Open, format: Format, asked: _Asked) -> Step:
     """Measure the candidates that the tensor and the target allow; keep the tensor where none is left."""
     tensor, rule, measured = item.tensor, item.rule, item.measured
     if tensor.decoder is None or tensor.dtype not in DTYPES:
-        return _encode(tensor, format, rule, measured.candidates[0], request)
+        return _encode(tensor, format, rule, measured.candidates[0], asked)
     ways: list[tuple[Choice | None, Step]] = []
     for choice in measured.candidates:
         try:
-            ways.append((choice, _as_chosen(tensor, format, rule, choice, request)))
+            ways.append((choice, _as_chosen(tensor, format, rule, choice, asked)))
         except UnsupportedError:
             continue
-    pruning = request.prune.get(tensor.name)
+    pruning = asked.prune.get(tensor.name)
     may_stay = pruning is None or pruning.stored
     if may_stay and measured.pick == SMALLEST and (stays := _as_stored(tensor, format, rule)) is not None:
         ways.append((None, stays))
@@ -168,7 +197,7 @@ def _measured_step(item: _Open, format: Format, request: PlanRequest) -> Step:
     candidates = [Candidate(choice, step.spec, _keeps_weights(step), share) for choice, step in ways]
     found = pick(tensor, measured, candidates)
     if found.index is None and not may_stay:
-        return _encode(tensor, format, f"{rule} ({found.reason or 'no candidate applies'})", _DENSE, request)
+        return _encode(tensor, format, f"{rule} ({found.reason or 'no candidate applies'})", _DENSE, asked)
     if found.index is None:
         return _keep(tensor, format, f"{rule} (kept: {found.reason or 'no candidate applies'})")
     step = ways[found.index][1]
@@ -216,25 +245,25 @@ def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
     return Encode(tensor, spec, DECODED, rule, encoder=encoder, options=options)
 
 
-def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
+def _encode(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: _Asked) -> Step:
     """Encode as a choice says; a tensor whose values are too small for it stays as it is: the label says so."""
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return _keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
     try:
-        return _as_chosen(tensor, format, rule, choice, request)
+        return _as_chosen(tensor, format, rule, choice, asked)
     except UnsupportedError as error:
         if error.rule != UNDERFLOW:
             raise
     rule = f"{rule} (kept: values too small)"
-    pruning = request.prune.get(tensor.name)
+    pruning = asked.prune.get(tensor.name)
     if pruning is None or pruning.stored:
         return _keep(tensor, format, rule)
-    return _as_chosen(tensor, format, rule, _DENSE, request)
+    return _as_chosen(tensor, format, rule, _DENSE, asked)
 
 
-def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, request: PlanRequest) -> Step:
-    pruning = request.prune.get(tensor.name)
-    codec, options = choice.codec, _options(tensor, choice, request)
+def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: _Asked) -> Step:
+    pruning = asked.prune.get(tensor.name)
+    codec, options = choice.codec, _options(tensor, choice, asked)
     keeps = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, options).lossless
     exact, loses = keeps, False
     if pruning is not None:
@@ -276,18 +305,18 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, reques
             return Move(tensor, tensor.spec(), rule=rule)
     action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
     if not keeps:
-        _refuse_requantizing(tensor, rule, request)
+        _refuse_requantizing(tensor, rule, asked)
     return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
 
 
-def _pruned(pruning: Pruning, rule: str) -> tuple[bool, str]:
+def _pruned(pruning: _Pruned, rule: str) -> tuple[bool, str]:
     """Return whether a pruning drops something now, and the rule's label that says so."""
     loses = not pruning.stored and pruning.blocks.sparsity > 0
     return loses, f"{rule} (pruned {100 * pruning.blocks.sparsity:.1f} %)" if loses else rule
 
 
-def _refuse_requantizing(tensor: Tensor, rule: str, request: PlanRequest) -> None:
-    if not _stored_exactly(tensor) and not request.allow_requantize:
+def _refuse_requantizing(tensor: Tensor, rule: str, asked: _Asked) -> None:
+    if not _stored_exactly(tensor) and not asked.allow_requantize:
         raise UsageError(
             f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
             "quantizing the original would. Start from the original, or pass --allow-requantize "
@@ -296,10 +325,10 @@ def _refuse_requantizing(tensor: Tensor, rule: str, request: PlanRequest) -> Non
         )
 
 
-def _options(tensor: Tensor, choice: Choice, request: PlanRequest) -> Mapping[str, Any]:
+def _options(tensor: Tensor, choice: Choice, asked: _Asked) -> Mapping[str, Any]:
     """Return a choice's options, with what the errors of this tensor's columns weigh where that is known."""
-    weighed = tensor.name in request.importance and weighs(choice)
-    return {**choice.options, "importance": request.importance[tensor.name]} if weighed else choice.options
+    weighed = tensor.name in asked.importance and weighs(choice)
+    return {**choice.options, "importance": asked.importance[tensor.name]} if weighed else choice.options
 
 
 def _stored_exactly(tensor: Tensor) -> bool:

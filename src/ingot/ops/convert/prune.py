@@ -9,7 +9,7 @@ Approach for Large Language Models", 2023, section 3: weight magnitude times inp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 
@@ -25,25 +25,10 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.ffn import Ffn, Skipped, find_ffns
 from ingot.ops.open import open as open_checkpoint
+from ingot.ops.views.values import Pruning
 
 _CHUNK = 1 << 18
 BLOCK = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Pruning:
-    """What one tensor loses: blocks of channels along ``axis``.
-
-    ``stored`` tells that they are what the tensor has lost already.
-    """
-
-    axis: int
-    blocks: Blocks
-    stored: bool = False
-
-    def options(self) -> dict[str, object]:
-        """Return the options of ``sparse_blocks`` that say so."""
-        return {"axis": self.axis, "block": self.blocks.block, "mask": self.blocks.mask}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +51,6 @@ class PruneOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PruneRequest:
-    """What a user asked for: ``fraction`` None prunes nothing. ``activations`` is the path of a checkpoint."""
-
-    fraction: float | None = None
-    block: int | None = None
-    activations: str | PathLike[str] | None = None
-    workers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PrunePlan:
     """What goes of which tensor, remarks on FFNs that stay whole, and the bytes that were read to find out."""
 
@@ -84,30 +59,49 @@ class PrunePlan:
     read: int = 0
 
 
-NOT_PRUNED = PrunePlan()
+def weakest_blocks(
+    checkpoint: Checkpoint,
+    fraction: float,
+    *,
+    block: int = BLOCK,
+    activations: str | PathLike[str] | None = None,
+    threads: int | None = None,
+) -> Mapping[str, Pruning]:
+    """Choose what ``prune`` leaves out: the blocks of channels of every feed-forward network that matter least.
 
+    Reads the networks.
 
-def prepare_pruning(source: Checkpoint, request: PruneRequest, progress: ProgressCallback | None = None) -> PrunePlan:
-    """Return what tensors lose, those included that have lost it already and keep their masks.
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    fraction : float
+        Share of each network's blocks, 0 to 1; one at least stays.
+    block : int
+        Channels per block.
+    activations : path, optional
+        A checkpoint with a vector per network, the norm of each channel's activation, under the name of its down
+        projection. By the weights alone without.
+    threads : int, optional
 
     Raises
     ------
     UsageError
         ``convert.prune``, ``convert.activations``; and what opening the activations raises.
     """
-    stored = dict(stored_prunings(source))
-    if request.fraction is None:
-        if request.block is not None or request.activations is not None:
-            raise UsageError("expected a fraction to prune beside its options, found none", rule="convert.prune")
-        return PrunePlan(stored)
-    options = PruneOptions(request.fraction, BLOCK if request.block is None else request.block, None, request.workers)
-    if request.activations is None:
-        plan = plan_pruning(source, options, progress, source.nbytes)
-    else:
-        with open_checkpoint(request.activations) as activations:
-            options = replace(options, activations=activations)
-            plan = plan_pruning(source, options, progress, source.nbytes)
-    return replace(plan, tensors={**stored, **plan.tensors})
+    return choose_pruning(checkpoint, PruneOptions(fraction, block, None, threads), activations).tensors
+
+
+def choose_pruning(
+    source: Checkpoint,
+    options: PruneOptions,
+    activations: str | PathLike[str] | None = None,
+    progress: ProgressCallback | None = None,
+) -> PrunePlan:
+    """Return what tensors lose; the activations are opened for it. Errors as ``weakest_blocks``."""
+    if activations is None:
+        return plan_pruning(source, options, progress, source.nbytes)
+    with open_checkpoint(activations) as norms:
+        return plan_pruning(source, replace(options, activations=norms), progress, source.nbytes)
 
 
 def plan_pruning(
@@ -211,13 +205,3 @@ def _activation(ffn: Ffn, activations: Mapping[str, Tensor]) -> Array:
     if not (np.isfinite(values) & (values >= 0)).all():
         raise UsageError("expected magnitudes: finite and not negative", rule="convert.activations", where=name)
     return values
-
-
-def stored_prunings(source: Mapping[str, Tensor]) -> Iterator[tuple[str, Pruning]]:
-    """Yield what tensors that are pruned already have lost; reads their masks alone."""
-    from ingot.codecs.sparse.blocks import stored_mask
-
-    for name, tensor in source.items():
-        if tensor.codec == "sparse_blocks" and tensor.decoder is not None:
-            mask = stored_mask(tensor)  # checks the parameters
-            yield name, Pruning(int(tensor.params["axis"]), mask, stored=True)

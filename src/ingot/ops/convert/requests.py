@@ -1,8 +1,7 @@
-"""What the options of a conversion come to: requests to pruning, to the recipe's measurements, to the writer."""
+"""What the options of a conversion come to, for the recipe's measurements and for the writer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ingot.core.memory import anonymous_rss, parse_size
@@ -10,11 +9,7 @@ from ingot.core.parallel import default_workers
 from ingot.engine.resources import RESERVE
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
-from ingot.model.checkpoint import Checkpoint
-from ingot.model.tensor import Array
-from ingot.ops.convert.importance import read_importance
 from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.prune import PruneRequest
 from ingot.ops.destination import Destination
 
 DEFAULT_SHARD = 5_000_000_000
@@ -28,16 +23,6 @@ def within(options: ConvertOptions) -> ConvertOptions:
         return options
     room = parse_size(options.max_ram) - anonymous_rss() - RESERVE
     return replace(options, threads=max(1, min(options.threads or default_workers(), room // _PER_SAMPLE)))
-
-
-def prune_request(options: ConvertOptions) -> PruneRequest:
-    """Return what is asked of pruning."""
-    return PruneRequest(options.prune, options.prune_block, options.activations, options.threads)
-
-
-def importance_of(options: ConvertOptions, source: Checkpoint) -> Mapping[str, Array]:
-    """Return what errors of columns weigh, by name of the matrix; errors as ``read_importance``."""
-    return {} if options.importance is None else read_importance(options.importance, source)
 
 
 def write_options(options: ConvertOptions, place: Destination) -> WriteOptions:

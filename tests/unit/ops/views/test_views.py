@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +17,14 @@ from ingot import views
 from ingot.codecs.table import CODECS
 from ingot.core import checksums
 from ingot.core.blocks import Blocks
-from ingot.errors import IngotError, IntegrityError, UsageError
+from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.in_memory import open_bytes, save_bytes
-from ingot.testing.codecs import encode_tensor, zstd_part
+from ingot.testing.codecs import bits, encode_tensor, zstd_part
+from ingot.testing.drafts import draft_head
 
 ROWS, COLS = 2000, 96
 
@@ -264,3 +266,42 @@ def test_what_cannot_be_decoded_is_renamed_and_not_cut() -> None:
     with pytest.raises(IngotError) as caught:
         views.take(source, {"odd": [1]})["odd"].numpy()
     assert caught.value.rule == "codec.unknown"
+
+
+def test_attachments_come_and_go_with_their_files(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "head.safetensors", draft_head())
+    ingot.save(tmp_path / "x.zt", {"w": np.ones(3, np.float32)})
+    with ingot.open(tmp_path / "x.zt") as source:
+        view = views.attach(source, draft=tmp_path / "head.safetensors")
+        assert view.attachments.draft is not None
+        assert set(view.attachments.draft) == set(draft_head())
+        assert not source.attachments
+        copy = pickle.loads(pickle.dumps(views.rename(view, {"w": "x"})))
+        assert copy.attachments.draft is not None
+        assert bits(copy.attachments.draft["d2t"].numpy()) == bits(draft_head()["d2t"])
+        assert copy.identity() == views.rename(view, {"w": "x"}).identity()
+        copy.close()
+        assert not views.detach(view, ["draft"]).attachments
+        assert view.attachments
+        os.utime(tmp_path / "head.safetensors", ns=(1, 1))
+        with pytest.raises(IntegrityError) as caught:
+            view.require_unchanged()
+        assert caught.value.rule == "store.changed"
+        with pytest.raises(FormatError) as wrong:
+            views.attach(source, draft=tmp_path / "x.zt")
+        assert wrong.value.rule == "draft.missing"
+
+
+def test_what_convert_prunes_is_what_the_view_prunes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    up, down = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight")
+    ingot.save(tmp_path / "x.zt", {up: rng.normal(size=(16, 8)), down: rng.normal(size=(8, 16))})
+    ingot.convert(tmp_path / "x.zt", tmp_path / "converted.zt", prune=0.5, prune_block=4)
+    with ingot.open(tmp_path / "x.zt") as source:
+        ingot.save(tmp_path / "viewed.zt", views.prune(source, views.weakest_blocks(source, 0.5, block=4)))
+    with ingot.open(tmp_path / "converted.zt") as converted, ingot.open(tmp_path / "viewed.zt") as viewed:
+        assert {item.codec for item in viewed.values()} == {"sparse_blocks"}
+        for name in (up, down):
+            assert viewed[name].params == converted[name].params
+            for role, part in converted[name].parts.items():
+                assert bytes(viewed[name].parts[role].view()) == bytes(part.view())

@@ -1,0 +1,71 @@
+"""The views that a conversion's options ask for: between opening and planning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.errors import UsageError
+from ingot.formats.base import Format
+from ingot.model.checkpoint import Checkpoint
+from ingot.ops.attachments import KINDS, located, require_carried
+from ingot.ops.convert.draft import check_draft
+from ingot.ops.convert.importance import read_importance
+from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
+from ingot.ops.views.attach import attach, detach
+from ingot.ops.views.names import drop
+from ingot.ops.views.values import prune, weigh
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """A checkpoint as it is to be converted, remarks for the report, and the bytes that were read to make it."""
+
+    checkpoint: Checkpoint
+    notes: Sequence[str] = ()
+    read: int = 0
+
+
+def viewed(opened: Checkpoint, format: Format, options: ConvertOptions, without: frozenset[str]) -> Viewed:
+    """Apply what the options ask for to an opened checkpoint, less the tensors ``without``.
+
+    Pruning reads the feed-forward networks, and tells ``options.progress``. Closing the result closes what was opened;
+    where this raises, ``opened`` is still the caller's.
+
+    Raises
+    ------
+    UsageError
+        ``convert.prune``, ``convert.activations``, ``convert.importance``, ``attachments.none``.
+    UnsupportedError
+        ``convert.attachment``: the format cannot carry what is to be attached.
+    FormatError
+        ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and what opening raises.
+    """
+    paths = {kind: getattr(options, kind) for kind in KINDS if getattr(options, kind) is not None}
+    require_carried(format, paths)
+    pruned = _pruned(drop(opened, without) if without else opened, options)
+    view = pruned.checkpoint
+    if options.importance is not None:
+        view = weigh(view, read_importance(options.importance, view))
+    stay = [kind for kind in view.attachments.kinds() if kind not in format.attachments]
+    if stay:
+        view = detach(view, stay)
+    if view.attachments.draft is not None and "draft" not in paths:
+        with located("draft head"):
+            check_draft(view.attachments.draft)
+    if paths:
+        view = attach(view, **paths)
+    behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
+    return Viewed(view, (*pruned.notes, *behind), pruned.read)
+
+
+def _pruned(view: Checkpoint, options: ConvertOptions) -> Viewed:
+    if options.prune is None:
+        if options.prune_block is not None or options.activations is not None:
+            raise UsageError("expected a fraction to prune beside its options, found none", rule="convert.prune")
+        return Viewed(view)
+    block = BLOCK if options.prune_block is None else options.prune_block
+    how = PruneOptions(options.prune, block, None, options.threads)
+    plan = choose_pruning(view, how, options.activations, options.progress)
+    return Viewed(prune(view, plan.tensors), plan.notes, plan.read)

@@ -1,0 +1,122 @@
+"""The view that puts a draft head, a Core ML package or a program beside the weights (``spec/attachments.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from ingot.model.attachments import Attachments
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.lazy import Lazy
+from ingot.model.part import Part
+from ingot.model.view import derived
+from ingot.ops.attachments import located, no_attachment, pack_package
+from ingot.ops.convert.draft import check_draft
+from ingot.ops.open import Source, checkpoint_of, open_source
+
+AnyPath = str | PathLike[str]
+
+
+def attach(
+    checkpoint: Checkpoint,
+    *,
+    draft: AnyPath | None = None,
+    coreml: AnyPath | None = None,
+    program: AnyPath | None = None,
+) -> Checkpoint:
+    """Return the checkpoint with attachments beside its weights, each in place of its own of that kind.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    draft : path, optional
+        A published EAGLE-3 draft head: a file or folder that ``ingot.open`` opens.
+    coreml : path, optional
+        A Core ML package, a folder ``X.mlpackage``: packed into an unnamed temporary file, which goes when the view is
+        closed.
+    program : path, optional
+        A Core ML package whose program the tensors are to be written into.
+
+    Raises
+    ------
+    FormatError
+        ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and what opening raises.
+    UsageError
+        ``attachments.none``: what is named as ``program`` is no Core ML package.
+    """
+    paths = {"draft": draft, "coreml": coreml, "program": program}
+    return _attach(checkpoint, {kind: path for kind, path in paths.items() if path is not None})
+
+
+def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
+    """Return the checkpoint without its attachments of some kinds: ``draft``, ``coreml``, ``program``."""
+    tensors, chosen = Lazy(checkpoint, checkpoint.__getitem__), sorted(kinds)
+    view = derived(checkpoint, tensors, detach, chosen, chosen)
+    view.attachments = replace(checkpoint.attachments, **dict.fromkeys(chosen))
+    return view
+
+
+def _attach(checkpoint: Checkpoint, paths: Mapping[str, AnyPath]) -> Checkpoint:
+    with ExitStack() as stack:
+        opened = _Opened(stack, checkpoint.attachments)
+        for kind, path in paths.items():
+            opened.add(kind, path)
+        view = derived(
+            checkpoint,
+            Lazy(checkpoint, checkpoint.__getitem__),
+            _attach,
+            dict(paths),
+            opened.identity,
+            also_close=stack.pop_all().close,
+        )
+    view.attachments = opened.attachments
+    view.check_unchanged = _each(checkpoint.require_unchanged, *(source.require_unchanged for source in opened.sources))
+    whole = view.check_whole or checkpoint.require_whole
+    view.check_whole = _each(whole, *(source.require_whole for source in opened.sources))
+    return view
+
+
+class _Opened:
+    """What was opened or packed for a view, and what tells it from others; closed with ``stack``."""
+
+    def __init__(self, stack: ExitStack, own: Attachments) -> None:
+        self._stack = stack
+        self.attachments, self.sources = own, list[Source]()
+        self.identity: dict[str, Any] = {}
+
+    def add(self, kind: str, path: AnyPath) -> None:
+        if kind == "coreml":
+            package = pack_package(path)
+            self._stack.callback(package.source.close)
+            self.identity[kind] = [package.length, package.digest]
+            self.attachments = replace(self.attachments, coreml=package)
+            return
+        source = open_source(path, io="pread")
+        self._stack.callback(source.close)
+        self.sources.append(source)
+        self.identity[kind] = source.identity()
+        if kind == "draft":
+            head = checkpoint_of(source)
+            with located(str(path)):
+                check_draft(head)
+            self.attachments = replace(self.attachments, draft=head)
+        else:
+            self.attachments = replace(self.attachments, program=_program(source, path))
+
+
+def _program(source: Source, path: AnyPath) -> Mapping[str, Part]:
+    program = source.catalog.attachments.program
+    if program is None:
+        raise no_attachment("program", path)
+    return program
+
+
+def _each(*checks: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        for one in checks:
+            one()
+
+    return check
