@@ -12,10 +12,10 @@ from ingot.formats.mlx import layers as mlx_layers
 from ingot.formats.mlx.layers import KEYS
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import INDEX_SUFFIX, encode_index, read_sharded, split
-from ingot.formats.safetensors.pieces import QUANTIZED
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
 from ingot.model.bytesource import Target
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
@@ -90,4 +90,4 @@ class MlxWriter(SafetensorsWriter):
 
 
 def _refuses(spec: TensorSpec) -> str | None:
-    return mlx_layers.refusal(spec) if spec.codec == QUANTIZED else refuses(spec)
+    return mlx_layers.refusal(spec) if spec.codec == AffineLayout.codec else refuses(spec)

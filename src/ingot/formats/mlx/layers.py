@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
-from ingot.core.dtypes import DTYPES
-from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.safetensors.pieces import BIASES, QUANTIZED, SCALES, WEIGHT
+from ingot.errors import CodecError, FormatError, UnsupportedError
+from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
+from ingot.model.layouts.affine import OFFSETS, ROLES, ROWS_LSB, AffineLayout, Group
+from ingot.model.layouts.dense import DATA
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
@@ -20,6 +20,7 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 KEYS = ("quantization", "quantization_config")
+MODE = "affine"
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SCALE_DTYPES = ("f16", "bf16", "f32")
@@ -31,6 +32,10 @@ class Way:
 
     bits: int
     group: int
+
+    def layout(self, dtype: str) -> AffineLayout:
+        """Return the layout of a packed layer whose scales, offsets and values are of ``dtype``."""
+        return AffineLayout(self.bits, Group(self.group), ROWS_LSB, False, OFFSETS, dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,9 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
 
 
 def _way(found: Mapping[str, Any], where: str) -> Way:
-    mode, bits, group = found.get("mode", "affine"), found["bits"], found["group_size"]
+    mode, bits, group = found.get("mode", MODE), found["bits"], found["group_size"]
     where = f"{CONFIG}: {where[:200]}"
-    if mode != "affine":
+    if mode != MODE:
         raise UnsupportedError(
             f"expected mode affine (integers with scales and biases), found {str(mode)[:80]!r}; dequantize it with "
             "mlx_lm.convert -d first",
@@ -126,27 +131,12 @@ def tensors_of(entries: Mapping[str, Tensor], quantization: Quantization | None)
 def _packed_layer(entries: Mapping[str, Tensor], name: str, way: Way) -> Tensor:
     stem = name.removesuffix(WEIGHT)
     words, scales, biases = (entries[stem + suffix] for suffix in (WEIGHT, SCALES, BIASES))
-    codes = words.parts["data"]
+    codes = words.parts[DATA]
     packed = Part("u8", codes.length, codes.source, codes.offset, where=codes.where)
-    parts = {"packed_weight": packed, "scales": scales.parts["data"], "zeros": biases.parts["data"]}
+    parts = dict(zip(ROLES, (packed, scales.parts[DATA], biases.parts[DATA]), strict=True))
     shape = (*words.shape[:-1], words.shape[-1] * 32 // way.bits)
-    return Tensor(name, shape, scales.dtype, QUANTIZED, parts, params_of(way, scales.dtype))
-
-
-def params_of(way: Way, dtype: str) -> dict[str, Any]:
-    """Return the attributes that the codec has for a packed layer."""
-    return {
-        "codec_version": 1,
-        "bits": way.bits,
-        "granularity": "group",
-        "group_size": way.group,
-        "axis": -1,
-        "packing": "rows_lsb",
-        "signed": False,
-        "zeros": True,
-        "dtype": dtype,
-        "zero_kind": "offset",
-    }
+    layout = way.layout(scales.dtype)
+    return Tensor(name, shape, layout.dtype, layout.codec, parts, layout.attributes())
 
 
 def _check(entries: Mapping[str, Tensor], name: str, stem: str, way: Way) -> None:
@@ -176,28 +166,24 @@ def _check(entries: Mapping[str, Tensor], name: str, stem: str, way: Way) -> Non
 
 def refusal(spec: TensorSpec) -> str | None:
     """Why a quantized tensor cannot be a packed layer of MLX; None if it can."""
-    params, cols = spec.params, spec.shape[-1] if spec.shape else 0
-    way = Way(params.get("bits", 0), params.get("group_size", 0))
+    try:
+        layout = AffineLayout.of(spec)
+    except CodecError as error:
+        return error.message
+    cols = spec.shape[-1] if spec.shape else 0
     if not spec.name.endswith(WEIGHT) or len(spec.shape) < 2:
         return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
-    if way.bits not in BITS or way.group not in GROUPS or cols % way.group:
+    if layout.bits not in BITS or layout.group_size not in GROUPS or cols % layout.group_size:
         return (
             f"its packed layers have {', '.join(map(str, BITS))} bits in groups of {', '.join(map(str, GROUPS))} that "
-            f"divide the columns, found {str(way.bits)[:40]} bits in groups of {str(way.group)[:40]} of {cols} columns"
+            f"divide the columns, found {layout.bits} bits in groups of {layout.group_size} of {cols} columns"
         )
-    roles = {part.role: part for part in spec.parts}
-    scales = roles["scales"].dtype if "scales" in roles else ""
-    if dict(params) != params_of(way, spec.dtype) or scales not in SCALE_DTYPES:
+    wanted = Way(layout.bits, layout.group_size).layout(spec.dtype)
+    if layout != replace(wanted, scales=layout.scales) or layout.scales not in SCALE_DTYPES:
         return "its packed layers are unsigned codes with float offsets (zero_kind offset, packing rows_lsb)"
-    groups = prod(spec.shape[:-1]) * (cols // way.group) * DTYPES[scales].bits // 8
-    wanted = {
-        "packed_weight": ("u8", spec.size * way.bits // 8),
-        "scales": (scales, groups),
-        "zeros": (scales, groups),
-    }
-    plain = all(part.encoding == "raw" and part.type in (None, part.dtype) for part in spec.parts)
-    if not plain or {role: (part.dtype, part.length) for role, part in roles.items()} != wanted:
-        return f"its packed layers have the uncompressed parts {wanted}, found others"
+    parts = layout.part_specs(spec.shape)
+    if [replace(part, type=None if part.type == part.dtype else part.type) for part in spec.parts] != list(parts):
+        return f"its packed layers have the uncompressed parts {[part.role for part in parts]}, found others"
     return None
 
 
@@ -207,9 +193,9 @@ def config_of(specs: Sequence[TensorSpec]) -> bytes:
     The most frequent way is the usual one; layers of another are named.
     """
     layers = {
-        spec.name.removesuffix(WEIGHT): Way(spec.params["bits"], spec.params["group_size"])
+        spec.name.removesuffix(WEIGHT): _way_of(AffineLayout.of(spec))
         for spec in specs
-        if spec.codec == QUANTIZED
+        if spec.codec == AffineLayout.codec
     }
     if not layers:
         return b"{}"
@@ -219,5 +205,9 @@ def config_of(specs: Sequence[TensorSpec]) -> bytes:
     return json.dumps(dict.fromkeys(KEYS, found), indent=4).encode()
 
 
+def _way_of(layout: AffineLayout) -> Way:
+    return Way(layout.bits, layout.group_size or 0)
+
+
 def _stated(way: Way) -> dict[str, Any]:
-    return {"group_size": way.group, "bits": way.bits, "mode": "affine"}
+    return {"group_size": way.group, "bits": way.bits, "mode": MODE}

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from ingot.core.checked import MAX_RANK
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.core.retype import HOLDERS
-from ingot.errors import UnsupportedError
+from ingot.errors import CodecError, UnsupportedError
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.names import refuses_name
+from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROLES, ROWS_LSB, AffineLayout, Constant, Zero
+from ingot.model.layouts.base import Shape
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.spec import TensorSpec
 
 FLAT_GROUP = 64
 """Consecutive elements that share a scale in the three-bit form."""
-LEGACY_ZERO = 7
+LEGACY_ZERO = Constant(7)
 """What the older four-bit form adds to a code."""
+SCALE = "f32"
+"""Type of all scales and zero points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,14 @@ def arrays_of(spec: TensorSpec) -> tuple[ArraySpec, ...]:
         raise _refuse(f"it has at most {MAX_RANK} dimensions, found {len(spec.shape)}")
     if any(part.encoding != "raw" for part in spec.parts):
         raise _refuse("its arrays are mapped as they lie in the files, so parts are not compressed")
-    if spec.codec == "dense":
+    if spec.codec == DenseLayout.codec:
         arrays = _passthrough(spec)
-    elif spec.codec == "quantized_group":
+    elif spec.codec == AffineLayout.codec:
         arrays = _quantized(spec)
     else:
-        raise _refuse(f"it has dense and quantized_group tensors, this one is {spec.codec[:80]}; use .zt")
+        raise _refuse(
+            f"it has {DenseLayout.codec} and {AffineLayout.codec} tensors, this one is {spec.codec[:80]}; use .zt"
+        )
     _check_parts(spec, arrays)
     return arrays
 
@@ -87,75 +92,87 @@ def _passthrough(spec: TensorSpec) -> tuple[ArraySpec, ...]:
         raise _refuse(f"a .npy file has no name for {row.name}; f16 or f32 hold such values where they are floats")
     if not held and (part.dtype, part.type or part.dtype) != (row.storage, row.name):
         raise _refuse(f"expected values stored as {row.name}, found {part.dtype}")
-    return (ArraySpec("pt", "data", part.dtype if held else row.name, spec.shape),)
+    return (ArraySpec("pt", DATA, part.dtype if held else row.name, spec.shape),)
 
 
 def _quantized(spec: TensorSpec) -> tuple[ArraySpec, ...]:
-    params = spec.params
-    if params.get("codec_version") != 1 or spec.dtype not in FLOATS:
+    try:
+        layout = AffineLayout.of(spec)
+    except CodecError as error:
+        raise _refuse(error.message) from error
+    if not layout.stream or spec.dtype not in FLOATS:
         raise _refuse("expected the attributes that Ingot writes (codec_version 1) and a float type; repack it")
     if not spec.size:
         raise _refuse("quantized tensors have at least one element")
-    rows, cols = _matrix(spec)
-    bits, signed, zeros = params.get("bits"), params.get("signed"), params.get("zeros")
-    kind = (bits, signed, zeros, params.get("zero_kind", "point"), params.get("zero_point", 0))
-    if params.get("packing") != "rows_lsb" and cols * (bits if isinstance(bits, int) else 1) % 8:
-        raise _refuse(f"codes are packed as rows_lsb, found {params.get('packing')!r}")
-    if params.get("packing") not in ("rows_lsb", "flat_lsb"):
-        raise _refuse(f"codes are packed low bits first, found {params.get('packing')!r}")
-    if kind == (8, True, False, "point", 0):
-        return _arrays(spec, ("q", "s", None), ("i8", (rows, cols)), _scale_shape(params, rows, cols))
-    if kind == (4, False, True, "offset", 0):
-        _require_even(cols)
-        return _arrays(spec, ("q4a", "s4a", "z4a"), ("u8", (rows, cols // 2)), _scale_shape(params, rows, cols))
-    if kind == (4, False, False, "point", LEGACY_ZERO):
-        _require_even(cols)
-        return _arrays(spec, ("q4", "s4", None), ("u8", (rows, cols // 2)), _scale_shape(params, rows, cols))
-    if kind == (3, False, True, "point", 0):
-        group = cols if params.get("granularity") == "row" else params.get("group_size")
-        if group != FLAT_GROUP or cols % FLAT_GROUP:
-            raise _refuse(f"three-bit codes share a scale in runs of {FLAT_GROUP} elements, found {group}")
-        return _arrays(spec, ("q3", "s3", "z3"), ("u8", (spec.size * 3 // 8,)), (spec.size // FLAT_GROUP,))
+    rows, cols = layout.matrix_of(spec.shape)
+    if layout.packing != ROWS_LSB and (layout.msb or cols * layout.bits % 8):
+        raise _refuse(f"codes are packed as {ROWS_LSB}, found {layout.packing!r}")
+    zero = NO_ZERO if layout.zero == Constant(0) else layout.zero
+    for form in _FORMS:
+        if (layout.bits, layout.signed, zero) == (form.bits, form.signed, form.zero):
+            if form.flat_group:
+                return _flat(spec, layout, form)
+            if cols * form.bits % 8:
+                raise _refuse(f"two four-bit codes make a byte, and a row has {cols} columns: keep it at 8 bits")
+            codes = (form.dtype, (rows, layout.row_bytes(cols)))
+            return _arrays(spec, form.suffixes, codes, _scale_shape(layout, rows, cols))
     raise _refuse(
-        f"it has forms for 8 bits signed, 4 bits with offsets, 4 bits less {LEGACY_ZERO}, 3 bits with zero points; "
-        f"found {bits} bits, signed={signed}, zeros={zeros}, zero_kind={kind[3]!r}, zero_point={kind[4]}"
+        "it has forms for 8 bits signed, 4 bits with offsets, 4 bits less 7, 3 bits with zero points; found "
+        f"{layout.bits} bits, {'signed' if layout.signed else 'unsigned'}, {layout.zero}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A layout that a directory has names for: suffixes of its arrays, and the element type of its codes.
+
+    ``flat_group`` tells that scales serve runs of ``FLAT_GROUP`` elements, however the tensor is shaped.
+    """
+
+    suffixes: tuple[str, ...]
+    bits: int
+    signed: bool
+    zero: Zero
+    dtype: str = "u8"
+    flat_group: bool = False
+
+
+_FORMS = (
+    _Form(("q", "s"), 8, True, NO_ZERO, "i8"),
+    _Form(("q4a", "s4a", "z4a"), 4, False, OFFSETS),
+    _Form(("q4", "s4"), 4, False, LEGACY_ZERO),
+    _Form(("q3", "s3", "z3"), 3, False, POINTS, flat_group=True),
+)
+
+
+def _flat(spec: TensorSpec, layout: AffineLayout, form: _Form) -> tuple[ArraySpec, ...]:
+    cols = layout.matrix_of(spec.shape)[1]
+    group = cols if layout.per_row else layout.group_size
+    if group != FLAT_GROUP or cols % FLAT_GROUP:
+        raise _refuse(f"three-bit codes share a scale in runs of {FLAT_GROUP} elements, found {group}")
+    count = spec.size // FLAT_GROUP
+    return _arrays(spec, form.suffixes, (form.dtype, (layout.packed_bytes(count, FLAT_GROUP),)), (count,))
 
 
 def _arrays(
-    spec: TensorSpec, suffixes: tuple[str, str, str | None], codes: tuple[str, tuple[int, ...]], scales: tuple[int, ...]
+    spec: TensorSpec, suffixes: tuple[str, ...], codes: tuple[str, Shape], scales: Shape
 ) -> tuple[ArraySpec, ...]:
     for part in spec.parts[1:]:
-        if part.dtype != "f32":
+        if part.dtype != SCALE:
             raise _refuse(f'scales and zero points are f32, found {part.dtype}; quantize with scales = "f32"')
-    packed, scale, zero = suffixes
-    return (
-        ArraySpec(packed, "packed_weight", *codes),
-        ArraySpec(scale, "scales", "f32", scales),
-        *((ArraySpec(zero, "zeros", "f32", scales),) if zero else ()),
+    shapes = (codes, *[(SCALE, scales)] * (len(suffixes) - 1))
+    return tuple(
+        ArraySpec(suffix, role, dtype, shape)
+        for suffix, role, (dtype, shape) in zip(suffixes, ROLES, shapes, strict=False)
     )
 
 
-def _matrix(spec: TensorSpec) -> tuple[int, int]:
-    matrix = spec.params.get("matrix")
-    if matrix is None:
-        return (prod(spec.shape[:-1]), spec.shape[-1]) if spec.shape else (1, 1)
-    if not isinstance(matrix, list | tuple) or len(matrix) != 2 or prod(matrix) != spec.size:
-        raise _refuse(f"expected rows and columns that hold {spec.size} elements, found {matrix!r}")
-    return int(matrix[0]), int(matrix[1])
-
-
-def _scale_shape(params: Mapping[str, Any], rows: int, cols: int) -> tuple[int, ...]:
-    granularity, group = params.get("granularity"), params.get("group_size")
-    if granularity == "row":
-        return (rows,) if params.get("bits") == 8 else (rows, 1)
-    if granularity != "group" or not isinstance(group, int):
-        raise _refuse(f"a scale serves a row or a group of columns, found granularity {granularity!r}")
-    if group > 0 and cols % group == 0:
-        return (rows, cols // group)
+def _scale_shape(layout: AffineLayout, rows: int, cols: int) -> Shape:
+    if layout.per_row:
+        return (rows,) if layout.bits == 8 else (rows, 1)
+    group = layout.group_size
+    if group is None:
+        raise _refuse(f"a scale serves a row or a group of columns, found granularity {layout.granularity!r}")
+    if cols % group == 0:
+        return layout.scale_shape(rows, cols)
     raise _refuse(f"groups have one size, which is not stated: {group} does not divide {cols} columns")
-
-
-def _require_even(cols: int) -> None:
-    if cols % 2:
-        raise _refuse(f"two four-bit codes make a byte, and a row has {cols} columns: keep it at 8 bits")

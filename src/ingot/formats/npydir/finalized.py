@@ -14,6 +14,7 @@ from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
 from ingot.formats.npydir.names import MANIFEST, refuses_name
 from ingot.model.bytesource import Buffer, Target
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -48,7 +49,7 @@ class NpyFormat:
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why a folder of arrays cannot carry the tensor; None if it can."""
-        if spec.codec != "dense":
+        if spec.codec != DenseLayout.codec:
             return f"a .npy file holds values as they are, found codec {spec.codec}"
         if any(part.encoding != "raw" for part in spec.parts):
             return "a .npy file is not compressed"
@@ -95,7 +96,7 @@ class NpyFormat:
                     type=None if row.is_storage else row.name,
                     where=f"{file}: data",
                 )
-                tensors[key] = Tensor(key, header.shape, header.dtype, "dense", {"data": part})
+                tensors[key] = Tensor(key, header.shape, header.dtype, DenseLayout.codec, {DATA: part})
         except BaseException:
             for source in sources:
                 source.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -14,33 +13,50 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.core.retype import HOLDERS
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.npydir.arrays import Array, Group
-from ingot.formats.npydir.carry import FLAT_GROUP, LEGACY_ZERO
+from ingot.formats.npydir.arrays import Array
+from ingot.formats.npydir.arrays import Group as Arrayed
+from ingot.formats.npydir.carry import FLAT_GROUP, LEGACY_ZERO, SCALE
 from ingot.formats.npydir.narrowed import NarrowedSource
 from ingot.formats.npydir.sidecar import Entry
+from ingot.model.layouts.affine import (
+    CODES,
+    NO_ZERO,
+    OFFSETS,
+    POINTS,
+    ROLES,
+    ROW,
+    ROWS_LSB,
+    AffineLayout,
+    Grid,
+    Group,
+    Zero,
+)
+from ingot.model.layouts.base import Shape
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 
 Arrays = Mapping[str, Array]
+Stored = tuple[Shape, AffineLayout]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """One way to store a tensor: the suffixes of its arrays, the first of which tells that it is there.
 
-    ``shaped`` tells whether the original's shape must be there too; ``make`` returns parameters of the codec.
+    ``make`` returns the original's shape and the layout; None for values as they are.
     """
 
     name: str
     suffixes: tuple[str, ...]
     bits: int
-    make: Callable[[Arrays, tuple[int, ...] | None, str], tuple[tuple[int, ...], dict[str, Any]]]
+    make: Callable[[Arrays, Shape | None, str], Stored] | None = None
 
-    def in_group(self, group: Group) -> bool:
+    def in_group(self, group: Arrayed) -> bool:
         return self.suffixes[0] in group.paths
 
 
-def choose(group: Group, *, int4_ready: bool) -> Form | None:
+def choose(group: Arrayed, *, int4_ready: bool) -> Form | None:
     """Return the form that is read, in squish's order; None if there is none.
 
     Four-bit forms beside the eight-bit one count only where the directory's sentinel says that they are complete, and
@@ -65,19 +81,19 @@ def tensor_of(name: str, form: Form, arrays: Arrays, entry: Entry | None, verify
         ``npydir.form``: three-bit codes in another layout.
     """
     where = arrays[form.suffixes[0]].name
-    if not form.bits:
+    if form.make is None:
         return _passthrough(name, arrays["pt"], entry, verify)
     dtype = entry.dtype if entry is not None else "f32"
     if dtype not in FLOATS:
         raise FormatError("npydir.sidecar-dtype", f"expected {', '.join(FLOATS)}, found {dtype}", where=where)
     stated = _original_shape(arrays["shape"], _digest(entry, "shape"), verify) if "shape" in arrays else None
-    shape, params = form.make(arrays, stated, where)
+    shape, layout = form.make(arrays, stated, where)
+    layout = replace(layout, dtype=dtype)
     parts = {
-        role: _part(arrays[suffix], "u8" if role == "packed_weight" else "f32", _digest(entry, suffix), verify)
-        for role, suffix in zip(("packed_weight", "scales", "zeros"), form.suffixes, strict=False)
+        role: _part(arrays[suffix], "u8" if role == CODES else layout.scales, _digest(entry, suffix), verify)
+        for role, suffix in zip(ROLES, form.suffixes, strict=False)
     }
-    attributes = {"codec_version": 1, "bits": form.bits, "axis": -1, "packing": "rows_lsb", "dtype": dtype}
-    return Tensor(name, shape, dtype, "quantized_group", parts, {**attributes, "zeros": "zeros" in parts, **params})
+    return Tensor(name, shape, dtype, layout.codec, parts, layout.attributes())
 
 
 def _digest(entry: Entry | None, suffix: str) -> str | None:
@@ -105,7 +121,7 @@ def _passthrough(name: str, array: Array, entry: Entry | None, verify: bool) -> 
     type = None if row.is_storage else dtype
     if dtype == stored:
         part = _part(array, row.storage, _digest(entry, "pt"), verify, type)
-        return Tensor(name, shape, dtype, "dense", {"data": part})
+        return Tensor(name, shape, dtype, DenseLayout.codec, {DATA: part})
     if stored not in HOLDERS.get(dtype, ()):
         raise FormatError(
             "npydir.sidecar-dtype",
@@ -115,7 +131,7 @@ def _passthrough(name: str, array: Array, entry: Entry | None, verify: bool) -> 
     source = NarrowedSource(array.source, array.header.offset, prod(shape), (stored, dtype), array.name)
     part = _part(array, row.storage, _digest(entry, "pt"), verify, type)
     part = replace(part, source=source, offset=0, length=source.size, occupies=array.header.nbytes)
-    return Tensor(name, shape, dtype, "dense", {"data": part})
+    return Tensor(name, shape, dtype, DenseLayout.codec, {DATA: part})
 
 
 def _original_shape(array: Array, digest: str | None, verify: bool) -> tuple[int, ...]:
@@ -145,59 +161,56 @@ def _expect(array: Array, dtype: str, shape: tuple[int, ...] | None = None, ndim
     return header.shape
 
 
-def _in_matrix(
-    stated: tuple[int, ...] | None, rows: int, cols: int, where: str
-) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Return the tensor's shape, and how codes are cut where that is not by its last dimension."""
-    shape = stated if stated is not None else (rows, cols)
-    if prod(shape) != rows * cols:
+def _stored(stated: Shape | None, matrix: tuple[int, int], layout: AffineLayout, where: str) -> Stored:
+    """Return the tensor's shape, and the layout with how codes are cut where that is not by the last dimension."""
+    shape = stated if stated is not None else matrix
+    if prod(shape) != prod(matrix):
         raise FormatError(
-            "npydir.shape", f"expected a shape of {rows} x {cols} elements, found {list(shape)}", where=where
+            "npydir.shape", f"expected a shape of {matrix[0]} x {matrix[1]} elements, found {list(shape)}", where=where
         )
-    own = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
-    return shape, {} if own == (rows, cols) else {"matrix": [rows, cols]}
+    return shape, layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
 
 
-def _scales(array: Array, rows: int, cols: int) -> dict[str, Any]:
+def _grid(array: Array, rows: int, cols: int) -> Grid:
     """Return what shares a scale: a row, or a group of columns whose size follows from their number."""
     shape = array.header.shape
-    if array.header.dtype != "f32":
-        raise FormatError("npydir.array-dtype", f"expected f32, found {array.header.dtype}", where=array.name)
+    if array.header.dtype != SCALE:
+        raise FormatError("npydir.array-dtype", f"expected {SCALE}, found {array.header.dtype}", where=array.name)
     if shape in ((rows,), (rows, 1)):
-        return {"granularity": "row"}
+        return ROW
     if len(shape) != 2 or shape[0] != rows or not shape[1] or cols % shape[1]:
         raise FormatError(
             "npydir.array-shape",
             f"expected [{rows}] or [{rows}, groups] with groups of one size in {cols} columns, found {list(shape)}",
             where=array.name,
         )
-    return {"granularity": "group", "group_size": cols // shape[1]}
+    return Group(cols // shape[1])
 
 
-def _int8(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+def _int8(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
     rows, cols = _expect(arrays["q"], "i8")
-    shape, matrix = _in_matrix(stated, rows, cols, where)
-    return shape, {"signed": True, **_scales(arrays["s"], rows, cols), **matrix}
+    layout = AffineLayout(8, _grid(arrays["s"], rows, cols), ROWS_LSB, True, NO_ZERO, SCALE)
+    return _stored(stated, (rows, cols), layout, where)
 
 
-def _nibbles(arrays: Arrays, stated: tuple[int, ...] | None, where: str, codes: str, scales: str) -> tuple[Any, Any]:
+def _nibbles(arrays: Arrays, stated: Shape | None, where: str, suffixes: tuple[str, str], zero: Zero) -> Stored:
+    codes, scales = suffixes
     rows, half = _expect(arrays[codes], "u8")
-    shape, matrix = _in_matrix(stated, rows, 2 * half, where)
-    return shape, {"signed": False, **_scales(arrays[scales], rows, 2 * half), **matrix}
+    layout = AffineLayout(4, _grid(arrays[scales], rows, 2 * half), ROWS_LSB, False, zero, SCALE)
+    return _stored(stated, (rows, 2 * half), layout, where)
 
 
-def _int4_offset(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-    shape, params = _nibbles(arrays, stated, where, "q4a", "s4a")
-    _expect(arrays["z4a"], "f32", arrays["s4a"].header.shape)
-    return shape, {**params, "zero_kind": "offset"}
+def _int4_offset(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
+    found = _nibbles(arrays, stated, where, ("q4a", "s4a"), OFFSETS)
+    _expect(arrays["z4a"], SCALE, arrays["s4a"].header.shape)
+    return found
 
 
-def _int4_legacy(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-    shape, params = _nibbles(arrays, stated, where, "q4", "s4")
-    return shape, {**params, "zero_point": LEGACY_ZERO}
+def _int4_legacy(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
+    return _nibbles(arrays, stated, where, ("q4", "s4"), LEGACY_ZERO)
 
 
-def _int3(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+def _int3(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
     if len(arrays["q3"].header.shape) == 2:
         raise UnsupportedError(
             "expected three-bit codes packed eight in three bytes, found a matrix of codes: squish has layouts that do "
@@ -213,23 +226,20 @@ def _int3(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[t
             f"expected a multiple of {FLAT_GROUP} elements at three bits, found {list(shape)}",
             where=where,
         )
-    _expect(arrays["q3"], "u8", (size * 3 // 8,))
+    matrix = (size // FLAT_GROUP, FLAT_GROUP)
+    layout = AffineLayout(3, ROW, ROWS_LSB, False, POINTS, SCALE)
+    _expect(arrays["q3"], "u8", (layout.packed_bytes(*matrix),))
     for suffix in ("s3", "z3"):
-        flat = arrays[suffix].header.shape == (size // FLAT_GROUP, 1)
-        _expect(arrays[suffix], "f32", (size // FLAT_GROUP, 1) if flat else (size // FLAT_GROUP,))
-    shape, matrix = _in_matrix(shape, size // FLAT_GROUP, FLAT_GROUP, where)
-    return shape, {"signed": False, "granularity": "row", **matrix}
-
-
-def _no_params(arrays: Arrays, stated: tuple[int, ...] | None, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-    return arrays["pt"].header.shape, {}
+        flat = arrays[suffix].header.shape == (matrix[0], 1)
+        _expect(arrays[suffix], SCALE, (matrix[0], 1) if flat else matrix[:1])
+    return _stored(shape, matrix, layout, where)
 
 
 FORMS = (
     Form("q4a", ("q4a", "s4a", "z4a"), 4, _int4_offset),
     Form("q4", ("q4", "s4"), 4, _int4_legacy),
     Form("q3", ("q3", "s3", "z3"), 3, _int3),
-    Form("pt", ("pt",), 0, _no_params),
+    Form("pt", ("pt",), 0),
     Form("q", ("q", "s"), 8, _int8),
 )
 """In the order in which they are preferred."""

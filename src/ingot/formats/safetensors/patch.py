@@ -19,10 +19,11 @@ from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog, Detail
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.layouts.delta import INDEX_TYPES, RAW, PatchLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
-CODEC = "sparse_patch"
+CODEC = PatchLayout.codec
 STRATEGY = "sparse-patch"
 FORMAT, VERSION = "sparse_weight_patch", "1"
 OWN = "ingot"
@@ -32,9 +33,6 @@ FIRST, SECOND = (".indices", ".values"), (".idx", ".val")
 """Suffixes of positions and values, of the first and the second version."""
 
 ALGORITHM = "crc32c"
-
-_RAW, _GAPS = "raw", "gap_delta"
-_INDICES = {_RAW: ("i32", "i64"), _GAPS: ("u16", "u32")}
 
 
 @warm
@@ -68,11 +66,11 @@ def read_patch(catalog: Catalog, where: str, *, verify: bool = True) -> Catalog:
             "sparse_patch.version", f"expected version {VERSION}, found {told['version'][:40]!r}", where=where
         )
     second = "encoding" in told or "sparse" in told
-    encoding = told.get("encoding", _RAW)
-    if encoding not in _INDICES:
+    encoding = told.get("encoding", RAW)
+    if encoding not in INDEX_TYPES:
         raise UnsupportedError(
-            f"expected positions encoded as {' or '.join(_INDICES)}, found {encoding[:40]!r}; write the patch with one "
-            "of these",
+            f"expected positions encoded as {' or '.join(INDEX_TYPES)}, found {encoding[:40]!r}; write the patch "
+            "with one of these",
             rule="sparse_patch.encoding",
             where=where,
         )
@@ -99,7 +97,7 @@ def read_pairs(catalog: Catalog, where: str) -> Catalog | None:
     for suffixes in (FIRST, SECOND):
         names = [name for name in catalog.tensors if name.endswith(suffixes)]
         if names and len(names) == len(catalog.tensors):
-            tensors = _pairs(catalog.tensors, suffixes, _RAW, _Own(), where)
+            tensors = _pairs(catalog.tensors, suffixes, RAW, _Own(), where)
             return replace(catalog, tensors=tensors, metadata={KEY: _described(tensors).to_metadata()})
     return None
 
@@ -132,14 +130,14 @@ def written_metadata(
     Raises ``UnsupportedError`` ``sparse_patch.mixed``: positions in two encodings.
     """
     patches = [spec for spec in specs if spec.codec == CODEC]
-    encodings = sorted({str(spec.params.get("encoding")) for spec in patches}) or [_RAW]
+    encodings = sorted({PatchLayout.of(spec).encoding for spec in patches}) or [RAW]
     if len(encodings) > 1:
         raise UnsupportedError(
             f"a sparse patch has one encoding of positions, found {' and '.join(encodings)}", rule="sparse_patch.mixed"
         )
     changed = sum(_count(spec) for spec in patches)
     elements = sum(spec.size for spec in patches)
-    shapes = {spec.name: list(spec.shape) for spec in patches if not spec.params.get("flat")}
+    shapes = {spec.name: list(spec.shape) for spec in patches if not PatchLayout.of(spec).flat}
     own = _Own(shapes, {key: value for key, value in metadata.items() if key != KEY}, dict(digests))
     delta = {KEY: metadata[KEY]} if KEY in metadata else {}
     whole = {manifest_digest.KEY: manifest_digest.stand_in(ALGORITHM)} if digests or not specs else {}
@@ -221,15 +219,16 @@ def _pair(name: str, indices: Tensor, values: Tensor, encoding: str, shape: list
             f"{list(values.shape)[:8]}",
             where=where,
         )
-    if indices.dtype not in _INDICES[encoding]:
+    if indices.dtype not in INDEX_TYPES[encoding]:
         raise FormatError(
             "sparse_patch.index-dtype",
-            f"expected {encoding} positions of {' or '.join(_INDICES[encoding])}, found {indices.dtype}",
+            f"expected {encoding} positions of {' or '.join(INDEX_TYPES[encoding])}, found {indices.dtype}",
             where=where,
         )
     parts = {"indices": indices.parts["data"], "values": values.parts["data"]}
-    params = {"encoding": encoding, "flat": shape is None}
-    return Tensor(name, values.shape if shape is None else tuple(shape), values.dtype, CODEC, parts, params)
+    layout = PatchLayout(encoding, flat=shape is None)
+    own = values.shape if shape is None else tuple(shape)
+    return Tensor(name, own, values.dtype, layout.codec, parts, layout.attributes())
 
 
 def _lonely(name: str, found: str, where: str) -> FormatError:

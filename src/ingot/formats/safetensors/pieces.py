@@ -10,9 +10,9 @@ from typing import NamedTuple
 from ingot.core.dtypes import DTYPES
 from ingot.errors import UsageError
 from ingot.formats.safetensors.patch import CODEC, keys_of
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.spec import TensorSpec
 
-QUANTIZED = "quantized_group"
 WEIGHT, SCALES, BIASES = ".weight", ".scales", ".biases"
 
 
@@ -31,7 +31,7 @@ def pieces(spec: TensorSpec) -> list[Piece]:
 
     Raises ``UsageError`` ``writer.length``: a part whose length is not known; the header comes before it.
     """
-    if spec.codec == QUANTIZED:
+    if spec.codec == AffineLayout.codec:
         return _layer(spec)
     if spec.codec != CODEC:
         return [Piece("data", spec.name, spec.dtype, spec.shape, DTYPES[spec.dtype].nbytes(spec.size))]
@@ -48,13 +48,14 @@ def pieces(spec: TensorSpec) -> list[Piece]:
 def _layer(spec: TensorSpec) -> list[Piece]:
     """``X.weight`` as words of 32 bits, ``X.scales``, ``X.biases`` (spec/mlx.md)."""
     stem, lead, cols = spec.name.removesuffix(WEIGHT), spec.shape[:-1], spec.shape[-1]
-    packed, scales, zeros = (spec.part(role) for role in ("packed_weight", "scales", "zeros"))
-    groups = (*lead, cols // spec.params["group_size"])
-    words = (*lead, cols * spec.params["bits"] // 32)
+    layout = AffineLayout.of(spec)
+    packed, scales, zeros = layout.part_specs(spec.shape)
+    groups = (*lead, *layout.scale_shape(1, cols)[1:])
+    words = (*lead, layout.row_bytes(cols) // 4)
     return [
-        Piece("packed_weight", spec.name, "u32", words, packed.length or 0),
-        Piece("scales", stem + SCALES, scales.dtype, groups, scales.length or 0),
-        Piece("zeros", stem + BIASES, zeros.dtype, groups, zeros.length or 0),
+        Piece(packed.role, spec.name, "u32", words, packed.length or 0),
+        Piece(scales.role, stem + SCALES, scales.dtype, groups, scales.length or 0),
+        Piece(zeros.role, stem + BIASES, zeros.dtype, groups, zeros.length or 0),
     ]
 
 

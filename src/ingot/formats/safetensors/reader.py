@@ -11,6 +11,7 @@ from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
 from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.ranges import read_bytes
@@ -44,7 +45,7 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
             type=None if row.is_storage else row.name,
             where=f"{file.name}: {name}: data",
         )
-        return Tensor(name, entry.shape, row.name, "dense", {"data": part})
+        return Tensor(name, entry.shape, row.name, DenseLayout.codec, {DATA: part})
 
     return Lazy(entries, make)
 

@@ -19,6 +19,7 @@ from ingot.formats.safetensors.patch import ALGORITHM, CODEC, refusal, written_m
 from ingot.formats.safetensors.pieces import Piece, pieces
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.delta import KEY
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
 
 # The order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files run down it.
@@ -37,7 +38,7 @@ def refuses(spec: TensorSpec) -> str | None:
     row = DTYPES.get(spec.dtype)
     if spec.codec == CODEC and _is_text(spec.name):
         return refusal(spec)
-    if spec.codec != "dense":
+    if spec.codec != DenseLayout.codec:
         return f"safetensors holds dense tensors, this one is {spec.codec}; convert with a dense recipe such as bf16"
     if row is None or row.safetensors is None:
         return f"safetensors has no element type {spec.dtype}"
