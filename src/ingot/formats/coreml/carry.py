@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from ingot.core.dtypes import DTYPES
-from ingot.formats.coreml.grid import scale_dims, stream_is_flat
+from ingot.errors import CodecError
 from ingot.formats.coreml.site import LeftError, Shape, from_numbers
 from ingot.formats.coreml.types import BY_DTYPE, BY_NAME, MilType, integer_type
+from ingot.model.layouts.affine import SCALES, ZEROS, AffineLayout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.grid import scale_dims
+from ingot.model.layouts.palette import INDICES, PaletteLayout
+from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.spec import TensorSpec
 
 FLOATS = ("f16", "f32")
@@ -85,7 +89,10 @@ def plan_operations(spec: TensorSpec, *, ios18: bool) -> tuple[PlannedOp, ...]:
             raise LeftError(
                 f"Core ML holds uncompressed numbers, part {part.role} is {part.encoding} {part.type or ''}"
             )
-    planned = maker(spec, ios18)
+    try:
+        planned = maker(spec, ios18)
+    except CodecError as error:
+        raise LeftError(error.message) from error
     _check_parts(spec, planned)
     return planned
 
@@ -141,26 +148,25 @@ class _Affine:
     point: int
 
 
-def _affine_of(spec: TensorSpec, params: Mapping[str, Any]) -> _Affine:
-    bits, signed = params.get("bits"), bool(params.get("signed"))
-    codes = integer_type(bits, signed) if bits in (4, 8) else None
+def _affine_of(spec: TensorSpec, layout: AffineLayout) -> _Affine:
+    codes = integer_type(layout.bits, layout.signed) if layout.bits in (4, 8) else None
     if codes is None:
-        raise LeftError(f"codes of {bits} bits; Core ML has 4 and 8")
-    if params.get("zero_kind", "point") != "point":
+        raise LeftError(f"codes of {layout.bits} bits; Core ML has 4 and 8")
+    if layout.offset:
         raise LeftError("offsets in place of zero points")
-    if not stream_is_flat(params, spec.shape):
-        raise LeftError(f"packing {params.get('packing')}; Core ML has one stream, low bits first")
-    grid = scale_dims(params, spec.shape)
+    if not layout.is_flat(spec.shape):
+        raise LeftError(f"packing {layout.packing}; Core ML has one stream, low bits first")
+    grid = scale_dims(layout, spec.shape)
     if grid is None:
         raise LeftError("scales that do not lie on a grid of equal blocks")
     zeros = None
-    if params.get("zeros"):
-        zeros = Stored("offset", codes, grid, "zeros", _part_dtype(spec, "zeros"), spread=grid)
-    return _Affine(codes, _float(spec, "scales"), grid, zeros, int(params.get("zero_point") or 0))
+    if layout.zeros:
+        zeros = Stored("offset", codes, grid, ZEROS, _part_dtype(spec, ZEROS), spread=grid)
+    return _Affine(codes, _float(spec, SCALES), grid, zeros, layout.zero_point or 0)
 
 
 def _affine(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
-    found = _affine_of(spec, spec.params)
+    found = _affine_of(spec, AffineLayout.of(spec))
     if not ios18:
         return (_affine_ios16(spec, found),)
     data = Stored("data", found.codes, spec.shape, "packed_weight")
@@ -203,18 +209,14 @@ def repeated(value: int, type: MilType, count: int) -> bytes:
 
 
 def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
-    params = spec.params
-    bits, vector, axis = int(params["bits"]), int(params["vector_size"]), int(params["vector_axis"])
-    groups = tuple(params["groups"])
+    layout = PaletteLayout.of(spec)
+    bits, vector, axis, groups = layout.bits, layout.vector_size, layout.vector_axis, layout.groups
     if not ios18:
         return (_palette_ios16(spec, bits, vector, groups),)
-    indices = list(spec.shape)
-    if indices:
-        indices[axis] //= vector
     type = integer_type(bits, signed=False)
     if type is None:
         raise LeftError(f"indices of {bits} bits")
-    stored = Stored("indices", type, tuple(indices), "indices")
+    stored = Stored("indices", type, layout.index_shape(spec.shape), INDICES)
     where = (Stored("vector_axis", _INT32, (), constant=axis.to_bytes(4, "little")),) if vector > 1 else ()
     before, lut, bound = _codebook(spec, groups, bits, vector)
     return (*before, PlannedOp("constexpr_lut_to_dense", (stored, *lut, *where), bound))
@@ -252,10 +254,9 @@ def _shape(spec: TensorSpec) -> Stored:
 
 
 def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
-    inner = spec.params["inner"]
-    codec, params = inner["codec"], inner["params"]
-    kept = int(spec.params.get("nnz", prod(spec.shape)))
-    if codec == "dense":
+    layout = MaskLayout.of(spec)
+    inner, kept = layout.inner, prod(spec.shape) if layout.nnz is None else layout.nnz
+    if isinstance(inner, DenseLayout):
         values = Stored("nonzero_data", _float(spec, "nonzeros"), (kept,), "nonzeros", spec.dtype)
         if ios18:
             mask = Stored("mask", BY_NAME["uint1"], spec.shape, "mask")
@@ -264,11 +265,11 @@ def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
         return (PlannedOp("constexpr_sparse_to_dense", (mask, values, _shape(spec)), attributes=True),)
     if not ios18:
         raise LeftError("iOS 16 has masks over plain values only")
-    if codec == "palette":
-        return _sparse_palette(spec, params, kept)
-    if codec != "quantized_group":
-        raise LeftError(f"masks over {codec}")
-    found = _affine_of(spec, params)
+    if isinstance(inner, PaletteLayout):
+        return _sparse_palette(spec, inner, kept)
+    if not isinstance(inner, AffineLayout):
+        raise LeftError(f"masks over {inner.codec}")
+    found = _affine_of(spec, inner)
     mask = Stored("data_mask", BY_NAME["uint1"], spec.shape, "mask")
     codes = Stored("nonzero_data", found.codes, (kept,), "nonzeros")
     outputs = ((BY_NAME["uint1"], spec.shape), (found.scale, (kept,)))
@@ -276,12 +277,11 @@ def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
     return (first, PlannedOp("constexpr_sparse_to_dense", (), (("nonzero_data", 0, 1),), (("mask", 0, "data_mask"),)))
 
 
-def _sparse_palette(spec: TensorSpec, params: Mapping[str, Any], kept: int) -> tuple[PlannedOp, ...]:
-    bits = int(params["bits"])
-    type = integer_type(bits, signed=False)
-    if int(params["vector_size"]) != 1 or type is None:
+def _sparse_palette(spec: TensorSpec, layout: PaletteLayout, kept: int) -> tuple[PlannedOp, ...]:
+    type = integer_type(layout.bits, signed=False)
+    if layout.vector_size != 1 or type is None:
         raise LeftError("masks over vectors")
-    before, lut, bound = _codebook(spec, tuple(params["groups"]), bits, 1)
+    before, lut, bound = _codebook(spec, layout.groups, layout.bits, 1)
     mask = Stored("indices_mask", BY_NAME["uint1"], spec.shape, "mask")
     codes = Stored("indices_nonzero_data", type, (kept,), "nonzeros")
     outputs = ((BY_NAME["uint1"], spec.shape), (BY_DTYPE[spec.dtype], (kept,)))
@@ -291,8 +291,8 @@ def _sparse_palette(spec: TensorSpec, params: Mapping[str, Any], kept: int) -> t
 
 
 _MAKERS: Mapping[str, Callable[[TensorSpec, bool], tuple[PlannedOp, ...]]] = {
-    "dense": _dense,
-    "quantized_group": _affine,
-    "palette": _palette,
-    "sparse_mask": _sparse,
+    DenseLayout.codec: _dense,
+    AffineLayout.codec: _affine,
+    PaletteLayout.codec: _palette,
+    MaskLayout.codec: _sparse,
 }

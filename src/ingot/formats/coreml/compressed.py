@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from ingot.core.checked import element_count
 from ingot.core.dtypes import numpy_dtype
 from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, same_place
-from ingot.formats.coreml.grid import affine_params
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.site import LeftError, Shape, Site, Slot, to_numbers
 from ingot.formats.coreml.types import BY_NAME, MilType
 from ingot.formats.coreml.values import Value
+from ingot.model.layouts.affine import CODES as CODES_PART
+from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALES, ZEROS, AffineLayout, Constant, Zero
+from ingot.model.layouts.base import Layout
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.grid import on_grid
+from ingot.model.layouts.palette import CODEBOOK, INDICES, PaletteLayout
+from ingot.model.layouts.palette import SCALES as FACTORS
+from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 
 CODES = ("int8", "uint8", "int4", "uint4")
 LUT_BITS = (1, 2, 3, 4, 6, 8)
@@ -28,13 +34,12 @@ class Made:
 
     type: MilType
     shape: Shape
-    codec: str
-    params: Mapping[str, Any]
+    layout: Layout
     slots: Mapping[str, Slot]
     operations: tuple[Operation, ...]
 
     def site(self, name: str) -> Site:
-        return Site(name, self.shape, str(self.type.dtype), self.codec, self.params, self.slots, self.operations)
+        return Site(name, self.shape, str(self.type.dtype), self.layout, self.slots, self.operations)
 
 
 def dense(graph: Graph, operation: Operation) -> Made | None:
@@ -46,7 +51,7 @@ def dense(graph: Graph, operation: Operation) -> Made | None:
     if slot.type.dtype is None or slot.type.name.startswith("fp8"):
         raise LeftError(f"numbers of {slot.type.name}")
     check_output(operation, 0, slot.type, slot.dims)
-    return Made(slot.type, slot.dims, "dense", {}, {"data": slot}, (operation,))
+    return Made(slot.type, slot.dims, DenseLayout(str(slot.type.dtype)), {DATA: slot}, (operation,))
 
 
 def affine_dequantize(graph: Graph, operation: Operation) -> Made:
@@ -66,31 +71,24 @@ def affine_dequantize(graph: Graph, operation: Operation) -> Made:
             scale.dims,
         )
         grid[axis] = scale.dims[0]
-    zeros, extra = _zeros(graph, operation, "zero_point", data.type, scale)
+    zeros, zero = _zeros(graph, operation, "zero_point", data.type, scale)
     check_output(operation, 0, scale.type, data.dims)
-    params = affine_params(data.dims, tuple(grid), data.type, dtype, extra)
-    return Made(
-        scale.type,
-        data.dims,
-        "quantized_group",
-        params,
-        {"packed_weight": data, "scales": scale, **zeros},
-        (operation,),
-    )
+    layout = on_grid(data.dims, tuple(grid), (data.type.bits, data.type.signed), zero, dtype)
+    return Made(scale.type, data.dims, layout, {CODES_PART: data, SCALES: scale, **zeros}, (operation,))
 
 
 def blockwise_shift_scale(graph: Graph, operation: Operation) -> Made:
     """iOS 18: ``scale * (data - offset)``, scales of the data's rank over blocks."""
     data = graph.slot(operation, "data", "u8")
-    slots, params, scale = _blockwise(graph, operation, data.type, data.dims)
+    slots, layout, scale = _blockwise(graph, operation, data.type, data.dims)
     check_output(operation, 0, scale.type, data.dims)
-    return Made(scale.type, data.dims, "quantized_group", params, {"packed_weight": data, **slots}, (operation,))
+    return Made(scale.type, data.dims, layout, {CODES_PART: data, **slots}, (operation,))
 
 
 def _blockwise(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
-) -> tuple[dict[str, Slot], dict[str, Any], Slot]:
-    """Return the parts beside the codes, the parameters, and the scales."""
+) -> tuple[dict[str, Slot], AffineLayout, Slot]:
+    """Return the parts beside the codes, the layout, and the scales."""
     if type.name not in CODES:
         raise LeftError(f"codes of {type.name}")
     scale = graph.slot(operation, "scale")
@@ -99,21 +97,19 @@ def _blockwise(
         own > 0 and size % own == 0 for size, own in zip(shape, scale.dims, strict=False)
     )
     expect(operation, fits, f"scales whose sizes divide those of {list(shape)}", list(scale.dims))
-    zeros, extra = _zeros(graph, operation, "offset", type, scale)
-    params = affine_params(shape, scale.dims, type, dtype, extra)
-    return {"scales": scale, **zeros}, params, scale
+    zeros, zero = _zeros(graph, operation, "offset", type, scale)
+    layout = on_grid(shape, scale.dims, (type.bits, type.signed), zero, dtype)
+    return {SCALES: scale, **zeros}, layout, scale
 
 
-def _zeros(
-    graph: Graph, operation: Operation, key: str, type: MilType, scale: Slot
-) -> tuple[dict[str, Slot], dict[str, Any]]:
-    """Return the part ``zeros``, if there is one, and what the parameters say of zero points.
+def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: Slot) -> tuple[dict[str, Slot], Zero]:
+    """Return the part ``zeros``, if there is one, and what the layout says of zero points.
 
-    Zero points that are all the same become a parameter: a vector of zeros is what coremltools writes for symmetric
-    scales.
+    Zero points that are all the same become one of the layout: a vector of zeros is what coremltools writes for
+    symmetric scales.
     """
     if graph.param(operation, key) is None:
-        return {}, {"zeros": False}
+        return {}, NO_ZERO
     slot = graph.slot(operation, key)
     if slot.type.name not in (type.name, "fp32", "fp16"):
         expect(operation, False, f"zero points of {type.name} or floats", slot.type.name)
@@ -123,12 +119,12 @@ def _zeros(
     if slot.count <= SMALL:
         one = _one_number(graph.weights.read(slot.values[0]), slot, type)
         if one is not None:
-            return {}, {"zeros": False, **({"zero_point": one} if one else {})}
+            return {}, Constant(one) if one else NO_ZERO
     if not slot.type.integer:
         raise LeftError("zero points that are no whole numbers of the codes")
     if slot.count != scale.count:
         raise LeftError("scales and zero points of different shapes")
-    return {"zeros": replace(slot, dtype=str(scale.type.dtype), spread=slot.dims)}, {"zeros": True}
+    return {ZEROS: replace(slot, dtype=str(scale.type.dtype), spread=slot.dims)}, POINTS
 
 
 def _one_number(data: bytes, slot: Slot, type: MilType) -> int | None:
@@ -145,13 +141,13 @@ def lut_to_dense(graph: Graph, operation: Operation) -> Made:
     if "shape" in operation.attributes:
         return _lut_ios16(graph, operation)
     indices = graph.slot(operation, "indices", "u8")
-    slots, params, chain, type = _codebooks(graph, operation, indices.type, indices.dims)
+    slots, layout, chain, type = _codebooks(graph, operation, indices.type, indices.dims)
     shape = list(indices.dims)
     if shape:
-        shape[params["vector_axis"]] *= params["vector_size"]
+        shape[layout.vector_axis] *= layout.vector_size
     element_count(shape, "coreml.value", operation.where)
     check_output(operation, 0, type, tuple(shape))
-    return Made(type, tuple(shape), "palette", params, {"indices": indices, **slots}, (*chain, operation))
+    return Made(type, tuple(shape), layout, {INDICES: indices, **slots}, (*chain, operation))
 
 
 def _lut_ios16(graph: Graph, operation: Operation) -> Made:
@@ -166,30 +162,29 @@ def _lut_ios16(graph: Graph, operation: Operation) -> Made:
     )
     _packed(graph, operation, indices, prod(shape), bits)
     check_output(operation, 0, lut.type, shape)
-    params = _palette(bits, (1,) * len(shape), 1, 0, dtype)
-    slots = {"indices": indices, "codebook": lut}
-    return Made(lut.type, shape, "palette", params, slots, (operation,))
+    layout = PaletteLayout(bits, (1,) * len(shape), 1, 0, dtype, dtype)
+    return Made(lut.type, shape, layout, {INDICES: indices, CODEBOOK: lut}, (operation,))
 
 
 def _codebooks(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
-) -> tuple[dict[str, Slot], dict[str, Any], tuple[Operation, ...], MilType]:
-    """Return palettes over indices of ``shape``: parts, parameters, the operations that make them, element type."""
+) -> tuple[dict[str, Slot], PaletteLayout, tuple[Operation, ...], MilType]:
+    """Return palettes over indices of ``shape``: parts, layout, the operations that make them, element type."""
     expect(operation, not type.signed and type.bits in LUT_BITS, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
     found = graph.param(operation, "lut")
     slots: dict[str, Slot] = {}
     chain: tuple[Operation, ...] = ()
     if isinstance(found, tuple) and found[0].type == "constexpr_blockwise_shift_scale":
         chain = (found[0],)
-        slots["codebook"] = graph.slot(found[0], "data")
-        slots["codebook_scales"] = scales = graph.slot(found[0], "scale")
+        slots[CODEBOOK] = graph.slot(found[0], "data")
+        slots[FACTORS] = scales = graph.slot(found[0], "scale")
         if graph.param(found[0], "offset") is not None:
             raise LeftError("a palette with zero points")
         out = scales.type
     else:
-        slots["codebook"] = graph.slot(operation, "lut")
-        out = slots["codebook"].type
-    dtype, lut = float_type(out, "a palette"), slots["codebook"]
+        slots[CODEBOOK] = graph.slot(operation, "lut")
+        out = slots[CODEBOOK].type
+    dtype, lut = float_type(out, "a palette"), slots[CODEBOOK]
     groups, entries, vector = lut.dims[:-2], lut.dims[-2:-1], lut.dims[-1:]
     fits = len(groups) == len(shape) and all(g > 0 and n % g == 0 for n, g in zip(shape, groups, strict=True))
     expect(operation, fits, f"palettes per group of indices {list(shape)}", list(lut.dims))
@@ -205,22 +200,12 @@ def _codebooks(
         ):
             raise LeftError("palettes with other scales than one each")
         if scales.dims != (*groups, 1, 1):
-            slots["codebook_scales"] = replace(scales, spread=(*groups, 1, 1))
+            slots[FACTORS] = replace(scales, spread=(*groups, 1, 1))
     axis = graph.integer(operation, "vector_axis") if vector[0] > 1 else 0
     expect(operation, axis is not None and (not shape or -len(shape) <= axis < len(shape)), "a vector axis", axis)
     axis = axis % len(shape) if shape and axis else 0
-    return slots, _palette(type.bits, groups, vector[0], axis, dtype), chain, out
-
-
-def _palette(bits: int, groups: Shape, vector: int, axis: int, dtype: str) -> dict[str, Any]:
-    return {
-        "codec_version": 1,
-        "bits": bits,
-        "groups": list(groups),
-        "vector_size": vector,
-        "vector_axis": axis,
-        "dtype": dtype,
-    }
+    factors = str(scales.type.dtype) if chain else None
+    return slots, PaletteLayout(type.bits, groups, vector[0], axis, dtype, lut.dtype, factors), chain, out
 
 
 def sparse_to_dense(graph: Graph, operation: Operation) -> Made:
@@ -237,24 +222,22 @@ def sparse_to_dense(graph: Graph, operation: Operation) -> Made:
         shape = mask.dims
     _check_mask(operation, mask, kept, shape)
     check_output(operation, 0, kept.type, shape)
-    params = _masked(dtype, kept.count, "dense", {})
-    return Made(
-        kept.type, shape, "sparse_mask", params, {"mask": replace(mask, dtype="u8"), "nonzeros": kept}, (operation,)
-    )
+    layout = MaskLayout(dtype, kept.count, DenseLayout(dtype))
+    return Made(kept.type, shape, layout, {MASK: replace(mask, dtype="u8"), NONZEROS: kept}, (operation,))
 
 
 def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> Made:
     """The kept values are palette indices, or codes with scales; both stand over the dense tensor."""
     if inner.type == "constexpr_lut_to_sparse":
         mask, kept = graph.slot(inner, "indices_mask", "u8"), graph.slot(inner, "indices_nonzero_data", "u8")
-        slots, params, chain, type = _codebooks(graph, inner, kept.type, mask.dims)
-        if params["vector_size"] != 1:
+        slots, palette, chain, type = _codebooks(graph, inner, kept.type, mask.dims)
+        if palette.vector_size != 1:
             raise LeftError("kept vectors")
-        codec = "palette"
+        layout: Layout = palette
     elif inner.type == "constexpr_sparse_blockwise_shift_scale":
         mask, kept = graph.slot(inner, "data_mask", "u8"), graph.slot(inner, "nonzero_data", "u8")
-        slots, params, scale = _blockwise(graph, inner, kept.type, mask.dims)
-        chain, type, codec = (), scale.type, "quantized_group"
+        slots, layout, scale = _blockwise(graph, inner, kept.type, mask.dims)
+        chain, type = (), scale.type
     else:
         raise LeftError(f"kept values from {inner.type}")
     given, dtype = graph.param(operation, "mask"), str(type.dtype)
@@ -269,15 +252,10 @@ def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> Made:
     return Made(
         type,
         mask.dims,
-        "sparse_mask",
-        _masked(dtype, kept.count, codec, params),
-        {"mask": mask, "nonzeros": kept, **slots},
+        MaskLayout(dtype, kept.count, layout),
+        {MASK: mask, NONZEROS: kept, **slots},
         (*chain, inner, operation),
     )
-
-
-def _masked(dtype: str, kept: int, codec: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    return {"codec_version": 1, "dtype": dtype, "nnz": kept, "inner": {"codec": codec, "params": dict(params)}}
 
 
 def _check_mask(operation: Operation, mask: Slot, kept: Slot, shape: Shape) -> None:

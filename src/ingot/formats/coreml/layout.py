@@ -6,7 +6,7 @@ same package. Arrays of fewer than ten elements stand in the program itself, as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UnsupportedError
@@ -15,6 +15,8 @@ from ingot.formats.coreml.carry import PlannedOp, Stored, plan_operations
 from ingot.formats.coreml.site import LeftError, Site
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.values import BlobRef, Value
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
 
 INLINE_BELOW = 10
@@ -107,7 +109,7 @@ def reason_against(template: Template, site: Site | None, spec: TensorSpec) -> s
     if is_kept(site, spec):
         return None
     opset = opset_number(template, site)
-    if opset < IOS16 and spec.codec != "dense":
+    if opset < IOS16 and spec.codec != DenseLayout.codec:
         return f"opset CoreML{opset} has no compressed constants; convert the model for iOS 16 or later"
     try:
         plan_operations(spec, ios18=opset >= IOS18)
@@ -118,14 +120,11 @@ def reason_against(template: Template, site: Site | None, spec: TensorSpec) -> s
 
 def is_kept(site: Site, spec: TensorSpec) -> bool:
     """Whether a tensor is stored just as the program has it, so that its operations can stay."""
-    own, found = _without_dtype(site.params), _without_dtype(spec.params)
     parts = {part.role: (part.dtype, part.length, part.encoding) for part in spec.parts}
     slots = {role: (slot.dtype, slot.length, "raw") for role, slot in site.slots.items()}
-    return site.codec == spec.codec and parts == slots and (own == found or site.codec == "dense")
-
-
-def _without_dtype(params: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in params.items() if key != "dtype"}
+    if site.layout.codec != spec.codec or parts != slots:
+        return False
+    return isinstance(site.layout, DenseLayout) or site.layout == layout_of(spec)
 
 
 class Layout:

@@ -45,7 +45,7 @@ def metadata_of(template: Template) -> dict[str, str]:
 
 def _tensor(template: Template, site: Site) -> Tensor:
     parts = {role: _part(template, slot, f"{site.name}: {role}") for role, slot in site.slots.items()}
-    return Tensor(site.name, site.shape, site.dtype, site.codec, parts, dict(site.params))
+    return Tensor(site.name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
 
 
 def _part(template: Template, slot: Slot, where: str) -> Part:

@@ -16,6 +16,7 @@ from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value, packed_bits, unpacked_bits
 from ingot.model.bytesource import MemorySource
+from ingot.model.layouts.base import Layout
 from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array
@@ -80,8 +81,7 @@ class Site:
     name: str
     shape: Shape
     dtype: str
-    codec: str
-    params: Mapping[str, Any]
+    layout: Layout
     slots: Mapping[str, Slot]
     operations: tuple[Operation, ...] = field(repr=False)
 
@@ -110,7 +110,7 @@ class Site:
     def spec(self) -> TensorSpec:
         """What a writer is told of the tensor where it is kept as it is stored."""
         parts = tuple(PartSpec(role, slot.dtype, slot.length) for role, slot in self.slots.items())
-        return TensorSpec(self.name, self.shape, self.dtype, self.codec, parts, dict(self.params))
+        return TensorSpec(self.name, self.shape, self.dtype, self.layout.codec, parts, self.layout.attributes())
 
 
 def to_numbers(data: bytes, type: MilType, count: int, dtype: str) -> Array:

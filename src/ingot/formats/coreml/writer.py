@@ -186,7 +186,7 @@ class CoremlWriter:
             path = self._path(name)
             parts[path] = Part("u8", state.end, SinkSource(self._sink(name), state.end, path))
         written = Template(parts)
-        found = {site.name: (site.shape, site.dtype, site.codec) for site in written.sites}
+        found = {site.name: (site.shape, site.dtype, site.layout.codec) for site in written.sites}
         expected = {spec.name: (spec.shape, spec.dtype, spec.codec) for spec in self._specs}
         if found != expected:
             different = min(name for name, _ in found.items() ^ expected.items())

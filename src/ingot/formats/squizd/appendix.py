@@ -10,12 +10,13 @@ import numpy as np
 from ingot.core import checksums
 from ingot.core.names import layer_of
 from ingot.errors import UnsupportedError
-from ingot.formats.squizd.carry import SPARSE, form_of
+from ingot.formats.squizd.carry import form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.layout import COREML_HEADER, COREML_MAGIC, DRAFT_HEADER, DRAFT_MAGIC, DraftMeta
 from ingot.formats.squizd.place import Placement, lay_out, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
 from ingot.model.bytesource import Buffer, Sink
+from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.part import Part, StoredReader
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
@@ -32,7 +33,7 @@ def draft_specs(draft: Mapping[str, Tensor]) -> list[TensorSpec]:
             form_of(spec)
         except UnsupportedError as error:
             raise error.at(f"draft head: {spec.name}") from None
-        if spec.codec == SPARSE:
+        if spec.codec == BlocksLayout.codec:
             raise UnsupportedError(
                 "a draft head has no place for masks, found a pruned tensor; convert the head to .safetensors first",
                 rule="squizd.carry",

@@ -16,6 +16,10 @@ from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
 from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import ALIGNMENT, align
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.lossless import TcaLayout
+from ingot.model.layouts.texture import AstcLayout
 
 NPCL, INT4, INT2, ASTC, TCA = b"NPCL", b"INT4", b"INT2", b"ASTW", b"TCAW"
 FLAG_OF = {INT4: Flags.INT4, INT2: Flags.INT2, ASTC: Flags.ASTC, TCA: Flags.TCA_TBE}
@@ -95,7 +99,7 @@ def npcl(dtype: str, shape: tuple[int, ...]) -> Block:
     row = DTYPES[dtype]
     header = struct.pack(f"<4sII{len(shape)}I", NPCL, _DTYPE_CODES[dtype], len(shape), *shape)
     piece = Piece("data", row.storage, len(header), row.nbytes(prod(shape)), None if row.is_storage else dtype)
-    return Block(NPCL, header, "dense", shape, (piece,), dtype)
+    return Block(NPCL, header, DenseLayout.codec, shape, (piece,), dtype)
 
 
 def integers(magic: bytes, rows: int, cols: int, sub_block: int = 0) -> Block:
@@ -105,7 +109,7 @@ def integers(magic: bytes, rows: int, cols: int, sub_block: int = 0) -> Block:
     header = struct.pack(f"<4s{len(fields) - 1}I", *fields)
     piece = Piece("packed_weight", "u8", len(header), -(-rows * cols * bits // 8))
     says = {"sub_block": sub_block} if magic == INT2 else {}
-    return Block(magic, header, "quantized_group", (rows, cols), (piece,), says=says)
+    return Block(magic, header, AffineLayout.codec, (rows, cols), (piece,), says=says)
 
 
 def astc(rows: int, cols: int, footprint: str) -> Block:
@@ -114,7 +118,7 @@ def astc(rows: int, cols: int, footprint: str) -> Block:
     width, height = map(int, footprint.split("x"))
     length = -(-cols // width) * -(-rows // height) * ASTC_BLOCK_BYTES
     piece = Piece("blocks", "u8", len(header), length)
-    return Block(ASTC, header, "astc", (rows, cols), (piece,), says={"footprint": footprint})
+    return Block(ASTC, header, AstcLayout.codec, (rows, cols), (piece,), says={"footprint": footprint})
 
 
 def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int | None = None) -> Block:
@@ -132,7 +136,9 @@ def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int
     pieces.append(Piece("high", "u8", at, high))
     behind = None if high is None else align(at + high)
     pieces.append(Piece("fallback", "u16", behind, None if fallback is None else 2 * fallback))
-    return Block(TCA, header.ljust(TCA_HEADER, b"\0"), "tca_tbe", (rows, cols), tuple(pieces), "bf16", {"start": start})
+    return Block(
+        TCA, header.ljust(TCA_HEADER, b"\0"), TcaLayout.codec, (rows, cols), tuple(pieces), "bf16", {"start": start}
+    )
 
 
 Read = Callable[[int, int], bytes]

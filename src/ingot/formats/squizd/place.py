@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from ingot.errors import UnsupportedError
 from ingot.formats.squizd.blocks import ASTC, FLAG_OF, INT2, INT4, MOST, TCA, gap_to
-from ingot.formats.squizd.carry import SPARSE, Form, form_of
+from ingot.formats.squizd.carry import Form, form_of
 from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, tensor_id
 from ingot.model.checkpoint import group_by_layer
+from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 
 # Blocks that may stand in one file beside NPCL (section 5: one primary encoding; INT2's hybrid may hold INT4).
@@ -57,7 +58,7 @@ def _check_together(specs: Sequence[TensorSpec]) -> None:
             f"a .squizd file has one primary encoding (INT2 may hold INT4), found {found}; use one of them, or .zt",
             rule="squizd.mixed-encodings",
         )
-    blocks = {spec.params.get("block") for spec in specs if spec.codec == SPARSE}
+    blocks = {BlocksLayout.of(spec).block for spec in specs if spec.codec == BlocksLayout.codec}
     if len(blocks) > 1:
         raise UnsupportedError(
             f"a .squizd file has one size of pruned blocks, found {sorted(map(str, blocks))}",
@@ -70,7 +71,7 @@ def flags_of(specs: Iterable[TensorSpec]) -> Flags:
     flags = Flags(0)
     for spec in specs:
         flags |= FLAG_OF.get(form_of(spec).block.magic, Flags(0))
-        flags |= Flags.SPARSE if spec.codec == SPARSE else Flags(0)
+        flags |= Flags.SPARSE if spec.codec == BlocksLayout.codec else Flags(0)
     return flags & ~Flags.INT4 if flags & Flags.INT2 else flags
 
 

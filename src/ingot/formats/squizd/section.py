@@ -17,6 +17,7 @@ from ingot.formats.squizd.layout import SCALE_ENTRY
 from ingot.formats.squizd.place import Cursor, Placed, Placement, Tables
 from ingot.formats.squizd.scales import table_header
 from ingot.model.bytesource import Buffer, Sink
+from ingot.model.layouts.ids import file_id
 
 Blob = tuple[int, int, str]
 
@@ -254,7 +255,7 @@ def entry_of(
     return Entry(
         shape=spec.shape,
         dtype=spec.dtype,
-        codec=spec.codec,
+        codec=file_id(spec.codec),
         layer=placed.layer,
         offset=offset,
         params=dict(spec.params),

@@ -27,6 +27,7 @@ from ingot.formats.squizd.layout import (
 from ingot.formats.squizd.scales import entries_at
 from ingot.formats.squizd.tensors import Located, from_entry
 from ingot.model.bytesource import ByteSource, Range
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -130,7 +131,7 @@ def _heads(directory: Directory, layers: Sequence[Span]) -> Iterator[Range]:
 
 def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
     """Return a dense tensor whose block is just what the directory says; None for all that deserves a closer look."""
-    if entry.codec != "dense" or entry.params or entry.first or entry.second or entry.mask or entry.scales:
+    if entry.codec != DenseLayout.codec or entry.params or entry.first or entry.second or entry.mask or entry.scales:
         return None
     if not fits(entry.dtype, entry.shape) or not entry.digests.keys() <= _DATA or entry.chunks:
         return None
@@ -140,7 +141,7 @@ def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
         return None
     piece = block.pieces[0]
     part = PartSpec(piece.role, piece.dtype, piece.length, piece.type)
-    spec = TensorSpec(name, entry.shape, entry.dtype, "dense", (part,))
+    spec = TensorSpec(name, entry.shape, entry.dtype, DenseLayout.codec, (part,))
     return Located(spec, Form(block), entry.offset, digests=entry.digests)
 
 

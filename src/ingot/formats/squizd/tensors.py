@@ -10,11 +10,14 @@ from ingot.core.chunk_digests import ChunkDigests, read_chunks
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.squizd.blocks import Block
-from ingot.formats.squizd.carry import SCALE_DTYPES, SPARSE, Form, form_of
+from ingot.formats.squizd.carry import Form, form_of
 from ingot.formats.squizd.directory import Entry
 from ingot.formats.squizd.layout import SCALE_ENTRY, SUB_BLOCK_BIT, tensor_id
 from ingot.formats.squizd.scales import EntrySource, Run
 from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.affine import SCALE_DTYPES, SCALES, ZEROS
+from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec, TensorSpec
@@ -40,7 +43,8 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
 
     Raises ``FormatError`` ``squizd.directory-conflict`` where they say different things.
     """
-    spec = TensorSpec(name, entry.shape, entry.dtype, entry.codec, tuple(_parts(entry, block)), entry.params)
+    codec = codec_of(entry.codec)
+    spec = TensorSpec(name, entry.shape, entry.dtype, codec, tuple(_parts(entry, block)), entry.params)
     try:
         form = form_of(spec)
     except (UnsupportedError, TypeError, ValueError, KeyError) as error:
@@ -59,7 +63,7 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
             f"expected {form.first} and {form.second or 0} scale entries, found {counts[0]} and {counts[1] or 0}",
             where=where,
         )
-    if entry.mask is not None and entry.codec != SPARSE:
+    if entry.mask is not None and codec != BlocksLayout.codec:
         raise FormatError("squizd.directory-conflict", f"expected no mask with codec {entry.codec[:80]}", where=where)
     for role, text in entry.digests.items():
         if all(role != part.role for part in spec.parts):
@@ -85,16 +89,16 @@ def _chunks_of(entry: Entry, spec: TensorSpec, where: str) -> dict[str, ChunkDig
 
 
 def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
-    if entry.codec == SPARSE:
-        yield PartSpec("mask", "u8", entry.mask[1] if entry.mask else 0)
+    if codec_of(entry.codec) == BlocksLayout.codec:
+        yield PartSpec(MASK, "u8", entry.mask[1] if entry.mask else 0)
     for piece in block.pieces:
         yield PartSpec(piece.role, piece.dtype, piece.length, piece.type)
     if entry.scales is not None:
         count = (entry.second or entry.first or (0, 0))[1]
         length = count * DTYPES[entry.scales].bits // 8 if entry.scales in SCALE_DTYPES else 0
-        yield PartSpec("scales", entry.scales, length)
+        yield PartSpec(SCALES, entry.scales, length)
         if entry.zeros:
-            yield PartSpec("zeros", entry.scales, length)
+            yield PartSpec(ZEROS, entry.scales, length)
 
 
 def tensors_of(source: ByteSource, found: Mapping[str, Located], *, verify: bool) -> Lazy[Tensor]:

@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ingot.errors import FormatError
 from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, Block, parse
-from ingot.formats.squizd.carry import form_of
+from ingot.formats.squizd.carry import SCALE_ROLES, form_of
 from ingot.formats.squizd.layout import SUB_BLOCK_BIT, tensor_id
 from ingot.formats.squizd.scales import Run, read_entries, runs
 from ingot.formats.squizd.section_reader import Span, TablePlaces, skip_zeros
 from ingot.formats.squizd.tensors import Located
 from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.affine import FLAT_LSB, POINTS, ROWS_LSB, WHOLE, AffineLayout, Grid, Group
+from ingot.model.layouts.base import Layout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.lossless import TcaLayout
+from ingot.model.layouts.texture import AstcLayout
 from ingot.model.ranges import read_bytes
 from ingot.model.spec import PartSpec, TensorSpec
 
 MAX_BLOCKS = 1 << 20
+_SCALE = "f32"
 _SCALED = (INT4, INT2, ASTC)
 
 _IN_LAYER = (
@@ -155,35 +160,32 @@ def _located(
     parts = [PartSpec(piece.role, piece.dtype, piece.length, piece.type) for piece in block.pieces]
     run = second or first
     if run is not None:
-        parts += [PartSpec(role, "f32", 4 * run.count) for role in ("scales", "zeros")]
-    params = _params(block)
+        parts += [PartSpec(role, _SCALE, 4 * run.count) for role in SCALE_ROLES]
     if block.magic in INTEGER_BITS:
         assert first is not None
-        params |= _grouping(source, block, first, second, f"{where}: {name}")
-    dtype = block.dtype or "f32"
-    spec = TensorSpec(name, block.shape, dtype, block.codec, tuple(parts), params)
+        grid = _grid(source, block, first, second, f"{where}: {name}")
+        packing = ROWS_LSB if block.shape[1] * INTEGER_BITS[block.magic] % 8 == 0 else FLAT_LSB
+        layout: Layout = AffineLayout(INTEGER_BITS[block.magic], grid, packing, True, POINTS, _SCALE)
+    else:
+        layout = _layout(block)
+    spec = TensorSpec(name, block.shape, block.dtype or _SCALE, layout.codec, tuple(parts), layout.attributes())
     return Located(spec, form_of(spec), walked.offset, run)
 
 
-def _params(block: Block) -> dict[str, Any]:
-    """Return a codec's parameters as far as the block's header tells them."""
-    if block.codec == "dense":
-        return {}
-    if block.codec == "astc":
-        return {"codec_version": 1, "profile": "ldr", "dtype": "f32", **block.says}
-    if block.codec == "tca_tbe":
-        return {"codec_version": 1, "dtype": "bf16", **block.says}
-    bits = INTEGER_BITS[block.magic]
-    packing = "rows_lsb" if block.shape[1] * bits % 8 == 0 else "flat_lsb"
-    fixed = {"axis": -1, "packing": packing, "signed": True, "zeros": True, "dtype": "f32"}
-    return {"codec_version": 1, "bits": bits, **fixed}
+def _layout(block: Block) -> Layout:
+    """Return the layout of a block whose header tells all of it."""
+    if "footprint" in block.says:
+        return AstcLayout(block.says["footprint"], _SCALE)
+    if "start" in block.says:
+        return TcaLayout(block.says["start"])
+    return DenseLayout(block.dtype or _SCALE)
 
 
-def _grouping(source: ByteSource, block: Block, first: Run, second: Run | None, where: str) -> dict[str, Any]:
-    """Return granularity and group size from the number of sub-block scales."""
+def _grid(source: ByteSource, block: Block, first: Run, second: Run | None, where: str) -> Grid:
+    """Return what shares a scale, by the number of sub-block scales."""
     rows, cols = block.shape
     if second is None:
-        return {"granularity": "tensor"}
+        return WHOLE
     neutral = read_entries(source, first.offset, 1)[0]
     if (neutral["scale"], neutral["zero"]) != (1.0, 0.0):
         raise FormatError(
@@ -202,4 +204,4 @@ def _grouping(source: ByteSource, block: Block, first: Run, second: Run | None, 
             + (f" and sub_block_len {stated}" if stated else ""),
             where=where,
         )
-    return {"granularity": "group", "group_size": group}
+    return Group(group)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.core import checksums
+from ingot.core.blocks import block_count
 from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import write_coreml, write_draft
-from ingot.formats.squizd.carry import SPARSE, form_of
+from ingot.formats.squizd.carry import form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import (
@@ -27,6 +28,7 @@ from ingot.formats.squizd.layout import (
 from ingot.formats.squizd.place import Placed, flags_of, lay_out, layers_of, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
 from ingot.model.bytesource import Buffer, Target
+from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 
 
@@ -145,17 +147,20 @@ class SquizdWriter:
 
     def _sparsity(self) -> Sparsity:
         """Return the metadata of the masks: the mean over layers with masks of their share of dropped blocks."""
-        pruned = [placed for placed in self._placement.tensors if placed.spec.codec == SPARSE]
+        pruned = {
+            placed.spec.name: (placed.layer, BlocksLayout.of(placed.spec))
+            for placed in self._placement.tensors
+            if placed.spec.codec == BlocksLayout.codec
+        }
         if not pruned:
             return Sparsity()
         shares: dict[int, list[float]] = {}
-        for placed in pruned:
-            params = placed.spec.params
-            blocks = -(-int(params["channels"]) // int(params["block"]))
-            kept = self._section.mask_of[placed.spec.name].bit_count()
-            shares.setdefault(placed.layer, []).append(1 - kept / max(blocks, 1))
+        for name, (layer, layout) in pruned.items():
+            blocks = block_count(layout.channels, layout.block)
+            kept = self._section.mask_of[name].bit_count()
+            shares.setdefault(layer, []).append(1 - kept / max(blocks, 1))
         means = [sum(values) / len(values) for values in shares.values()]
-        return Sparsity(1, int(pruned[0].spec.params["block"]), len(shares), sum(means) / len(means))
+        return Sparsity(1, next(iter(pruned.values()))[1].block, len(shares), sum(means) / len(means))
 
     def _expect(self, name: str) -> Placed:
         if self._open is not None or self._next >= len(self._specs) or self._specs[self._next].name != name:

@@ -16,6 +16,7 @@ from ingot.core.chunk_digests import StatedChunks, as_stated
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.zt.layout import VERSION
+from ingot.model.layouts.ids import file_id
 from ingot.model.spec import TensorSpec
 
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -162,7 +163,7 @@ def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Bl
         if chunks is not None:
             component["ingot_chunks"] = msgspec.structs.asdict(as_stated(chunks))
         components[part.role] = component
-    entry: dict[str, Any] = {"shape": list(spec.shape), "format": spec.codec}
+    entry: dict[str, Any] = {"shape": list(spec.shape), "format": file_id(spec.codec)}
     if attributes:
         entry["attributes"] = attributes
     entry["components"] = components

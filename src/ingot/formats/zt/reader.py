@@ -16,6 +16,7 @@ from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIF
 from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
 from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.ids import codec_of
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.ranges import read_bytes
@@ -102,7 +103,8 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
         parts = {role: part(name, role, component) for role, component in obj.components.items()}
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
         attributes = obj.attributes or {}
-        return Tensor(name, obj.shape, logical_dtype(obj.format, attributes, types), obj.format, parts, attributes)
+        codec = codec_of(obj.format)
+        return Tensor(name, obj.shape, logical_dtype(codec, attributes, types), codec, parts, attributes)
 
     def part(name: str, role: str, component: Component) -> Part:
         where = label(source.name, name, role)

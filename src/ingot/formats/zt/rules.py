@@ -19,16 +19,20 @@ from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import FormatError
 from ingot.formats.zt.layout import ALIGNMENT
 from ingot.formats.zt.manifest import Component, Object, label
+from ingot.model.layouts.affine import ROLES, AffineLayout
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.sparse import CooLayout, CsrLayout
 
 ITEM_BYTES = {name: row.bits // 8 for name, row in STORAGE_DTYPES.items()}
 # RFC 8878 section 3.1.1.2: a block takes at least 4 bytes (3 of header, 1 of content) and gives at most 128 KiB.
 MAX_ZSTD_RATIO = (128 << 10) // 4
 MAX_DECODED = 1 << 47
 REQUIRED_PARTS = {
-    "dense": ("data",),
-    "sparse_csr": ("values", "indices", "indptr"),
-    "sparse_coo": ("values", "coords"),
-    "quantized_group": ("packed_weight", "scales"),
+    DenseLayout.codec: (DATA,),
+    CsrLayout.codec: ("values", "indices", "indptr"),
+    CooLayout.codec: ("values", "coords"),
+    file_id(AffineLayout.codec): ROLES[:2],
 }
 _INDEX_PARTS = ("indices", "indptr", "coords")
 _DIGEST = re.compile(r"crc32c:0x[0-9a-fA-F]{8}|sha256:[0-9a-fA-F]{64}").fullmatch
@@ -49,7 +53,7 @@ def plain(obj: Object) -> bool:
     part = obj.components.get("data")
     return (
         part is not None
-        and obj.format == "dense"
+        and obj.format == DenseLayout.codec
         and part.encoding == "raw"
         and part.type is None
         and part.uncompressed_length is None
@@ -80,9 +84,9 @@ def check_object(file: str, name: str, obj: Object) -> None:
                 f"expected a part {role!r} in a {obj.format} tensor, found none",
                 where=label(file, name),
             )
-    if obj.format == "dense":
+    if obj.format == DenseLayout.codec:
         _check_dense(file, name, obj, count, sizes["data"])
-    elif obj.format in ("sparse_csr", "sparse_coo"):
+    elif obj.format in (CsrLayout.codec, CooLayout.codec):
         _check_sparse(file, name, obj, sizes)
 
 
@@ -169,7 +173,7 @@ def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
         )
     nnz = None if row is None or stored is None else stored * 8 // row.bits
     expected: dict[str, int | None]
-    if obj.format == "sparse_csr":
+    if obj.format == CsrLayout.codec:
         expected = {"indices": nnz, "indptr": prod(obj.shape[:-1]) + 1}
     else:
         expected = {"coords": None if nnz is None else len(obj.shape) * nnz}
@@ -232,11 +236,11 @@ def logical_dtype(codec: str, attributes: Mapping[str, Any] | None, parts: Mappi
     Dense: that of ``data``. Else the attribute ``dtype`` where it names one that is known, else that of ``values`` or
     ``scales``, else of the first part.
     """
-    if codec != "dense" and attributes:
+    if codec != DenseLayout.codec and attributes:
         stated = attributes.get("dtype")
         if isinstance(stated, str) and stated in DTYPES:
             return stated
-    for role in ("data",) if codec == "dense" else ("values", "scales"):
+    for role in ("data",) if codec == DenseLayout.codec else ("values", "scales"):
         if role in parts:
             return parts[role][1] or parts[role][0]
     for dtype, logical in parts.values():

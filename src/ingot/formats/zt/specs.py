@@ -14,6 +14,8 @@ from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.layout import FOOTER, MAGIC, place
 from ingot.formats.zt.manifest import Blob, Object, build, describe
 from ingot.formats.zt.rules import MAX_ZSTD_RATIO, REQUIRED_PARTS, check_object, check_part, logical_dtype
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.ids import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 
 _HERE = "to be written"
@@ -52,10 +54,10 @@ def _check_parts(spec: TensorSpec) -> None:
     else:  # sizes that only the bytes tell are checked when the tensor ends
         for role, component in entry.components.items():
             check_part(_HERE, spec.name, role, component)
-    missing = [role for role in REQUIRED_PARTS.get(spec.codec, ()) if role not in roles]
+    missing = [role for role in REQUIRED_PARTS.get(file_id(spec.codec), ()) if role not in roles]
     if missing:
         raise FormatError("zt.part-missing", f"expected a part {missing[0]!r} in a {spec.codec} tensor, found none")
-    if spec.codec == "dense" and _derived_dtype(spec) != spec.dtype:
+    if spec.codec == DenseLayout.codec and _derived_dtype(spec) != spec.dtype:
         raise FormatError("zt.dtype-conflict", f"expected data of {spec.dtype}, found {_derived_dtype(spec)}")
 
 
@@ -85,7 +87,7 @@ def _derived_dtype(spec: TensorSpec) -> str:
 def attributes_of(spec: TensorSpec) -> dict[str, Any]:
     """Return the object's attributes: the codec's parameters, and ``dtype`` where the parts would not tell it."""
     attributes = dict(spec.params)
-    if spec.codec != "dense" and _derived_dtype(spec) != spec.dtype:
+    if spec.codec != DenseLayout.codec and _derived_dtype(spec) != spec.dtype:
         attributes["dtype"] = spec.dtype
     return attributes
 

@@ -15,10 +15,11 @@ import ingot
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.coreml.grid import affine_params, run_axis, scale_dims
 from ingot.formats.coreml.mil import parse_model
 from ingot.formats.coreml.types import BY_NAME
 from ingot.formats.coreml.wire import Edits, Node, bytes_field, map_entry, number_field
+from ingot.model.layouts.affine import NO_ZERO
+from ingot.model.layouts.grid import on_grid, run_axis, scale_dims
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.coreml_layer import extract_layer
@@ -221,13 +222,13 @@ def test_scales_lie_as_core_ml_spreads_them(
     spread = scales
     for axis, size in enumerate(shape):
         spread = np.repeat(spread, size // dims[axis], axis)
-    params = affine_params(shape, dims, type, "f32", {"zeros": False})
+    layout = on_grid(shape, dims, (type.bits, type.signed), NO_ZERO, "f32")
     stream = (codes & ((1 << type.bits) - 1)).astype(np.uint8).reshape(-1, 1)
     packed = np.packbits(np.unpackbits(stream, axis=1, count=type.bits, bitorder="little"), bitorder="little")
     parts = {"packed_weight": memory_part(packed, "u8"), "scales": memory_part(scales, "f32")}
-    tensor = Tensor("t", shape, "f32", "quantized_group", parts, params, CODECS["quantized_group"])
+    tensor = Tensor("t", shape, "f32", layout.codec, parts, layout.attributes(), CODECS[layout.codec])
     np.testing.assert_array_equal(tensor.numpy(), spread * codes.astype(np.float32))
-    back = scale_dims(params, shape)
+    back = scale_dims(layout, shape)
     assert back is not None
     assert prod(back) == prod(dims)
     assert run_axis(shape, back) is not None or back == dims

@@ -15,6 +15,7 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.reader import read_catalog
 from ingot.model.bytesource import MemorySource
+from ingot.model.layouts.texture import AstcLayout
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import dense, feed
@@ -89,7 +90,7 @@ def test_refused_with_a_reason_and_before_anything_is_written(name: str) -> None
 def test_one_primary_encoding_and_one_size_of_blocks() -> None:
     two = replace(with_params(bits=2), name="u", parts=(PartSpec("packed_weight", "u8", 4), PARTS[1]))
     picture = (PartSpec("blocks", "u8", 32), PartSpec("scales", "f32", 4), PartSpec("zeros", "f32", 4))
-    astc = TensorSpec("v", (4, 8), "f32", "astc", picture, {"footprint": "4x4"})
+    astc = TensorSpec("v", (4, 8), "f32", "astc", picture, AstcLayout("4x4", "f32").attributes())
     assert FORMAT.order([GOOD, two]) == [0, 1]
     for together, rule in (
         ([GOOD, astc], "squizd.mixed-encodings"),
