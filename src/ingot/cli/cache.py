@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json, progress_bar, size_text
-from ingot.cli.tables import line, table
-
-if TYPE_CHECKING:
-    from ingot.ops.squish.build import BuildReport
-    from ingot.ops.squish.status import TierStatus
+from ingot.cli.output import Json, Quiet, progress_bar
+from ingot.cli.render import render
 
 EPILOG = (
     "Examples:\n\n"
@@ -38,6 +34,7 @@ def status(path: Folder, json: Json = False) -> None:
     from ingot.errors import UsageError
     from ingot.ops.squish.choose import choose
     from ingot.ops.squish.status import status as status_of
+    from ingot.ops.squish.status import status_report
 
     found = status_of(path)
     chosen: dict[str, dict[str, object] | None] = {}
@@ -46,13 +43,7 @@ def status(path: Folder, json: Json = False) -> None:
             chosen[title] = choose(path, runtime, keep_packed=packed).report()
         except UsageError:
             chosen[title] = None
-    if json:
-        print_json({"path": path, "tiers": found, "loads": chosen})
-        return
-    rows = [[one.tier, str(one.number), one.state, size_text(one.nbytes), _why(one)] for one in found]
-    table(("tier", "number", "state", "size", "why"), rows, left=5)
-    for title, choice in chosen.items():
-        line(f"{title} loads {choice['tier']}: {choice['why']}" if choice else f"{title} loads none")
+    render(status_report(path, found, chosen), json=json)
 
 
 def build(
@@ -62,7 +53,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Build it anew though it is complete.")] = False,
     gate: Annotated[str | None, typer.Option(help="Text to measure a 4bit or 3bit tier on before it counts.")] = None,
     max_rise: Annotated[float, typer.Option(help="With --gate: by which share the perplexity may rise.")] = 0.02,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Build a tier from the tensors; its sentinel is written last.
@@ -79,29 +70,7 @@ def build(
         measured = PerplexityGate(path, gate, max_rise, max_ram=max_ram)
     with progress_bar(f"building {tier}", quiet=quiet or json) as progress:
         report = build_tier(path, tier, max_ram=max_ram, force=force, gate=measured, progress=progress)
-    if json:
-        print_json(report)
-    elif not quiet:
-        what = f"built in {report.seconds:.1f} s" if report.built else "complete already"
-        line(f"{report.path}: tier {report.tier}, {size_text(report.nbytes)}, {what}")
-        for text in _quality(report):
-            line(text)
-
-
-def _why(one: TierStatus) -> str:
-    return "; ".join([one.why, *_quality(one)])
-
-
-def _quality(one: TierStatus | BuildReport) -> list[str]:
-    """Say which tensors have more bits, and what the gate found."""
-    lines = []
-    if one.raised:
-        rest = f" and {len(one.raised) - 3} more" if len(one.raised) > 3 else ""
-        lines.append(f"{len(one.raised)} tensors with more bits: {', '.join(one.raised[:3])}{rest}")
-    if one.gate is not None:
-        rise = f"{100 * one.gate.rise:+.2f} %"
-        lines.append(f"perplexity {one.gate.perplexity:.4g} against {one.gate.reference:.4g} ({rise})")
-    return lines
+    render(report.report(), json=json, quiet=quiet)
 
 
 def drop(
@@ -111,12 +80,6 @@ def drop(
 ) -> None:
     """Remove built tiers; the tensors they were built from stay."""
     from ingot.ops.squish.build import drop as drop_tiers
+    from ingot.ops.squish.status import dropped_report
 
-    gone = drop_tiers(path, tier)
-    if json:
-        print_json({"path": path, "dropped": gone})
-        return
-    for one in gone:
-        line(f"{one.path}: tier {one.tier} removed, {size_text(one.nbytes)}")
-    if not gone:
-        print("no built tier was there")
+    render(dropped_report(path, drop_tiers(path, tier)), json=json)

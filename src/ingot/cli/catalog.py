@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json
-from ingot.cli.tables import table
+from ingot.cli.output import Json
+from ingot.cli.render import render
 
 
 def register(app: typer.Typer) -> None:
@@ -19,32 +19,16 @@ def register(app: typer.Typer) -> None:
 
 def formats(json: Json = False) -> None:
     """List the formats, their suffixes, and the codecs that each carries."""
-    from ingot.ops.catalog import formats as known
+    from ingot.ops.catalog import formats_report
 
-    rows = known()
-    if json:
-        print_json(rows)
-        return
-    table(
-        ("format", "suffixes", "carries", "what it is"),
-        [(item.name, " ".join(item.suffixes), ", ".join(item.codecs), item.summary) for item in rows],
-        left=4,
-    )
+    render(formats_report(), json=json)
 
 
 def codecs(json: Json = False) -> None:
     """List the codecs, whether they are lossless, and the formats that carry them."""
-    from ingot.ops.catalog import codecs as known
+    from ingot.ops.catalog import codecs_report
 
-    rows = known()
-    if json:
-        print_json(rows)
-        return
-    table(
-        ("codec", "lossless", "carried by", "what it is"),
-        [(item.name, "yes" if item.lossless else "no", ", ".join(item.formats), item.summary) for item in rows],
-        left=4,
-    )
+    render(codecs_report(), json=json)
 
 
 def recipes(
@@ -52,13 +36,10 @@ def recipes(
     json: Json = False,
 ) -> None:
     """List the preset recipes, or print one as TOML."""
-    from ingot.recipes.load import PRESETS, load_recipe, preset_text
+    from ingot.ops.catalog import recipes_report
+    from ingot.recipes.load import preset_text
 
     if name is not None:
         print(preset_text(name), end="")
         return
-    rows = [(preset, " ".join(load_recipe(preset).description.split())) for preset in PRESETS]
-    if json:
-        print_json([{"name": preset, "description": text} for preset, text in rows])
-        return
-    table(("recipe", "what it does"), rows, left=2)
+    render(recipes_report(), json=json)

@@ -6,8 +6,8 @@ import sys
 
 import typer
 
-from ingot.cli.output import Json, print_json
-from ingot.cli.tables import line, table
+from ingot.cli.output import Json
+from ingot.cli.render import render
 
 
 def register(app: typer.Typer) -> None:
@@ -17,15 +17,9 @@ def register(app: typer.Typer) -> None:
 
 def command(json: Json = False) -> None:
     """Say what this installation has, and what to do about what is missing."""
-    from ingot.ops.check.doctor import examine
+    from ingot.ops.check.doctor import checks_report, examine
 
     checks = examine()
-    if json:
-        print_json(checks)
-    else:
-        table(("check", "state", "found"), [(item.name, item.state, item.found) for item in checks], left=3)
-        for item in checks:
-            if item.advice:
-                line(f"{item.name}: {item.advice}")
+    render(checks_report(checks), json=json)
     sys.stdout.flush()
     raise typer.Exit(1 if any(item.state == "bad" for item in checks) else 0)

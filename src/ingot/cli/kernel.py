@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from ingot.cli.lut import pair
-from ingot.cli.output import Json, print_json, shape_text, size_text
-from ingot.cli.tables import line, table
-from ingot.errors import UsageError, printable
+from ingot.cli.output import Json
+from ingot.cli.render import render
+from ingot.errors import UsageError
 
 EPILOG = (
     "Examples:\n\n"
@@ -62,12 +61,7 @@ def command(
     report = pack_kernel(
         path, name, out, chip, bias=bias, activation=table_of, assume=assume or (), overwrite=overwrite
     )
-    if json:
-        print_json(report)
-        return
-    decision = report.decision
-    print(f"{report.path}: {size_text(report.nbytes)}, {report.form} for {report.chip}")
-    print(f"  the weight {decision.outcome}: {decision.reason} ({decision.gate}; {decision.evidence})")
+    render(report.report(), json=json)
 
 
 def _whole(path: str, folder: str, chip: str, assume: Sequence[str], overwrite: bool, json: bool) -> None:
@@ -75,15 +69,7 @@ def _whole(path: str, folder: str, chip: str, assume: Sequence[str], overwrite: 
     from ingot.ops.ane.kernel import pack_model
 
     report = pack_model(path, folder, chip, assume=assume, overwrite=overwrite)
-    if json:
-        print_json(report)
-    else:
-        size = sum(item.nbytes for item in report.kernels)
-        print(f"{printable(report.path)}: {len(report.kernels)} kernel units for {report.chip}, {size_text(size)}")
-        counts = Counter(f"{item.form}, {item.decision.outcome}" for item in report.kernels)
-        table(("packed as", "kernels"), [(form, f"{count}") for form, count in counts.items()])
-        for name, reason in report.refused.items():
-            line(f"  refused {printable(name)}: {reason}")
+    render(report.report(), json=json)
     if report.refused:
         raise typer.Exit(1)
 
@@ -92,26 +78,4 @@ def show(path: str, list_records: bool, json: bool) -> None:
     """Print what is in a kernel unit."""
     from ingot.ops.ane.kernel import inspect_kernel
 
-    found = inspect_kernel(path)
-    if json:
-        print_json(found)
-        return
-    print(f"{found.path}: kernel unit version {found.version} for target {found.target}, {size_text(found.nbytes)}")
-    print(
-        f"  {shape_text(found.shape)}, kernel format {found.kernel_format} ({found.form}), "
-        f"density {found.density:.3g}; {found.groups} groups of up to {found.ocg} channels, "
-        f"{found.copies} copies of the tables"
-    )
-    rows = [(name, *(f"{item[key]}" for key in ("offset", "length", "count", "type", "bits")))
-            for name, item in found.sections.items()]  # fmt: skip
-    table(("section", "offset", "bytes", "count", "type", "bits"), rows)
-    word = f"kernel word {found.word:#010x}" if found.version > 1 else "no kernel word"
-    print(f"  {word}; streams beside the weights: {', '.join(found.streams) or 'none'}")
-    live = [size for size in found.tiles if size]
-    print(f"  weights {len(found.tiles)} tiles, {len(live)} of them used, {min(live)} to {max(live)} bytes")
-    if list_records:
-        shown = [
-            (f"{index}", f"{record[0]}", f"{record[1]}", f"{sum(word == 0xFFFFFFFF for word in record)} of 10")
-            for index, record in enumerate(found.records)
-        ]
-        table(("group", "offset", "channels", "slots at -1"), shown)
+    render(inspect_kernel(path).report(records=list_records), json=json)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, number, print_json
+from ingot.cli.output import Json
+from ingot.cli.render import render
 from ingot.errors import UsageError
 
 EPILOG = (
@@ -39,6 +40,7 @@ def command(
     Evaluated in half precision as the published description of the engine says; nothing has run on one.
     """
     from ingot.core.atomic import atomic_write
+    from ingot.ops.ane.lut import lut_report
     from ingot.targets.ane.activation import FUNCTIONS, fit_lut
     from ingot.targets.ane.lut_plot import svg_plot, text_plot
 
@@ -46,31 +48,9 @@ def command(
     function, _ = FUNCTIONS[name]
     if svg is not None:
         atomic_write(svg, svg_plot(fitted, function, name).encode(), overwrite=overwrite)
-    lut = fitted.lut
-    if json:
-        print_json(
-            {
-                "function": name,
-                "interval": fitted.interval,
-                "domain": (float(lut.places[0]), float(lut.places[-1])),
-                "clamps": (float(lut.lo), float(lut.hi)),
-                "outside": lut.outside,
-                "max_error": fitted.max_error,
-                "worst_x": fitted.worst_x,
-                "rms_error": fitted.rms_error,
-                "entries": lut.entries().astype(float).tolist(),
-            }
-        )
-        return
-    if plot:
+    if plot and not json:
         print(text_plot(fitted, function))
-    beyond = "the end knots" if lut.outside == "clamp" else f"lines up to {float(lut.lo):.5g} and {float(lut.hi):.5g}"
-    first, last = lut.places[[0, -1]]
-    print(f"{name}: 43 entries, 86 bytes; 33 knots from {first:.5g} to {last:.5g}, outside {beyond}")
-    print(
-        f"  error over [{fitted.interval[0]:.5g}, {fitted.interval[1]:.5g}]: largest {number(fitted.max_error, 3)} at "
-        f"{fitted.worst_x:.5g}, RMS {number(fitted.rms_error, 3)}"
-    )
+    render(lut_report(name, fitted), json=json)
 
 
 def pair(text: str | None, option: str) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -59,15 +59,6 @@ def number(value: float, digits: int = 4) -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """Format a shape as ``768x288``."""
     return "x".join(map(str, shape)) or "scalar"
-
-
-def codec_text(codec: str, params: Mapping[str, Any], encodings: Iterable[str]) -> str:
-    """Name a codec in a few words: integers by bits and what shares a scale (``int4 g64``), then the encoding."""
-    extra = sorted(set(encodings) - {"raw"})
-    if codec == "quantized_group" and "bits" in params:
-        group = params.get("group_size")
-        return " ".join([f"int{params['bits']}", f"g{group}" if group else str(params.get("granularity", "")), *extra])
-    return " ".join([codec, *extra])
 
 
 def size_text(count: int) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
-from typing import Any
 
 import typer
 
 from ingot.cli.derive import derived
-from ingot.cli.output import Json, Quiet, print_json, progress_bar, size_text
-from ingot.cli.tables import line
+from ingot.cli.output import Json, Quiet, progress_bar
+from ingot.cli.render import render
 from ingot.ops.delta.options import PatchOptions
 
 EPILOG = (
@@ -35,20 +33,4 @@ def command(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> 
 
     with progress_bar("patching", quiet=quiet or json) as progress:
         report = patch(replace(options, progress=progress))
-    if json:
-        print_json(dataclasses.asdict(report))
-    elif not quiet:
-        _print(report)
-
-
-def _print(report: Any) -> None:
-    line(f"{report.base} + {' + '.join(report.deltas)} -> {report.destination} ({report.format})")
-    ops = ", ".join(f"{count} {op}" for op, count in report.ops.items()) or "none"
-    print(f"  tensors  {report.tensors}: {ops}")
-    print(f"  size     {size_text(report.size)}")
-    print(f"  time     {report.seconds:.2f} s")
-    if report.companions:
-        line(f"  with     {', '.join(report.companions)}")
-    print(f"  base     {'proven to be the right one' if report.verified_base else 'not checked'}")
-    if report.verified:
-        print(f"  result   {report.result_id}, as the delta promises")
+    render(report.report(), json=json, quiet=quiet)

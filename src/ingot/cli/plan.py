@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.output import Json, number, print_json, shape_text, size_text
-from ingot.cli.tables import equal_layers, line, table
+from ingot.cli.tables import line, table
+from ingot.core.layers import equal_layers
 from ingot.errors import UsageError, printable
 
 if TYPE_CHECKING:

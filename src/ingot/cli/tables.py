@@ -6,15 +6,11 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import IO, Any, TypeVar
+from typing import IO
 
-from ingot.core.names import pattern_of
 from ingot.errors import printable
-
-Item = TypeVar("Item")
-Groups = list[tuple[str, list[Item]]]
 
 _GAP = 2
 _NARROWEST = 20  # columns; below it nothing readable fits
@@ -149,24 +145,3 @@ def _encodes(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callable[[Item], Any]) -> Groups[Item]:
-    """Group items that differ in the numbers of their names only: ``model.layers.*.mlp.up_proj.weight`` and its items.
-
-    Parameters
-    ----------
-    items : iterable
-        Tensors, or what stands for them, in the order of the table.
-    name, key : callable
-        The tensor's name of an item; what else must be equal.
-
-    Returns
-    -------
-    list of (str, list)
-        The pattern (of one item its name) and the items.
-    """
-    groups: dict[Any, list[Item]] = {}
-    for item in items:
-        groups.setdefault((pattern_of(name(item)), key(item)), []).append(item)
-    return [(name(group[0]) if len(group) == 1 else pattern, group) for (pattern, _), group in groups.items()]

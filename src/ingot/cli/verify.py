@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.output import Json, print_json, progress_bar, reader_may_leave
+from ingot.cli.output import Json, progress_bar, reader_may_leave
+from ingot.cli.render import render
 from ingot.cli.tables import line
 
 EPILOG = (
@@ -31,21 +32,15 @@ def command(
 
     Exit code 1 if it is not.
     """
-    from ingot.ops.check.verify import verify
+    from ingot.ops.check.verify import finding_text, verify, verify_report
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = verify(path, strict, progress=progress)
     errors = [item for item in findings if item.level == "error"]
     with reader_may_leave():  # the exit code is an answer of its own
-        if json:
-            print_json({"path": str(path), "ok": not errors, "findings": findings})
+        if quiet and not json:
+            for item in errors:
+                line(finding_text(item))
         else:
-            for item in errors if quiet else findings:
-                line(f"{item.level}: {item.where}: {item.message} [{item.rule}]")
-            if not quiet:
-                verdict = "ok" if not errors else f"{len(errors)} error(s)"
-                line(
-                    f"{path}: {verdict}"
-                    + (f", {len(findings) - len(errors)} note(s)" if len(findings) > len(errors) else "")
-                )
+            render(verify_report(path, findings), json=json)
     raise typer.Exit(1 if errors else 0)

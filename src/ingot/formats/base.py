@@ -10,20 +10,13 @@ from ingot.core.checksums import HASHERS
 from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
+from ingot.model.features import Flags
 from ingot.model.layouts.base import Alternative, Layout
 from ingot.model.layouts.table import layout_of
+from ingot.model.report import Table
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """A table that only this format has to show of a file: ``inspect`` prints it as it is."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(slots=True)
@@ -35,7 +28,8 @@ class Catalog:
     file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the checkpoint.
     ``notes`` are oddities that are allowed but worth telling (``verify`` prints them): pairs of rule and message.
     ``check_whole`` compares a digest that covers the whole file, where there is one; it reads everything.
-    ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds.
+    ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds;
+    ``features`` are those that decide on the kernels that could run the file, where its format knows such.
     ``manifest_digest`` tells whether the file has a digest of its header or manifest, which then was right; None where
     its format has no place for one, or covers the header otherwise.
     """
@@ -46,7 +40,8 @@ class Catalog:
     sources: Sequence[ByteSource] = ()
     notes: Sequence[tuple[str, str]] = ()
     attachments: Attachments = NOTHING
-    details: Callable[[], Sequence[Detail]] = tuple
+    details: Callable[[], Sequence[Table]] = tuple
+    features: Flags | None = None
     check_whole: Callable[[], None] | None = None
     manifest_digest: bool | None = None
 

@@ -11,7 +11,9 @@ from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
+from ingot.model.report import Report, Texts, table_of
 from ingot.model.spec import TensorSpec
+from ingot.recipes.load import PRESETS, load_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,8 @@ class FormatInfo:
     """A format and the codecs that it carries."""
 
     name: str
-    suffixes: Sequence[str]
-    codecs: Sequence[str]
+    suffixes: Texts
+    codecs: Texts
     summary: str
 
 
@@ -30,8 +32,16 @@ class CodecInfo:
 
     name: str
     lossless: bool
-    formats: Sequence[str]
+    formats: Texts
     summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeInfo:
+    """A preset recipe."""
+
+    name: str
+    description: str
 
 
 # A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight.
@@ -76,3 +86,23 @@ def codecs() -> list[CodecInfo]:
         )
         for name in CODECS
     ]
+
+
+def formats_report() -> Report:
+    """Return every format as a row."""
+    heads = {"name": "format", "suffixes": "suffixes", "codecs": "carries", "summary": "what it is"}
+    return Report(tables=[table_of("", formats(), FormatInfo, heads, shown=True)])
+
+
+def codecs_report() -> Report:
+    """Return every codec as a row."""
+    heads = {"name": "codec", "lossless": "lossless", "formats": "carried by", "summary": "what it is"}
+    return Report(tables=[table_of("", codecs(), CodecInfo, heads, shown=True)])
+
+
+def recipes_report() -> Report:
+    """Return every preset as a row."""
+    rows = [RecipeInfo(preset, " ".join(load_recipe(preset).description.split())) for preset in PRESETS]
+    return Report(
+        tables=[table_of("", rows, RecipeInfo, {"name": "recipe", "description": "what it does"}, shown=True)]
+    )

@@ -7,14 +7,14 @@ the CPU; the reasons say which of the two is meant, and nothing here has been ru
 from __future__ import annotations
 
 import platform as _machine
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from ingot.core.isa import isa
-from ingot.formats.base import Detail
-from ingot.formats.squizd.flags import Flags
+from ingot.model.features import Flags
+from ingot.model.report import Column, Table
 
 FALLBACK = "NumPy"
 
@@ -119,17 +119,18 @@ def here() -> Platform:
     )
 
 
-def details(flags: int) -> list[Detail]:
+_DISPATCH = tuple(Column("", head=head) for head in ("platform", "stack", "why", "passed over"))
+
+
+def details(flags: int) -> list[Table]:
     """Return the tables for ``ingot inspect``: what a runtime would choose here and on the named platforms."""
     found = [dispatch(flags, platform) for platform in (here(), *PLATFORMS)]
-    return [
-        Detail("dispatch", ("platform", "stack", "why", "passed over"), [_row(one) for one in found]),
-        *_augmenting(found[0].adds),
-    ]
-
-
-def _augmenting(adds: Sequence[str]) -> list[Detail]:
-    return [Detail("dispatch adds", ("to every stack",), [(add,) for add in adds])] if adds else []
+    tables = [Table("", _DISPATCH, [_row(one) for one in found], "dispatch")]
+    if found[0].adds:
+        tables.append(
+            Table("", (Column("", head="to every stack"),), [(add,) for add in found[0].adds], "dispatch adds")
+        )
+    return tables
 
 
 def _row(one: Dispatch) -> tuple[str, ...]:

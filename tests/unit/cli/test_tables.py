@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli.output import codec_text
-from ingot.cli.tables import equal_layers, line, shortened, table
+from ingot.cli.tables import line, shortened, table
 from ingot.codecs.table import CODECS
+from ingot.core.layers import equal_layers
+from ingot.ops.codec_name import codec_name
 
 NAMES = [f"model.layers.{i}.{kind}_layernorm.weight" for i in range(12) for kind in ("input", "post")]
 
@@ -92,8 +93,8 @@ def test_layers_that_differ_in_more_than_their_number_stay_apart() -> None:
 def test_a_codec_in_a_few_words(bits: int, group: int | None, text: str) -> None:
     options = {"bits": bits, **({"group": group} if group else {})}
     encoder = CODECS["quantized_group"].encoder((64, 64), "f32", options)
-    assert codec_text(encoder.codec, encoder.params, ["raw"]) == text
-    assert codec_text("dense", {}, ["raw", "zstd"]) == "dense zstd"
+    assert codec_name(encoder.codec, encoder.params, ["raw"]) == text
+    assert codec_name("dense", {}, ["raw", "zstd"]) == "dense zstd"
 
 
 def test_an_inspection_fits_80_columns_and_tells_totals_first(tmp_path: Path) -> None:

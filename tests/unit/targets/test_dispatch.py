@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from ingot.formats.squizd.flags import Flags
+from ingot.model.features import Flags
 from ingot.targets.dispatch import FALLBACK, PLATFORMS, Platform, details, dispatch, here
 
 # Highest first, as the document lists them.

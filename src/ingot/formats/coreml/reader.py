@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ingot.formats.base import Catalog, Detail
+from ingot.formats.base import Catalog
 from ingot.formats.coreml.site import ConvertedSource, Site, Slot
 from ingot.formats.coreml.template import Template, open_files
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
+from ingot.model.report import Column, Table
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
@@ -64,11 +65,17 @@ def _part(template: Template, slot: Slot, where: str) -> Part:
     return Part(slot.dtype, blob.length, file.source, blob.offset, where=f"{file.source.name}: {where}")
 
 
-def _details(template: Template) -> Sequence[Detail]:
+def _details(template: Template) -> Sequence[Table]:
     program = template.program
     rows = [
-        (name, opset, str(len(program.active[name])), str(sum(site.last.function == name for site in template.sites)))
+        (name, opset, len(program.active[name]), sum(site.last.function == name for site in template.sites))
         for name, opset in program.opsets.items()
     ]
     title = f"ML program, specification version {program.specification}"
-    return [Detail(title, ("function", "opset", "operations", "tensors"), rows)]
+    columns = (
+        Column("", head="function"),
+        Column("", head="opset"),
+        Column("", "count", "operations"),
+        Column("", "count", "tensors"),
+    )
+    return [Table("", columns, rows, title)]

@@ -17,9 +17,10 @@ from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.base import Catalog, Detail
+from ingot.formats.base import Catalog
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.layouts.delta import INDEX_TYPES, RAW, PatchLayout
+from ingot.model.report import Column, Table
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
@@ -79,7 +80,7 @@ def read_patch(catalog: Catalog, where: str, *, verify: bool = True) -> Catalog:
     tensors = _pairs(catalog.tensors, SECOND if second else FIRST, encoding, own, where)
     info: Any = told.get(KEY) or _described(tensors).to_metadata()
     rows = tuple((key, value[:200]) for key, value in told.items() if key not in (KEY, OWN))
-    details = (Detail("Sparse patch", ("field", "value"), rows),)
+    details = (Table("", (Column("", head="field"), Column("", head="value")), rows, "Sparse patch"),)
     return replace(
         catalog,
         tensors=tensors,

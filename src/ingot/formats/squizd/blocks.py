@@ -14,8 +14,8 @@ from typing import Any
 from ingot.core.checked import MAX_RANK
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import ALIGNMENT, align
+from ingot.model.features import Flags
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.lossless import TcaLayout

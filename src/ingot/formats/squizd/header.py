@@ -7,7 +7,6 @@ from math import isfinite
 
 from ingot.core.checksums import fnv1a64
 from ingot.errors import FormatError
-from ingot.formats.squizd.flags import KNOWN, Flags
 from ingot.formats.squizd.layout import (
     HEADER,
     INDEX_ENTRY,
@@ -21,6 +20,7 @@ from ingot.formats.squizd.layout import (
     unpack_index,
 )
 from ingot.model.bytesource import ByteSource
+from ingot.model.features import KNOWN, Flags
 from ingot.model.ranges import read_bytes
 
 Notes = list[tuple[str, str]]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ingot.errors import UnsupportedError
 from ingot.formats.squizd.blocks import ASTC, FLAG_OF, INT2, INT4, MOST, TCA, gap_to
 from ingot.formats.squizd.carry import Form, form_of
-from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, tensor_id
 from ingot.model.checkpoint import group_by_layer
+from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 

@@ -14,7 +14,6 @@ from ingot.formats.squizd.blocks import FLAG_OF, INT4
 from ingot.formats.squizd.details import details
 from ingot.formats.squizd.directory import Directory
 from ingot.formats.squizd.directory import check as check_directory
-from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.header import Notes, read_header, read_index
 from ingot.formats.squizd.layout import (
     COREML_HEADER,
@@ -42,6 +41,7 @@ from ingot.formats.squizd.tensors import Located, tensors_of
 from ingot.formats.squizd.walk import end_of, name_blocks, walk
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import ByteSource
+from ingot.model.features import KNOWN, Flags
 from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, read_bytes
 
@@ -125,6 +125,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         notes=tuple(found.notes),
         attachments=attachments,
         details=partial(details, header, attachments),
+        features=Flags(header.flags & KNOWN),
         manifest_digest=directory is not None and directory.ingot_digest is not None,
     )
 

@@ -14,7 +14,6 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import write_coreml, write_draft
 from ingot.formats.squizd.carry import form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
-from ingot.formats.squizd.flags import Flags
 from ingot.formats.squizd.layout import (
     HEADER,
     INDEX_ENTRY,
@@ -28,6 +27,7 @@ from ingot.formats.squizd.layout import (
 from ingot.formats.squizd.place import Placed, flags_of, lay_out, layers_of, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
 from ingot.model.bytesource import Buffer, Target
+from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
@@ -15,6 +16,7 @@ from ingot.core.oserrors import read_error
 from ingot.core.paths import local_path
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
@@ -41,7 +43,18 @@ class KernelReport:
     chip: str
     form: str
     decision: Decision
-    nbytes: int
+    nbytes: Bytes
+
+    def report(self) -> Report:
+        """Return all figures."""
+        figures = [
+            *figures_of(self),
+            Figure("outcome", self.decision.outcome, data=False),
+            Figure("why", self.decision.reason, data=False),
+            Figure("gate", f"{self.decision.gate}; {self.decision.evidence}", data=False),
+        ]
+        lines = [Line("{path}: {nbytes}, {form} for {chip}"), Line("  the weight {outcome}: {why} ({gate})")]
+        return Report(figures, lines)
 
 
 def pack_kernel(
@@ -98,6 +111,25 @@ class ModelReport:
     chip: str
     kernels: tuple[KernelReport, ...]
     refused: Mapping[str, str]
+
+    def report(self) -> Report:
+        """Return the units; people get how many there are of each form, and what is refused."""
+        forms = Counter((item.form, item.decision.outcome) for item in self.kernels)
+        columns = (Column("", head="packed as"), Column("", head="which"), Column("", "count", "kernels"))
+        figures = [
+            Figure("path", self.path),
+            Figure("chip", self.chip),
+            Figure("refused", self.refused, "data"),
+            Figure("count", len(self.kernels), "count", data=False),
+            Figure("size", sum(item.nbytes for item in self.kernels), "bytes", data=False),
+            Figure("told", [f"{name}: {reason}" for name, reason in self.refused.items()], "texts", data=False),
+        ]
+        tables = [
+            table_of("kernels", self.kernels, KernelReport),
+            Table("", columns, [(*form, count) for form, count in forms.items()], data=False),
+        ]
+        closing = [Line("{item}", "refused", each="told")]
+        return Report(figures, [Line("{path}: {count} kernel units for {chip}, {size}")], tables, closing)
 
 
 def pack_model(
@@ -194,12 +226,12 @@ class UnitReport:
     """
 
     path: str
-    nbytes: int
+    nbytes: Bytes
     version: int
     target: str
     kernel_format: int
     form: str
-    shape: tuple[int, ...]
+    shape: Shape
     density: float
     ocg: int
     groups: int
@@ -210,6 +242,47 @@ class UnitReport:
     slots: Sequence[str]
     sections: Mapping[str, Mapping[str, int]]
     records: Sequence[Sequence[int]]
+
+    def report(self, *, records: bool = True) -> Report:
+        """Return all figures and the sections; people get the records if asked for."""
+        live = [size for size in self.tiles if size]
+        figures = [
+            *figures_of(self),
+            Figure("hex", f"{self.word:#010x}", data=False),
+            Figure("beside", list(self.streams) or ["none"], "texts", data=False),
+            Figure("all", len(self.tiles), "count", data=False),
+            Figure("used", len(live), "count", data=False),
+            Figure("least", min(live, default=0), "position", data=False),
+            Figure("most", max(live, default=0), "position", data=False),
+        ]
+        word = "kernel word {hex}" if self.version > 1 else "no kernel word"
+        lines = [
+            Line("{path}: kernel unit version {version} for target {target}, {nbytes}"),
+            Line(
+                "  {shape}, kernel format {kernel_format} ({form}), density {density}; {groups} groups of up to {ocg} "
+                "channels, {copies} copies of the tables"
+            ),
+            Line(f"  {word}; streams beside the weights: {{beside}}"),
+            Line("  weights {all} tiles, {used} of them used, {least} to {most} bytes"),
+        ]
+        keys = ("offset", "length", "count", "type", "bits")
+        sections = [(name, *(item[key] for key in keys)) for name, item in self.sections.items()]
+        tables = [Table("", _SECTIONS, sections, data=False)]
+        if records:
+            rows = [
+                (index, record[0], record[1], sum(word == _ABSENT for word in record))
+                for index, record in enumerate(self.records)
+            ]
+            tables.append(Table("", _RECORDS, rows, data=False))
+        return Report(figures, lines, tables)
+
+
+_ABSENT = 0xFFFFFFFF
+_SECTIONS = (
+    Column("", head="section"),
+    *(Column("", "position", head) for head in ("offset", "bytes", "count", "type", "bits")),
+)
+_RECORDS = tuple(Column("", "position", head) for head in ("group", "offset", "channels", "slots at -1, of 10"))
 
 
 def is_kernel_file(path: str | PathLike[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -19,6 +20,7 @@ from ingot.formats.base import Renamed
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
+from ingot.model.report import Column, Figure, Line, Report, Table
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.open import open as open_checkpoint
 
@@ -75,6 +77,57 @@ class CompareReport:
     def scored(self) -> bool:
         """Whether ``total`` says how far apart the two are: something that could be compared differs in value."""
         return any(tensor.stats is not None and tensor.status == DIFFERS for tensor in self.tensors)
+
+    def report(self, top: int = 0) -> Report:
+        """Return all comparisons; people get the ``top`` first, all for 0."""
+        counts = Counter(item.status for item in self.tensors)
+        total, shown = self.total, self.tensors[: top or None]
+        figures = [
+            Figure("a", self.a),
+            Figure("b", self.b),
+            Figure("same", self.same, "flag"),
+            Figure("counts", {_words(*item): item[1] for item in counts.items()}, "counts", data=False),
+            Figure("compared", self.compared, "count", data=False),
+            Figure("max_abs", total.max_abs, "number", data=False),
+            Figure("rms", total.rms, "number", data=False),
+            Figure("snr", total.snr_db, "decibels", data=False),
+            Figure("cosine", total.cosine, "cosine", data=False),
+            Figure("more", len(self.tensors) - len(shown), "count", data=False),
+        ]
+        lines = [Line("{counts}" if counts else "no tensors")]
+        if self.scored:  # equal tensors beside what could not be compared are no score
+            scope = "over all" if self.compared == len(self.tensors) else "over the {compared} compared"
+            lines.append(Line(f"{scope}: max {{max_abs}}, RMS {{rms}}, SNR {{snr}}, cosine {{cosine}}"))
+        closing = [Line("... and {more} more (--top 0 shows all)")] if len(shown) < len(self.tensors) else []
+        tables = [_table("tensors", self.tensors, shown=False), _table("", shown, data=False)]
+        return Report(figures, lines, tables, closing)
+
+
+_COLUMNS = (
+    Column("name", head="tensor"),
+    Column("status", head="status"),
+    Column("detail"),
+    Column("", head="detail"),
+    Column("max_abs", "number", "max error"),
+    Column("rms", "number", "RMS error", drop=2),
+    Column("snr_db", "decibels", "SNR dB"),
+    Column("cosine", "cosine", "cosine", drop=1),
+    Column("odd", "count"),
+)
+
+
+def _table(name: str, tensors: Sequence[TensorComparison], *, data: bool = True, shown: bool = True) -> Table:
+    rows = []
+    for item in tensors:
+        odd = item.stats.odd if item.stats else 0
+        detail = "; ".join(filter(None, (item.detail, f"{odd} NaN/Inf mismatches" if odd else "")))
+        figures = item.stats.summary().values() if item.stats else (None,) * 4
+        rows.append((item.name, item.status, item.detail, detail, *figures, odd))
+    return Table(name, _COLUMNS, rows, data=data, shown=shown)
+
+
+def _words(status: str, count: int) -> str:
+    return status if count == 1 else status.replace("differs", "differ")
 
 
 def compare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,7 @@ from ingot.core.isa import isa as current_isa
 from ingot.core.memory import available_ram, format_size
 from ingot.core.parallel import default_workers
 from ingot.errors import install_hint
+from ingot.model.report import Figure, Line, Report, table_of
 from ingot.stores.local import LocalStore
 
 # What each extra brings, and what it is for.
@@ -38,6 +40,15 @@ class Check:
     state: str
     found: str
     advice: str = ""
+
+
+def checks_report(checks: Sequence[Check]) -> Report:
+    """Return the checks as a table, and as lines what to do."""
+    heads = {"name": "check", "state": "state", "found": "found"}
+    advice = [f"{item.name}: {item.advice}" for item in checks if item.advice]
+    closing = [Line("{item}", each="advice")]
+    tables = [table_of("", checks, Check, heads, shown=True)]
+    return Report([Figure("advice", advice, "texts", data=False)], (), tables, closing)
 
 
 def examine() -> list[Check]:

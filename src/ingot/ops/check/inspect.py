@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.names import layer_of, role_of
-from ingot.formats.base import Detail
+from ingot.model.features import Flags
+from ingot.model.report import Bytes, Shape, Table, Texts
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.remarks import remarks
+from ingot.targets.dispatch import details as dispatch_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class PartInfo:
     dtype: str
     type: str | None
     encoding: str
-    length: int
-    nbytes: int
+    length: Bytes
+    nbytes: Bytes
     digest: str | None
     file: str
     offset: int
@@ -36,10 +38,10 @@ class TensorInfo:
     """One tensor; ``nbytes`` are bytes in the file, ``layer`` and ``role`` are told from the name."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     codec: str
-    nbytes: int
+    nbytes: Bytes
     layer: int | None
     role: str
     params: Mapping[str, Any]
@@ -58,20 +60,20 @@ class Inspection:
     path: str
     format: str
     io: str
-    file_size: int
-    files: Sequence[str]
+    file_size: Bytes
+    files: Texts
     metadata: Mapping[str, Any]
-    companions: Sequence[str]
+    companions: Texts
     tensors: Sequence[TensorInfo]
-    details: Sequence[Detail] = ()
-    notes: Sequence[str] = ()
+    details: Sequence[Table] = ()
+    notes: Texts = ()
 
     @property
     def elements(self) -> int:
         return sum(tensor.size for tensor in self.tensors)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> Bytes:
         """Stored bytes of all parts."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
@@ -104,11 +106,15 @@ def inspect(path: str | PathLike[str]) -> Inspection:
             metadata=checkpoint.metadata,
             companions=sorted(checkpoint.companions),
             tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
-            details=source.catalog.details(),
+            details=[*source.catalog.details(), *_dispatch(source.catalog.features)],
             notes=[message for _, message in remarks(source)],
         )
     finally:
         source.close()
+
+
+def _dispatch(features: Flags | None) -> Sequence[Table]:
+    return () if features is None else dispatch_tables(features)
 
 
 def _describe(name: str, tensor: Any) -> TensorInfo:

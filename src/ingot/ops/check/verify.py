@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -22,6 +22,7 @@ from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError
 from ingot.model.delta import delta_of
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part
+from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.attachments import check_package
 from ingot.ops.convert.draft import check_draft
@@ -43,6 +44,27 @@ class Finding:
     rule: str
     where: str
     message: str
+
+
+def verify_report(path: str | PathLike[str], findings: Sequence[Finding]) -> Report:
+    """Return what ``verify`` found, and whether the file is whole."""
+    errors = sum(item.level == "error" for item in findings)
+    figures = [
+        Figure("path", str(path)),
+        Figure("ok", not errors, "flag"),
+        Figure("errors", errors, "count", data=False),
+        Figure("notes", len(findings) - errors, "count", data=False),
+        Figure("told", [finding_text(item) for item in findings], "texts", data=False),
+    ]
+    notes = ", {notes} note(s)" if len(findings) > errors else ""
+    verdict = "{errors} error(s)" if errors else "ok"
+    lines = [Line("{item}", each="told"), Line(f"{{path}}: {verdict}{notes}")]
+    return Report(figures, lines, [table_of("findings", findings, Finding)])
+
+
+def finding_text(item: Finding) -> str:
+    """Return a finding as one line."""
+    return f"{item.level}: {item.where}: {item.message} [{item.rule}]"
 
 
 def verify(

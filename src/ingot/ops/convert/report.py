@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
 from ingot.engine.work import Step
+from ingot.model.report import (
+    Bits,
+    Bytes,
+    Counts,
+    Figure,
+    Line,
+    Ratio,
+    Report,
+    Seconds,
+    Shape,
+    Texts,
+    figures_of,
+    table_of,
+)
+from ingot.ops.worst import WORST, worst_figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +38,17 @@ class TensorReport:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     codec: str
     source_codec: str
     action: str
     rule: str
     exact: bool
-    source_nbytes: int
-    nbytes: int
+    source_nbytes: Bytes
+    nbytes: Bytes
     error: Mapping[str, float] | None = None
-    sparsity: float = 0.0
+    sparsity: Ratio = 0.0
 
     @property
     def elements(self) -> int:
@@ -53,22 +68,22 @@ class ConvertReport:
     format: str
     recipe: str
     tensors: Sequence[TensorReport]
-    source_nbytes: int
-    source_size: int
-    size: int
-    seconds: float
-    files: Sequence[str]
-    companions: Sequence[str] = ()
+    source_nbytes: Bytes
+    source_size: Bytes
+    size: Bytes
+    seconds: Seconds
+    files: Texts
+    companions: Texts = ()
     resumed: int = 0
-    notes: Sequence[str] = field(default_factory=tuple)
-    warnings: Sequence[str] = ()
+    notes: Texts = ()
+    warnings: Texts = ()
 
     @property
     def elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors)
 
     @property
-    def bits_per_weight(self) -> float:
+    def bits_per_weight(self) -> Bits:
         """Bits of the result's files per element of its tensors."""
         return 8 * self.size / max(self.elements, 1)
 
@@ -78,7 +93,7 @@ class ConvertReport:
         return all(tensor.exact for tensor in self.tensors)
 
     @property
-    def actions(self) -> dict[str, int]:
+    def actions(self) -> Counts:
         """How many tensors were moved, repacked, decoded, encoded."""
         return dict(Counter(tensor.action for tensor in self.tensors))
 
@@ -88,7 +103,7 @@ class ConvertReport:
         return [tensor for tensor in self.tensors if tensor.sparsity]
 
     @property
-    def sparsity(self) -> float:
+    def sparsity(self) -> Ratio:
         """Share of the pruned tensors' values that is left out, 0 to 1."""
         return sum(item.sparsity * item.elements for item in self.pruned) / max(
             sum(item.elements for item in self.pruned), 1
@@ -99,6 +114,39 @@ class ConvertReport:
         """The lossy tensor with the lowest signal-to-noise ratio."""
         lossy = [tensor for tensor in self.tensors if tensor.error]
         return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
+
+    def report(self) -> Report:
+        """Return all figures and the tensors."""
+        figures = [item for item in figures_of(self, *_COMPUTED) if item.name != "tensors"]
+        speed, share = self.source_nbytes / max(self.seconds, 1e-9), self.size / max(self.source_size, 1)
+        figures += [
+            Figure("count", len(self.tensors), "count", data=False),
+            Figure("speed", speed, "speed", data=False),
+            Figure("share", share, "ratio", data=False),
+            Figure("pruned", len(self.pruned), "count", data=False),
+        ]
+        resumed = "; {resumed} from an earlier run" if self.resumed else ""
+        lines = [
+            Line("{source} -> {destination} ({format}, recipe {recipe})"),
+            Line(f"{{count}}: {{actions}}{resumed}", "tensors"),
+            Line("{source_size} -> {size} ({share}), {bits_per_weight} bits per weight", "size"),
+            Line("{seconds}, {speed}", "time"),
+        ]
+        if self.pruned:
+            lines.append(Line("{pruned} tensors, {sparsity} of their weights, in whole blocks of channels", "pruned"))
+        if self.companions:
+            lines.append(Line("{companions}", "with"))
+        worst = self.worst
+        if self.exact:
+            lines.append(Line("every value is kept bit for bit", "exact"))
+        elif worst is not None and worst.error is not None:
+            figures += worst_figures(worst.name, worst.error)
+            lines += WORST
+        lines.append(Line("{item}", "note", each="notes"))
+        return Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
+
+
+_COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions")
 
 
 def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorReport:

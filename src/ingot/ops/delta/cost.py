@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import inf
 from os import PathLike
 
 import numpy as np
@@ -15,9 +16,10 @@ from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import chunks
 from ingot.engine.route import Route
 from ingot.errors import IntegrityError
+from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta.chain import Link, link_of, stages
-from ingot.ops.delta.report import TensorDiff
+from ingot.ops.delta.report import TensorDiff, tensors_table
 from ingot.ops.identity import tensor_digest
 from ingot.ops.open import open as open_checkpoint
 
@@ -61,6 +63,29 @@ def delta_cost(
             found.append(item)
             state.advance(tuned[item.name].nbytes, item.name)
         return found
+
+
+def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequence[TensorDiff], top: int = 0) -> Report:
+    """Return what ``delta_cost`` gave; people get the ``top`` tensors with the largest errors, all for 0."""
+    same = all(item.exact for item in costs)
+    stored, tuned = sum(item.nbytes for item in costs), sum(item.tuned_nbytes for item in costs)
+    ranked = sorted(costs, key=lambda item: item.error["snr_db"] if item.error else inf)
+    figures = [
+        Figure("base", str(base)),
+        Figure("tuned", str(finetuned)),
+        Figure("delta", str(delta)),
+        Figure("same", same, "flag"),
+        Figure("stored", stored, "bytes", data=False),
+        Figure("share", stored / max(tuned, 1), "ratio", data=False),
+        Figure("unequal", sum(not item.exact for item in costs), "count", data=False),
+        Figure("more", max(len(costs) - top, 0) if top else 0, "count", data=False),
+    ]
+    equal = "equal bit for bit" if same else "{unequal} tensors are not equal"
+    closing = [Line(f"{{stored}} stored, {{share}} of the fine-tune; {equal}")]
+    if top and len(costs) > top:
+        closing.insert(0, Line("... and {more} more (--top 0 shows all)"))
+    tables = [table_of("tensors", costs, TensorDiff), tensors_table(ranked[: top or None])]
+    return Report(figures, (), tables, closing)
 
 
 def _cost(route: Route, tuned: Tensor, link: Link) -> TensorDiff:

@@ -6,6 +6,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ingot.model.report import (
+    Bytes,
+    Column,
+    Counts,
+    Figure,
+    Line,
+    Ratio,
+    Report,
+    Seconds,
+    Shape,
+    Table,
+    Texts,
+    figures_of,
+    table_of,
+)
+from ingot.ops.worst import WORST, worst_figures
+
 HALF = 0.5
 
 
@@ -20,15 +37,15 @@ class TensorDiff:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     op: str
     codec: str
-    nbytes: int
-    tuned_nbytes: int
+    nbytes: Bytes
+    tuned_nbytes: Bytes
     exact: bool
     error: Mapping[str, float] | None = None
-    left: float | None = None
+    left: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +62,17 @@ class DiffReport:
     format: str
     strategy: str
     tensors: Sequence[TensorDiff]
-    removed: Sequence[str]
-    tuned_nbytes: int
-    size: int
-    seconds: float
+    removed: Texts
+    tuned_nbytes: Bytes
+    size: Bytes
+    seconds: Seconds
     base_id: str | None = None
     result_id: str | None = None
     parent_hash: str | None = None
     resumed: int = 0
 
     @property
-    def share(self) -> float:
+    def share(self) -> Ratio:
         """The delta's size as a share of the fine-tune's tensors."""
         return self.size / max(self.tuned_nbytes, 1)
 
@@ -65,7 +82,7 @@ class DiffReport:
         return all(tensor.exact for tensor in self.tensors)
 
     @property
-    def ops(self) -> dict[str, int]:
+    def ops(self) -> Counts:
         """How many tensors are applied, replaced, the same."""
         return dict(Counter(tensor.op for tensor in self.tensors))
 
@@ -81,6 +98,41 @@ class DiffReport:
         lossy = [tensor for tensor in self.tensors if tensor.error]
         return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
 
+    def report(self, *, tensors: bool = False) -> Report:
+        """Return all figures and the tensors, which people get if asked for."""
+        figures = [item for item in figures_of(self, "share", "exact", "ops") if item.name != "tensors"]
+        short = self.short
+        figures += [
+            Figure("short", [item.name for item in short], "texts"),
+            Figure("count", len(self.tensors), "count", data=False),
+            Figure("gone", len(self.removed), "count", data=False),
+            Figure("named", self.base_id or f"wdelta:{self.parent_hash}", data=False),
+        ]
+        removed = "; {gone} removed" if self.removed else ""
+        lines = [
+            Line("{base} -> {tuned}: {destination} ({format}, strategy {strategy})"),
+            Line(f"{{count}}: {{ops}}{removed}", "tensors"),
+            Line("{size}, {share} of the fine-tune", "size"),
+            Line("{seconds}", "time"),
+            Line("{named}", "base"),
+        ]
+        worst = self.worst
+        if self.exact:
+            lines.append(Line("patching gives the fine-tune bit for bit", "exact"))
+        elif worst is not None and worst.error is not None:
+            figures += worst_figures(worst.name, worst.error)
+            lines += WORST
+        if short:
+            figures += [
+                Figure("lost", len(short), "count", data=False),
+                Figure("most", short[0].name, data=False),
+                Figure("left", short[0].left, "ratio", data=False),
+            ]
+            words = "{lost} tensors keep less than half of their difference, worst {most}: {left} left"
+            lines.append(Line(f"{words}; take a finer strategy", "lost"))
+        shown = [tensors_table(self.tensors)] if tensors else []
+        return Report(figures, lines, [table_of("tensors", self.tensors, TensorDiff), *shown])
+
 
 @dataclass(frozen=True, slots=True)
 class PatchReport:
@@ -91,16 +143,56 @@ class PatchReport:
     """
 
     base: str
-    deltas: Sequence[str]
+    deltas: Texts
     destination: str
     format: str
     tensors: int
-    ops: Mapping[str, int]
-    size: int
-    seconds: float
+    ops: Counts
+    size: Bytes
+    seconds: Seconds
     verified_base: bool
     verified: bool
-    files: Sequence[str]
-    companions: Sequence[str] = ()
+    files: Texts
+    companions: Texts = ()
     result_id: str | None = None
     resumed: int = 0
+
+    def report(self) -> Report:
+        """Return all figures."""
+        lines = [
+            Line("{base} + {chain} -> {destination} ({format})"),
+            Line("{tensors}: {ops}", "tensors"),
+            Line("{size}", "size"),
+            Line("{seconds}", "time"),
+        ]
+        if self.companions:
+            lines.append(Line("{companions}", "with"))
+        lines.append(Line("proven to be the right one" if self.verified_base else "not checked", "base"))
+        if self.verified:
+            lines.append(Line("{result_id}, as the delta promises", "result"))
+        return Report([*figures_of(self), Figure("chain", " + ".join(self.deltas), data=False)], lines)
+
+
+_TENSORS = (
+    Column("", head="tensor"),
+    Column("", "shape", "shape", drop=2),
+    Column("", head="dtype", drop=1),
+    Column("", head="op"),
+    Column("", head="codec"),
+    Column("", "bytes", "stored"),
+    Column("", "ratio", "share"),
+    Column("", "error", "RMS error"),
+    Column("", "decibels", "SNR dB"),
+)
+
+
+def tensors_table(tensors: Sequence[TensorDiff]) -> Table:
+    """Return what a delta stores of each tensor, and what is lost, for people."""
+    rows = []
+    for item in tensors:
+        error = None if item.exact else item.error
+        rms = 0.0 if item.exact else error["rms"] if error else None
+        share = item.nbytes / max(item.tuned_nbytes, 1)
+        cells = (item.name, item.shape, item.dtype, item.op, item.codec, item.nbytes, share)
+        rows.append((*cells, rms, error["snr_db"] if error else None))
+    return Table("", _TENSORS, rows, data=False)

@@ -17,12 +17,21 @@ from ingot.core.oserrors import write_error
 from ingot.core.paths import local_path
 from ingot.core.progress import ProgressCallback
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
+from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
 from ingot.ops.convert.convert import convert
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish import sentinel, snapshot
 from ingot.ops.squish.gate import Gate, Passed, Search
 from ingot.ops.squish.sentinel import Sentinel
-from ingot.ops.squish.status import TierStatus, is_squish_directory, mark_of, source_files, status_of, tier_files
+from ingot.ops.squish.status import (
+    TierStatus,
+    is_squish_directory,
+    mark_of,
+    quality,
+    source_files,
+    status_of,
+    tier_files,
+)
 from ingot.ops.squish.table import BUILT, TIERS, Tier, tier_of
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
@@ -41,10 +50,16 @@ class BuildReport:
     tier: str
     path: str
     built: bool
-    nbytes: int
-    seconds: float
+    nbytes: Bytes
+    seconds: Seconds
     raised: tuple[str, ...] = ()
     gate: Passed | None = None
+
+    def report(self) -> Report:
+        """Return all figures."""
+        what = "built in {seconds}" if self.built else "complete already"
+        figures = [*figures_of(self), Figure("quality", quality(self.raised, self.gate), "texts", data=False)]
+        return Report(figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {what}"), Line("{item}", each="quality")])
 
 
 def build(

@@ -25,6 +25,7 @@ from ingot.formats.npydir.format import NpydirFormat
 from ingot.formats.npydir.names import FOLDER, INT4_READY, MANIFEST, SIDECAR, file_of, safe_key
 from ingot.formats.npydir.sidecar import Entry
 from ingot.formats.npydir.writer import head_digest
+from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.open import Source, open_source
 from ingot.ops.squish.build import building
@@ -50,15 +51,27 @@ class Int4Report:
     path: str
     converted: list[str]
     kept: list[str]
-    int8_bytes: int
-    int4_bytes: int
+    int8_bytes: Bytes
+    int4_bytes: Bytes
     dropped: bool
-    seconds: float
+    seconds: Seconds
 
     @property
     def savings_pct(self) -> float:
         """Percent by which the four-bit files are smaller than the eight-bit ones."""
         return 100 * (1 - self.int4_bytes / self.int8_bytes) if self.int8_bytes else 0.0
+
+    def report(self) -> Report:
+        """Return all figures."""
+        figures = [
+            *figures_of(self, "savings_pct"),
+            Figure("count", len(self.converted), "count", data=False),
+            Figure("stay", len(self.kept), "count", data=False),
+            Figure("less", self.savings_pct / 100, "ratio", data=False),
+        ]
+        gone = ", eight bits removed" if self.dropped else ""
+        words = "{path}: {count} tensors got 4 bits, {stay} stay at 8; {int8_bytes} -> {int4_bytes} ({less} less)"
+        return Report(figures, [Line(words + gone)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from ingot.core.oserrors import read_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, UsageError
+from ingot.model.report import Bytes, Column, Figure, Line, Report, Table, table_of
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish import sentinel, snapshot
 from ingot.ops.squish.gate import Passed
@@ -51,7 +53,7 @@ class TierStatus:
     state: str
     why: str
     path: str
-    nbytes: int
+    nbytes: Bytes
     raised: tuple[str, ...] = ()
     gate: Passed | None = None
 
@@ -59,6 +61,57 @@ class TierStatus:
     def usable(self) -> bool:
         """Whether it may be loaded."""
         return self.state == COMPLETE
+
+
+def quality(raised: Sequence[str], gate: Passed | None) -> list[str]:
+    """Return which tensors have more bits, and what the gate found, as lines."""
+    lines = []
+    if raised:
+        rest = f" and {len(raised) - 3} more" if len(raised) > 3 else ""
+        lines.append(f"{len(raised)} tensors with more bits: {', '.join(raised[:3])}{rest}")
+    if gate is not None:
+        rise = f"{100 * gate.rise:+.2f} %"
+        lines.append(f"perplexity {gate.perplexity:.4g} against {gate.reference:.4g} ({rise})")
+    return lines
+
+
+_TIERS = (
+    Column("", head="tier"),
+    Column("", head="number"),
+    Column("", head="state"),
+    Column("", head="why"),
+    Column("", "bytes", "size"),
+)
+
+
+def status_report(path: str | PathLike[str], tiers: Sequence[TierStatus], loads: Mapping[str, Any]) -> Report:
+    """Return how every tier stands; ``loads`` has for each reader what it would load (``Choice.report``), or None."""
+    told = [
+        f"{reader} loads {choice['tier']}: {choice['why']}" if choice else f"{reader} loads none"
+        for reader, choice in loads.items()
+    ]
+    figures = [
+        Figure("path", str(path)),
+        Figure("loads", loads, "data"),
+        Figure("told", told, "texts", data=False),
+    ]
+    rows = [
+        (item.tier, str(item.number), item.state, "; ".join([item.why, *quality(item.raised, item.gate)]), item.nbytes)
+        for item in tiers
+    ]
+    tables = [table_of("tiers", tiers, TierStatus), Table("", _TIERS, rows, data=False)]
+    return Report(figures, (), tables, [Line("{item}", each="told")])
+
+
+def dropped_report(path: str | PathLike[str], dropped: Sequence[TierStatus]) -> Report:
+    """Return which tiers were removed."""
+    figures = [Figure("path", str(path))]
+    lines = []
+    for index, item in enumerate(dropped):
+        figures.append(Figure(f"size{index}", item.nbytes, "bytes", data=False))
+        figures.append(Figure(f"path{index}", item.path, data=False))
+        lines.append(Line(f"{{path{index}}}: tier {item.tier} removed, {{size{index}}}"))
+    return Report(figures, lines or [Line("no built tier was there")], [table_of("dropped", dropped, TierStatus)])
 
 
 def is_squish_directory(path: str | PathLike[str]) -> bool:

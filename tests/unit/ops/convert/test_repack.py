@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli.convert import print_report
+from ingot.cli.render import render
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.repack import AffineRepack
 from ingot.core.progress import ProgressEvent
@@ -101,7 +101,7 @@ def test_integers_stay_and_only_what_no_block_can_hold_is_decoded(source: Path, 
 
 
 def test_the_summary_counts_them(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(ingot.convert(source, tmp_path / "out.squizd"))
+    render(ingot.convert(source, tmp_path / "out.squizd").report())
     told = capsys.readouterr().out
     assert "11 repacked" in told
     assert "1 decoded" in told

@@ -1,4 +1,4 @@
-"""The feature flags of a SQUIZD header (document section 1)."""
+"""Features of a ``.squizd``, as its header flags them (SQUIZD, section 1); the kernels that run it follow from them."""
 
 from __future__ import annotations
 

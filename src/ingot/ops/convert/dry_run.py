@@ -1,0 +1,97 @@
+"""What a planned conversion would do: ``--dry-run``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ingot.core.layers import equal_layers
+from ingot.engine.work import Step
+from ingot.model.report import Column, Figure, Line, Report, Table
+from ingot.ops.attachments import KINDS
+from ingot.ops.codec_name import codec_name
+from ingot.ops.convert.convert import Prepared
+
+_TENSORS = (
+    Column("name"),
+    Column("shape", "shape"),
+    Column("dtype"),
+    Column("rule"),
+    Column("action"),
+    Column("exact", "flag"),
+    Column("codec"),
+    Column("params", "data"),
+    Column("source_nbytes", "bytes"),
+    Column("nbytes", "bytes"),
+)
+_GROUPS = (
+    Column("", head="tensor"),
+    Column("", "shape", "shape", drop=2),
+    Column("", head="dtype", drop=1),
+    Column("", head="rule"),
+    Column("", head="action"),
+    Column("", head="codec"),
+    Column("", "times", "n", drop=4),
+    Column("", "bytes", "from", drop=3),
+    Column("", "bytes", "to"),
+)
+
+
+def dry_run(prepared: Prepared) -> Report:
+    """Return which rule hits which tensor, and the resulting size."""
+    plan = prepared.plan
+    carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
+    elements = max(sum(step.tensor.size for step in plan.steps), 1)
+    figures = [
+        Figure("format", plan.format.name),
+        Figure("recipe", plan.recipe),
+        Figure("size", plan.size, "bytes"),
+        Figure("size_exact", plan.size_exact, "flag"),
+        Figure("notes", [*carried, *prepared.notes], "texts"),
+        Figure("warnings", plan.warnings, "texts"),
+        Figure("count", len(plan.steps), "count", data=False),
+        Figure("nbytes", plan.size, "position", data=False),
+        Figure("bits", 8 * plan.size / elements, "bits", data=False),
+    ]
+    exactly = "exactly" if plan.size_exact else "at most (as if nothing shrank)"
+    lines = [
+        Line(
+            f"{{count}} tensors, recipe {{recipe}}, format {{format}}: {exactly} {{nbytes}} bytes ({{size}}), "
+            "{bits} bits per weight; nothing was written"
+        ),
+        Line("note: {item}", each="notes"),
+    ]
+    return Report(figures, lines, [_tensors(plan.steps), _groups(plan.steps)])
+
+
+def _tensors(steps: Sequence[Step]) -> Table:
+    rows = [
+        (
+            step.tensor.name,
+            step.tensor.shape,
+            step.tensor.dtype,
+            step.rule,
+            step.action,
+            step.exact,
+            step.spec.codec,
+            step.spec.params,
+            step.in_bytes,
+            step.out_bytes,
+        )
+        for step in steps
+    ]
+    return Table("tensors", _TENSORS, rows, shown=False)
+
+
+def _groups(steps: Sequence[Step]) -> Table:
+    """Return what becomes of each tensor, equal layers in one row with the sum of their bytes."""
+
+    def key(step: Step) -> tuple[Any, ...]:
+        codec = codec_name(step.spec.codec, step.spec.params, (part.encoding for part in step.spec.parts))
+        return (step.tensor.shape, step.tensor.dtype, step.rule, step.action, codec)
+
+    rows = []
+    for name, group in equal_layers(steps, lambda step: step.tensor.name, key):
+        sizes = (sum(step.in_bytes for step in group), sum(step.out_bytes for step in group))
+        rows.append((name, *key(group[0]), len(group), *sizes))
+    return Table("", _GROUPS, rows, data=False)
