@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.core.oserrors import read_error
 from ingot.errors import FormatError, IngotError
@@ -45,6 +45,15 @@ def read_config(path: Path, rule: str) -> dict[str, Any]:
     except OSError as error:
         raise read_error(error, str(path)) from error
     return parse_config(data, rule, str(path))
+
+
+class _Reads(Protocol):
+    def read(self, name: str, most: int, rule: str) -> bytes: ...
+
+
+def stored_config(store: _Reads, rule: str) -> dict[str, Any]:
+    """Read and parse the ``config.json`` of a store; errors as ``parse_config`` and the store's ``read``."""
+    return parse_config(store.read(CONFIG, MAX_CONFIG, rule), rule, CONFIG)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

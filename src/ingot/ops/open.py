@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from ingot.codecs.table import CODECS
-from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
+from ingot.core.config import CONFIG, stored_config
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
@@ -83,7 +83,7 @@ class Source:
         if not self.is_folder:
             return {}
         try:
-            return parse_config(self.store.read(CONFIG, MAX_CONFIG, "model.config"), "model.config", CONFIG)
+            return stored_config(self.store, "model.config")
         except IngotError:
             return {}
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
+from ingot.core.config import CONFIG, stored_config
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
 from ingot.model.layouts.affine import OFFSETS, ROLES, ROWS_LSB, AffineLayout, Group
@@ -57,7 +57,7 @@ def read_config(store: Store, names: Sequence[str]) -> dict[str, Any]:
     """
     if CONFIG not in names:
         return {}
-    return parse_config(store.read(CONFIG, MAX_CONFIG, "mlx.config"), "mlx.config", CONFIG)
+    return stored_config(store, "mlx.config")
 
 
 def is_quantized(config: Mapping[str, Any]) -> bool:
