@@ -94,8 +94,8 @@ class HeaderSource:
         self._source = source
         self.name, self.size, self.mapped = source.name, source.size, source.mapped
         self._distant = _distant(source)
-        self._gap = GAP if self._distant is None else self._distant.gap
-        self._first = self._window = min(window, self._gap)
+        self.gap = GAP if self._distant is None else self._distant.gap
+        self._first = self._window = min(window, self.gap)
         self._end = 0  # of the last window
         self._starts: list[int] = []
         self._pieces: list[memoryview] = []
@@ -108,7 +108,7 @@ class HeaderSource:
         Only a hint: a wrong range costs its reading, and what was not expected is read all the same.
         """
         inside = (_within(start, length, self.size) for start, length in ranges)
-        self._expected = coalesced((range for range in inside if range[1] and self._find(*range) is None), self._gap)
+        self._expected = coalesced((range for range in inside if range[1] and self._find(*range) is None), self.gap)
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return bytes, from memory where they were read before; errors as those of the source."""
@@ -155,7 +155,7 @@ class HeaderSource:
         return piece[offset - start : offset - start + length]
 
     def _next_window(self, offset: int, length: int) -> int:
-        near = self._starts and -self._gap <= offset - self._end <= self._gap
+        near = self._starts and -self.gap <= offset - self._end <= self.gap
         self._window = min(self._window * _GROWTH, MAX_REQUEST) if near else self._first
         return min(max(length, self._window), self.size - offset)
 

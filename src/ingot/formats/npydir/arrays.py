@@ -9,7 +9,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.files import ZstdFile, zstd_head
 from ingot.formats.npydir.names import COMPRESSIONS, FOLDER, KNOWN, file_of, foreign_form
-from ingot.model.bytesource import ByteSource
+from ingot.model.bytesource import ByteSource, MemorySource
 from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.store import Store
 
@@ -99,20 +99,21 @@ def open_array(store: Store, path: str) -> Array:
 
 
 def _array(file: ByteSource, path: str) -> Array:
-    near = HeaderSource(file, _USUAL)
     if path.endswith(".zst"):
-        span = npy.header_span(zstd_head(near, _PREAMBLE), path)
-        head = zstd_head(near, span)
+        stored = HeaderSource(file, _USUAL)
+        span = npy.header_span(zstd_head(stored, _PREAMBLE), path)
+        head = zstd_head(stored, span)
         header = npy.parse(head, path)
         values = ZstdFile(file, header.size)
         return Array(path, header, values, head, values)
-    span = npy.header_span(read_bytes(near, 0, min(_PREAMBLE, file.size)), path)
+    read = read_bytes(file, 0, min(_USUAL, file.size))
+    span = npy.header_span(read[:_PREAMBLE], path)
     if span > file.size:
         raise FormatError("npydir.npy-truncated", f"expected {span} bytes of header, found {file.size}", where=path)
-    head = read_bytes(near, 0, span)
+    head = read[:span] if span <= len(read) else read_bytes(file, 0, span)
     header = npy.parse(head, path)
     npy.check_size(header, file.size, path)
-    return Array(path, header, file, head, near)
+    return Array(path, header, file, head, MemorySource(read, file.name) if header.size <= len(read) else file)
 
 
 def open_arrays(store: Store, group: Group, suffixes: tuple[str, ...]) -> Mapping[str, Array]:
