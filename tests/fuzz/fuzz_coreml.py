@@ -27,6 +27,7 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.coreml.format import CoremlFormat
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.types import BY_NAME
+from ingot.model.artifact import Artifact
 from ingot.ops.save import plan_tensors, write_tensors
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.coreml import MODEL, WEIGHTS, Package, sample
@@ -54,11 +55,11 @@ def read_all(files: dict[str, bytes]) -> None:
 
 
 def write_again(catalog: Any) -> None:
-    options = WriteOptions(attachments=catalog.attachments)
     target = MemoryTarget()
-    format = CoremlFormat().fit(options)
+    format = CoremlFormat().fit(catalog.attachments)
     planned = plan_tensors(format, catalog.tensors)
-    writer = format.writer(target, "", [spec for _, spec in planned], {}, options)
+    artifact = Artifact([spec for _, spec in planned], attachments=catalog.attachments)
+    writer = format.writer(target, "", artifact, WriteOptions())
     write_tensors(writer, planned)
     again = read_package(MemoryStore(target.files))
     for name, tensor in catalog.tensors.items():

@@ -21,6 +21,7 @@ from ingot.core.dtypes import BY_SAFETENSORS, numpy_dtype
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.safetensors.format import SafetensorsFormat
+from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.in_memory import open_bytes
 from ingot.stores.memory import MemoryTarget
@@ -86,7 +87,7 @@ def test_torch_knows_no_dtype_that_was_not_tried():
 def test_every_dtype_is_understood_by_the_reference(spelling):
     item = dense("x", (4, 2), BY_SAFETENSORS[spelling].name)
     target = MemoryTarget()
-    writer = SafetensorsFormat().writer(target, "x", [item.spec], {}, WriteOptions())
+    writer = SafetensorsFormat().writer(target, "x", Artifact([item.spec]), WriteOptions())
     feed(writer, item)
     (name,) = writer.finish()
     ((tensor, info),) = safetensors.deserialize(bytes(target.files[name]))
@@ -118,7 +119,7 @@ def test_the_order_of_all_dtypes_is_theirs():
         ours_specs.append(TensorSpec(spelling, shape, row.name, "dense", (part,)))
         feeds.append(data.tobytes())
     target = MemoryTarget()
-    writer = SafetensorsFormat().writer(target, "x", ours_specs, {}, WriteOptions())
+    writer = SafetensorsFormat().writer(target, "x", Artifact(ours_specs), WriteOptions())
     for spec, data in zip(ours_specs, feeds, strict=True):
         writer.begin(spec)
         writer.write("data", data)
@@ -200,7 +201,10 @@ def test_the_reference_opens_our_shards(tmp_path):
     items = [dense(f"w{index}", (4, 4), "f32", index) for index in range(5)]
     target = MemoryTarget()
     writer = SafetensorsFormat().writer(
-        target, "model.safetensors", [item.spec for item in items], {"format": "pt"}, WriteOptions(max_shard=130)
+        target,
+        "model.safetensors",
+        Artifact([item.spec for item in items], {"format": "pt"}),
+        WriteOptions(max_shard=130),
     )
     for item in items:
         feed(writer, item)

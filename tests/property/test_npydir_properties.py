@@ -15,6 +15,7 @@ from ingot.formats.detect import listing
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.format import NpydirFormat
 from ingot.formats.npydir.reader import read_catalog
+from ingot.model.artifact import Artifact
 from ingot.model.spec import TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import Item, dense, feed
@@ -59,7 +60,7 @@ def test_what_is_written_is_read(found: list[Item], digest: str | None, step: in
     target, specs, options = MemoryTarget(), [item.spec for item in found], WriteOptions(digest=digest)
     try:
         order = FORMAT.order(specs)
-        writer = FORMAT.writer(target, "manifest.json", specs, {"a": [1, "b"]}, options)
+        writer = FORMAT.writer(target, "manifest.json", Artifact(specs, {"a": [1, "b"]}), options)
     except IngotError as error:
         collides = error.rule in ("npydir.collision", "writer.duplicate")
         assert collides or any(FORMAT.refuses(spec) for spec in specs)
@@ -67,7 +68,7 @@ def test_what_is_written_is_read(found: list[Item], digest: str | None, step: in
     for index in order:
         feed(writer, found[index], step)
     assert sorted(writer.finish()) == sorted(target.files)
-    assert FORMAT.size(specs, {"a": [1, "b"]}, options) == sum(map(len, target.files.values()))
+    assert FORMAT.size(Artifact(specs, {"a": [1, "b"]}), options) == sum(map(len, target.files.values()))
     store = MemoryStore(target.files)
     assert FORMAT.entry(listing(store)) == "manifest.json"
     catalog = read_catalog(store)

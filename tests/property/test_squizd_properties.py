@@ -17,6 +17,7 @@ from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.reader import read_catalog
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
@@ -149,7 +150,7 @@ def test_what_is_written_is_read(items: list[Item], digest: str | None, step: in
     specs = [item.spec for item in kept]
     kept = [kept[index] for index in FORMAT.order(specs)]
     specs, options, target = [item.spec for item in kept], WriteOptions(digest=digest), MemoryTarget()
-    writer = FORMAT.writer(target, "f.squizd", specs, {"k": "v"}, options)
+    writer = FORMAT.writer(target, "f.squizd", Artifact(specs, {"k": "v"}), options)
     records = [feed(writer, item, step) for item in kept]
     assert writer.finish() == ["f.squizd"]
     data = bytes(target.files["f.squizd"])
@@ -165,7 +166,7 @@ def test_what_is_written_is_read(items: list[Item], digest: str | None, step: in
         payload = [part.offset for role, part in found.parts.items() if role not in ("mask", "scales", "zeros")]
         assert payload[0] % 64 == 0
         assert all(0 <= offset <= offset + length <= len(data) for _, offset, length, _ in record["blobs"])
-    size = FORMAT.size(specs, {"k": "v"}, options)
+    size = FORMAT.size(Artifact(specs, {"k": "v"}), options)
     assert size == len(data) if all(spec.nbytes is not None for spec in specs) else size >= len(data)
 
 
@@ -175,16 +176,16 @@ def test_a_resumed_writer_gives_the_same_bytes(items: list[Item], done: int) -> 
     items = [item for item in items if carried(item)]
     items = [items[index] for index in FORMAT.order([item.spec for item in items])]
     specs, whole, resumed = [item.spec for item in items], MemoryTarget(), MemoryTarget()
-    writer = FORMAT.writer(whole, "f.squizd", specs, {}, WriteOptions())
+    writer = FORMAT.writer(whole, "f.squizd", Artifact(specs), WriteOptions())
     for item in items:
         feed(writer, item)
     writer.finish()
-    first = FORMAT.writer(resumed, "f.squizd", specs, {}, WriteOptions())
+    first = FORMAT.writer(resumed, "f.squizd", Artifact(specs), WriteOptions())
     records = [feed(first, item) for item in items[:done]]
     if done < len(items):
         first.begin(items[done].spec)
     first.abort()
-    second = FORMAT.writer(resumed, "f.squizd", specs, {}, WriteOptions())
+    second = FORMAT.writer(resumed, "f.squizd", Artifact(specs), WriteOptions())
     for record in records:
         second.restore(record)
     for item in items[done:]:

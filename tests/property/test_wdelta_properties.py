@@ -17,6 +17,7 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.wdelta.digest import check_digest
 from ingot.formats.wdelta.format import WdeltaFormat
 from ingot.formats.wdelta.reader import read_catalog
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.delta import Change, DeltaInfo, Identity
 from ingot.model.spec import TensorSpec
@@ -122,7 +123,7 @@ def test_files_round_trip(drawn: list[tuple[str, Values, tuple[str, dict[str, An
         1, "auto", Identity(hashes={"wdelta": PARENT}), tensors={s.name: Change("apply", "f16") for s in specs}
     )
     format, target, metadata = WdeltaFormat(), MemoryTarget(), {"delta": info.to_metadata()}
-    writer = format.writer(target, "x.wdelta", specs, metadata, WriteOptions())
+    writer = format.writer(target, "x.wdelta", Artifact(specs, metadata), WriteOptions())
     for spec, parts in zip(specs, contents, strict=True):
         writer.begin(spec)
         for role, data in parts.items():
@@ -130,7 +131,7 @@ def test_files_round_trip(drawn: list[tuple[str, Values, tuple[str, dict[str, An
         writer.end()
     writer.finish()
     data = bytes(target.files["x.wdelta"])
-    assert format.size(specs, metadata, WriteOptions()) == len(data)
+    assert format.size(Artifact(specs, metadata), WriteOptions()) == len(data)
     catalog = read_catalog(MemorySource(data), "x")
     assert dict(catalog.metadata) == metadata
     check_digest(MemorySource(data))

@@ -19,6 +19,7 @@ from ingot.formats.zt.manifest import Component, Object
 from ingot.formats.zt.reader import read_catalog
 from ingot.formats.zt.rules import check_object, check_places, plain
 from ingot.formats.zt.writer import ZtWriter
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
@@ -114,7 +115,7 @@ def test_what_is_written_is_read(made: Any, metadata: Any, digest: str | None, c
     spans = [(p.offset, p.offset + p.length, "") for t in catalog.tensors.values() for p in t.parts.values()]
     assert first_overlap(spans) is None
     if all(part.length is not None for spec in specs for part in spec.parts):
-        assert ZtFormat().size(specs, metadata, WriteOptions(digest=digest)) == len(data)
+        assert ZtFormat().size(Artifact(specs, metadata), WriteOptions(digest=digest)) == len(data)
 
 
 LENGTHS = st.sampled_from([0, 1, 4, 8, 16, 17, 24, 48, 64, 2**40, 2**63 - 1])

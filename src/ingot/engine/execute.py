@@ -22,7 +22,6 @@ from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
 from ingot.formats.base import FormatWriter, LateMetadata
-from ingot.model.attachments import NOTHING
 from ingot.model.limits import require_in_proportion
 from ingot.stores.local import LocalTarget
 
@@ -172,11 +171,10 @@ class _Run:
     def prepare(self, identities: Sequence[Any]) -> None:
         """Take over what an earlier run has left, and make room for the rest."""
         plan, staging = self._plan, self._target.staging
-        options = asdict(replace(plan.options, attachments=NOTHING))
         what = {
             "format": plan.format.name,
             "name": ascii(self._target.name),
-            "options": options,
+            "options": asdict(plan.options),
             "metadata": ascii(plan.metadata),
             "steps": [step_data(step) for step in plan.steps],
         }
@@ -265,8 +263,8 @@ class _Run:
         """Start a writer that knows the tensors of ``records``, which lie in the files."""
         plan = self._plan
         learnt = [replace(spec, params=record["params"]) for record, spec in zip(records, plan.specs, strict=False)]
-        specs = [*learnt, *plan.specs[len(records) :]]
-        writer = plan.format.writer(LocalTarget(self._files), self._target.name, specs, plan.metadata, plan.options)
+        artifact = replace(plan.artifact, tensors=[*learnt, *plan.specs[len(records) :]])
+        writer = plan.format.writer(LocalTarget(self._files), self._target.name, artifact, plan.options)
         for record, step, spec in zip(records, plan.steps, learnt, strict=False):
             writer.restore(record["written"])
             error = ErrorStats(**record["error"])

@@ -10,6 +10,8 @@ from typing import Any
 from ingot.engine.specs import least_size
 from ingot.engine.work import Step
 from ingot.formats.base import Format, WriteOptions
+from ingot.model.artifact import Artifact
+from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.spec import TensorSpec
 
 
@@ -26,6 +28,8 @@ class Plan:
     options : WriteOptions
     measured : bool
         Whether the error of what is not exact is measured while it is written.
+    attachments, config
+        As of ``Artifact``.
     """
 
     steps: Sequence[Step]
@@ -33,10 +37,17 @@ class Plan:
     metadata: Mapping[str, Any]
     options: WriteOptions
     measured: bool = True
+    attachments: Attachments = NOTHING
+    config: bytes | None = None
 
     @property
     def specs(self) -> list[TensorSpec]:
         return [step.spec for step in self.steps]
+
+    @property
+    def artifact(self) -> Artifact:
+        """What is written, as far as it is known before."""
+        return Artifact(self.specs, self.metadata, self.attachments, self.config)
 
     @property
     def in_bytes(self) -> int:
@@ -49,7 +60,7 @@ class Plan:
 
         Where ``size_exact`` is False (zstd, sparse) it is an upper bound: nothing shrinks, no value is zero.
         """
-        return self.format.size(self.specs, self.metadata, self.options)
+        return self.format.size(self.artifact, self.options)
 
     @property
     def size_exact(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ingot.core.checksums import HASHERS
 from ingot.errors import UsageError
+from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
 from ingot.model.features import Flags
@@ -48,12 +49,10 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes, and
-    what to carry beside the tensors (only the kinds that ``Format.attachments`` names)."""
+    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes."""
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
-    attachments: Attachments = NOTHING
 
     def __post_init__(self) -> None:
         if self.digest is not None and self.digest not in HASHERS:
@@ -135,8 +134,8 @@ class Marked(Protocol):
 class ConfigKeys(Protocol):
     """What a format has beside ``Format`` if ``config.json`` tells how its tensors are packed.
 
-    Its writer makes a ``config.json`` of these keys, which a conversion merges into the source's; they are left out
-    where a folder of this format is converted into another.
+    Its writer writes the artifact's ``config`` with these keys. They are left out where a folder of this format is
+    converted into another.
     """
 
     config_keys: tuple[str, ...]
@@ -162,10 +161,10 @@ class Renamed(Protocol):
 class Fitting(Protocol):
     """What a format has beside ``Format`` if what it carries beside the tensors tells which tensors it can carry."""
 
-    def fit(self, options: WriteOptions) -> Format:
-        """Return the format for one artifact.
+    def fit(self, attachments: Attachments) -> Format:
+        """Return the format for an artifact with these attachments.
 
-        Raises ``UnsupportedError`` where the options lack what the format needs.
+        Raises ``UnsupportedError`` where one is missing that the format needs.
         """
         ...
 
@@ -236,12 +235,10 @@ class Format(Protocol):
         """Name of the single file (or index) for an artifact called ``stem``."""
         ...
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files, unknown part lengths counted as ``PartSpec.at_most``."""
         ...
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> FormatWriter:
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
         """Start writing. ``name`` is the file to create (the index is named by the format if it shards)."""
         ...

@@ -160,17 +160,24 @@ _TYPES = {
 _NO_CHANGE = ConfigChange()
 
 
-def copy_companions(
-    companions: Mapping[str, str], target: Target, own: bytes | None = None, change: ConfigChange = _NO_CHANGE
-) -> list[str]:
+def changed_config(companions: Mapping[str, str], change: ConfigChange) -> bytes | None:
+    """Return the ``config.json`` among companions as it is true of the result; None where there is none.
+
+    Raises ``FormatError`` ``companions.config``.
+    """
+    if CONFIG not in companions:
+        return None
+    store, file = locate(companions[CONFIG], io="pread")
+    return _changed(store.read(file, MAX_CONFIG, _RULE), change, companions[CONFIG])
+
+
+def copy_companions(companions: Mapping[str, str], target: Target, change: ConfigChange = _NO_CHANGE) -> list[str]:
     """Copy them into ``target``; return their names.
 
     Parameters
     ----------
     companions : mapping of name to path or address
     target : Target
-    own : bytes, optional
-        The ``config.json`` that a format's writer has made: its keys are put into the companion's.
     change : ConfigChange
         What is no longer true of ``config.json``.
 
@@ -185,8 +192,8 @@ def copy_companions(
         store, file = locate(address, io="pread")
         sink = target.create(name)
         try:
-            if name == CONFIG and (change or own is not None):
-                data = _merged(store.read(file, MAX_CONFIG, _RULE), own, change, address)
+            if name == CONFIG and change:
+                data = _changed(store.read(file, MAX_CONFIG, _RULE), change, address)
                 sink.write_at(0, data)
                 sink.truncate(len(data))
             else:
@@ -196,11 +203,11 @@ def copy_companions(
     return list(companions)
 
 
-def _merged(raw: bytes, own: bytes | None, change: ConfigChange, where: str) -> bytes:
-    """Return a companion as ``change`` makes it, with the keys of ``own``; the same bytes where that is no change.
+def _changed(raw: bytes, change: ConfigChange, where: str) -> bytes:
+    """Return a companion as ``change`` makes it; the same bytes where that is no change.
 
     JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
     """
     found = parse_config(raw, _RULE, where)
-    merged = {**change.applied(found), **(parse_config(own, _RULE, CONFIG) if own is not None else {})}
-    return raw if merged == found else (json.dumps(merged, indent=2) + "\n").encode()
+    applied = change.applied(found)
+    return raw if applied == found else (json.dumps(applied, indent=2) + "\n").encode()

@@ -10,6 +10,7 @@ from ingot.formats.base import Format, WriteOptions
 from ingot.formats.detect import detect_file
 from ingot.formats.foreign import HEAD
 from ingot.formats.table import FORMATS
+from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.open import Source, weights_of
 from ingot.ops.save import plan_tensors, write_tensors
@@ -37,6 +38,6 @@ def save_bytes(
     chosen: Format = FORMATS.get_or_refuse(format)
     planned = plan_tensors(chosen, tensors)
     target = MemoryTarget()
-    writer = chosen.writer(target, _NAME, [spec for _, spec in planned], metadata or {}, WriteOptions())
+    writer = chosen.writer(target, _NAME, Artifact([spec for _, spec in planned], metadata or {}), WriteOptions())
     (name,) = write_tensors(writer, planned)
     return bytes(target.files[name])

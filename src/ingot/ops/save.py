@@ -13,6 +13,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
+from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import StoredReader, memory_part
 from ingot.model.spec import TensorSpec
@@ -76,8 +77,8 @@ def save_planned(
     """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
     options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
     with stage(place, overwrite=overwrite) as staging:
-        require_room(place, staging, place.format.size(specs, place.format.metadata(metadata), options))
-        writer = place.format.writer(LocalTarget(staging.files), place.name, specs, metadata, options)
+        require_room(place, staging, place.format.size(Artifact(specs, place.format.metadata(metadata)), options))
+        writer = place.format.writer(LocalTarget(staging.files), place.name, Artifact(specs, metadata), options)
         staging.publish(write_tensors(writer, planned))
 
 

@@ -25,6 +25,7 @@ from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import IngotError, IntegrityError
 from ingot.formats.base import Catalog, Format, FormatWriter, WriteOptions
 from ingot.formats.detect import listing
+from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 
@@ -98,7 +99,7 @@ class FormatSuite:
         target = MemoryTarget()
         items = self.ordered(items)
         specs = [item.spec for item in items]
-        writer = self.format.writer(target, self.file, specs, self.described(items, metadata), self.options)
+        writer = self.format.writer(target, self.file, Artifact(specs, self.described(items, metadata)), self.options)
         for item in items:
             feed(writer, item)
         names = writer.finish()
@@ -120,7 +121,7 @@ class FormatSuite:
         """Write, read back, and compare everything."""
         target, _ = self.write(items, metadata)
         specs, metadata = [item.spec for item in items], self.described(items, metadata)
-        assert self.format.size(specs, metadata, self.options) == sum(map(len, target.files.values()))
+        assert self.format.size(Artifact(specs, metadata), self.options) == sum(map(len, target.files.values()))
         catalog = self.read(target)
         assert sorted(catalog.tensors) == sorted(spec.name for spec in specs)
         assert dict(catalog.metadata) == metadata
@@ -184,7 +185,7 @@ class FormatSuite:
         target, _ = self.write(items)
         other = MemoryTarget()
         writer = self.format.writer(
-            other, self.file, [item.spec for item in items], self.described(items), self.options
+            other, self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
         for item in items:
             feed(writer, item, step=1)
@@ -194,7 +195,7 @@ class FormatSuite:
     def test_records_tell_where_the_bytes_are(self) -> None:
         items, target = self.ordered(self.sample()), MemoryTarget()
         writer = self.format.writer(
-            target, self.file, [item.spec for item in items], self.described(items), self.options
+            target, self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
         records = [feed(writer, item) for item in items]
         writer.finish()
@@ -211,14 +212,14 @@ class FormatSuite:
         specs = [item.spec for item in items]
         whole, _ = self.write(items, METADATA)
         target, metadata = MemoryTarget(), self.described(items, METADATA)
-        first = self.format.writer(target, self.file, specs, metadata, self.options)
+        first = self.format.writer(target, self.file, Artifact(specs, metadata), self.options)
         records = [feed(first, item) for item in items[:done]]
         if done < len(items):  # killed in the middle of a tensor
             first.begin(specs[done])
             role, data = next(iter(items[done].parts.items()))
             first.write(role, data[:1])
         first.abort()
-        second = self.format.writer(target, self.file, specs, metadata, self.options)
+        second = self.format.writer(target, self.file, Artifact(specs, metadata), self.options)
         for record in records:
             second.restore(record)
         for item in items[done:]:
@@ -229,7 +230,7 @@ class FormatSuite:
     def test_tensors_out_of_order_are_refused(self) -> None:
         items = self.ordered(self.sample())
         writer = self.format.writer(
-            MemoryTarget(), self.file, [item.spec for item in items], self.described(items), self.options
+            MemoryTarget(), self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
         with pytest.raises(IngotError):
             writer.begin(items[1].spec)
@@ -238,7 +239,7 @@ class FormatSuite:
     def test_missing_bytes_and_tensors_are_refused(self) -> None:
         items = self.ordered(self.sample())
         writer = self.format.writer(
-            MemoryTarget(), self.file, [item.spec for item in items], self.described(items), self.options
+            MemoryTarget(), self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
         with pytest.raises(IngotError):
             writer.finish()
@@ -252,7 +253,7 @@ class FormatSuite:
     def test_more_bytes_than_stated_are_refused(self) -> None:
         items = self.ordered(self.sample())
         writer = self.format.writer(
-            MemoryTarget(), self.file, [item.spec for item in items], self.described(items), self.options
+            MemoryTarget(), self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
         writer.begin(items[0].spec)
         with pytest.raises(IngotError):  # at once, or when the tensor is closed

@@ -22,6 +22,7 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.table import FORMATS
 from ingot.formats.zt.format import ZtFormat
 from ingot.formats.zt.reader import read_catalog
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
@@ -227,7 +228,7 @@ def test_only_parts_above_8_mib_have_them_and_the_size_is_known_before(name: str
             target = MemoryTarget()
             if files:  # what a resumed run finds
                 target.files["f"] = bytearray(files[0])
-            writer = FORMATS[name].writer(target, "f", specs, {}, options)
+            writer = FORMATS[name].writer(target, "f", Artifact(specs), options)
             if record is None:
                 writer.begin(specs[0])
                 for start in range(0, length, 5_000_000):
@@ -241,19 +242,19 @@ def test_only_parts_above_8_mib_have_them_and_the_size_is_known_before(name: str
             writer.finish()
             files.append(bytes(target.files["f"]))
         assert files[0] == files[1]
-        assert len(files[0]) == FORMATS[name].size(specs, {}, options)
+        assert len(files[0]) == FORMATS[name].size(Artifact(specs), options)
         parts = {"zt": b"ingot_chunks", "squizd": b"chunks"}[name] in files[0]
         assert parts == (length > LARGE and digest is not None)
 
 
 def test_a_record_without_chunks_of_a_large_part_is_refused() -> None:
     specs, target = specs_of(LARGE + 1), MemoryTarget()
-    writer = ZtFormat().writer(target, "f", specs, {}, WriteOptions())
+    writer = ZtFormat().writer(target, "f", Artifact(specs), WriteOptions())
     writer.begin(specs[0])
     writer.write("data", bytes(LARGE + 1))
     record = writer.end()
     for changed in ({"chunks": [None]}, {"chunks": ["00"]}, {"chunks": ["x"]}, {"chunks": []}):
-        again = ZtFormat().writer(MemoryTarget(), "f", specs, {}, WriteOptions())
+        again = ZtFormat().writer(MemoryTarget(), "f", Artifact(specs), WriteOptions())
         with pytest.raises(UsageError) as caught:
             again.restore({**record, **changed})
         assert caught.value.rule == "zt.resume-record"

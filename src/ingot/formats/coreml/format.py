@@ -14,6 +14,8 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.writer import CoremlWriter, package_size, template_of
+from ingot.model.artifact import Artifact
+from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -63,9 +65,9 @@ class CoremlFormat:
             source.close()
         return True
 
-    def fit(self, options: WriteOptions) -> CoremlFormat:
-        """Return the format for the program that the options bring; errors as ``template_of``."""
-        return CoremlFormat(template_of(options))
+    def fit(self, attachments: Attachments) -> CoremlFormat:
+        """Return the format for the program that is attached; errors as ``template_of``."""
+        return CoremlFormat(template_of(attachments))
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why no package, or not this one, can carry the tensor; None if it can."""
@@ -101,12 +103,10 @@ class CoremlFormat:
         """The manifest's name, whatever the package is called."""
         return MANIFEST
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files."""
-        return package_size(specs, options)
+        return package_size(artifact)
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> CoremlWriter:
-        """Start writing into the program that ``options.attachments`` brings; errors as ``CoremlWriter``."""
-        return CoremlWriter(target, specs, options)
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> CoremlWriter:
+        """Start writing into the program that is attached; errors as ``CoremlWriter``."""
+        return CoremlWriter(target, artifact)

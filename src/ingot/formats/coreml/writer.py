@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import WriteOptions
 from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadata, moved_metadata
 from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
 from ingot.formats.coreml.package import MANIFEST
 from ingot.formats.coreml.patch import patched
 from ingot.formats.coreml.template import Template
+from ingot.model.artifact import Artifact
+from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Buffer, MemorySource, Sink, Target
 from ingot.model.part import CHUNK, Part
 from ingot.model.spec import TensorSpec
 
 
-def template_of(options: WriteOptions) -> Template:
+def template_of(attachments: Attachments) -> Template:
     """Return the package whose program the tensors go into.
 
     Raises ``UnsupportedError`` ``coreml.no-program``.
     """
-    program = options.attachments.program
+    program = attachments.program
     if program is None:
         raise UnsupportedError(
             "a Core ML package needs a program around its weights: start from a .mlpackage, name one with --program, "
@@ -33,9 +34,9 @@ def template_of(options: WriteOptions) -> Template:
     return program if isinstance(program, Template) else Template(program)
 
 
-def package_size(specs: Sequence[TensorSpec], options: WriteOptions) -> int:
+def package_size(artifact: Artifact) -> int:
     """Return the bytes of all files of a package, from the specs alone."""
-    template = template_of(options)
+    specs, template = artifact.tensors, template_of(artifact.attachments)
     layout = Layout(template, specs)
     plans: list[TensorPlan] = []
     for spec in specs:
@@ -53,16 +54,17 @@ def package_size(specs: Sequence[TensorSpec], options: WriteOptions) -> int:
 
 
 class CoremlWriter:
-    """A ``FormatWriter`` into the program that ``options.attachments`` brings.
+    """A ``FormatWriter`` into the program that is attached.
 
     Raises as ``template_of`` and ``Layout``.
     """
 
-    def __init__(self, target: Target, specs: Sequence[TensorSpec], options: WriteOptions) -> None:
+    def __init__(self, target: Target, artifact: Artifact) -> None:
+        specs = artifact.tensors
         self._target, self._specs = target, list(specs)
         if len({spec.name for spec in specs}) != len(specs):
             raise UsageError("expected each tensor name once", rule="writer.duplicate")
-        self._template = template_of(options)
+        self._template = template_of(artifact.attachments)
         self._layout = Layout(self._template, specs)
         self._plans: list[TensorPlan] = []
         self._current: TensorPlan | None = None

@@ -14,6 +14,7 @@ from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import INDEX_SUFFIX, encode_index, read_sharded, split
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.spec import TensorSpec
@@ -60,28 +61,30 @@ class MlxFormat(SafetensorsFormat):
         """Text, as safetensors has it; ``format`` says ``mlx``, which MLX's own loaders look at."""
         return {**super().metadata(values), "format": "mlx"}
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files, index and the writer's ``config.json`` included."""
-        shards = layout(self.file_name("model"), specs, metadata, options, _refuses)
-        total = sum(shard.size for shard in shards) + len(mlx_layers.config_of(specs))
+        shards = layout(self.file_name("model"), artifact, options, _refuses)
+        total = sum(shard.size for shard in shards) + len(mlx_layers.config_of(artifact))
         if len(shards) > 1:
-            total += len(encode_index(split(specs, options.max_shard), [shard.name for shard in shards]))
+            total += len(encode_index(split(artifact.tensors, options.max_shard), [shard.name for shard in shards]))
         return total
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> MlxWriter:
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> MlxWriter:
         """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
-        return MlxWriter(target, name, specs, metadata, options, _refuses)
+        return MlxWriter(target, name, artifact, options)
 
 
 class MlxWriter(SafetensorsWriter):
-    """A safetensors writer that ends with a ``config.json`` of the keys in ``MlxFormat.config_keys``."""
+    """A safetensors writer that ends with ``config.json``: the artifact's, with the keys in ``config_keys``."""
+
+    def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
+        super().__init__(target, name, artifact, options, _refuses)
+        self._artifact = artifact
 
     def finish(self) -> list[str]:
         """Complete all files; return the names."""
         names = super().finish()
-        content = mlx_layers.config_of(self._specs)
+        content = mlx_layers.config_of(self._artifact)
         sink = self._target.create(CONFIG)
         sink.write_at(0, content)
         sink.truncate(len(content))

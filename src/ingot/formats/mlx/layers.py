@@ -11,6 +11,7 @@ from typing import Any
 from ingot.core.config import CONFIG, stored_config
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
+from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import OFFSETS, ROLES, ROWS_LSB, AffineLayout, Group
 from ingot.model.layouts.dense import DATA
 from ingot.model.lazy import Lazy
@@ -187,22 +188,43 @@ def refusal(spec: TensorSpec) -> str | None:
     return None
 
 
-def config_of(specs: Sequence[TensorSpec]) -> bytes:
-    """Return a ``config.json`` of the keys that tell how tensors are packed, as mlx_lm writes them.
+def config_of(artifact: Artifact) -> bytes:
+    """Return the ``config.json`` of an artifact: its own, with the keys that tell how tensors are packed.
 
-    The most frequent way is the usual one; layers of another are named.
+    The same bytes where that is no change. JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
+
+    Raises ``FormatError`` ``mlx.config``.
     """
+    keys = _packing_keys(artifact.tensors)
+    if artifact.config is None:
+        return json.dumps(keys, indent=4).encode() if keys else b"{}"
+    config = parse_config(artifact.config, "mlx.config", CONFIG)
+    merged = {**_unpacked(config), **keys}
+    return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
+
+
+def _unpacked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what it says of packing; configs within it likewise."""
+    return {
+        key: _unpacked(value) if key.endswith("_config") and isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in KEYS
+    }
+
+
+def _packing_keys(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """Return the keys as mlx_lm writes them: the most frequent way is the usual one; layers of another are named."""
     layers = {
         spec.name.removesuffix(WEIGHT): _way_of(AffineLayout.of(spec))
         for spec in specs
         if spec.codec == AffineLayout.codec
     }
     if not layers:
-        return b"{}"
+        return {}
     usual = Counter(layers.values()).most_common(1)[0][0]
     found: dict[str, Any] = _stated(usual)
     found.update({layer: _stated(way) for layer, way in sorted(layers.items()) if way != usual})
-    return json.dumps(dict.fromkeys(KEYS, found), indent=4).encode()
+    return dict.fromkeys(KEYS, found)
 
 
 def _way_of(layout: AffineLayout) -> Way:

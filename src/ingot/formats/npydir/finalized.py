@@ -13,6 +13,7 @@ from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
 from ingot.formats.npydir.names import MANIFEST, refuses_name
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
@@ -113,19 +114,17 @@ class NpyFormat:
         """An array's name."""
         return stem + SUFFIX
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files."""
-        return sum(len(npy.encode(spec.dtype, spec.shape)) + spec.parts[0].at_most for spec in specs)
+        return sum(len(npy.encode(spec.dtype, spec.shape)) + spec.parts[0].at_most for spec in artifact.tensors)
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> NpyWriter:
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpyWriter:
         """Start writing; raises ``UnsupportedError`` ``npydir.carry`` for what ``refuses`` names."""
-        for spec in specs:
+        for spec in artifact.tensors:
             reason = self.refuses(spec)
             if reason is not None:
                 raise UnsupportedError(reason, rule="npydir.carry", where=spec.name)
-        return NpyWriter(target, specs)
+        return NpyWriter(target, artifact.tensors)
 
 
 class NpyWriter:

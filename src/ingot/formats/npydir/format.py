@@ -11,6 +11,7 @@ from ingot.formats.npydir.names import FOLDER, MANIFEST, READY, require_distinct
 from ingot.formats.npydir.reader import read_catalog
 from ingot.formats.npydir.sidecar import json_metadata
 from ingot.formats.npydir.writer import NpydirWriter, directory_size
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -60,12 +61,10 @@ class NpydirFormat:
         """The manifest, whatever the stem."""
         return MANIFEST
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files, manifest and sentinels included."""
-        return directory_size(specs, metadata, options.digest)
+        return directory_size(artifact.tensors, artifact.metadata, options.digest)
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> NpydirWriter:
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpydirWriter:
         """Start writing; files appear below the target as ``tensors/...``."""
-        return NpydirWriter(target, specs, metadata, options)
+        return NpydirWriter(target, artifact.tensors, artifact.metadata, options)

@@ -13,6 +13,7 @@ from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, encode_index, 
 from ingot.formats.safetensors.patch import is_patch, read_patch
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -78,16 +79,14 @@ class SafetensorsFormat:
         """Return ``stem.safetensors``."""
         return stem + SUFFIX
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files, index included."""
-        shards = layout(self.file_name("model"), specs, metadata, options)
+        shards = layout(self.file_name("model"), artifact, options)
         total = sum(shard.size for shard in shards)
         if len(shards) > 1:
-            total += len(encode_index(split(specs, options.max_shard), [shard.name for shard in shards]))
+            total += len(encode_index(split(artifact.tensors, options.max_shard), [shard.name for shard in shards]))
         return total
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> SafetensorsWriter:
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SafetensorsWriter:
         """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
-        return SafetensorsWriter(target, name, specs, metadata, options)
+        return SafetensorsWriter(target, name, artifact, options)

@@ -17,6 +17,7 @@ from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
 from ingot.formats.safetensors.patch import ALGORITHM, CODEC, refusal, written_metadata
 from ingot.formats.safetensors.pieces import Piece, pieces
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
@@ -166,13 +167,13 @@ class SafetensorsWriter:
         self,
         target: Target,
         name: str,
-        specs: Sequence[TensorSpec],
-        metadata: Mapping[str, Any],
+        artifact: Artifact,
         options: WriteOptions,
         refusal: Refusal = refuses,
     ) -> None:
+        specs, metadata = artifact.tensors, artifact.metadata
         self._target, self._name, self._specs = target, name, list(specs)
-        self._shards = layout(name, specs, metadata, options, refusal)
+        self._shards = layout(name, artifact, options, refusal)
         members = split(specs, options.max_shard)
         self._index = encode_index(members, [shard.name for shard in self._shards])
         self._shard_of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
@@ -295,17 +296,12 @@ class SafetensorsWriter:
             shard.complete(self._target)
 
 
-def layout(
-    name: str,
-    specs: Sequence[TensorSpec],
-    metadata: Mapping[str, Any],
-    options: WriteOptions,
-    refusal: Refusal = refuses,
-) -> list[Shard]:
+def layout(name: str, artifact: Artifact, options: WriteOptions, refusal: Refusal = refuses) -> list[Shard]:
     """Place every tensor of every file.
 
     Raises ``UnsupportedError`` for a tensor that ``refusal`` names, ``UsageError`` for a repeated name.
     """
+    specs, metadata = artifact.tensors, artifact.metadata
     if len({spec.name for spec in specs}) != len(specs):
         raise UsageError("expected each tensor name once", rule="writer.duplicate")
     for spec in specs:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
@@ -13,6 +12,7 @@ from ingot.formats.squizd.place import order
 from ingot.formats.squizd.reader import read_catalog
 from ingot.formats.squizd.sizes import file_size
 from ingot.formats.squizd.writer import SquizdWriter
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
 
@@ -41,10 +41,8 @@ class SquizdFormat(SingleFile):
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
         return read_catalog(source, name, verify=verify)
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
-        return file_size(specs, metadata, options)
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        return file_size(artifact, options)
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> SquizdWriter:
-        return SquizdWriter(target, name, specs, metadata, options)
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SquizdWriter:
+        return SquizdWriter(target, name, artifact, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ingot.core import checksums, chunk_digests
@@ -12,24 +12,24 @@ from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align
 from ingot.formats.squizd.place import Placement, lay_out, layers_of, place
 from ingot.formats.squizd.section import entry_of, with_mask
+from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
-from ingot.model.spec import TensorSpec
 
 
-def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
+def file_size(artifact: Artifact, options: WriteOptions) -> int:
     """Return the bytes of the file; unknown lengths count as the most that they can be."""
-    layers, count = layers_of([spec.name for spec in specs])
-    placement = place(specs, layers, count)
-    directory, end = stand_in(placement, HEADER + INDEX_ENTRY * count, options.digest, metadata, options.attachments)
-    return appendices_end(end + len(build(directory, options.digest)), options)
+    layers, count = layers_of([spec.name for spec in artifact.tensors])
+    placement = place(artifact.tensors, layers, count)
+    start, digest = HEADER + INDEX_ENTRY * count, options.digest
+    directory, end = stand_in(placement, start, digest, artifact.metadata, artifact.attachments)
+    return appendices_end(end + len(build(directory, digest)), artifact.attachments, digest)
 
 
-def appendices_end(tail: int, options: WriteOptions) -> int:
+def appendices_end(tail: int, attached: Attachments, digest: str | None) -> int:
     """Return the end of the file whose directory ends at ``tail``."""
-    attached = options.attachments
     if attached.draft is not None:
         start = align(tail)
-        directory, end = stand_in(draft_placement(attached.draft), start + DRAFT_HEADER, options.digest)
+        directory, end = stand_in(draft_placement(attached.draft), start + DRAFT_HEADER, digest)
         tail = end + len(build(directory))
     return tail if attached.coreml is None else tail + COREML_HEADER + attached.coreml.length
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from ingot.formats.squizd.layout import (
 )
 from ingot.formats.squizd.place import Placed, flags_of, lay_out, layers_of, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
@@ -39,9 +40,8 @@ class SquizdWriter:
     ``squizd.id-collision`` for tensors that the file cannot hold, alone or together.
     """
 
-    def __init__(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> None:
+    def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
+        specs = artifact.tensors
         names = [spec.name for spec in specs]
         if len(set(names)) != len(names):
             raise UsageError("expected each tensor name once", rule="squizd.writer")
@@ -49,7 +49,7 @@ class SquizdWriter:
             raise UsageError("expected the tensors in the format's order", rule="squizd.writer")
         layers, count = layers_of(names)
         self._specs, self._name, self._options = specs, name, options
-        self._metadata = dict(metadata)
+        self._metadata, self._attachments = dict(artifact.metadata), artifact.attachments
         self._placement = place(specs, layers, count)
         self._start = HEADER + INDEX_ENTRY * count
         _, end = lay_out(self._placement, self._start)  # without unknown lengths, which no quantized tensor has
@@ -104,7 +104,7 @@ class SquizdWriter:
 
     def _finish_appendices(self, tail: int) -> tuple[Directory, int, DraftMeta]:
         """Write draft head and Core ML package behind the directory at ``tail``; return it and the file's size."""
-        attached, digest = self._options.attachments, self._options.digest
+        attached, digest = self._attachments, self._options.digest
         stand_in = Directory(
             VERSION,
             self._section.entries,
@@ -128,7 +128,7 @@ class SquizdWriter:
         """Return header and layer index."""
         flags = flags_of(self._specs)
         flags |= Flags.EAGLE if draft.offset else Flags(0)
-        flags |= Flags.ANE_COREML if self._options.attachments.coreml is not None else Flags(0)
+        flags |= Flags.ANE_COREML if self._attachments.coreml is not None else Flags(0)
         sparsity = self._sparsity()
         header = Header(
             flags=flags,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
@@ -11,6 +10,7 @@ from ingot.formats.wdelta.carry import refusal
 from ingot.formats.wdelta.layout import MAGIC
 from ingot.formats.wdelta.reader import read_catalog
 from ingot.formats.wdelta.writer import WdeltaWriter, file_size
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
 
@@ -48,10 +48,8 @@ class WdeltaFormat(SingleFile):
         """The digest at the end covers everything and is checked by whoever reads everything."""
         return read_catalog(source, name)
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
-        return file_size(specs, metadata)
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        return file_size(artifact.tensors, artifact.metadata)
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> WdeltaWriter:
-        return WdeltaWriter(target, name, specs, metadata)
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> WdeltaWriter:
+        return WdeltaWriter(target, name, artifact.tensors, artifact.metadata)

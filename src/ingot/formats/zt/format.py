@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
@@ -11,6 +10,7 @@ from ingot.formats.zt.layout import MAGIC, MAGIC_V0, MAGIC_V2
 from ingot.formats.zt.reader import read_catalog
 from ingot.formats.zt.specs import file_size, refusal
 from ingot.formats.zt.writer import ZtWriter
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
 
@@ -42,11 +42,11 @@ class ZtFormat(SingleFile):
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
         return read_catalog(source, name, verify=verify)
 
-    def size(self, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions) -> int:
-        return file_size(specs, metadata, options.digest)
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        return file_size(artifact.tensors, artifact.metadata, options.digest)
 
-    def writer(
-        self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
-    ) -> ZtWriter:
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> ZtWriter:
         """Start writing; ``options.max_shard`` has no meaning here, a ``.zt`` is one file."""
-        return ZtWriter(target.create(name), specs, metadata=metadata, digest=options.digest, name=name)
+        return ZtWriter(
+            target.create(name), artifact.tensors, metadata=artifact.metadata, digest=options.digest, name=name
+        )

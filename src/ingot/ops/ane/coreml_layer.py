@@ -14,6 +14,7 @@ from ingot.errors import CodecError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.coreml.format import CoremlFormat
 from ingot.formats.coreml.layer import BIAS, OPSETS, WEIGHT, Layer, layer_template
+from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
@@ -63,18 +64,19 @@ def extract_layer(
         weight, bias = _tensors(source, name)
         spatial = tuple(max(SPATIAL, size) for size in weight.shape[2:])
         layer = Layer(weight.shape, bias is not None, opset, spatial)
-        options = WriteOptions(attachments=Attachments(program=layer_template(layer)))
-        target = CoremlFormat().fit(options)
+        attachments, options = Attachments(program=layer_template(layer)), WriteOptions()
+        target = CoremlFormat().fit(attachments)
         tensors, rounded = {}, False
         for role, tensor in ((WEIGHT, weight), (BIAS, bias)):
             if tensor is not None:
                 tensors[role], loses = _carried(target, role, tensor)
                 rounded |= loses
         planned = plan_tensors(target, tensors)
-        size = target.size([spec for _, spec in planned], {}, options)
+        artifact = Artifact([spec for _, spec in planned], attachments=attachments)
+        size = target.size(artifact, options)
         with Staging(out, directory=True, overwrite=overwrite, require_ours=require_ours) as staging:
             require_disk(size, Path(out).absolute().parent, str(out))
-            writer = target.writer(LocalTarget(staging.files), "", [spec for _, spec in planned], {}, options)
+            writer = target.writer(LocalTarget(staging.files), "", artifact, options)
             staging.publish(write_tensors(writer, planned))
         codec = tensors[WEIGHT].codec
     return LayerReport(

@@ -17,7 +17,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.atomic import atomic_write
 from ingot.engine.specs import encoded_spec
 from ingot.errors import IngotError, UsageError
-from ingot.formats.base import Fitting, Format, WriteOptions
+from ingot.formats.base import Fitting, Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
@@ -140,7 +140,7 @@ def _program(checkpoint: Checkpoint) -> Format | None:
     if checkpoint.attachments.program is None:
         return None
     format = FORMATS[checkpoint.format]
-    return format.fit(WriteOptions(attachments=checkpoint.attachments)) if isinstance(format, Fitting) else None
+    return format.fit(checkpoint.attachments) if isinstance(format, Fitting) else None
 
 
 def _pick(

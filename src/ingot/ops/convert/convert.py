@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ingot.core.config import CONFIG, MAX_CONFIG
+from ingot.core.config import CONFIG
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.engine.execute import Executed, Target, execute
@@ -16,7 +16,7 @@ from ingot.engine.resources import Resources
 from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, OneHead
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.companions import ConfigChange, copy_companions
+from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, plan_conversion
@@ -29,7 +29,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.stores.local import LocalStore, LocalTarget
+from ingot.stores.local import LocalTarget
 
 
 @takes(ConvertOptions, "convert")
@@ -99,9 +99,12 @@ def prepare(options: ConvertOptions) -> Prepared:
         tied = _tied(source, checkpoint, place)
         view = viewed(checkpoint, place.format, options, tied.without)
         checkpoint, close = view.checkpoint, view.checkpoint.close
-        written = replace(write_options(options, place), attachments=checkpoint.attachments)
+        written = write_options(options, place)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
         plan = plan_conversion(checkpoint, place.format, request)
+        if isinstance(place.format, ConfigKeys) and place.directory:
+            change = _config_change(source, plan, untie=tied.untie)
+            plan = replace(plan, config=changed_config(checkpoint.companions, change))
         if options.strict_recipe:
             require_effect(plan.warnings)
         behind = source.companions().note() if place.directory else ""
@@ -149,16 +152,21 @@ def run(prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bo
 
 
 def _companions(prepared: Prepared, folder: Path, written: Sequence[str]) -> list[str]:
-    """Copy the companions; what the writer made under the name of one stands, but ``config.json`` is merged."""
+    """Copy the companions; what the writer made under the name of one stands, with what it took of ``config.json``."""
     if not prepared.place.directory:
         return []
-    packed = prepared.source.format
-    drop = packed.config_keys if isinstance(packed, ConfigKeys) else ()
-    change = ConfigChange(drop, *retyped(prepared.plan.steps), prepared.untie)
+    change = _config_change(prepared.source, prepared.plan, untie=prepared.untie)
     every = prepared.checkpoint.companions
-    found = {name: path for name, path in every.items() if name not in written or name == CONFIG}
-    own = LocalStore(folder).read(CONFIG, MAX_CONFIG, "companions.config") if CONFIG in written else None
-    return copy_companions(found, LocalTarget(folder), own, change)
+    left = {name: path for name, path in every.items() if name not in written}
+    copied = copy_companions(left, LocalTarget(folder), change)
+    return [name for name in every if name in copied or name == CONFIG]
+
+
+def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigChange:
+    """Return what the plan makes untrue in ``config.json``; keys of its own are the format's to replace."""
+    packed = source.format
+    drop = packed.config_keys if isinstance(packed, ConfigKeys) and not isinstance(plan.format, ConfigKeys) else ()
+    return ConfigChange(drop, *retyped(plan.steps), untie)
 
 
 def _report(prepared: Prepared, executed: Executed) -> ConvertReport:

@@ -40,7 +40,7 @@ _GROUPS = (
 def dry_run(prepared: Prepared) -> Report:
     """Return which rule hits which tensor, and the resulting size."""
     plan = prepared.plan
-    carried = [f"with the {KINDS[kind]}" for kind in plan.options.attachments.kinds()]
+    carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.kinds()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
     figures = [
         Figure("format", plan.format.name),

@@ -100,7 +100,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         A lossy codec on tensors that are already quantized, without ``allow_requantize``.
     """
     if isinstance(format, Fitting):
-        format = format.fit(request.options)
+        format = format.fit(source.attachments)
     layer_count = count_layers(source)
     asked = _Asked(request.allow_requantize, dict(_prunings(source)), source.importance)
     with gc_paused():  # many small objects, none of them garbage
@@ -119,6 +119,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
             metadata=format.metadata(source.metadata),
             options=request.options,
             measured=request.measured,
+            attachments=source.attachments,
             recipe=request.recipe.name if request.recipe else "keep",
             warnings=without_effect(request.recipe, decisions, source.importance),
         )

@@ -16,6 +16,7 @@ from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.detect import detect_folder
 from ingot.formats.mlx.format import MlxFormat
 from ingot.model.spec import TensorSpec
+from ingot.ops.convert.convert import prepare
 from ingot.stores.memory import MemoryStore
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.formats import FormatSuite, Item, dense
@@ -194,7 +195,9 @@ def test_config_is_merged_on_the_way_in_and_cleaned_on_the_way_out(tmp_path: Any
     weights = {"a.mlp.down_proj.weight": np.ones((4, 64), np.float32), "norm.weight": np.ones(4, np.float32)}
     ingot.save(source / "model.safetensors", weights)
     (source / "config.json").write_text('{"model_type": "llama", "x": 1}')
-    ingot.convert(source, tmp_path / "mlx", "mlx-4bit", format="mlx")
+    with prepare(source, tmp_path / "mlx", "mlx-4bit", "mlx") as prepared:
+        planned = prepared.plan.size
+    assert ingot.convert(source, tmp_path / "mlx", "mlx-4bit", format="mlx").size == planned
     config = json.loads((tmp_path / "mlx" / "config.json").read_text())
     assert config["model_type"] == "llama"
     assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}

@@ -12,6 +12,7 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.safetensors import writer as writer_module
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.header import MAX_HEADER
+from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import FormatSuite, Item, dense, feed
@@ -111,7 +112,7 @@ class TestShards(FormatSuite):
 
     def test_a_limit_below_one_byte_is_refused(self):
         with pytest.raises(UsageError):
-            self.format.writer(MemoryTarget(), "x", [], {}, WriteOptions(max_shard=0))
+            self.format.writer(MemoryTarget(), "x", Artifact([]), WriteOptions(max_shard=0))
 
 
 def read_shards(files: dict[str, bytes], index: object) -> object:
@@ -122,7 +123,9 @@ def read_shards(files: dict[str, bytes], index: object) -> object:
 
 def one_file(*items: Item, metadata: dict[str, str] | None = None) -> bytes:
     target = MemoryTarget()
-    writer = SafetensorsFormat().writer(target, "x", [item.spec for item in items], metadata or {}, WriteOptions())
+    writer = SafetensorsFormat().writer(
+        target, "x", Artifact([item.spec for item in items], metadata or {}), WriteOptions()
+    )
     for item in items:
         feed(writer, item)
     return bytes(target.files[writer.finish()[0]])
@@ -260,7 +263,7 @@ class TestRefusals:
     def test_what_it_cannot_carry(self, spec):
         assert self.format.refuses(spec)
         with pytest.raises(UnsupportedError) as caught:
-            self.format.writer(MemoryTarget(), "x", [spec], {}, WriteOptions())
+            self.format.writer(MemoryTarget(), "x", Artifact([spec]), WriteOptions())
         assert caught.value.rule == "safetensors.unsupported"
 
     def test_it_carries_every_other_dtype(self):
@@ -270,30 +273,30 @@ class TestRefusals:
     @pytest.mark.parametrize("metadata", [{"a": 1}, {"a": None}, {"a": {}}, {1: "a"}, {"a": "\ud800"}])
     def test_metadata_that_is_not_text(self, metadata):
         with pytest.raises(UnsupportedError) as caught:
-            self.format.writer(MemoryTarget(), "x", [], metadata, WriteOptions())
+            self.format.writer(MemoryTarget(), "x", Artifact([], metadata), WriteOptions())
         assert caught.value.rule == "safetensors.metadata"
 
     def test_a_name_twice(self):
         spec = dense("x", (1,), "u8").spec
         with pytest.raises(UsageError):
-            self.format.writer(MemoryTarget(), "x", [spec, spec], {}, WriteOptions())
+            self.format.writer(MemoryTarget(), "x", Artifact([spec, spec]), WriteOptions())
 
     def test_a_header_past_the_limit_of_readers(self, monkeypatch):
         assert MAX_HEADER == 100_000_000
         monkeypatch.setattr(writer_module, "MAX_HEADER", 40)
         with pytest.raises(UnsupportedError) as caught:
-            self.format.writer(MemoryTarget(), "x", [dense("x", (1,), "u8").spec], {}, WriteOptions())
+            self.format.writer(MemoryTarget(), "x", Artifact([dense("x", (1,), "u8").spec]), WriteOptions())
         assert caught.value.rule == "safetensors.header-length"
 
     def test_a_record_of_another_layout(self):
         items = [dense("x", (1,), "u8"), dense("y", (1,), "u8")]
-        writer = self.format.writer(MemoryTarget(), "x", [item.spec for item in items], {}, WriteOptions())
+        writer = self.format.writer(MemoryTarget(), "x", Artifact([item.spec for item in items]), WriteOptions())
         with pytest.raises(IntegrityError) as caught:
             writer.restore({"name": "x", "blobs": [["x", 3, 1, "crc32c:0x0"]]})
         assert caught.value.rule == "writer.record"
 
     def test_wrong_calls(self):
-        writer = self.format.writer(MemoryTarget(), "x", [dense("x", (1,), "u8").spec], {}, WriteOptions())
+        writer = self.format.writer(MemoryTarget(), "x", Artifact([dense("x", (1,), "u8").spec]), WriteOptions())
         for call in (lambda: writer.write("data", b"x"), writer.end, writer.finish):
             with pytest.raises(UsageError):
                 call()

@@ -14,6 +14,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.reader import read_catalog
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.texture import AstcLayout
 from ingot.model.spec import PartSpec, TensorSpec
@@ -82,7 +83,7 @@ def test_refused_with_a_reason_and_before_anything_is_written(name: str) -> None
     assert FORMAT.refuses(REFUSED[name])
     target = MemoryTarget()
     with pytest.raises(UnsupportedError) as caught:
-        FORMAT.writer(target, "f.squizd", [REFUSED[name]], {}, WriteOptions())
+        FORMAT.writer(target, "f.squizd", Artifact([REFUSED[name]]), WriteOptions())
     assert caught.value.rule == "squizd.carry"
     assert target.files == {}
 
@@ -106,9 +107,9 @@ def test_the_writer_wants_the_right_calls_in_order() -> None:
     items = [dense("a", (2,), "u8"), dense("b", (2,), "u8", 1)]
     specs = [item.spec for item in items]
     with pytest.raises(UsageError) as caught:
-        FORMAT.writer(MemoryTarget(), "f", [specs[0], specs[0]], {}, WriteOptions())
+        FORMAT.writer(MemoryTarget(), "f", Artifact([specs[0], specs[0]]), WriteOptions())
     assert caught.value.rule == "squizd.writer"
-    writer = FORMAT.writer(MemoryTarget(), "f", specs, {}, WriteOptions())
+    writer = FORMAT.writer(MemoryTarget(), "f", Artifact(specs), WriteOptions())
     for wrong in (lambda: writer.begin(specs[1]), lambda: writer.write("data", b""), writer.end, writer.finish):
         with pytest.raises(UsageError) as caught:
             wrong()
@@ -126,12 +127,12 @@ def test_the_writer_wants_the_right_calls_in_order() -> None:
 )
 def test_metadata_of_any_kind_comes_back(metadata: dict[str, Any]) -> None:
     item, target = dense("x", (2,), "u8"), MemoryTarget()
-    writer = FORMAT.writer(target, "f", [item.spec], metadata, WriteOptions())
+    writer = FORMAT.writer(target, "f", Artifact([item.spec], metadata), WriteOptions())
     feed(writer, item)
     writer.finish()
     data = bytes(target.files["f"])
     assert dict(read_catalog(MemorySource(data, "f")).metadata) == metadata
-    assert FORMAT.size([item.spec], metadata, WriteOptions()) == len(data)
+    assert FORMAT.size(Artifact([item.spec], metadata), WriteOptions()) == len(data)
 
 
 @pytest.mark.parametrize(

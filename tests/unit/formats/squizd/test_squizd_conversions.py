@@ -17,6 +17,7 @@ from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.zt.format import ZtFormat
+from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.check.inspect import inspect
 from ingot.ops.convert.convert import prepare
@@ -212,7 +213,7 @@ def quantized_zt(path: Path, dtype: str, scales: bytes) -> None:
     specs = (PartSpec("packed_weight", "u8", 8), PartSpec("scales", dtype, len(scales)))
     item = Item(TensorSpec("t", (2, 8), "f32", "quantized_group", specs, params), parts)
     target = MemoryTarget()
-    writer = ZtFormat().writer(target, "a.zt", [item.spec], {}, WriteOptions())
+    writer = ZtFormat().writer(target, "a.zt", Artifact([item.spec]), WriteOptions())
     feed(writer, item)
     writer.finish()
     path.write_bytes(bytes(target.files["a.zt"]))
@@ -257,7 +258,7 @@ def test_scales_are_written_as_they_come_and_not_kept(tmp_path: Path) -> None:
     shape, options = (4096, 4096), {"bits": 2, "group": 16, "symmetric": False, "signed": True}
     encoder = CODECS["quantized_group"].encoder(shape, "f32", options)
     spec = TensorSpec("layers.0.up_proj.weight", shape, "f32", encoder.codec, encoder.parts, encoder.params)
-    writer = SquizdFormat().writer(LocalTarget(tmp_path), "a.squizd", [spec], {}, WriteOptions())
+    writer = SquizdFormat().writer(LocalTarget(tmp_path), "a.squizd", Artifact([spec]), WriteOptions())
     piece = bytes(1 << 16)
     tracemalloc.start()
     try:

@@ -12,6 +12,7 @@ import pytest
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.formats.wdelta.format import WdeltaFormat
+from ingot.model.artifact import Artifact
 from ingot.model.delta import Change, DeltaInfo, Identity
 from ingot.model.spec import TensorSpec
 from ingot.testing.codecs import encode_parts
@@ -45,7 +46,9 @@ class WdeltaSuite(FormatSuite):
         item = self.item("x", (4, 6), "f32")
         info = DeltaInfo(1, "int4", Identity(hashes={"wdelta": PARENT}), tensors={"x": Change("apply", dtype)})
         target, _ = self.write([item])
-        writer = self.format.writer(target, self.file, [item.spec], {"delta": info.to_metadata()}, self.options)
+        writer = self.format.writer(
+            target, self.file, Artifact([item.spec], {"delta": info.to_metadata()}), self.options
+        )
         writer.begin(item.spec)
         for role, data in item.parts.items():
             writer.write(role, data)

@@ -19,6 +19,7 @@ from ingot.formats.wdelta import digest
 from ingot.formats.wdelta.digest import TrailingDigest, check_digest
 from ingot.formats.wdelta.format import WdeltaFormat
 from ingot.formats.wdelta.writer import UNKNOWN, WdeltaWriter
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.delta import Change, DeltaInfo, Identity
 from ingot.model.spec import TensorSpec
@@ -64,7 +65,7 @@ def write(writer: WdeltaWriter, turns: bool = False) -> None:
 
 def made(described: dict[str, Any], turns: bool = False) -> bytes:
     target = MemoryTarget()
-    writer = FORMAT.writer(target, "x.wdelta", [spec for spec, _ in ITEMS], described, WriteOptions())
+    writer = FORMAT.writer(target, "x.wdelta", Artifact([spec for spec, _ in ITEMS], described), WriteOptions())
     write(writer, turns)
     assert writer.finish() == ["x.wdelta"]
     return bytes(target.files["x.wdelta"])
@@ -79,7 +80,9 @@ def test_parts_in_turns_give_the_same_file() -> None:
 def test_the_digest_follows_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "_LEAST", 10)
     monkeypatch.setattr(digest, "_CHUNK", 333)
-    writer = FORMAT.writer(LocalTarget(tmp_path), "x.wdelta", [spec for spec, _ in ITEMS], metadata(), WriteOptions())
+    writer = FORMAT.writer(
+        LocalTarget(tmp_path), "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata()), WriteOptions()
+    )
     write(writer, turns=True)
     writer.finish()
     assert (tmp_path / "x.wdelta").read_bytes() == made(metadata())
@@ -93,7 +96,7 @@ def test_the_digest_follows_a_large_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_parent_hash_that_comes_late() -> None:
     target = MemoryTarget()
-    writer = FORMAT.writer(target, "x.wdelta", [spec for spec, _ in ITEMS], metadata(UNKNOWN), WriteOptions())
+    writer = FORMAT.writer(target, "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata(UNKNOWN)), WriteOptions())
     assert isinstance(writer, LateMetadata)
     write(writer)
     writer.amend(metadata())
@@ -103,7 +106,9 @@ def test_a_parent_hash_that_comes_late() -> None:
 
 def test_a_parent_hash_that_changes_is_hashed() -> None:
     target = MemoryTarget()
-    writer = FORMAT.writer(target, "x.wdelta", [spec for spec, _ in ITEMS], metadata("f" * 64), WriteOptions())
+    writer = FORMAT.writer(
+        target, "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata("f" * 64)), WriteOptions()
+    )
     write(writer)
     writer.amend(metadata())
     writer.finish()
@@ -112,7 +117,9 @@ def test_a_parent_hash_that_changes_is_hashed() -> None:
 
 def test_a_parent_hash_that_never_comes_is_refused() -> None:
     for described in (metadata(UNKNOWN), metadata(base=Identity())):
-        writer = FORMAT.writer(MemoryTarget(), "x.wdelta", [spec for spec, _ in ITEMS], described, WriteOptions())
+        writer = FORMAT.writer(
+            MemoryTarget(), "x.wdelta", Artifact([spec for spec, _ in ITEMS], described), WriteOptions()
+        )
         write(writer)
         with pytest.raises(UsageError) as caught:
             writer.finish()
@@ -122,7 +129,7 @@ def test_a_parent_hash_that_never_comes_is_refused() -> None:
 
 def test_metadata_of_another_length_is_refused_late() -> None:
     target = MemoryTarget()
-    writer = FORMAT.writer(target, "x.wdelta", [spec for spec, _ in ITEMS], metadata(), WriteOptions())
+    writer = FORMAT.writer(target, "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata()), WriteOptions())
     write(writer)
     with pytest.raises(UsageError) as caught:
         writer.amend({**metadata(), "more": "text"})
@@ -140,7 +147,7 @@ def test_identities_and_metadata_come_back() -> None:
     )
     data = made(described)
     assert dict(_open(data).metadata) == described
-    assert FORMAT.size([spec for spec, _ in ITEMS], described, WriteOptions()) == len(data)
+    assert FORMAT.size(Artifact([spec for spec, _ in ITEMS], described), WriteOptions()) == len(data)
 
 
 def _open(data: bytes) -> Any:
@@ -166,7 +173,7 @@ def _open(data: bytes) -> Any:
 def test_what_the_header_has_no_place_for_is_refused(described: dict[str, Any], rule: str) -> None:
     target = MemoryTarget()
     with pytest.raises(UnsupportedError) as caught:
-        FORMAT.writer(target, "x.wdelta", [spec for spec, _ in ITEMS], described, WriteOptions())
+        FORMAT.writer(target, "x.wdelta", Artifact([spec for spec, _ in ITEMS], described), WriteOptions())
     assert caught.value.rule == rule
     assert target.files == {}
 
@@ -213,7 +220,7 @@ def test_what_the_format_cannot_carry_is_refused(change: Callable[[TensorSpec], 
     assert FORMAT.refuses(spec) is None
     assert FORMAT.refuses(change(spec))
     with pytest.raises(UnsupportedError) as caught:
-        FORMAT.writer(MemoryTarget(), "x.wdelta", [change(spec)], metadata(), WriteOptions())
+        FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact([change(spec)], metadata()), WriteOptions())
     assert caught.value.rule == "wdelta.unsupported"
 
 
@@ -226,20 +233,20 @@ def test_dense_weights_are_refused_with_advice(tmp_path: Path) -> None:
 
 def test_a_name_twice_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        FORMAT.writer(MemoryTarget(), "x.wdelta", [ITEMS[0][0]] * 2, metadata(), WriteOptions())
+        FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact([ITEMS[0][0]] * 2, metadata()), WriteOptions())
     assert caught.value.rule == "wdelta.writer"
 
 
 def test_a_record_of_another_layout_is_refused() -> None:
     specs = [spec for spec, _ in ITEMS]
-    first = FORMAT.writer(MemoryTarget(), "x.wdelta", specs, metadata(), WriteOptions())
+    first = FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact(specs, metadata()), WriteOptions())
     first.begin(specs[0])
     for role, data in ITEMS[0][1].items():
         first.write(role, data)
     record = first.end()
     first.abort()
     record["blobs"][0][1] += 1
-    second = FORMAT.writer(MemoryTarget(), "x.wdelta", specs, metadata(), WriteOptions())
+    second = FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact(specs, metadata()), WriteOptions())
     with pytest.raises(IntegrityError) as caught:
         second.restore(record)
     assert caught.value.rule == "writer.record"
@@ -251,7 +258,7 @@ def test_a_full_disk_is_told(room: int) -> None:
     target = FullTarget(MemoryTarget(), room)
 
     def run() -> None:
-        writer = FORMAT.writer(target, "x.wdelta", [spec for spec, _ in ITEMS], metadata(), WriteOptions())
+        writer = FORMAT.writer(target, "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata()), WriteOptions())
         write(writer)
         writer.finish()
 
@@ -290,7 +297,7 @@ def test_a_version_2_file_says_so() -> None:
     encoder = CODECS["delta_int4"].encoder((3, 4), "f32", {"layout": 2})
     spec = TensorSpec("x", (3, 4), "f32", "delta_int4", encoder.parts, encoder.params)
     target = MemoryTarget()
-    writer = FORMAT.writer(target, "x.wdelta", [spec], metadata(), WriteOptions())
+    writer = FORMAT.writer(target, "x.wdelta", Artifact([spec], metadata()), WriteOptions())
     writer.begin(spec)
     for part in spec.parts:
         writer.write(part.role, bytes(part.length or 0))
@@ -304,7 +311,7 @@ def test_a_version_2_file_says_so() -> None:
 
 
 def test_a_part_that_is_not_there_is_refused() -> None:
-    writer = FORMAT.writer(MemoryTarget(), "x.wdelta", [ITEMS[0][0]], metadata(), WriteOptions())
+    writer = FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact([ITEMS[0][0]], metadata()), WriteOptions())
     writer.begin(ITEMS[0][0])
     with pytest.raises(UsageError):
         writer.write("values", b"")

@@ -19,6 +19,7 @@ from ingot.errors import FormatError, ResourceError, UnsupportedError, UsageErro
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.zt.format import ZtFormat
 from ingot.formats.zt.writer import ZtWriter
+from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.local import LocalStore, LocalTarget
 from ingot.stores.memory import MemoryTarget
@@ -140,14 +141,14 @@ def test_a_zstd_part_without_bytes_becomes_an_empty_frame(read: Read, write: Wri
 def test_size_is_exact_before_a_byte_is_written(spec: Spec, write: Write, digest: str | None) -> None:
     tensors = [(spec(f"t{count}", count), {"data": bytes(4 * count)}) for count in (0, 1, 16, 17, 100_000, 0)[:5]]
     metadata = {"a": {"b": [1, 2.5]}}
-    size = ZtFormat().size([s for s, _ in tensors], metadata, WriteOptions(digest=digest))
+    size = ZtFormat().size(Artifact([s for s, _ in tensors], metadata), WriteOptions(digest=digest))
     assert size == len(write(*tensors, metadata=metadata, digest=digest))
 
 
 def test_size_counts_unknown_lengths_as_the_most_they_can_be() -> None:
     def size(length: int | None) -> int:
         part = PartSpec("data", "u8", length, encoding="zstd", uncompressed_length=1 << 20)
-        return ZtFormat().size([TensorSpec("t", (1 << 20,), "u8", "dense", (part,))], {}, WriteOptions())
+        return ZtFormat().size(Artifact([TensorSpec("t", (1 << 20,), "u8", "dense", (part,))]), WriteOptions())
 
     assert size(None) == size(bound(1 << 20)) > 1 << 20
 
