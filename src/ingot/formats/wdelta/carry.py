@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
-from ingot.errors import FormatError
+from ingot.errors import CodecError, FormatError
 from ingot.formats.wdelta.header import HASH, is_hash, scale_rows
 from ingot.formats.wdelta.layout import BY_CODEC, ITEM, SPELLING, Strategy
 from ingot.model.delta import DeltaInfo
+from ingot.model.layouts.delta import Int4DeltaLayout, SignDeltaLayout, SparseDeltaLayout
+from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
 
 
@@ -23,7 +24,11 @@ def refusal(spec: TensorSpec) -> str | None:
         return f"a .wdelta holds differences in f32, found {spec.dtype}"
     if not _is_text(spec.name):
         return f"a .wdelta cannot name a tensor {spec.name!r}"
-    return _refuses_parts(spec, strategy) or _refuses_sizes(spec) or _refuses_params(spec.params, spec.codec)
+    try:
+        layout_of(spec)
+    except CodecError as error:
+        return error.message
+    return _refuses_parts(spec, strategy) or _refuses_sizes(spec)
 
 
 def change_refusal(info: DeltaInfo, stored: Sequence[str]) -> str | None:
@@ -70,25 +75,15 @@ def _refuses_sizes(spec: TensorSpec) -> str | None:
 
 
 def _expected(spec: TensorSpec, size: int, found: Mapping[str, int]) -> dict[str, int]:
-    if spec.codec == "delta_sparse":
+    if spec.codec == SparseDeltaLayout.codec:
         kept = min(found["indices"], size)
         return {"indices": kept, "values": kept}
-    if spec.codec == "delta_sign":
+    if spec.codec == SignDeltaLayout.codec:
         return {"scales": scale_rows(spec.shape), "packed_signs": -(-size // 8)}
     apart = min(found["outlier_idx"], size)
-    codes = size - (apart if spec.params.get("layout") == 1 else 0)
+    codes = size - (apart if Int4DeltaLayout.of(spec).layout == 1 else 0)
     single = {"scale": 1, "zero_point": 1}
     return {"outlier_idx": apart, "outlier_vals": apart, **single, "packed": -(-codes // 2)}
-
-
-def _refuses_params(params: Mapping[str, Any], codec: str) -> str | None:
-    if codec == "delta_int4" and (params.get("layout") not in (1, 2) or isinstance(params["layout"], bool)):
-        return f"a .wdelta knows the layouts 1 and 2 of 4-bit codes, found {params.get('layout')!r}"
-    for key in ("sparsity", "outlier_fraction"):
-        value = params.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
-            return f"expected a number for {key}, found {value!r}"
-    return None
 
 
 def _is_text(text: str) -> bool:

@@ -17,6 +17,8 @@ from ingot.core.structs import warm
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.layouts.delta import Int4DeltaLayout, SparseDeltaLayout
+from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
 
 HASH = "wdelta"
@@ -238,7 +240,12 @@ def _cols(shape: Sequence[int]) -> int:
 
 def version_of(specs: Sequence[TensorSpec]) -> int:
     """Return the version of the file: 2 where 4-bit codes are laid out as only that version has them, else 1."""
-    return VERSIONS[any(spec.codec == "delta_int4" and spec.params.get("layout") == 2 for spec in specs)]
+    return VERSIONS[any(_int4_layout(spec) == 2 for spec in specs)]
+
+
+def _int4_layout(spec: TensorSpec) -> int | None:
+    layout = layout_of(spec)
+    return layout.layout if isinstance(layout, Int4DeltaLayout) else None
 
 
 def describe(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: DeltaInfo, version: int) -> bytes:
@@ -280,14 +287,15 @@ def _entry(spec: TensorSpec, change: Change | None, version: int) -> dict[str, A
     result = change.dtype if change is not None else "f32"
     if version == 2 or result != "f32":
         entry["base_dtype"] = DTYPES[result].numpy
-    if strategy.name == "sparse" and "sparsity" in spec.params:
-        entry["sparsity"] = spec.params["sparsity"]
+    layout = layout_of(spec)
+    if isinstance(layout, SparseDeltaLayout) and layout.sparsity is not None:
+        entry["sparsity"] = layout.sparsity
     if strategy.name == "quantized":
         entry |= {"n_elements": spec.size, "n_cols": _cols(spec.shape)}
-    if strategy.name == "int4":
-        if "outlier_fraction" in spec.params:
-            entry["outlier_fraction"] = spec.params["outlier_fraction"]
+    if isinstance(layout, Int4DeltaLayout):
+        if layout.outlier_fraction is not None:
+            entry["outlier_fraction"] = layout.outlier_fraction
         entry |= {"n_elements": spec.size, "n_outliers": (spec.part("outlier_vals").length or 0) // 2}
-        if spec.params["layout"] == 2:
+        if layout.layout == 2:
             entry["int4_layout"] = 2
     return entry | {field: {"_ref": field} for field in strategy.fields}

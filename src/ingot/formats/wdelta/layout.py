@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ingot.model.layouts.delta import Int4DeltaLayout, SignDeltaLayout, SparseDeltaLayout
+
 MAGIC = b"wdelta\0"
 VERSIONS = (1, 2)
 PREFIX = 15
@@ -36,11 +38,11 @@ class Strategy:
 STRATEGIES: dict[str, Strategy] = {
     row.name: row
     for row in (
-        Strategy("sparse", "delta_sparse", {"indices": ("int64",), "values": ("float32",)}),
-        Strategy("quantized", "delta_sign", {"scales": ("float16",), "packed_signs": ("uint8",)}),
+        Strategy("sparse", SparseDeltaLayout.codec, {"indices": ("int64",), "values": ("float32",)}),
+        Strategy("quantized", SignDeltaLayout.codec, {"scales": ("float16",), "packed_signs": ("uint8",)}),
         Strategy(
             "int4",
-            "delta_int4",
+            Int4DeltaLayout.codec,
             {
                 "outlier_idx": ("int64", "int32"),
                 "outlier_vals": ("float16",),
