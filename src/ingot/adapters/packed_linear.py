@@ -303,7 +303,7 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
     packed = []
     for name, module in list(_linears(model)):
         tensor = tensors.get(f"{name}.weight")
-        if tensor is None or tensor.codec != "quantized_group" or tensor.shape != tuple(module.weight.shape):
+        if tensor is None or tensor.codec != AffineLayout.codec or tensor.shape != tuple(module.weight.shape):
             continue
         device = _device(module)
         if not stays_packed(tensor):

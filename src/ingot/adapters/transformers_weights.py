@@ -19,6 +19,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 
 NO_ROOM = "keep them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
@@ -96,7 +97,7 @@ def materialize(tensor: Tensor, dtype: Any, device: Any) -> Any:
 def is_mapped(tensor: Tensor, target: str) -> bool:
     """Whether a tensor wanted as ``target`` (a canonical name) costs no memory of its own: its file is mapped."""
     data = tensor.parts.get("data")
-    if tensor.codec != "dense" or data is None or data.encoding != "raw" or not data.source.mapped:
+    if tensor.codec != DenseLayout.codec or data is None or data.encoding != "raw" or not data.source.mapped:
         return False
     row = DTYPES.get(tensor.dtype)
     return row is not None and tensor.dtype == data.dtype and (not row.is_float or tensor.dtype == target)

@@ -5,22 +5,25 @@ from __future__ import annotations
 from ingot.codecs.base import Codec
 from ingot.core.registry import Instances
 
+# Names of codecs whose layouts only their own families look into.
+FLOAT_ENTROPY, LOW_RANK, WITH_OUTLIERS, DELTA_EXACT = "float_entropy", "low_rank", "with_outliers", "delta_exact"
+
 CODECS: Instances[Codec] = Instances(
     "codec",
     (
         ("dense", "ingot.codecs.dense.codec:DenseCodec"),
         ("quantized_group", "ingot.codecs.affine.codec:AffineCodec"),
         ("palette", "ingot.codecs.palette.codec:PaletteCodec"),
-        ("float_entropy", "ingot.codecs.lossless.float_entropy:EntropyCodec"),
+        (FLOAT_ENTROPY, "ingot.codecs.lossless.float_entropy:EntropyCodec"),
         ("tca_tbe", "ingot.codecs.lossless.tca_tbe:TcaCodec"),
         ("sparse_csr", "ingot.codecs.sparse.csr:CsrCodec"),
         ("sparse_coo", "ingot.codecs.sparse.coo:CooCodec"),
         ("astc", "ingot.codecs.texture.astc:AstcCodec"),
         ("sparse_mask", "ingot.codecs.sparse.mask:MaskCodec"),
         ("sparse_blocks", "ingot.codecs.sparse.blocks:BlocksCodec"),
-        ("low_rank", "ingot.codecs.wrap.low_rank:LowRankCodec"),
-        ("with_outliers", "ingot.codecs.wrap.with_outliers:OutlierCodec"),
-        ("delta_exact", "ingot.codecs.delta.exact:ExactCodec"),
+        (LOW_RANK, "ingot.codecs.wrap.low_rank:LowRankCodec"),
+        (WITH_OUTLIERS, "ingot.codecs.wrap.with_outliers:OutlierCodec"),
+        (DELTA_EXACT, "ingot.codecs.delta.exact:ExactCodec"),
         ("sparse_patch", "ingot.codecs.delta.sparse_patch:SparsePatchCodec"),
         ("delta_sparse", "ingot.codecs.delta.sparse:DeltaSparse"),
         ("delta_sign", "ingot.codecs.delta.sign:DeltaSign"),

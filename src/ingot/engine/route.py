@@ -19,6 +19,7 @@ from ingot.engine.steps import DECODED
 from ingot.engine.watch import ContentWatch, Feed, Watches
 from ingot.engine.work import Chunking, Encoded, Room, Running, Sequencer, Step, Take, Work
 from ingot.errors import IngotError
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Array, Tensor
 
 _CHUNK = 1 << 20
@@ -108,7 +109,7 @@ def applied(applier: Applier, base: Array, dtype: str) -> Array:
 
 def is_opaque(tensor: Tensor) -> bool:
     """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
-    return tensor.codec == "dense" and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
+    return tensor.codec == DenseLayout.codec and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ingot.core.dtypes import DTYPES
 from ingot.core.memory import format_size, parse_size, require_ram
 from ingot.errors import ResourceError
+from ingot.model.layouts.dense import DenseLayout
 
 if TYPE_CHECKING:
     from ingot.model.tensor import Tensor
@@ -73,7 +74,7 @@ def decoded_bytes(tensor: Tensor) -> int:
 
 def _lies_ready(tensor: Tensor) -> bool:
     part = tensor.parts.get("data")
-    return tensor.codec == "dense" and part is not None and part.encoding == "raw" and part.source.mapped
+    return tensor.codec == DenseLayout.codec and part is not None and part.encoding == "raw" and part.source.mapped
 
 
 def _require(stored: int, decoded: int, where: str) -> None:

@@ -15,7 +15,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.table import layout_of
 from ingot.model.limits import require_in_proportion
-from ingot.model.part import Part
+from ingot.model.part import Part, memory_part
 from ingot.model.slices import Index, Readable, piece_of, read_piece
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -31,6 +31,7 @@ FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
         ("jax", "ingot.adapters.jax:from_numpy"),
     ),
 )
+_CODECS: Registry[Any] = Registry("table", (("codecs", "ingot.codecs.table:CODECS"),))
 TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.adapters.torch:to_numpy"),))
 
 
@@ -93,6 +94,42 @@ class Tensor:
     params: Mapping[str, Any] = field(default_factory=dict)
     decoder: Decoder | None = field(default=None, repr=False)
     origin: Tensor | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_parts(
+        cls, layout: Layout, parts: Mapping[str, Part | Array], shape: tuple[int, ...], name: str = "tensor"
+    ) -> Tensor:
+        """Return a tensor made of parts that are there already: no value is decoded or encoded.
+
+        Parameters
+        ----------
+        layout : Layout
+            How the parts are to be read, such as an ``AffineLayout``; its class names the codec.
+        parts : mapping of role to Part or array
+            Arrays are taken in C order, in their own element type; codes are bytes.
+        shape : tuple of int
+            Of the values.
+        name : str
+
+        Raises
+        ------
+        CodecError
+            By the codec's own rules (``affine.size``, ``affine.parts``, ...): parts, layout and shape do not fit.
+        UnsupportedError
+            ``codec.unknown``: no codec has this layout.
+        """
+        codecs = _CODECS["codecs"]
+        if layout.codec not in codecs:
+            raise UnsupportedError(f"no codec {layout.codec[:80]!r}", rule="codec.unknown", where=name)
+        held = {
+            role: part if isinstance(part, Part) else memory_part(part, resolve_dtype(part.dtype).name)
+            for role, part in parts.items()
+        }
+        attributes = layout.attributes()
+        dtype = getattr(layout, "dtype", None) or attributes.get("dtype", "f32")
+        tensor = cls(name, tuple(shape), str(dtype), layout.codec, held, attributes, codecs[layout.codec])
+        codecs[layout.codec].check(tensor)
+        return tensor
 
     @property
     def nbytes(self) -> int:

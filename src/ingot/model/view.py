@@ -12,6 +12,7 @@ import numpy as np
 from ingot.core.dtypes import DTYPES
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.pieces import SCATTERED, Origin, PartBytes, Pieces, ValueBytes, backwards, joined, prove, skips
 from ingot.model.slices import InRuns, RunLayout
@@ -87,7 +88,7 @@ def decoded(
     size = row.bits // 8
     source = Pieces(name, values, np.stack([runs[0], runs[1] * size, runs[2] * size]))
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: data")
-    return Tensor(name, shape, row.name, "dense", {"data": part}, {}, dense)
+    return Tensor(name, shape, row.name, DenseLayout.codec, {"data": part}, {}, dense)
 
 
 def renamed(tensor: Tensor, name: str) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import UnsupportedError
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 
 RULE = "model.quantized"
@@ -107,6 +108,6 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
                 continue
             stem = name.removesuffix(sign.packed)
             other = next((stem + ending for ending in sign.others if stem + ending in names), None)
-            if other is not None and tensors[name].codec == "dense" and tensors[name].dtype in sign.dtypes:
+            if other is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in sign.dtypes:
                 return Dialect(sign.name, f"{name}, beside {other}")
     return None

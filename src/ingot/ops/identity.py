@@ -18,6 +18,7 @@ from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Tensor
@@ -78,7 +79,7 @@ def content_of(ids: Mapping[str, TensorId]) -> str:
 def tensor_digest(tensor: Tensor) -> str:
     """Return the hex of the BLAKE3 of a tensor's values, dense, row-major, little-endian; sub-byte types are packed."""
     running = Blake3()
-    if tensor.codec == "dense" and set(tensor.parts) == {"data"}:
+    if tensor.codec == DenseLayout.codec and set(tensor.parts) == {"data"}:
         part = tensor.parts["data"]
         reader, buffer = part.reader(), bytearray(min(CHUNK, part.nbytes))
         for start in range(0, part.nbytes, CHUNK):

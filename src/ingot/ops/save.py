@@ -15,6 +15,7 @@ from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import StoredReader, memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor
@@ -148,7 +149,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
             where=name,
         )
     part = memory_part(array, row.storage, None if row.is_storage else row.name)
-    return Tensor(name, array.shape, row.name, "dense", {"data": part}, decoder=CODECS["dense"])
+    return Tensor(name, array.shape, row.name, DenseLayout.codec, {"data": part}, decoder=CODECS[DenseLayout.codec])
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, np.dtype[Any]]:

@@ -11,6 +11,7 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
 from ingot.core.encodings import ENCODINGS
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.ids import codec_named
 
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
@@ -38,6 +39,7 @@ class Choice:
     encoding: str = "raw"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", codec_named(self.codec))
         CODECS.get_or_refuse(self.codec)
         if self.encoding not in ENCODINGS:
             raise UsageError(
@@ -71,7 +73,7 @@ class Choice:
         return not CODECS[self.codec].lossless or "dtype" in self.options
 
     def __str__(self) -> str:
-        """Name the way in a few words: ``dense zstd``, ``quantized_group int4``, ``float_entropy fast``."""
+        """Name the way in a few words: ``dense zstd``, ``affine int4``, ``float_entropy fast``."""
         bits, named = self.options.get("bits"), [self.options.get(key) for key in ("level", "footprint", "dtype")]
         words = [self.codec, f"int{bits}" if bits else None, *named, self.encoding if self.encoding != "raw" else None]
         return " ".join(str(word) for word in words if word)

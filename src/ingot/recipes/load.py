@@ -13,6 +13,7 @@ from typing import Any
 from ingot.core.paths import local_path
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
+from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rule
 
@@ -105,7 +106,7 @@ def _no_recipe(text: str) -> UsageError:
 def made_for(format: str, choice: Choice) -> str:
     """Return a hint at the preset that a container's own form of a codec is made by; empty where it has none."""
     presets, bits = _MADE_FOR.get(format, {}), choice.options.get("bits")
-    if choice.codec == "dense" or not presets:
+    if choice.codec == DenseLayout.codec or not presets:
         return ""
     if bits in presets:
         return f"; take the preset {presets[bits]}, which is made for {format}"

@@ -16,6 +16,7 @@ from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.ids import codec_named
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
@@ -154,7 +155,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     if len(shape) != 2:
         raise UnsupportedError(f"sparse_blocks takes matrices, found shape {list(shape)}", rule="sparse_blocks.shape")
     blocks = _blocks(shape[axis], block, options.get("mask"))
-    name, inner_options = options.get("inner", DenseLayout.codec), options.get("options", {})
+    name, inner_options = codec_named(options.get("inner", DenseLayout.codec)), options.get("options", {})
     if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
         raise UnsupportedError(
             f"sparse_blocks expects a codec within that can be read in chunks, found {name!r}",

@@ -26,6 +26,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import ROWS_LSB, AffineLayout
 from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.ids import codec_named
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.part import memory_part
@@ -150,7 +151,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
     unknown = sorted(str(key) for key in options if key not in OPTIONS)
     if unknown:
         raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
-    name, within = options.get("inner", DenseLayout.codec), options.get("options", {})
+    name, within = codec_named(options.get("inner", DenseLayout.codec)), options.get("options", {})
     if name not in (DenseLayout.codec, *CODES):
         raise _wrong(f"inner {DenseLayout.codec}, {' or '.join(CODES)}", name)
     if not isinstance(within, Mapping):

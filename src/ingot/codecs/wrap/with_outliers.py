@@ -17,18 +17,20 @@ from ingot.codecs.cast import cast
 from ingot.codecs.delta.base import added
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.reach import AUTO, Reach, Reaching
-from ingot.codecs.table import CODECS
+from ingot.codecs.table import CODECS, WITH_OUTLIERS
 from ingot.core import floats
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import float_name
 from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.ids import codec_named, codec_of, file_id
 from ingot.model.part import PartReader
 from ingot.model.slices import pass_over
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-ID = "with_outliers"
+ID = WITH_OUTLIERS
 VERSION = 1
 POSITIONS, VALUES = "outlier_positions", "outlier_values"
 FLOATS = ("f32", "f16", "bf16")
@@ -157,7 +159,7 @@ class OutlierEncoder:
         return {
             "codec_version": VERSION,
             "per_row": self._count,
-            "inner": self._inner.codec,
+            "inner": file_id(self._inner.codec),
             "inner_params": dict(self._inner.params),
             "dtype": self._dtype,
         }
@@ -251,7 +253,7 @@ class OutlierCodec:
         """Prepare to encode. Options, all with defaults:
 
         ``fraction`` of a row's elements that are outliers (0.005; at least one), or ``count`` of them; ``values`` auto,
-        f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner`` codec id (``quantized_group``); ``options`` of
+        f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner`` codec id (``affine``); ``options`` of
         that codec.
         """
         source = resolve_dtype(dtype).name
@@ -261,7 +263,7 @@ class OutlierCodec:
         if unknown:
             raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
-        name, inner_options = options.get("inner", "quantized_group"), options.get("options", {})
+        name, inner_options = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
         if not isinstance(name, str) or name == ID or name not in CODECS or not CODECS[name].streams:
             raise _wrong("an inner codec that can be read in chunks", name)
         if not isinstance(inner_options, Mapping):
@@ -297,6 +299,7 @@ def _checked(tensor: Tensor) -> _Params:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= cols:
         raise _bad(tensor, f"attribute per_row from 0 to {cols}", count)
     inner, params = attributes.get("inner"), attributes.get("inner_params")
+    inner = codec_of(inner) if isinstance(inner, str) else inner
     if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
         raise CodecError(f"{ID}.inner", f"expected a codec that can be read in chunks, found {inner!r:.80}", where=name)
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):

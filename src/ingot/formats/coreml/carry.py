@@ -14,7 +14,7 @@ from ingot.model.layouts.affine import SCALES, ZEROS, AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.grid import scale_dims
 from ingot.model.layouts.palette import INDICES, PaletteLayout
-from ingot.model.layouts.sparse import MaskLayout
+from ingot.model.layouts.sparse import NONZEROS, MaskLayout
 from ingot.model.spec import TensorSpec
 
 FLOATS = ("f16", "f32")
@@ -103,8 +103,8 @@ def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
     if set(stored) != set(lengths):
         raise LeftError(f"expected the parts {sorted(stored)}, found {sorted(lengths)}")
     for role, item in stored.items():
-        unknown = lengths[role] is None or "nnz" not in spec.params
-        if lengths[role] != item.part_length and not (unknown and role == "nonzeros"):
+        unknown = role == NONZEROS and (lengths[role] is None or MaskLayout.of(spec).nnz is None)
+        if lengths[role] != item.part_length and not unknown:
             raise LeftError(f"expected {item.part_length} bytes of part {role}, found {lengths[role]}")
 
 

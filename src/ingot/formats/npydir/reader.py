@@ -24,6 +24,7 @@ from ingot.formats.npydir.names import (
 from ingot.formats.npydir.sidecar import Entry, Sidecar
 from ingot.formats.npydir.sidecar import parse as parse_sidecar
 from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
 
@@ -165,16 +166,13 @@ def _check_other(tensor: Tensor, form: Form, group: Group, entry: Entry | None, 
 
 def _check_sentinel(tensor: Tensor, form: Form, group: Group, reading: _Reading) -> None:
     """Refuse a directory that is marked as complete at four bits where a tensor that could be is not."""
-    if reading.int4_ready and form.bits == 8:
-        matrix = tensor.params.get("matrix")
-        cols = matrix[1] if matrix else tensor.matrix_shape[1]
-        if cols % 4 == 0:
-            raise FormatError(
-                "npydir.sentinel",
-                f"{INT4_READY} says that four-bit forms are complete, and this one is missing: remove the sentinel, or "
-                "build them again",
-                where=file_of(group.key, "q4a"),
-            )
+    if reading.int4_ready and form.bits == 8 and AffineLayout.of(tensor).matrix_of(tensor.shape)[1] % 4 == 0:
+        raise FormatError(
+            "npydir.sentinel",
+            f"{INT4_READY} says that four-bit forms are complete, and this one is missing: remove the sentinel, or "
+            "build them again",
+            where=file_of(group.key, "q4a"),
+        )
 
 
 def _nothing(group: Group) -> Exception:

@@ -12,6 +12,7 @@ from ingot.core.names import role_of
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import delta_of
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.open import open as open_checkpoint
@@ -253,7 +254,7 @@ def form_of_tensor(tensor: Tensor) -> Form:
 def use_of(tensor: Tensor, form: Form) -> str:
     """Return what the engine does with a tensor, told from its name, rank and element type."""
     known = DTYPES.get(tensor.dtype)
-    if form.kind == FOREIGN and tensor.codec == "dense" and not (known is not None and known.is_float):
+    if form.kind == FOREIGN and tensor.codec == DenseLayout.codec and not (known is not None and known.is_float):
         return OTHER
     if len(tensor.shape) < 2 or prod(tensor.shape[1:]) == 1:
         return VECTOR

@@ -20,6 +20,9 @@ from ingot.errors import IngotError, UsageError
 from ingot.formats.base import Fitting, Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.palette import PaletteLayout
+from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
@@ -33,15 +36,19 @@ from ingot.targets.ane.gates import decide
 
 # What is tried, by a name for people. A recipe's options; the encoder says which parameters and parts they become.
 _WAYS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-    ("palette2", "palette", {"bits": 2}),
-    ("palette3", "palette", {"bits": 3}),
-    ("palette4", "palette", {"bits": 4}),
-    ("palette6", "palette", {"bits": 6}),
-    ("palette8", "palette", {"bits": 8}),
-    ("palette4 per 16 channels", "palette", {"bits": 4, "group": 16}),
-    ("sparse, zeros as they are", "sparse_mask", {}),
-    ("sparse, half of the weights", "sparse_mask", {"sparsity": 0.5}),
-    ("int8", "quantized_group", {"bits": 8, "group": "row", "symmetric": True, "scales": "f16", "quantizer": "absmax"}),
+    ("palette2", PaletteLayout.codec, {"bits": 2}),
+    ("palette3", PaletteLayout.codec, {"bits": 3}),
+    ("palette4", PaletteLayout.codec, {"bits": 4}),
+    ("palette6", PaletteLayout.codec, {"bits": 6}),
+    ("palette8", PaletteLayout.codec, {"bits": 8}),
+    ("palette4 per 16 channels", PaletteLayout.codec, {"bits": 4, "group": 16}),
+    ("sparse, zeros as they are", MaskLayout.codec, {}),
+    ("sparse, half of the weights", MaskLayout.codec, {"sparsity": 0.5}),
+    (
+        "int8",
+        AffineLayout.codec,
+        {"bits": 8, "group": "row", "symmetric": True, "scales": "f16", "quantizer": "absmax"},
+    ),
 )
 KEPT = "kept as stored"
 
@@ -185,7 +192,7 @@ def _form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Forma
         return None
     if program is not None and program.refuses(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
         return None
-    if codec == "sparse_mask":  # how many are kept is known after a fit pass
+    if codec == MaskLayout.codec:  # how many are kept is known after a fit pass
         kept = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)
         return Form(SPARSE, tensor.size, nonzeros=round(kept * tensor.size), codec=codec)
     parts = {part.role: part.type or part.dtype for part in encoder.parts}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
+from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.tensor import Array
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, Rule
@@ -71,4 +72,4 @@ def _weighs(choice: Choice | Measured | None) -> bool:
 
 def weighs(choice: Choice) -> bool:
     """Whether a way to store a tensor looks at what errors of its columns weigh."""
-    return choice.codec == "palette" and choice.options.get("vector", 1) == 1
+    return choice.codec == PaletteLayout.codec and choice.options.get("vector", 1) == 1

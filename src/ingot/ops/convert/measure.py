@@ -21,6 +21,7 @@ from ingot.core.floats import FLOATS
 from ingot.core.stats import measure
 from ingot.engine.chunks import pieces
 from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import SMALLEST, Choice, Measured
@@ -222,7 +223,7 @@ def sample_of(tensor: Tensor, most: int = SAMPLE) -> Array:
     if not out.size:
         return out
     part = tensor.parts.get("data")
-    if tensor.codec == "dense" and part is not None and part.encoding == "raw":
+    if tensor.codec == DenseLayout.codec and part is not None and part.encoding == "raw":
         _read_at(tensor, pieces, out)
     else:
         _read_on(tensor, pieces, out, streams_runs)

@@ -29,6 +29,8 @@ from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, WriteOptions, accepts
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.idle import weighs, without_effect
@@ -38,7 +40,7 @@ from ingot.recipes.load import made_for
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
 _KEEP = Decision(None, "keep", None)
-_DENSE = Choice("dense")
+_DENSE = Choice(DenseLayout.codec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,7 @@ def _prunings(source: Checkpoint) -> Iterator[tuple[str, _Pruned]]:
     from ingot.codecs.sparse.blocks import stored_mask
 
     for name, tensor in source.items():
-        if tensor.codec == "sparse_blocks" and tensor.decoder is not None:
+        if tensor.codec == BlocksLayout.codec and tensor.decoder is not None:
             mask = stored_mask(tensor)  # checks the parameters
             yield name, _Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)
 
@@ -241,7 +243,7 @@ def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
 
 def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
     options = {"dtype": dtype}
-    encoder = CODECS["dense"].encoder(tensor.shape, tensor.dtype, options)
+    encoder = CODECS[DenseLayout.codec].encoder(tensor.shape, tensor.dtype, options)
     spec = encoded_spec(tensor.name, tensor, encoder, "raw")
     return Encode(tensor, spec, DECODED, rule, encoder=encoder, options=options)
 
@@ -268,7 +270,7 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
     keeps = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, options).lossless
     exact, loses = keeps, False
     if pruning is not None:
-        codec, options = "sparse_blocks", {**pruning.options(), "inner": choice.codec, "options": choice.options}
+        codec, options = BlocksLayout.codec, {**pruning.options(), "inner": choice.codec, "options": choice.options}
         loses, rule = _pruned(pruning, rule)
         exact = keeps and not loses
 
@@ -281,8 +283,8 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
     encoder = made(options)
     spec = specified(encoder)
     reason = format.refuses(spec)
-    if reason is not None and choice.codec == "dense" and pruning is None:
-        if tensor.codec == "dense" and tensor.dtype == spec.dtype:
+    if reason is not None and choice.codec == DenseLayout.codec and pruning is None:
+        if tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
             return _keep(tensor, format, rule)
         holder = holder_of(encoder)
         if holder is not None and choice.encoding == "raw":
@@ -334,5 +336,5 @@ def _options(tensor: Tensor, choice: Choice, asked: _Asked) -> Mapping[str, Any]
 
 def _stored_exactly(tensor: Tensor) -> bool:
     """Whether the stored values are those that somebody gave, but for blocks that were dropped."""
-    codec = tensor.params.get("inner") if tensor.codec == "sparse_blocks" else tensor.codec
-    return CODECS[str(codec)].lossless
+    codec = BlocksLayout.of(tensor).inner.codec if tensor.codec == BlocksLayout.codec else tensor.codec
+    return CODECS[codec].lossless

@@ -11,6 +11,7 @@ from typing import Any
 from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
 from ingot.engine.work import Step
+from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.report import (
     Bits,
     Bytes,
@@ -163,7 +164,7 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorRe
         source_nbytes=step.tensor.nbytes,
         nbytes=nbytes,
         error=error.summary() if error is not None and error.count else None,
-        sparsity=_sparsity(step.spec.params) if step.spec.codec == "sparse_blocks" else 0.0,
+        sparsity=_sparsity(step.spec.params) if step.spec.codec == BlocksLayout.codec else 0.0,
     )
 
 

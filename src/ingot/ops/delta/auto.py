@@ -19,7 +19,7 @@ import numpy as np
 from ingot.codecs.base import Encoder
 from ingot.codecs.delta.base import delta_codec, difference, widened
 from ingot.codecs.reach import reaching
-from ingot.codecs.table import CODECS
+from ingot.codecs.table import CODECS, LOW_RANK, WITH_OUTLIERS
 from ingot.codecs.wrap.low_rank_fit import OVERSAMPLING, spectrum
 from ingot.core import encodings
 from ingot.core.memory import parse_size
@@ -27,6 +27,7 @@ from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
 from ingot.engine.chunks import chunks
 from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.measure import sample_of
 from ingot.ops.delta.strategy import EXACT, Way, is_matrix
@@ -38,20 +39,20 @@ OVERHEAD = 640
 
 
 def _grid(bits: int, group: int | str, **more: Any) -> Way:
-    return Way("quantized_group", {"bits": bits, "group": group, **more})
+    return Way(AffineLayout.codec, {"bits": bits, "group": group, **more})
 
 
 _FIT = {"quantizer": "mse", "unbiased": True}
 CANDIDATES: tuple[Way, ...] = (
-    Way("low_rank", {"rank": 0}),
-    Way("quantized_group", {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
+    Way(LOW_RANK, {"rank": 0}),
+    Way(AffineLayout.codec, {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
     _grid(2, 128, symmetric=False, **_FIT),
     _grid(2, 32, symmetric=False, **_FIT),
     _grid(3, 128, **_FIT),
     _grid(3, 32, **_FIT),
     _grid(4, 128, **_FIT),
     _grid(4, 32),
-    Way("with_outliers", {"fraction": 0.01, "options": {"bits": 4, "group": 64}}),
+    Way(WITH_OUTLIERS, {"fraction": 0.01, "options": {"bits": 4, "group": 64}}),
     _grid(5, 64),
     _grid(6, 64),
     _grid(8, 128),
@@ -221,7 +222,7 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
     for rank in RANKS:
         if rank <= most and residual[rank] <= LOW_RANK_ERROR:
             error = float(residual[rank])
-            yield Trial(Way("low_rank", {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
+            yield Trial(Way(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
 
 
 def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ingot.codecs.delta.base import DeltaEncoder, delta_codec, difference
 from ingot.codecs.reach import reaching
-from ingot.codecs.table import CODECS
+from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.options import takes
 from ingot.core.parallel import ordered
@@ -34,6 +34,7 @@ from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
@@ -269,7 +270,7 @@ class _Diff:
         return "apply", self._checked(pair(tensor, spec, ENCODED, way.codec, encoder.lossless))
 
     def _whole(self, tensor: Tensor) -> Step:
-        codec = "float_entropy" if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else "dense"
+        codec = FLOAT_ENTROPY if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else DenseLayout.codec
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
         spec = encoded_spec(tensor.name, tensor, encoder, "raw")
         return self._checked(Encode(tensor, spec, ENCODED, codec, encoder=encoder, source=1))

@@ -29,6 +29,7 @@ from ingot.core.parallel import default_workers, ordered
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import Buffer
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Tensor
 
@@ -104,7 +105,7 @@ def _pieces(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool) -> 
         yield partial(bytes, encoded)
         tensor = base[name]
         widen = wide and tensor.dtype != "f32"
-        if tensor.codec == "dense" and set(tensor.parts) == {"data"} and not widen:
+        if tensor.codec == DenseLayout.codec and set(tensor.parts) == {"data"} and not widen:
             yield from _raw(tensor)
         else:
             yield from _decoded(tensor, "f32" if widen else tensor.dtype)
@@ -130,7 +131,9 @@ def _decoded(tensor: Tensor, dtype: str) -> Iterator[Callable[[], Buffer]]:
     def read() -> Buffer:
         values = next(rows)
         if dtype != tensor.dtype:
-            values = CODECS["dense"].encoder(values.shape, tensor.dtype, {"dtype": dtype}).encode(values)["data"]
+            values = (
+                CODECS[DenseLayout.codec].encoder(values.shape, tensor.dtype, {"dtype": dtype}).encode(values)["data"]
+            )
         return file_bytes(np.ascontiguousarray(values))
 
     for _ in range(0, matrix[0], max(1, _CHUNK // max(matrix[1], 1))):

@@ -24,6 +24,7 @@ from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
@@ -141,7 +142,7 @@ class _Patch:
         wanted, options = self._options.dtype, {}
         if wanted is not None and DTYPES[route.dtype].is_float:
             options = {"dtype": resolve_dtype(wanted).name}
-        encoder = CODECS["dense"].encoder(route.shape, route.dtype, options)
+        encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)
         spec = encoded_spec(route.name, tensor, encoder, "raw")
         return self._checked(Patch(tensor, spec, rule="patch", route=route, encoder=encoder, options=options))
 

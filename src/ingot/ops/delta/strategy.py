@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ingot.codecs.table import DELTA_EXACT, LOW_RANK
 from ingot.errors import UsageError
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.delta import Int4DeltaLayout, PatchLayout, SignDeltaLayout, SparseDeltaLayout
 
 SMALL = 1 << 14
 """Tensors of at most so many elements, and those of one dimension, are kept exactly: they cost next to nothing."""
@@ -22,11 +25,11 @@ class Way:
     encoding: str = "raw"
 
 
-EXACT = Way("delta_exact")
+EXACT = Way(DELTA_EXACT)
 
 
 def _grid(bits: int, group: int | str, **more: Any) -> Way:
-    return Way("quantized_group", {"bits": bits, "group": group, **more})
+    return Way(AffineLayout.codec, {"bits": bits, "group": group, **more})
 
 
 STRATEGIES: Mapping[str, Way] = {
@@ -35,9 +38,9 @@ STRATEGIES: Mapping[str, Way] = {
     "int4": _grid(4, 64),
     "int3": _grid(3, 64, quantizer="mse", unbiased=True),
     "int2": _grid(2, 64, quantizer="mse", symmetric=False, unbiased=True),
-    "int1": Way("quantized_group", {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
-    "low-rank": Way("low_rank", {"rank": 32}),
-    "sparse-patch": Way("sparse_patch"),
+    "int1": Way(AffineLayout.codec, {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
+    "low-rank": Way(LOW_RANK, {"rank": 32}),
+    "sparse-patch": Way(PatchLayout.codec),
 }
 """Strategies for a delta in ``.zt``, by what they do with matrices. ``auto`` measures instead."""
 
@@ -46,9 +49,9 @@ EVERY = ("sparse-patch",)
 
 AUTO = "auto"
 WDELTA: Mapping[str, Way] = {
-    "sparse": Way("delta_sparse"),
-    "quantized": Way("delta_sign"),
-    "int4": Way("delta_int4"),
+    "sparse": Way(SparseDeltaLayout.codec),
+    "quantized": Way(SignDeltaLayout.codec),
+    "int4": Way(Int4DeltaLayout.codec),
 }
 """Strategies of a ``.wdelta`` file, for every tensor."""
 

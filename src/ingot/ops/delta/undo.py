@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot.codecs.base import RowReader
 from ingot.codecs.delta.base import UndoingReader, delta_codec, fusible, widened
-from ingot.codecs.table import CODECS
+from ingot.codecs.table import CODECS, DELTA_EXACT
 from ingot.core import checksums
 from ingot.core.buffers import scratch
 from ingot.core.changes import few_changes
@@ -24,7 +24,7 @@ from ingot.core.floats import cast_into
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 
-_EXACT = "delta_exact"
+_EXACT = DELTA_EXACT
 # Up to one changed element in so many, gaps and steps are made faster than they are coded.
 _FEW = 8
 

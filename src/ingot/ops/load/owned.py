@@ -13,6 +13,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, little_endian
 from ingot.core.parallel import default_workers, ordered
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_room
 from ingot.model.tensor import Array, Tensor
 
@@ -82,10 +83,10 @@ def _batches(tensors: list[Tensor], arrays: dict[str, Array]) -> Iterator[list[_
 
 def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]]:
     """Yield the jobs that fill ``arrays[tensor.name]``, each with the bytes it moves."""
-    if tensor.codec != "dense":
+    if tensor.codec != DenseLayout.codec:
         yield partial(_decode, tensor, arrays), tensor.nbytes
         return
-    CODECS["dense"].check(tensor)
+    CODECS[DenseLayout.codec].check(tensor)
     if tensor.dtype not in DTYPES:
         yield partial(_decode, tensor, arrays), tensor.nbytes
         return

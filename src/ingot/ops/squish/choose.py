@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import UsageError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.status import COMPLETE, TierStatus, status
 from ingot.ops.squish.table import BF16, FINALIZED, FOUR_BIT, TENSORS, THREE_BIT, TIERS, Tier
@@ -108,7 +109,7 @@ def _unusable(found: TierStatus, tier: Tier, *, packed: bool) -> str | None:
 
 def _has_packed(path: str) -> bool:
     with open_checkpoint(path, verify=False) as checkpoint:
-        return any(tensor.codec == "quantized_group" for tensor in checkpoint.values())
+        return any(tensor.codec == AffineLayout.codec for tensor in checkpoint.values())
 
 
 def _why(tier: Tier, found: TierStatus) -> str:

@@ -25,6 +25,7 @@ from ingot.formats.npydir.format import NpydirFormat
 from ingot.formats.npydir.names import FOLDER, INT4_READY, MANIFEST, SIDECAR, file_of, safe_key
 from ingot.formats.npydir.sidecar import Entry
 from ingot.formats.npydir.writer import head_digest
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.open import Source, open_source
@@ -152,7 +153,7 @@ def _plan(source: Source) -> tuple[list[_Plan], list[str]]:
     plans: list[_Plan] = []
     kept: list[str] = []
     for tensor in source.catalog.tensors.values():
-        if tensor.codec != "quantized_group" or tensor.params["bits"] != 8:
+        if tensor.codec != AffineLayout.codec or tensor.params["bits"] != 8:
             continue
         rows, cols = tensor.params.get("matrix") or tensor.matrix_shape
         group = next((size for size in GROUPS if cols % size == 0), None)
@@ -201,14 +202,14 @@ def _encode(plan: _Plan, quantizer: str, made: Mapping[str, Path]) -> dict[str, 
     """Quantize chunk by chunk into the files; return digests of their values by suffix."""
     rows, cols = plan.tensor.matrix_shape
     options = {"bits": 4, "group": plan.group, "symmetric": False, "zero_kind": "offset", "scales": "f32"}
-    encoder = CODECS["quantized_group"].encoder((rows, cols), "f32", {**options, "quantizer": quantizer})
+    encoder = CODECS[AffineLayout.codec].encoder((rows, cols), "f32", {**options, "quantizer": quantizer})
     shapes = _shapes(plan)
     files: dict[str, ArrayFile] = {}
     hashers = {role: checksums.hasher("crc32c") for role in _ROLES}
     try:
         for role, path in made.items():
             files[role] = ArrayFile(LocalTarget(path.parent).create(path.name), path.name, *shapes[role])
-        reader = CODECS["quantized_group"].reader(plan.tensor)
+        reader = CODECS[AffineLayout.codec].reader(plan.tensor)
         step = max(1, _CHUNK // cols)
         for start in range(0, rows, step):
             chunk: Array = np.empty((min(step, rows - start), cols), np.float32)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ingot.core.progress import ProgressCallback
 from ingot.errors import CodecError, ResourceError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.build import build
 from ingot.ops.squish.choose import Choice, choose
@@ -70,7 +71,7 @@ def _first_tier(path: str | PathLike[str], runtime: str, dtype: Any) -> Tier | N
     """Return the tier that the first load builds; None where the tensors are best."""
     if runtime == "mlx":
         with open_checkpoint(path, verify=False) as checkpoint:
-            bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
+            bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == AffineLayout.codec}
         if bits in ({4}, {3}, {3, 4}):
             return FOUR_BIT if bits == {4} else THREE_BIT
     return BF16 if wanted_dtype(path, dtype) in ("bf16", None) else None

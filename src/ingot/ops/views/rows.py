@@ -13,6 +13,7 @@ from ingot.codecs.table import CODECS
 from ingot.core import checksums
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import Rows, Verb, assemble
 from ingot.ops.views.common import Make, require_known, require_once, view_of
@@ -42,7 +43,7 @@ def take(checkpoint: Checkpoint, rows: Mapping[str, Index]) -> Checkpoint:
         def make() -> Tensor:
             tensor = checkpoint[name]
             shape = (len(indices[name]), *tensor.shape[1:])
-            return assemble(name, shape, Rows.taken(tensor, indices[name]), CODECS["dense"])
+            return assemble(name, shape, Rows.taken(tensor, indices[name]), CODECS[DenseLayout.codec])
 
         return make
 
@@ -198,7 +199,9 @@ def _joined(
 
     def joined(new: str) -> Make:
         def make() -> Tensor:
-            return assemble(new, shapes[new], Rows.whole([checkpoint[name] for name in names[new]]), CODECS["dense"])
+            return assemble(
+                new, shapes[new], Rows.whole([checkpoint[name] for name in names[new]]), CODECS[DenseLayout.codec]
+            )
 
         return make
 
@@ -227,7 +230,7 @@ def _cut(
         def make() -> Tensor:
             tensor = checkpoint[name]
             run = np.array([[0], [row * prod(tensor.shape[1:])], [prod(shape)]], np.int64)
-            return assemble(new, shape, Rows([tensor], run), CODECS["dense"])
+            return assemble(new, shape, Rows([tensor], run), CODECS[DenseLayout.codec])
 
         return make
 

@@ -14,6 +14,7 @@ from ingot.core import checksums
 from ingot.core.blocks import Blocks
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import Rows, assemble, decoded, derived
@@ -100,9 +101,11 @@ def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
     if pruning.axis == 0:
         counts = (spans[:, 1] - spans[:, 0]) * cols
         kept = Rows([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
-        inner = assemble(tensor.name, (pruning.blocks.kept, cols), kept, CODECS["dense"])
+        inner = assemble(tensor.name, (pruning.blocks.kept, cols), kept, CODECS[DenseLayout.codec])
     else:
         left = (rows, pruning.blocks.kept)
         columns = [(int(start), int(stop)) for start, stop in spans]
-        inner = decoded(tensor.name, left, [tensor], np.array([[0], [0], [prod(left)]]), CODECS["dense"], columns)
+        inner = decoded(
+            tensor.name, left, [tensor], np.array([[0], [0], [prod(left)]]), CODECS[DenseLayout.codec], columns
+        )
     return replace(of_matrix(tensor, inner, pruning.axis, pruning.blocks), origin=tensor)

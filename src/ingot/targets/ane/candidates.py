@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ingot.model.layouts.sparse import CooLayout, CsrLayout
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes
 from ingot.targets.ane.form import BLOCKWISE, DENSE, INTEGER, PALETTE, SPARSE, Form
@@ -12,7 +13,7 @@ from ingot.targets.ane.gates import Conditions, Decision, decide
 
 _WIDTHS = (1, 2, 3, 4, 6, 8)
 _GROUP, _BLOCK = 16, 32  # channels per codebook, and columns per scale, that coremltools's users take most
-_CSR = ("sparse_csr", "sparse_coo")
+_CSR = (CsrLayout.codec, CooLayout.codec)
 
 
 @dataclass(frozen=True, slots=True)

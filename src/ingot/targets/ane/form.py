@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.palette import PaletteLayout
+from ingot.model.layouts.sparse import MaskLayout
+
 DENSE, FP8, INTEGER, BLOCKWISE, PALETTE, SPARSE, FOREIGN = (
     "dense",
     "fp8",
@@ -139,8 +145,8 @@ def form_of(
 def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
     size = prod(shape)
     if dtype in ("f8_e4m3fn", "f8_e5m2"):
-        return Form(FP8, size, 8, "e4m3" if dtype == "f8_e4m3fn" else "e5m2", codec="dense")
-    return Form(DENSE, size, codec="dense") if dtype in ("f16", "bf16", "f32", "f64") else None
+        return Form(FP8, size, 8, "e4m3" if dtype == "f8_e4m3fn" else "e5m2", codec=DenseLayout.codec)
+    return Form(DENSE, size, codec=DenseLayout.codec) if dtype in ("f16", "bf16", "f32", "f64") else None
 
 
 def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
@@ -151,7 +157,7 @@ def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts
     if fine and run_of(shape, params) is None:
         misfit = "blocks are runs of one output channel's weights"
     kind = BLOCKWISE if fine else INTEGER
-    return Form(kind, size, bits, zero_point=zeros, scales=scales, codec="quantized_group", misfit=misfit)
+    return Form(kind, size, bits, zero_point=zeros, scales=scales, codec=AffineLayout.codec, misfit=misfit)
 
 
 def _shifted(params: Mapping[str, Any], bits: int) -> bool:
@@ -204,18 +210,26 @@ def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], part
     if any(part != 1 for part in tuple(params.get("groups", (1,)))[1:]):
         misfit = "codebooks serve runs of output channels"
     return Form(
-        PALETTE, prod(shape), bits, entry, codebooks=count, vector=vector, scales=scales, codec="palette", misfit=misfit
+        PALETTE,
+        prod(shape),
+        bits,
+        entry,
+        codebooks=count,
+        vector=vector,
+        scales=scales,
+        codec=PaletteLayout.codec,
+        misfit=misfit,
     )
 
 
 def _sparse(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
     size = prod(shape)
     nonzeros = _within(params["nnz"], 0, size)
-    inner = form_of(params["inner"]["codec"], shape, dtype, params["inner"].get("params", {}), parts)
+    inner = form_of(codec_of(params["inner"]["codec"]), shape, dtype, params["inner"].get("params", {}), parts)
     if inner.kind in (FOREIGN, FP8, SPARSE):
         return None
     kept = None if inner.kind == DENSE else inner
-    return Form(SPARSE, size, scales=inner.scales, nonzeros=nonzeros, inner=kept, codec="sparse_mask")
+    return Form(SPARSE, size, scales=inner.scales, nonzeros=nonzeros, inner=kept, codec=MaskLayout.codec)
 
 
 def _within(value: Any, low: int, high: int) -> int:
@@ -224,4 +238,9 @@ def _within(value: Any, low: int, high: int) -> int:
     return value
 
 
-_MAKERS = {"dense": _dense, "quantized_group": _affine, "palette": _palette, "sparse_mask": _sparse}
+_MAKERS = {
+    DenseLayout.codec: _dense,
+    AffineLayout.codec: _affine,
+    PaletteLayout.codec: _palette,
+    MaskLayout.codec: _sparse,
+}
