@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ingot.ops.check.compare import compare as compare
     from ingot.ops.check.verify import verify as verify
     from ingot.ops.convert.convert import convert as convert
+    from ingot.ops.convert.planfile import execute as execute
     from ingot.ops.delta.apply import apply_delta as apply_delta
     from ingot.ops.delta.apply import revert as revert
     from ingot.ops.delta.diff import diff as diff
@@ -39,6 +40,7 @@ _NAMES = {
     "compare": "ingot.ops.check.compare",
     "convert": "ingot.ops.convert.convert",
     "diff": "ingot.ops.delta.diff",
+    "execute": "ingot.ops.convert.planfile",
     "load_model": "ingot.adapters.transformers",
     "open": "ingot.ops.open",
     "patch": "ingot.ops.delta.patch",
@@ -57,6 +59,7 @@ __all__ = [
     "compare",
     "convert",
     "diff",
+    "execute",
     "load_model",
     "mlx",
     "numpy",

@@ -39,6 +39,9 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show which rule hits which tensor and the resulting size; write nothing.")
     ] = False,
+    plan_out: Annotated[
+        str | None, typer.Option(help="Write the plan as JSON to this file, for `ingot run-plan`; convert nothing.")
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -46,8 +49,8 @@ def command(
 
     Nothing appears under DST until it is complete.
     """
-    if dry_run:
-        _dry_run(options, json)
+    if dry_run or plan_out is not None:
+        _dry_run(options, plan_out, quiet=quiet or not dry_run, json=json)
         return
     from ingot.ops.convert.convert import convert
 
@@ -57,13 +60,16 @@ def command(
     render(report.report(), json=json, quiet=quiet)
 
 
-def _dry_run(options: ConvertOptions, json: bool) -> None:
+def _dry_run(options: ConvertOptions, plan_out: str | None, *, quiet: bool, json: bool) -> None:
     from ingot.ops.convert.convert import prepare
     from ingot.ops.convert.dry_run import dry_run
+    from ingot.ops.convert.planfile import save_plan
 
     with prepare(options) as prepared:
+        if plan_out is not None:
+            save_plan(prepared, options, plan_out)
         _warn(prepared.plan.warnings)
-        render(dry_run(prepared), json=json)
+        render(dry_run(prepared), json=json, quiet=quiet)
 
 
 def _warn(warnings: Sequence[str]) -> None:

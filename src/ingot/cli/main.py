@@ -38,6 +38,7 @@ from ingot.cli import (
     lut,
     patch,
     plan,
+    run_plan,
     verify,
 )
 from ingot.cli.output import print_json, reader_may_leave
@@ -73,6 +74,7 @@ _STOPPED = {"by": INTERRUPTED}
 for module in (
     demo,
     convert,
+    run_plan,
     int4,
     inspect,
     verify,

@@ -29,7 +29,7 @@ def step_data(step: Step) -> dict[str, Any]:
             return {"kind": "repack", **data, "source": step.source, "tensor": step.tensor.name}
         case Encode():
             found = {"kind": "encode", **data, "source": step.source, "tensor": step.tensor.name}
-            return found | {"options": plain(step.options), "keeps_weights": step.keeps_weights}
+            return found | {"options": plain(step.options)}
         case Diff():
             return {"kind": "diff", **data, "tensor": step.tensor.name, "options": plain(step.options)}
         case Patch():

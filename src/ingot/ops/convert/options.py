@@ -90,3 +90,19 @@ class ConvertOptions:
         ),
     )
     io: str = field(default="pread", metadata=IO)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteOptions:
+    """The execution of a plan: which, where to, and what it may take."""
+
+    plan: AnyPath = field(metadata=about("What `ingot convert --plan-out` wrote.", argument=True))
+    out: AnyPath | None = field(
+        default=None, metadata=about("Another destination than the plan's, of the same format.", "--out", "-o")
+    )
+    _: KW_ONLY
+    max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
+    threads: int | None = field(default=None, metadata=THREADS)
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
+    resume: bool = field(default=False, metadata=RESUME)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

@@ -1,0 +1,111 @@
+"""Steps made of data again: the same tensors of the same sources, proven to be what the data says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from ingot.codecs.base import repack
+from ingot.codecs.table import CODECS
+from ingot.core.structs import warm
+from ingot.engine.data import spec_data, unplain
+from ingot.engine.specs import encoded_spec
+from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
+from ingot.engine.work import Step
+from ingot.errors import FormatError, IngotError
+from ingot.formats.base import Format, accepts
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+
+RULE = "plan.step"
+
+
+@warm
+class StepData(Struct, frozen=True, forbid_unknown_fields=True):
+    """A step as ``data.step_data`` writes those of one tensor."""
+
+    kind: Literal["move", "repack", "encode"]
+    spec: dict[str, Any]
+    action: str
+    rule: str
+    exact: bool
+    source: int
+    tensor: str
+    options: dict[str, Any] = {}
+
+
+def bound_steps(steps: Sequence[StepData], sources: Sequence[Mapping[str, Tensor]], format: Format) -> Iterator[Step]:
+    """Yield runnable steps.
+
+    What a step writes is worked out anew from the tensor and the step's options, and compared: the data of another
+    model, or data that somebody wrote by hand, never become bytes that are silently wrong.
+
+    Raises
+    ------
+    FormatError
+        ``plan.step``: a step does not fit its source or the format.
+    """
+    for number, data in enumerate(steps):
+        try:
+            yield _bound(data, sources, format)
+        except (ValueError, TypeError, KeyError, OverflowError, IngotError) as error:
+            if isinstance(error, FormatError) and error.rule == RULE:
+                raise
+            told = error.message if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"
+            raise _refused(number, data, told) from error
+
+
+def _bound(data: StepData, sources: Sequence[Mapping[str, Tensor]], format: Format) -> Step:
+    if not 0 <= data.source < len(sources) or data.tensor not in sources[data.source]:
+        raise ValueError("expected a tensor of a source, found none of this name")
+    tensor = sources[data.source][data.tensor]
+    if tensor.codec in CODECS:
+        CODECS[tensor.codec].check(tensor)
+    match data.kind:
+        case "move":
+            step: Step = Move(tensor, tensor.spec(), rule=data.rule, source=data.source)
+        case "repack":
+            step = _repack(data, tensor, format)
+        case "encode":
+            step = _encode(data, tensor)
+    if spec_data(step.spec) != data.spec:
+        raise ValueError("expected what this step makes of the tensor, found something else")
+    reason = format.refuses(step.spec)
+    if reason is not None:
+        raise ValueError(f"{format.name} cannot carry it: {reason}")
+    return step
+
+
+def _repack(data: StepData, tensor: Tensor, format: Format) -> Repack:
+    for layout, wanted in accepts(format, tensor.spec()):
+        if spec_data(wanted) == data.spec:
+            found = repack(CODECS[tensor.codec], tensor, layout)
+            if found.exact:
+                return Repack(tensor, wanted, rule=data.rule, repack=found, source=data.source)
+    raise ValueError(f"{format.name} takes no such layout of the tensor, or not every value keeps its bits in it")
+
+
+def _encode(data: StepData, tensor: Tensor) -> Encode:
+    if tensor.decoder is None or data.action not in (DECODED, ENCODED):
+        raise ValueError("expected a tensor that can be decoded, and one of the known actions")
+    options = unplain(data.options)
+    encoder = CODECS.get_or_refuse(_codec(data.spec)).encoder(tensor.shape, tensor.dtype, options)
+    encodings = {str(part["encoding"]) for part in data.spec["parts"]}
+    spec: TensorSpec = encoded_spec(tensor.name, tensor, encoder, "raw" if encodings <= {"raw"} else max(encodings))
+    exact = encoder.lossless  # never as the data says: what is not exact is measured, and told
+    action = data.action if exact else ENCODED
+    return Encode(tensor, spec, action, data.rule, exact, encoder=encoder, options=options, source=data.source)
+
+
+def _codec(spec: Mapping[str, Any]) -> str:
+    codec = spec["codec"]
+    if not isinstance(codec, str):
+        raise ValueError("expected a codec's name")  # noqa: TRY004 - of what was read
+    return codec
+
+
+def _refused(number: int, data: StepData, told: str) -> FormatError:
+    where = f"step {number}: {data.tensor[:200]}"
+    return FormatError(RULE, f"expected a step that fits its source: {told[:400]}", where=where)

@@ -1,0 +1,243 @@
+"""Plans of conversions as JSON: made in one process, executed in another (``spec/operations.md``, "Plans")."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import fspath
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+import ingot
+from ingot.core.atomic import atomic_write
+from ingot.core.options import takes
+from ingot.core.paths import local_path
+from ingot.core.progress import Progress
+from ingot.core.strictjson import strict_json
+from ingot.core.structs import warm
+from ingot.engine.bind import RULE as STEP
+from ingot.engine.bind import StepData, bound_steps
+from ingot.engine.data import step_data
+from ingot.engine.resources import Resources
+from ingot.errors import FormatError, IntegrityError, UsageError
+from ingot.formats.base import Fitting, Format, WriteOptions
+from ingot.model.bytesource import Stamp
+from ingot.model.spec import TensorSpec
+from ingot.ops.attachments import Gathered, gather
+from ingot.ops.convert.convert import Prepared, refuse_same, run
+from ingot.ops.convert.options import ConvertOptions, ExecuteOptions
+from ingot.ops.convert.plan import ConvertPlan
+from ingot.ops.convert.report import ConvertReport
+from ingot.ops.destination import destination
+from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.options import AnyPath
+from ingot.stores.table import locate
+
+VERSION = 1
+RULE = "plan.json"
+_LARGEST = 1 << 30
+
+
+@warm
+class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan reads: where it is, how it is read, and what tells it from another."""
+
+    url: str
+    io: str
+    verify: bool
+    identity: list[Any]
+
+
+@warm
+class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan writes: path, format, and the options of its writer."""
+
+    path: str
+    format: str
+    digest: str | None
+    max_shard: int | None
+
+
+@warm
+class BesideData(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is carried beside the weights: addresses, and what tells it from another."""
+
+    draft: str | None
+    coreml: str | None
+    program: str | None
+    identity: list[Any]
+
+
+@warm
+class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan of a conversion."""
+
+    ingot: str
+    version: int
+    source: SourceData
+    target: TargetData
+    beside: BesideData
+    recipe: str
+    measured: bool
+    untie: bool
+    notes: list[str]
+    warnings: list[str]
+    steps: list[StepData]
+
+
+def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
+    """Return a prepared conversion as JSON: everything that determines the result's bytes, and where the source is."""
+    plan, place, source = prepared.plan, prepared.place, prepared.source
+    data = {
+        "ingot": ingot.__version__,
+        "version": VERSION,
+        "source": {"url": source.url, "io": options.io, "verify": options.verify, "identity": source.identity()},
+        "target": {
+            "path": _path_text(place.path, folder=place.directory),
+            "format": place.format.name,
+            "digest": plan.options.digest,
+            "max_shard": plan.options.max_shard,
+        },
+        "beside": {
+            "draft": _address(options.draft),
+            "coreml": None if options.coreml is None else str(local_path(options.coreml).absolute()),
+            "program": _address(options.program),
+            "identity": prepared.gathered.identity(),
+        },
+        "recipe": plan.recipe,
+        "measured": plan.measured,
+        "untie": prepared.untie,
+        "notes": list(prepared.notes),
+        "warnings": list(plan.warnings),
+        "steps": [step_data(step) for step in plan.steps],
+    }
+    return json.dumps(data, indent=1).encode() + b"\n"
+
+
+def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
+    """Write a prepared conversion to a file, replaced if it is there; errors as ``core.atomic.atomic_write``."""
+    atomic_write(local_path(path), plan_json(prepared, options))
+
+
+def _path_text(path: Path, *, folder: bool) -> str:
+    return f"{path.absolute()}/" if folder else str(path.absolute())
+
+
+def _address(path: AnyPath | None) -> str | None:
+    """Return where another process finds an artifact."""
+    if path is None:
+        return None
+    store, name = locate(path)
+    return store.url_of(name)
+
+
+@takes(ExecuteOptions, "execute")
+def execute(options: ExecuteOptions) -> ConvertReport:
+    """Carry out the plan of a conversion that another process has made.
+
+    The result is byte for byte that of the conversion itself. A plan with some of the steps makes an artifact of those
+    tensors.
+
+    Returns
+    -------
+    ConvertReport
+
+    Raises
+    ------
+    FormatError
+        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot. ``plan.step``: a step does not
+        fit its source or the format.
+    IntegrityError
+        ``plan.source``: the source, or what is carried beside the weights, is not what the plan was made for.
+    UsageError, UnsupportedError, CodecError, ResourceError
+        As ``ingot.convert``. Nothing is left under the final name.
+    """
+    started = time.perf_counter()
+    data = _read(options.plan)
+    with _prepared(data, options.out) as prepared:
+        progress = Progress(prepared.plan.in_bytes, options.progress)
+        resources = Resources(options.max_ram, options.threads, progress)
+        report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def _read(path: AnyPath) -> PlanData:
+    where = fspath(path)
+    store, name = locate(path)
+    if not name:
+        raise UsageError("expected a plan, a file; found a folder", rule="open.missing", where=where)
+    found = strict_json(store.read(name, _LARGEST, RULE), RULE, RULE, where)
+    if found.get("version") != VERSION or found.get("ingot") != ingot.__version__:
+        raise FormatError(
+            "plan.version",
+            f"expected a plan of version {VERSION} made by Ingot {ingot.__version__}, which encodes alike; found "
+            f"{found.get('version')!r:.20} of {found.get('ingot')!r:.20}: make it again",
+            where=where,
+        )
+    try:
+        return msgspec.convert(found, PlanData)
+    except msgspec.ValidationError as error:
+        raise FormatError(RULE, f"expected a plan of a conversion: {error}", where=where) from error
+
+
+def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
+    """Open what a plan reads and make its steps again; errors as ``execute``."""
+    place = destination(data.target.path if out is None else out, data.target.format)
+    source = open_source(data.source.url, io=data.source.io, verify=data.source.verify)
+    gathered = Gathered()
+    try:
+        refuse_same(source, place)
+        _require_same(source.identity(), data.source.identity, source.location)
+        checkpoint = checkpoint_of(source)
+        beside = data.beside
+        gathered = gather(checkpoint.attachments, place.format, beside.draft, beside.coreml, beside.program)
+        _require_same(gathered.identity(), beside.identity, "beside the weights")
+        writing = WriteOptions(data.target.digest, data.target.max_shard, gathered.attachments)
+        format = place.format.fit(writing) if isinstance(place.format, Fitting) else place.format
+        steps = list(bound_steps(data.steps, [checkpoint], format))
+        _require_order(format, [step.spec for step in steps])
+        plan = ConvertPlan(
+            steps=steps,
+            format=format,
+            metadata=format.metadata(source.catalog.metadata),
+            options=writing,
+            measured=data.measured,
+            recipe=data.recipe,
+            warnings=data.warnings,
+        )
+        return Prepared(source, checkpoint, plan, place, gathered=gathered, untie=data.untie, notes=data.notes)
+    except BaseException:
+        gathered.close()
+        source.close()
+        raise
+
+
+def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
+    if len({spec.name for spec in specs}) != len(specs) or list(format.order(specs)) != list(range(len(specs))):
+        raise FormatError(STEP, "expected each tensor once, in the order in which the format wants them")
+
+
+def _require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
+    if _comparable(found) != _comparable(expected):
+        raise IntegrityError(
+            "plan.source",
+            "expected what the plan was made for, found another, or one that was written to since; plan again",
+            where=where,
+        )
+
+
+def _comparable(value: Any) -> Any:
+    """Return an identity as JSON has it, less the numbers of devices: on another machine a file system has another."""
+    if isinstance(value, Mapping):
+        return {str(key): _comparable(item) for key, item in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    items = [_comparable(item) for item in value]
+    if [type(item) for item in items] == [int, int, int, int, int, str]:  # a stamp
+        return [*Stamp(*items)._replace(device=0)]
+    return items
