@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.core.config import CONFIG, stored_config
+from ingot.core.config import CONFIG, parse_config, stored_config
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
 from ingot.model.artifact import Artifact

@@ -62,7 +62,7 @@ class Prepared:
     """A conversion that is planned and not begun: the opened source, the views over it, the plan, the destination.
 
     ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
-    ``read`` bytes were read to make the views.
+    ``read`` bytes were read to make the views, tensors ``without`` are left out of them.
     """
 
     source: Source
@@ -73,6 +73,7 @@ class Prepared:
     untie: bool = False
     notes: Sequence[str] = ()
     read: int = 0
+    without: frozenset[str] = frozenset()
 
     def __enter__(self) -> Prepared:
         return self
@@ -102,18 +103,25 @@ def prepare(options: ConvertOptions) -> Prepared:
         written = write_options(options, place)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
         plan = plan_conversion(checkpoint, place.format, request)
-        if isinstance(place.format, ConfigKeys) and place.directory:
-            change = _config_change(source, plan, untie=tied.untie)
-            plan = replace(plan, config=changed_config(checkpoint.companions, change))
+        plan = with_config(plan, source, checkpoint, place, untie=tied.untie)
         if options.strict_recipe:
             require_effect(plan.warnings)
         behind = source.companions().note() if place.directory else ""
         told = [*(message for _, message in remarks(source)), *view.notes, tied.note, behind]
         notes = [note for note in told if note]
-        return Prepared(source, checkpoint, plan, place, recipe, tied.untie, notes, view.read)
+        return Prepared(source, checkpoint, plan, place, recipe, tied.untie, notes, view.read, tied.without)
     except BaseException:
         close()
         raise
+
+
+def with_config(
+    plan: ConvertPlan, source: Source, checkpoint: Checkpoint, place: Destination, *, untie: bool
+) -> ConvertPlan:
+    """Return the plan with the ``config.json`` that is true of the result, for formats that write into it."""
+    if not (isinstance(place.format, ConfigKeys) and place.directory):
+        return plan
+    return replace(plan, config=changed_config(checkpoint.companions, _config_change(source, plan, untie=untie)))
 
 
 def _tied(source: Source, checkpoint: Checkpoint, place: Destination) -> Tied:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import fspath
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,12 +27,12 @@ from ingot.errors import FormatError, IntegrityError, UsageError
 from ingot.formats.base import Fitting, Format, WriteOptions
 from ingot.model.bytesource import Stamp
 from ingot.model.spec import TensorSpec
-from ingot.ops.attachments import Gathered, gather
-from ingot.ops.convert.convert import Prepared, refuse_same, run
+from ingot.ops.convert.convert import Prepared, refuse_same, run, with_config
 from ingot.ops.convert.options import ConvertOptions, ExecuteOptions
 from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import ConvertReport
-from ingot.ops.destination import destination
+from ingot.ops.convert.views import viewed
+from ingot.ops.destination import Destination, destination
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate
@@ -41,6 +40,7 @@ from ingot.stores.table import locate
 VERSION = 1
 RULE = "plan.json"
 _LARGEST = 1 << 30
+_ADDRESSES = ("activations", "importance", "draft", "coreml", "program")
 
 
 @warm
@@ -64,13 +64,17 @@ class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @warm
-class BesideData(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is carried beside the weights: addresses, and what tells it from another."""
+class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the source is viewed: the options of the conversion that say so, and tensors that are left out."""
 
+    prune: float | None
+    prune_block: int | None
+    activations: str | None
+    importance: str | None
     draft: str | None
     coreml: str | None
     program: str | None
-    identity: list[Any]
+    without: list[str]
 
 
 @warm
@@ -81,7 +85,7 @@ class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     source: SourceData
     target: TargetData
-    beside: BesideData
+    view: ViewData
     recipe: str
     measured: bool
     untie: bool
@@ -96,18 +100,23 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
     data = {
         "ingot": ingot.__version__,
         "version": VERSION,
-        "source": {"url": source.url, "io": options.io, "verify": options.verify, "identity": source.identity()},
+        "source": {
+            "url": source.url,
+            "io": options.io,
+            "verify": options.verify,
+            "identity": prepared.checkpoint.identity(),
+        },
         "target": {
-            "path": _path_text(place.path, folder=place.directory),
+            "path": _target_text(place),
             "format": place.format.name,
             "digest": plan.options.digest,
             "max_shard": plan.options.max_shard,
         },
-        "beside": {
-            "draft": _address(options.draft),
-            "coreml": None if options.coreml is None else str(local_path(options.coreml).absolute()),
-            "program": _address(options.program),
-            "identity": prepared.gathered.identity(),
+        "view": {
+            "prune": options.prune,
+            "prune_block": options.prune_block,
+            **{name: _address(getattr(options, name)) for name in _ADDRESSES},
+            "without": sorted(prepared.without),
         },
         "recipe": plan.recipe,
         "measured": plan.measured,
@@ -124,16 +133,17 @@ def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> Non
     atomic_write(local_path(path), plan_json(prepared, options))
 
 
-def _path_text(path: Path, *, folder: bool) -> str:
-    return f"{path.absolute()}/" if folder else str(path.absolute())
+def _target_text(place: Destination) -> str:
+    return f"{place.url.rstrip('/')}/" if place.directory else place.url
 
 
 def _address(path: AnyPath | None) -> str | None:
-    """Return where another process finds an artifact."""
+    """Return where another process finds a file or folder: an address, of a local one its whole path."""
     if path is None:
         return None
     store, name = locate(path)
-    return store.url_of(name)
+    local = store.local_path(name)
+    return store.url_of(name) if local is None else str(local.absolute())
 
 
 @takes(ExecuteOptions, "execute")
@@ -189,31 +199,32 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
     """Open what a plan reads and make its steps again; errors as ``execute``."""
     place = destination(data.target.path if out is None else out, data.target.format)
     source = open_source(data.source.url, io=data.source.io, verify=data.source.verify)
-    gathered = Gathered()
+    close = source.close
     try:
         refuse_same(source, place)
-        _require_same(source.identity(), data.source.identity, source.location)
-        checkpoint = checkpoint_of(source)
-        beside = data.beside
-        gathered = gather(checkpoint.attachments, place.format, beside.draft, beside.coreml, beside.program)
-        _require_same(gathered.identity(), beside.identity, "beside the weights")
-        writing = WriteOptions(data.target.digest, data.target.max_shard, gathered.attachments)
-        format = place.format.fit(writing) if isinstance(place.format, Fitting) else place.format
+        named = {name: getattr(data.view, name) for name in ("prune", "prune_block", *_ADDRESSES)}
+        options = ConvertOptions(data.source.url, place.url, **named)
+        view = viewed(checkpoint_of(source), place.format, options, frozenset(data.view.without))
+        checkpoint, close = view.checkpoint, view.checkpoint.close
+        _require_same(checkpoint.identity(), data.source.identity, source.location)
+        writing = WriteOptions(data.target.digest, data.target.max_shard)
+        format = place.format.fit(checkpoint.attachments) if isinstance(place.format, Fitting) else place.format
         steps = list(bound_steps(data.steps, [checkpoint], format))
         _require_order(format, [step.spec for step in steps])
         plan = ConvertPlan(
             steps=steps,
             format=format,
-            metadata=format.metadata(source.catalog.metadata),
+            metadata=format.metadata(checkpoint.metadata),
             options=writing,
             measured=data.measured,
+            attachments=checkpoint.attachments,
             recipe=data.recipe,
             warnings=data.warnings,
         )
-        return Prepared(source, checkpoint, plan, place, gathered=gathered, untie=data.untie, notes=data.notes)
+        plan = with_config(plan, source, checkpoint, place, untie=data.untie)
+        return Prepared(source, checkpoint, plan, place, untie=data.untie, notes=data.notes, read=view.read)
     except BaseException:
-        gathered.close()
-        source.close()
+        close()
         raise
 
 

@@ -79,6 +79,16 @@ def test_moves_repacks_and_folders(model: Path, tmp_path: Path, start: str, end:
         assert made.read_bytes() == direct.read_bytes()
 
 
+def test_views_are_made_again(model: Path, tmp_path: Path) -> None:
+    """Blocks of channels that a conversion leaves out are chosen from the same weights, and compared."""
+    ingot.convert(model, tmp_path / "direct.zt", "int4", prune=0.5, prune_block=8)
+    more = ["--recipe", "int4", "--prune", "0.5", "--prune-block", "8"]
+    planned(model, tmp_path / "out.zt", tmp_path / "plan.json", *more)
+    report = ingot.execute(tmp_path / "plan.json", max_ram="1GiB", threads=1)
+    assert report.pruned
+    assert (tmp_path / "out.zt").read_bytes() == (tmp_path / "direct.zt").read_bytes()
+
+
 def test_some_of_the_steps_make_an_artifact_of_those_tensors(fused: Path) -> None:
     ingot.convert(fused / "m.safetensors", fused / "direct.zt", "int4")
     plan = planned(fused / "m.safetensors", fused / "out.zt", fused / "plan.json", "--recipe", "int4")
@@ -142,7 +152,8 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("steps.0.options", {"bits": {"$array": ["<f8", [1 << 60], ""]}}, "plan.step"),
         ("target.digest", "md5", "convert.digest"),
         ("source.identity", [], "plan.source"),
-        ("beside.identity", [], "plan.source"),
+        ("view.without", ["none"], "tensor.unknown"),
+        ("view.prune", 0.5, "convert.prune"),
     ],
 )
 def test_other_plans_are_refused_by_rule(fused: Path, path: str, value: Any, rule: str) -> None:
