@@ -214,7 +214,8 @@ class Lab:
             code, output = run_tests(python, tree, mutant.tests)
             path.write_text(text, "utf-8")
             self._free.put((python, tree))
-        return {0: "lives", 1: "killed"}.get(code, "broken"), output, time.monotonic() - started
+        state = "lives" if code == 0 else "killed" if code == 1 or code < 0 else "broken"  # < 0: a crash, by a signal
+        return state, output, time.monotonic() - started
 
 
 def main() -> int:

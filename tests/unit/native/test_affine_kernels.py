@@ -135,6 +135,16 @@ def check_dequantize(
     same_numbers(out, reference.dequantize(codes, grid, scales, zeros, target))
 
 
+def test_ties_between_bf16_go_to_even() -> None:
+    codes = np.ones((2, 8), np.int8).view(np.uint8)
+    scales = np.array([[1 + 2**-8], [1 + 3 * 2**-8]], np.float32)
+    out = np.empty(codes.shape, numpy_dtype("bf16"))
+    kernels.affine_dequantize(
+        codes.reshape(-1), as_bits(scales), None, as_bits(out), layout(8, 8, 8, signed=True), "f32", "bf16"
+    )
+    assert np.array_equal(as_bits(out), np.repeat(np.array([[0x3F80], [0x3F82]], np.uint16), 8, axis=1))
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_one_scale_for_all_and_padded_rows(target: str) -> None:
     rng = np.random.default_rng(3)

@@ -68,6 +68,13 @@ def test_codes_without_zero_points_get_them_where_their_sign_changes() -> None:
     assert set(repacked(same, source).parts) == {"packed_weight", "scales"}
 
 
+def test_one_zero_point_for_all_codes_becomes_a_part() -> None:
+    source = tensor((1, 2), np.array([0x8F], np.uint8), zero_point=7)
+    other = repacked(the(source, signed=True), source)
+    assert other.parts["zeros"].array().tolist() == [7 - 8]
+    assert other.numpy().tolist() == source.numpy().tolist() == [[8, 1]]
+
+
 def test_what_is_nearest_to_as_stored_comes_first() -> None:
     source = tensor((3, 3), np.zeros(6, np.uint8), np.zeros(3), packing="rows_msb")
     others = repacks(CODEC, source)
