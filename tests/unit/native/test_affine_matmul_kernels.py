@@ -91,7 +91,7 @@ def test_any_shape(data: st.DataObject) -> None:
     params = data.draw(st.sampled_from(KINDS))
     rows, cols, count = (data.draw(st.integers(low, high)) for low, high in ((0, 70), (1, 300), (0, 6)))
     if params.granularity == "group":
-        params = replace(params, grid=Group(32) // params.bits * data.draw(st.integers(1, 40)))
+        params = replace(params, grid=Group(32 // params.bits * data.draw(st.integers(1, 40))))
     held = matrix(data.draw(st.integers(0, 99)), rows, cols, params, data.draw(st.sampled_from(TYPES)))
     raw = data.draw(st.binary(min_size=4 * count, max_size=4 * count))
     x = np.resize(np.frombuffer(raw, np.uint8) % 32, (count, cols)).astype(np.float32)  # numbers without NaN

@@ -113,8 +113,12 @@ def _integers(layout: AffineLayout, rows: int, cols: int) -> Block:
         raise _refuse(f"its integers have 2 or 4 bits and Ingot's parameters, found bits={bits}")
     if not layout.signed:
         raise _refuse("its integers are signed two's complement; quantize with signed = true")
-    if layout.zero not in (NO_ZERO, POINTS) or layout.matrix is not None or isinstance(layout.grid, Blocks):
-        raise _refuse(f"its integers decode as s * (q - z), groups along its rows; found {layout}")
+    if layout.zero not in (NO_ZERO, POINTS):
+        raise _refuse(f"its integers decode as s * (q - z), z a part or none; found {layout.zero}")
+    if isinstance(layout.grid, Blocks):
+        raise _refuse(f"its scales are those of groups along rows, found blocks of {list(layout.grid.shape)}")
+    if layout.matrix is not None:
+        raise _refuse(f"its integers are packed by the tensor's own rows, found a matrix of {list(layout.matrix)}")
     if not layout.is_flat((rows, cols)):
         raise _refuse(
             f"its codes are packed low bits first without padding between rows, these rows of {cols} codes are not; "

@@ -173,7 +173,7 @@ def _tensor(codec: str = "dense", **changes: Any) -> Tensor:
         ("sparse_mask.params", {"inner": "dense"}),
         ("sparse_mask.params", {"inner": {"codec": "dense"}}),
         ("sparse_mask.inner", {"inner": {"codec": "sparse_mask", "params": {}}}),
-        ("sparse_mask.inner", {"inner": {"codec": ["dense"], "params": {}}}),
+        ("sparse_mask.params", {"inner": {"codec": ["dense"], "params": {}}}),
         ("sparse_mask.inner", {"inner": {"codec": "dense", "params": {"x": 1}}}),
         ("sparse_mask.size", {"nnz": 1}),
     ],
