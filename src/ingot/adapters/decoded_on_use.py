@@ -77,7 +77,7 @@ def _refuse_writing(kind: type, func: Any, args: Any, named: Any) -> None:
     if not func._schema.is_mutable:
         return
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | named
-    written = (one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write)
+    written = (item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write)
     if any(isinstance(given.get(name), kind) for name in written):
         raise UsageError(
             f"expected a tensor that can be written to, found the decoded values of a packed layer in {func}: decode "

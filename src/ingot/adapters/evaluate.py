@@ -163,8 +163,8 @@ def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
             rule="eval.text",
             where=str(path),
         )
-    found = require("torch", EXTRA).tensor(tokens[: count * protocol.window])
-    return found.reshape(count, protocol.window)
+    windows = require("torch", EXTRA).tensor(tokens[: count * protocol.window])
+    return windows.reshape(count, protocol.window)
 
 
 def _require_window(model: Any, window: int) -> None:
@@ -223,13 +223,13 @@ def _score(torch: Any, model: Any, other: Any, batch: Any, sums: _Sums) -> None:
     functional = torch.nn.functional
     for start in range(0, len(targets), batch.shape[1]):
         span = slice(start, start + batch.shape[1])
-        found = functional.log_softmax(logits[span], -1)
-        sums.loss += float(functional.nll_loss(found, targets[span], reduction="sum"))
+        log_probs = functional.log_softmax(logits[span], -1)
+        sums.loss += float(functional.nll_loss(log_probs, targets[span], reduction="sum"))
         if expected is not None:
             wanted = functional.log_softmax(expected[span], -1)
             sums.reference_loss += float(functional.nll_loss(wanted, targets[span], reduction="sum"))
-            sums.kl += float(functional.kl_div(found, wanted, reduction="sum", log_target=True))
-            sums.same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
+            sums.kl += float(functional.kl_div(log_probs, wanted, reduction="sum", log_target=True))
+            sums.same += int((log_probs.argmax(-1) == wanted.argmax(-1)).sum())
     sums.predictions += len(targets)
 
 

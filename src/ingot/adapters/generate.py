@@ -65,14 +65,14 @@ def generate(
     require_room(model, tokens.shape[1], max_tokens)
     require_vocabulary(model, tokens)
     ends = end_tokens(model)
-    found, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
-    text = tokenizer.decode([token for token in found if token not in ends], skip_special_tokens=True)
+    new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
+    text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
     rest = sum(seconds[1:])
     return Generated(
         prompt=prompt,
         text=text,
-        tokens=tuple(found),
-        stopped=found[-1] in ends,
+        tokens=tuple(new_tokens),
+        stopped=new_tokens[-1] in ends,
         load=reports[0],
         first_token_seconds=seconds[0],
         tokens_per_second=len(seconds[1:]) / rest if rest else None,
@@ -86,19 +86,19 @@ def greedy(model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bo
     temperature, no penalty, no sampling.
     """
     torch = require("torch", EXTRA)
-    found: list[int] = []
+    new_tokens: list[int] = []
     seconds: list[float] = []
     cache = None
     with torch.inference_mode():
-        while len(found) < count and not (found and enough(found)):
+        while len(new_tokens) < count and not (new_tokens and enough(new_tokens)):
             began = time.perf_counter()
             output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
             token = int(output.logits[0, -1].argmax())
             cache = output.past_key_values
             tokens = torch.tensor([[token]], device=tokens.device)
-            found.append(token)
+            new_tokens.append(token)
             seconds.append(time.perf_counter() - began)
-    return found, seconds
+    return new_tokens, seconds
 
 
 def require_vocabulary(model: Any, tokens: Any) -> None:

@@ -27,14 +27,14 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     jax = require("jax", "jax")
 
     array = native_order(array)
-    place = jax.devices(device)[0] if isinstance(device, str) else device
+    target = jax.devices(device)[0] if isinstance(device, str) else device
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         raise UnsupportedError(
             f"JAX would narrow {array.dtype} values: call jax.config.update('jax_enable_x64', True) first",
             rule="adapter.dtype",
         )
     try:
-        return jax.device_put(array, place)
+        return jax.device_put(array, target)
     except TypeError as error:
         raise UnsupportedError(
             f"JAX {jax.__version__} has no arrays of {array.dtype}: take another dtype, or a newer JAX",

@@ -93,23 +93,23 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
     @property
     def eot_token_id(self) -> int | None:
         """The token with which a text ends; None if the model has none."""
-        found: int | None = self.tokenizer.eos_token_id
-        return found if found is not None else next(iter(sorted(end_tokens(self.model))), None)
+        token: int | None = self.tokenizer.eos_token_id
+        return token if token is not None else next(iter(sorted(end_tokens(self.model))), None)
 
     @property
     def prefix_token_id(self) -> int:
         """What an empty context is replaced by: the token with which a text begins, else that with which it ends."""
-        found = self._prefix()
-        if found is None:
+        token = self._prefix()
+        if token is None:
             raise UsageError(
                 "this model has no token to begin a text with: take a task whose contexts are not empty",
                 rule="lm-eval.prefix",
             )
-        return found
+        return token
 
     def _prefix(self) -> int | None:
-        found: int | None = self.tokenizer.bos_token_id
-        return found if found is not None else self.eot_token_id
+        token: int | None = self.tokenizer.bos_token_id
+        return token if token is not None else self.eot_token_id
 
     @property
     def tokenizer_name(self) -> str:
@@ -129,8 +129,8 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
 
     def _begins(self, text: str) -> bool:
         """Whether a text itself begins with the token that texts begin with."""
-        found = self._prefix()
-        begin = "" if found is None else self.tokenizer.decode([found])
+        prefix = self._prefix()
+        begin = "" if prefix is None else self.tokenizer.decode([prefix])
         return bool(begin) and text.startswith(begin)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -145,26 +145,26 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of whole texts, each token scored once with as much context as fits."""
-        found = []
+        scores = []
         for request in requests:
             (text,) = request.args
             windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
             pairs: list[_Request] = [(None, *make_disjoint_window(window)) for window in windows]
             total = sum(score for score, _ in self._loglikelihood_tokens(pairs))
-            found.append(total)
+            scores.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
-        return found
+        return scores
 
     def _loglikelihood_tokens(self, requests: Sequence[_Request], **kwargs: Any) -> list[tuple[float, bool]]:
         """Return for each request the log-likelihood of its last tokens, and whether each of them was the likeliest."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
-        found: dict[int, tuple[float, bool]] = {}
+        scores: dict[int, tuple[float, bool]] = {}
         for batch in _cut(order, self.batch_size):
             for index, answer in zip(batch, self._score([requests[i] for i in batch]), strict=True):
-                found[index] = answer
+                scores[index] = answer
                 if requests[index][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-        return [found[index] for index in range(len(requests))]
+        return [scores[index] for index in range(len(requests))]
 
     def _score(self, batch: Sequence[_Request]) -> Iterator[tuple[float, bool]]:
         """Score one batch: texts are filled up on the right, where a causal model does not look."""
@@ -181,13 +181,13 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return greedy continuations up to the first of each request's stop texts, without it."""
-        found = []
+        texts = []
         for request in requests:
             context, wishes = request.args
             text = self._continue(context, normalize_gen_kwargs(wishes, _NEW_TOKENS))
-            found.append(text)
+            texts.append(text)
             self.cache_hook.add_partial("generate_until", (context, wishes), text)
-        return found
+        return texts
 
     def _continue(self, context: str, wishes: dict[str, Any]) -> str:
         if wishes.get("do_sample"):

@@ -126,8 +126,8 @@ def _weights(mx: Any, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | N
     if checkpoint.format == "safetensors" and location.is_file() and dtypes <= _LOADED:
         if not lazy:
             _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
-        found: dict[str, Any] = mx.load(str(location), format="safetensors")
-        return found
+        arrays: dict[str, Any] = mx.load(str(location), format="safetensors")
+        return arrays
     forms = {name: packed_form(tensor) for name, tensor in checkpoint.items()}
     needed = sum(_nbytes(tensor, forms[name]) for name, tensor in checkpoint.items())
     _require_room(needed, checkpoint, max_ram)
@@ -205,14 +205,14 @@ def _tokenizer(utils: Any, folder: Path) -> Any:
     of it."""
     config = utils.load_config(folder)
     try:
-        found = utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
     except Exception:  # readers of dozens of tokenizer classes; load_tokenizer below says what is wrong
-        found = None
-    if found is not None:
-        require_vocabulary(found._tokenizer, folder)
+        tokenizer = None
+    if tokenizer is not None:
+        require_vocabulary(tokenizer._tokenizer, folder)
     own = load_tokenizer(folder)
-    if found is not None and same_tokens(found._tokenizer, own):
-        return found
+    if tokenizer is not None and same_tokens(tokenizer._tokenizer, own):
+        return tokenizer
     wrapper = require("mlx_lm.tokenizer_utils", EXTRA).TokenizerWrapper
     end = config.get("eos_token_id")
     return wrapper(own, eos_token_ids=end if isinstance(end, list) or end is None else [end])

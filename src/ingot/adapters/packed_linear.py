@@ -353,8 +353,8 @@ def _device(module: torch.nn.Linear) -> torch.device:
 
 
 def _torch_dtype(tensor: Tensor) -> torch.dtype:
-    found: torch.dtype = getattr(torch, str(resolve_dtype(tensor.dtype).torch))
-    return found
+    dtype: torch.dtype = getattr(torch, str(resolve_dtype(tensor.dtype).torch))
+    return dtype
 
 
 def _bits(values: torch.Tensor) -> Any:

@@ -108,13 +108,13 @@ def load_model(
     torch = require("torch", EXTRA)
     require("transformers", EXTRA)
     began = time.perf_counter()
-    place = _device(torch, device)
+    target = _device(torch, device)
     dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
     verify, cache = options.get("verify", True), options.get("cache", True)
     source = resolve(path, "torch", keep_packed, cache, verify=verify, dtype=dtype)
     with source.checkpoint as checkpoint:
         try:
-            model, done = _load(torch, source, _Wanted(place, dtype, keep_packed, options))
+            model, done = _load(torch, source, _Wanted(target, dtype, keep_packed, options))
         except IngotError as error:
             raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
     report = options.get("report")
@@ -133,30 +133,30 @@ class _Wanted:
 
 def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[str, Any]]:
     """Build the model; return it with what the report says of it."""
-    checkpoint, place, options = source.checkpoint, wanted.device, wanted.options
+    checkpoint, device, options = source.checkpoint, wanted.device, wanted.options
     config = read_config(source.folder, len(checkpoint))
     kind = model_class(config, str(source.folder))
     target = _target(torch, wanted.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
     packed = packable(checkpoint) if wanted.keep_packed else set()
     merged = merged_names(config, checkpoint)
-    if place.type == "cpu":
+    if device.type == "cpu":
         needed, max_ram = copied_bytes(checkpoint, target, packed, merged), options.get("max_ram")
         require_ram(needed, "decoded weights", NO_ROOM, max_ram, checkpoint.location)
     strict = options.get("strict", True)
 
     def attempt(some: set[str]) -> Any:
-        loading = Loading(place, some)
+        loading = Loading(device, some)
         weights = weights_of(checkpoint, loading)
         return build(kind, config, weights, loading, dtype, strict=strict, where=checkpoint.location)
 
-    model, kept = put_packed(attempt, packed, dtype, place)
+    model, kept = put_packed(attempt, packed, dtype, device)
     generation = read_generation_config(source.folder)
     if generation is not None and model.can_generate():
         model.generation_config = generation
     model.config.name_or_path = str(source.folder)
-    if place.type != "cpu":
-        model.to(place)
+    if device.type != "cpu":
+        model.to(device)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
     mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
     return model, {
@@ -165,7 +165,7 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
         "why": source.why,
         "model": kind.__name__,
         "dtype": target,
-        "device": str(place),
+        "device": str(device),
         "mapped": mapped,
         "decoded": copied_bytes(checkpoint, target, kept, merged),
         "packed": sum(checkpoint[name].nbytes for name in kept),
@@ -174,15 +174,15 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
 
 def _device(torch: Any, device: Any) -> Any:
     try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
+        target = torch.device(device)
+        torch.empty(0, device=target)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         raise UsageError(
             f"expected a device that this torch has, found {str(device)[:80]!r}", rule="model.device"
         ) from error
-    if place.type == "meta":
+    if target.type == "meta":
         raise UsageError("expected a device that holds values, found 'meta'", rule="model.device")
-    return place
+    return target
 
 
 def _target(torch: Any, dtype: Any, config: Any, checkpoint: Checkpoint) -> str:

@@ -120,8 +120,8 @@ def _quiet() -> Iterator[None]:
 
 def _check_shapes(info: Any, where: str) -> None:
     wrong = [
-        f"{name} expected {list(expected)}, found {list(found)}"
-        for name, found, expected in sorted(info.mismatched_keys, key=lambda item: str(item[0]))
+        f"{name} expected {list(expected)}, found {list(shape)}"
+        for name, shape, expected in sorted(info.mismatched_keys, key=lambda item: str(item[0]))
     ]
     if wrong:
         raise FormatError(

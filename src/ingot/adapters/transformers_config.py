@@ -87,15 +87,15 @@ def model_class(config: Any, where: str) -> Any:
     """
     named = getattr(config, "architectures", None) or []
     for name in named:
-        found = _class_named(name, config)
-        if found is not None:
-            return found
+        candidate = _class_named(name, config)
+        if candidate is not None:
+            return candidate
     auto = require("transformers.models.auto.modeling_auto", EXTRA)
     if not named:
         for table in (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_MAPPING):
             if type(config) in table:
-                found = table[type(config)]
-                return found[0] if isinstance(found, tuple) else found
+                candidate = table[type(config)]
+                return candidate[0] if isinstance(candidate, tuple) else candidate
     raise UnsupportedError(
         f"expected an architecture that transformers {version()} has for model_type {config.model_type!r}, found "
         f"{', '.join(str(name)[:80] for name in named[:4]) or 'none'}",
@@ -141,11 +141,15 @@ def _class_named(name: Any, config: Any) -> Any:
     transformers = require("transformers", EXTRA)
     base = transformers.PreTrainedModel
     try:
-        found = getattr(transformers, name) if isinstance(name, str) else None
+        candidate = getattr(transformers, name) if isinstance(name, str) else None
     except Exception:  # a lazy import that wants a package which is not here
         return None
-    fits = isinstance(found, type) and issubclass(found, base) and getattr(found, "config_class", None) is type(config)
-    return found if fits else None
+    fits = (
+        isinstance(candidate, type)
+        and issubclass(candidate, base)
+        and getattr(candidate, "config_class", None) is type(config)
+    )
+    return candidate if fits else None
 
 
 def _refuse_layers(values: dict[str, Any], most: int, where: str) -> None:

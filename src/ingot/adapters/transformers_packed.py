@@ -52,18 +52,18 @@ def put_packed(attempt: Callable[[set[str]], Any], packed: set[str], dtype: Any,
         return model, set()
     places = list(_stand_ins(model))
     if any(parameter.is_meta and not hasattr(parameter, PACKED) for parameter in model.parameters()):
-        return put_packed(attempt, {place.tensor.name for place in places}, dtype, device)
+        return put_packed(attempt, {site.tensor.name for site in places}, dtype, device)
     shared: dict[int, list[_Place]] = {}
-    for place in places:
-        shared.setdefault(id(place.parameter), []).append(place)
+    for site in places:
+        shared.setdefault(id(site.parameter), []).append(site)
     layers: list[_Place] = []
     for group in shared.values():
-        if all(_is_linear(place) or _is_embedding(place) for place in group):
+        if all(_is_linear(site) or _is_embedding(site) for site in group):
             layers += group
         else:
             _decode(group, dtype, device)
     _pack(model, layers)
-    return model, {place.tensor.name for place in layers}
+    return model, {site.tensor.name for site in layers}
 
 
 def _stand_ins(model: Any) -> Iterator[_Place]:
@@ -74,29 +74,29 @@ def _stand_ins(model: Any) -> Iterator[_Place]:
                 yield _Place(path, module, attribute, tensor)
 
 
-def _is_linear(place: _Place) -> bool:
+def _is_linear(site: _Place) -> bool:
     # A subclass computes something else with its weight.
-    return type(place.module) is require("torch", "torch").nn.Linear and bool(place.path)
+    return type(site.module) is require("torch", "torch").nn.Linear and bool(site.path)
 
 
-def _is_embedding(place: _Place) -> bool:
-    module = place.module
-    return type(module) is require("torch", "torch").nn.Embedding and module.max_norm is None and bool(place.path)
+def _is_embedding(site: _Place) -> bool:
+    module = site.module
+    return type(module) is require("torch", "torch").nn.Embedding and module.max_norm is None and bool(site.path)
 
 
 def _decode(group: list[_Place], dtype: Any, device: Any) -> None:
     """Replace one stand-in by a decoded parameter, in all its places."""
     parameter = require("torch", "torch").nn.Parameter(materialize(group[0].tensor, dtype, device))
-    for place in group:
-        place.module._parameters[place.attribute] = parameter
+    for site in group:
+        site.module._parameters[site.attribute] = parameter
 
 
 def _pack(model: Any, places: list[_Place]) -> None:
     layers = require("ingot.adapters.packed_linear", "torch")
-    own = {id(place.tensor): place.tensor.private() for place in places}  # tied layers share their codes
-    layers.pack_linears(model, {f"{place.path}.weight": own[id(place.tensor)] for place in places if _is_linear(place)})
-    for place in places:
-        if _is_embedding(place):
-            matrix = PackedMatrix.of(own[id(place.tensor)])
-            layer = layers.PackedEmbedding(matrix, place.module.padding_idx, place.parameter.dtype)
-            layers.put_layer(model, place.path, layer.train(place.module.training))
+    own = {id(site.tensor): site.tensor.private() for site in places}  # tied layers share their codes
+    layers.pack_linears(model, {f"{site.path}.weight": own[id(site.tensor)] for site in places if _is_linear(site)})
+    for site in places:
+        if _is_embedding(site):
+            matrix = PackedMatrix.of(own[id(site.tensor)])
+            layer = layers.PackedEmbedding(matrix, site.module.padding_idx, site.parameter.dtype)
+            layers.put_layer(model, site.path, layer.train(site.module.training))

@@ -49,7 +49,7 @@ def load_tokenizer(folder: Path, *, add_bos_token: bool | None = None) -> Any:
             return transformers.PreTrainedTokenizerFast(tokenizer_object=own)
         stored = (folder / _FILE).is_file()
         kind = transformers.PreTrainedTokenizerFast if stored else transformers.AutoTokenizer
-        found = kind.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
+        tokenizer = kind.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
     except FormatError:
         raise
     except Exception as error:  # readers of dozens of tokenizer classes, over files that may be anything
@@ -58,16 +58,16 @@ def load_tokenizer(folder: Path, *, add_bos_token: bool | None = None) -> Any:
             f"expected a tokenizer ({_FILE}) beside the weights, found none that transformers reads: {one_line(error)}",
             where=str(folder),
         ) from error
-    require_vocabulary(found, folder)
+    require_vocabulary(tokenizer, folder)
     if stored:
         other = _chosen_by_transformers(folder, options)
-        if other is not None and not same_tokens(other, found):
+        if other is not None and not same_tokens(other, tokenizer):
             warnings.warn(
                 f"{printable(str(folder))}: transformers takes {type(other).__name__} for this model, which makes "
                 f"other tokens than the {_FILE} beside the weights; Ingot uses {_FILE}",
                 stacklevel=2,
             )
-    return found
+    return tokenizer
 
 
 def same_tokens(left: Any, right: Any) -> bool:
@@ -83,12 +83,12 @@ def _chosen_by_transformers(folder: Path, options: Mapping[str, Any]) -> Any:
     """Return the tokenizer that transformers' own loader makes; None where it makes the plain one, or fails."""
     transformers = require("transformers", EXTRA)
     try:
-        found = transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=False, local_files_only=True, **options
         )
     except Exception:  # nobody asked for that one
         return None
-    return None if type(found) is transformers.PreTrainedTokenizerFast else found
+    return None if type(tokenizer) is transformers.PreTrainedTokenizerFast else tokenizer
 
 
 def require_vocabulary(tokenizer: Any, folder: Path) -> None:
@@ -127,15 +127,15 @@ def _own(folder: Path) -> Any:
     for left, right in merges:
         pairs.append((tokens[left], tokens[right]))
         tokens.append(tokens[left] + tokens[right])
-    found = package.Tokenizer(package.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
-    found.pre_tokenizer = package.pre_tokenizers.Sequence(
+    tokenizer = package.Tokenizer(package.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence(
         [
             package.pre_tokenizers.Split(package.Regex(_WORD), "isolated"),
             package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    found.decoder = package.decoders.ByteLevel()
-    return found
+    tokenizer.decoder = package.decoders.ByteLevel()
+    return tokenizer
 
 
 def _byte_chars() -> list[str]:

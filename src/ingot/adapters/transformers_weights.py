@@ -121,7 +121,7 @@ def merged_names(config: Any, names: Iterable[str]) -> set[str]:
     transformers 5, ``conversion_mapping``: patterns in which ``*`` stands for a number.
     """
     known = require("transformers.conversion_mapping", "transformers")
-    kinds = {getattr(one, "model_type", None) for one in (config, getattr(config, "text_config", None))}
+    kinds = {getattr(part, "model_type", None) for part in (config, getattr(config, "text_config", None))}
     steps = [step for kind in kinds if kind for step in known.get_checkpoint_conversion_mapping(kind) or ()]
     patterns = [
         re.compile(re.escape(pattern).replace(r"\*", "[0-9]+"))

@@ -36,14 +36,14 @@ def status(path: Folder, json: Json = False) -> None:
     from ingot.ops.squish.status import status as status_of
     from ingot.ops.squish.status import status_report
 
-    found = status_of(path)
+    tiers = status_of(path)
     chosen: dict[str, dict[str, object] | None] = {}
     for title, runtime, packed in (("torch", "torch", False), ("torch, packed", "torch", True), ("mlx", "mlx", False)):
         try:
             chosen[title] = choose(path, runtime, keep_packed=packed).report()
         except UsageError:
             chosen[title] = None
-    render(status_report(path, found, chosen), json=json)
+    render(status_report(path, tiers, chosen), json=json)
 
 
 def build(

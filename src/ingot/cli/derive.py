@@ -124,13 +124,13 @@ def _value(item: Field[Any], kind: Any, value: Any) -> Any:
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
     """Read ``NAME=VALUE``: numbers, true and false as such, anything else as text."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UsageError(f"expected {option} NAME=VALUE, found {text!r}", rule="cli.option")
-        found[name] = _scalar(value)
-    return found
+        values[name] = _scalar(value)
+    return values
 
 
 def _scalar(text: str) -> Any:

@@ -47,20 +47,20 @@ def command(
     from ingot.adapters.evaluate import Protocol, evaluate
 
     protocol = Protocol(window, sequences, dtype, keep_packed)
-    found = evaluate(model, text, reference, protocol, cache=cache, max_ram=max_ram)
+    result = evaluate(model, text, reference, protocol, cache=cache, max_ram=max_ram)
     if json:
-        print_json(found)
+        print_json(result)
         return
     rows = [
-        ("perplexity", f"{found.perplexity:.3f}"),
-        ("tokens read", f"{found.sequences} x {found.window}"),
-        ("tokens per second", number(found.tokens_per_second)),
-        ("peak memory", size_text(found.peak_memory)),
+        ("perplexity", f"{result.perplexity:.3f}"),
+        ("tokens read", f"{result.sequences} x {result.window}"),
+        ("tokens per second", number(result.tokens_per_second)),
+        ("peak memory", size_text(result.peak_memory)),
     ]
-    if found.kl is not None and found.agreement is not None and found.reference_perplexity is not None:
+    if result.kl is not None and result.agreement is not None and result.reference_perplexity is not None:
         rows += [
-            ("perplexity of the reference", f"{found.reference_perplexity:.3f}"),
-            ("mean KL(reference || model), nats", number(found.kl)),
-            ("top-1 agreement", f"{100 * found.agreement:.2f} %"),
+            ("perplexity of the reference", f"{result.reference_perplexity:.3f}"),
+            ("mean KL(reference || model), nats", number(result.kl)),
+            ("top-1 agreement", f"{100 * result.agreement:.2f} %"),
         ]
     table(("figure", "value"), rows)

@@ -61,29 +61,29 @@ def command(
     from ingot.ops.ane.coreml_layer import extract_layer
     from ingot.ops.attachments import extract_coreml, extract_draft
 
-    found: dict[str, Any] = {"path": path}
+    figures: dict[str, Any] = {"path": path}
     if layer is not None and out is not None:
-        found["layer"] = dataclasses.asdict(extract_layer(path, layer, out, opset=opset, overwrite=overwrite))
+        figures["layer"] = dataclasses.asdict(extract_layer(path, layer, out, opset=opset, overwrite=overwrite))
     if draft is not None:
         shape = extract_draft(path, draft, format=format, overwrite=overwrite)
-        found["draft"] = {"path": draft, **dataclasses.asdict(shape)}
+        figures["draft"] = {"path": draft, **dataclasses.asdict(shape)}
     if coreml:
-        found["coreml"] = {"path": str(extract_coreml(path, cache))}
+        figures["coreml"] = {"path": str(extract_coreml(path, cache))}
     if json:
-        print_json(found)
+        print_json(figures)
         return
     if draft is not None:
-        one = found["draft"]
+        head = figures["draft"]
         print(
-            f"{printable(draft)}: draft head, {one['layers']} layer(s), hidden size {one['hidden']}, vocabulary "
-            f"{one['draft_vocab']} of {one['vocab']}"
+            f"{printable(draft)}: draft head, {head['layers']} layer(s), hidden size {head['hidden']}, vocabulary "
+            f"{head['draft_vocab']} of {head['vocab']}"
         )
     if coreml:
-        print(printable(found["coreml"]["path"]))
+        print(printable(figures["coreml"]["path"]))
     if layer is not None:
-        one = found["layer"]
-        rounded = ", rounded to f16" if one["rounded"] else ""
+        head = figures["layer"]
+        rounded = ", rounded to f16" if head["rounded"] else ""
         print(
-            f"{printable(one['path'])}: x {list(one['input'])} -> y {list(one['output'])}, "
-            f"weight {one['codec']}{rounded}, {one['size']} bytes"
+            f"{printable(head['path'])}: x {list(head['input'])} -> y {list(head['output'])}, "
+            f"weight {head['codec']}{rounded}, {head['size']} bytes"
         )

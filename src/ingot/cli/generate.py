@@ -42,23 +42,23 @@ def command(
     """
     from ingot.adapters.generate import generate
 
-    found = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache, max_ram=max_ram)
+    generated = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache, max_ram=max_ram)
     if json:
-        print_json(found)
+        print_json(generated)
         return
-    print(found.prompt + found.text)
-    for text in summary(found):
+    print(generated.prompt + generated.text)
+    for text in summary(generated):
         line(text, stream=sys.stderr)
 
 
-def summary(found: Any) -> list[str]:
+def summary(generated: Any) -> list[str]:
     """Return what a load and a generation took, as lines."""
-    load = found.load
-    speed = "" if found.tokens_per_second is None else f", then {found.tokens_per_second:.3g} tokens/s"
-    end = ", ended by itself" if found.stopped else ""
-    times = f"loaded in {load.seconds:.3f} s, first token after {found.first_token_seconds:.3f} s{speed}"
+    load = generated.load
+    speed = "" if generated.tokens_per_second is None else f", then {generated.tokens_per_second:.3g} tokens/s"
+    end = ", ended by itself" if generated.stopped else ""
+    times = f"loaded in {load.seconds:.3f} s, first token after {generated.first_token_seconds:.3f} s{speed}"
     return [
         f"{load.model}, {load.dtype}, from {load.format}: {load.tier} ({printable(load.why)})",
         f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {size_text(load.packed)} kept packed",
-        f"{times}; {len(found.tokens)} tokens{end}",
+        f"{times}; {len(generated.tokens)} tokens{end}",
     ]

@@ -60,11 +60,11 @@ def command(
         return
     from ingot.ops.check.overview import one_tensor, overview
 
-    found = inspect(path)
+    inspection = inspect(path)
     if tensor is not None:
-        render(one_tensor(found, tensor), json=json)
+        render(one_tensor(inspection, tensor), json=json)
     else:
-        render(overview(found, by, tensors=list_tensors, every=every), json=json)
+        render(overview(inspection, by, tensors=list_tensors, every=every), json=json)
 
 
 def _content_id(path: str, json: bool) -> None:

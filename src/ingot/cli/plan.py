@@ -63,8 +63,8 @@ def command(
         from ingot.ops.ane.suggest import suggest as find
 
         largest = 0.1 if max_error is None else max_error
-        found = find(path, chip, suggest, largest, assume=assume or (), overwrite=overwrite)
-        print_json(found) if json else _print_suggestion(found)
+        answer = find(path, chip, suggest, largest, assume=assume or (), overwrite=overwrite)
+        print_json(answer) if json else _print_suggestion(answer)
         return
     from ingot.ops.ane.plan import plan
 
@@ -76,19 +76,19 @@ def command(
         _print_chip(item, every, list_tensors)
 
 
-def _data(found: ChipPlan) -> dict[str, Any]:
+def _data(plan: ChipPlan) -> dict[str, Any]:
     return {
-        **dataclasses.asdict(found),
-        "outcomes": found.outcomes,
-        "totals": found.totals,
-        "time": None if found.time is None else {**dataclasses.asdict(found.time), "alone": found.time.alone},
+        **dataclasses.asdict(plan),
+        "outcomes": plan.outcomes,
+        "totals": plan.totals,
+        "time": None if plan.time is None else {**dataclasses.asdict(plan.time), "alone": plan.time.alone},
     }
 
 
-def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items()) or "no kernels"
-    line(f"{found.product} ({found.chip}, target {found.target}): {counts}")
-    totals, time = found.totals, found.time
+def _print_chip(plan: ChipPlan, every: bool, list_tensors: bool) -> None:
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in plan.outcomes.items()) or "no kernels"
+    line(f"{plan.product} ({plan.chip}, target {plan.target}): {counts}")
+    totals, time = plan.totals, plan.time
     line(
         f"  kernels {size_text(totals['stored'])} stored, {size_text(totals['moved'])} moved per dispatch, "
         f"{size_text(totals['dense'])} as dense fp16"
@@ -96,24 +96,24 @@ def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
     if time is not None:
         floor = f"{number(time.floor, 3)} ms per dispatch + " if time.floor else ""
         line(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
-    elif found.kernels:
+    elif plan.kernels:
         line("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
-    if found.outcomes.get("refused"):
-        line(f"  refused {found.outcomes['refused']} weights are in no figure: the chip's compiler does not take them")
-    tables = sum(weight.tables_fit is False for weight in found.kernels)
+    if plan.outcomes.get("refused"):
+        line(f"  refused {plan.outcomes['refused']} weights are in no figure: the chip's compiler does not take them")
+    tables = sum(weight.tables_fit is False for weight in plan.kernels)
     if tables:
         line(f"  tables  {tables} weights have codebooks past the budget that is assumed")
-    beside = [weight for weight in found.weights if weight.use != "kernel"]
+    beside = [weight for weight in plan.weights if weight.use != "kernel"]
     if beside:
         kinds = ", ".join(f"{sum(item.use == use for item in beside)} {use}" for use in ("gather", "vector", "other"))
         line(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
-    reasons = Counter(weight.winograd for weight in found.kernels if weight.winograd is not None)
+    reasons = Counter(weight.winograd for weight in plan.kernels if weight.winograd is not None)
     for reason, count in reasons.items():
         told = f"not: {reason}" if reason else f"may run as Winograd ({_tiles()}; B20; sources disagree before H17)"
         line(f"  winograd {count} convolutions {told}")
-    _print_forms(found)
-    _print_contradictions(found)
-    if list_tensors and found.kernels:
+    _print_forms(plan)
+    _print_contradictions(plan)
+    if list_tensors and plan.kernels:
         columns = (
             "weight",
             "shape",
@@ -127,7 +127,7 @@ def _print_chip(found: ChipPlan, every: bool, list_tensors: bool) -> None:
             "nearest better",
         )
         print()
-        table(columns, _rows(found, every), left=6, optional=("evidence", "nearest better", "passes", "by gate"))
+        table(columns, _rows(plan, every), left=6, optional=("evidence", "nearest better", "passes", "by gate"))
 
 
 def _tiles() -> str:
@@ -136,36 +136,36 @@ def _tiles() -> str:
     return ", ".join(f"F({out} x {out}, 3 x 3)" for out, _ in winograd_cell("tiles").value)
 
 
-def _print_contradictions(found: ChipPlan) -> None:
+def _print_contradictions(plan: ChipPlan) -> None:
     """Tell in full what these weights rest on, and name the rest."""
-    concerned = {key for weight in found.kernels if weight.decision for key in weight.decision.contradictions}
-    for item in found.contradictions:
+    concerned = {key for weight in plan.kernels if weight.decision for key in weight.decision.contradictions}
+    for item in plan.contradictions:
         if item.key in concerned:
             keys = ", ".join(item.keys) or "nothing here depends on it"
             line(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
-    others = [item.key for item in found.contradictions if item.key not in concerned]
+    others = [item.key for item in plan.contradictions if item.key not in concerned]
     if others:
         line(f"  !       sources also disagree about forms not used here: {', '.join(others)}; --json has the sides")
 
 
-def _print_forms(found: ChipPlan) -> None:
+def _print_forms(plan: ChipPlan) -> None:
     for outcome in ("streams", "folds", "refused"):
         labels = [
             f"{label}{'!' if decision.contradictions else ''}"
-            for label, decision in found.forms.items()
+            for label, decision in plan.forms.items()
             if decision.outcome == outcome
         ]
         if labels:
             line(f"  {outcome:<8}{', '.join(labels)}")
 
 
-def _rows(found: ChipPlan, every: bool) -> list[tuple[str, ...]]:
+def _rows(plan: ChipPlan, every: bool) -> list[tuple[str, ...]]:
     def key(weight: WeightPlan) -> tuple[str, ...]:
         return (*_cells(weight), weight.name) if every else _cells(weight)
 
     return [
         (name if len(group) == 1 else f"{name} ({len(group)} x)", *_cells(group[0]))
-        for name, group in equal_layers(found.kernels, lambda weight: weight.name, key)
+        for name, group in equal_layers(plan.kernels, lambda weight: weight.name, key)
     ]
 
 
@@ -190,12 +190,15 @@ def _cells(weight: WeightPlan) -> tuple[str, ...]:
     )
 
 
-def _print_suggestion(found: Any) -> None:
-    print(f"{printable(found.recipe)}: for {', '.join(found.chips)}, error at most {number(found.max_error, 3)}")
-    for choice, count in found.counts.items():
+def _print_suggestion(suggestion: Any) -> None:
+    print(
+        f"{printable(suggestion.recipe)}: for {', '.join(suggestion.chips)}, "
+        f"error at most {number(suggestion.max_error, 3)}"
+    )
+    for choice, count in suggestion.counts.items():
         print(f"  {count:>5} x {choice}")
     print(
-        f"  moved {size_text(found.moved_before)} -> {size_text(found.moved)} per dispatch, worst error "
-        f"{number(found.worst, 3)} (RMS over RMS, on a sample of each weight)"
+        f"  moved {size_text(suggestion.moved_before)} -> {size_text(suggestion.moved)} per dispatch, worst error "
+        f"{number(suggestion.worst, 3)} (RMS over RMS, on a sample of each weight)"
     )
-    print(f"  next: ingot convert {printable(found.path)} OUT --recipe {printable(found.recipe)}")
+    print(f"  next: ingot convert {printable(suggestion.path)} OUT --recipe {printable(suggestion.recipe)}")

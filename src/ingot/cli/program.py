@@ -11,20 +11,23 @@ def show(path: str, list_registers: bool, json: bool) -> None:
     """Print sections, kernels and tasks; with ``list_registers`` the registers that are not 0."""
     from ingot.ops.ane.program import inspect_program
 
-    found = inspect_program(path)
+    inspection = inspect_program(path)
     if json:
-        print_json(found)
+        print_json(inspection)
         return
-    compiler = printable(" ".join(found.compiler.split()[2:4])) or "an unknown compiler"
-    print(f"{printable(found.path)}: compiled program for {found.generation} by {compiler}, {size_text(found.nbytes)}")
+    compiler = printable(" ".join(inspection.compiler.split()[2:4])) or "an unknown compiler"
+    print(
+        f"{printable(inspection.path)}: compiled program for {inspection.generation} by {compiler}, "
+        f"{size_text(inspection.nbytes)}"
+    )
     rows = [
         (printable(f"{item.segment},{item.name}"), f"{item.address:#x}", f"{item.size}", f"{item.offset or '-'}")
-        for item in found.sections
+        for item in inspection.sections
     ]
     table(("section", "address", "bytes", "offset"), rows)
-    if found.note:
-        line(f"  tasks   not read: {found.note}")
-    for index, task in enumerate(found.tasks):
+    if inspection.note:
+        line(f"  tasks   not read: {inspection.note}")
+    for index, task in enumerate(inspection.tasks):
         registers = {name: value for name, value in task.registers.items() if value}
         line(f"  task {index} at {task.offset:#x}: {len(registers)} registers that are not 0")
         if task.shape is not None and task.values is not None:

@@ -43,14 +43,14 @@ def require_cast(source: str, target: str, where: str | None = None) -> None:
 def _allowed(source: str, target: str) -> bool:
     if source == target:
         return True
-    one, other = DTYPES[source], DTYPES[target]
-    if one.bits < 8 or other.bits < 8:
+    old, new = DTYPES[source], DTYPES[target]
+    if old.bits < 8 or new.bits < 8:
         return False
-    if one.kind == "c" or other.kind == "c":
-        return one.kind == other.kind
-    if other.kind == "f":
+    if old.kind == "c" or new.kind == "c":
+        return old.kind == new.kind
+    if new.kind == "f":
         return target in _FLOAT_TARGETS
-    return one.kind != "f" and np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
+    return old.kind != "f" and np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
 
 
 @cache
@@ -60,17 +60,17 @@ def exact_cast(source: str, target: str) -> bool:
         return True
     if not _allowed(source, target):
         return False
-    one, other = DTYPES[source], DTYPES[target]
-    if one.kind == "c":
-        return one.bits <= other.bits
-    if other.kind != "f":
+    old, new = DTYPES[source], DTYPES[target]
+    if old.kind == "c":
+        return old.bits <= new.bits
+    if new.kind != "f":
         return True
     limits = _finfo(target)
-    if one.kind == "f":
+    if old.kind == "f":
         mine = _finfo(source)
         finer = float(limits.smallest_subnormal) <= float(mine.smallest_subnormal)
         return bool(limits.nmant >= mine.nmant and finer and _covers(source, target))
-    digits = one.bits - (one.kind == "i") if one.kind != "b" else 1
+    digits = old.bits - (old.kind == "i") if old.kind != "b" else 1
     return bool(limits.nmant + 1 >= digits and float(limits.max) >= 2.0**digits)
 
 
@@ -157,9 +157,9 @@ def _exact_f64(array: Array, where: str | None) -> Array:
         if array.dtype.kind == "i":
             beyond |= array < -_EXACT_INTEGER
         if beyond.any():
-            found = int(array[int(np.argmax(beyond))])
+            value = int(array[int(np.argmax(beyond))])
             raise CodecError(
-                "dense.inexact", f"expected integers of at most 2**53 in magnitude to cast, found {found}", where=where
+                "dense.inexact", f"expected integers of at most 2**53 in magnitude to cast, found {value}", where=where
             )
     exact: Array = array.astype(np.float64)
     return exact
@@ -176,10 +176,10 @@ def _check_class(values: Array, out: Array, target: str, where: str | None) -> N
     wrong = np.isnan(before) != np.isnan(after)
     wrong |= np.isinf(before) != np.isinf(after)
     if wrong.any():
-        found = float(before[int(np.argmax(wrong))])
+        value = float(before[int(np.argmax(wrong))])
         raise CodecError(
             "dense.overflow",
-            f"expected values that {target} can hold (at most {float(_finfo(target).max):g}), found {found:g}",
+            f"expected values that {target} can hold (at most {float(_finfo(target).max):g}), found {value:g}",
             where=where,
         )
 
@@ -192,8 +192,8 @@ def _covers(source: str, target: str) -> bool:
 
 @cache
 def _has_inf(name: str) -> bool:
-    one = np.full(1, np.inf, np.float32).astype(numpy_dtype(name))
-    return bool(np.isinf(one.astype(np.float32))[0])
+    infinite = np.full(1, np.inf, np.float32).astype(numpy_dtype(name))
+    return bool(np.isinf(infinite.astype(np.float32))[0])
 
 
 @cache

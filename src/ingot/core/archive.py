@@ -239,11 +239,11 @@ class _Archive:
             )
         if start + length != tail:
             raise FormatError("archive.layout", f"expected a directory up to byte {tail}, found {start}+{length}")
-        found, names = list(_directory(self.read(start, length), count)), Names()
-        for entry in found:
+        listed, names = list(_directory(self.read(start, length), count)), Names()
+        for entry in listed:
             names.add(entry.name)
         position = 0
-        for entry in sorted(found, key=lambda entry: entry.offset):
+        for entry in sorted(listed, key=lambda entry: entry.offset):
             if entry.offset != position:
                 raise FormatError(
                     "archive.layout", f"expected an entry at byte {position}, found {entry.offset}", where=entry.name
@@ -251,7 +251,7 @@ class _Archive:
             position = self._local_end(entry, start)
         if position != start:
             raise FormatError("archive.layout", f"expected the directory at byte {position}, found it at {start}")
-        return found
+        return listed
 
     def content(self, entry: Entry) -> Iterator[bytes]:
         """Yield an entry's bytes, unpacked, never more than a chunk at once."""
@@ -293,7 +293,8 @@ class _Archive:
         flags, method = struct.unpack("<HH", header[6:10])
         told = struct.unpack("<III", header[14:26])
         agrees = entry.described or all(
-            one in (0xFFFFFFFF, wanted) for one, wanted in zip(told, (entry.crc, entry.stored, entry.size), strict=True)
+            stated in (0xFFFFFFFF, wanted)
+            for stated, wanted in zip(told, (entry.crc, entry.stored, entry.size), strict=True)
         )
         if header[:4] != _LOCAL or _text(name, flags) != entry.name or method != entry.method or not agrees:
             raise FormatError("archive.layout", "expected the local header that the directory says", where=entry.name)
@@ -364,13 +365,13 @@ def _wide(extra: bytes, values: tuple[int, int, int], name: str) -> tuple[int, i
         if kind == 1:
             field = extra[position + 4 : position + 4 + length]
         position += 4 + length
-    found = []
+    numbers = []
     for value in values:
         if value == 0xFFFFFFFF and len(field) < 8:
             raise FormatError("archive.layout", "expected a zip64 field for a size of 32 ones, found none", where=name)
-        found.append(int.from_bytes(field[:8], "little") if value == 0xFFFFFFFF else value)
+        numbers.append(int.from_bytes(field[:8], "little") if value == 0xFFFFFFFF else value)
         field = field[8:] if value == 0xFFFFFFFF else field
-    return found[0], found[1], found[2]
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _check_entry(name: str, flags: int, method: int, mode: int, sizes: tuple[int, int]) -> None:

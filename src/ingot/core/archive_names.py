@@ -30,11 +30,11 @@ class Names:
         if len(name.encode()) > 1024:
             raise FormatError("archive.name", "expected a name of at most 1024 bytes", where=name[:200])
         folders = ["/".join(pieces[:depth]) for depth in range(1, len(pieces))]
-        for one in (*folders, path):
-            folded = unicodedata.normalize("NFC", one).casefold()
-            if self._spelling.setdefault(folded, one) != one:
+        for prefix in (*folders, path):
+            folded = unicodedata.normalize("NFC", prefix).casefold()
+            if self._spelling.setdefault(folded, prefix) != prefix:
                 raise FormatError(
-                    "archive.collision", f"expected names that differ by more than case, found {one!r}", where=name
+                    "archive.collision", f"expected names that differ by more than case, found {prefix!r}", where=name
                 )
         if name in self._entries:
             raise FormatError("archive.duplicate", "expected every name once, found one twice", where=name)

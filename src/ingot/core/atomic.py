@@ -288,9 +288,9 @@ def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
             "expected a folder or nothing at the target; found a file", rule="target.not-a-folder", where=str(dst)
         )
     if not overwrite and (not directory or any(dst.iterdir())):
-        found = "target folder exists and is not empty" if directory else "target exists"
+        obstacle = "target folder exists and is not empty" if directory else "target exists"
         raise UsageError(
-            f"the {found}: choose another, or pass --overwrite (overwrite=True)",
+            f"the {obstacle}: choose another, or pass --overwrite (overwrite=True)",
             rule="target.exists",
             where=str(dst),
         )

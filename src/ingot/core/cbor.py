@@ -40,8 +40,8 @@ def loads(data: Buffer, *, where: str = "", max_depth: int = MAX_DEPTH, max_item
             return native.cbor_loads(data, max_depth, max_items)
     except ValueError as error:
         rule, offset, message = str(error).split("|", 2)
-        place = f"{where}: byte {offset}" if where else f"byte {offset}"
-        raise FormatError(rule, message, where=place) from None
+        location = f"{where}: byte {offset}" if where else f"byte {offset}"
+        raise FormatError(rule, message, where=location) from None
 
 
 def dumps(value: Any) -> bytes:

@@ -27,5 +27,5 @@ def few_changes(old: Array, new: Array, most: int) -> tuple[Array, Array] | None
         Gaps between positions, the first counted from -1; differences ``new - old``, modulo the type's range.
     """
     gaps, steps = np.empty(most, np.int64), np.empty(most, old.dtype)
-    found = native.kernels.changed_words(old, new, gaps, steps)
-    return None if found > most else (gaps[:found], steps[:found])
+    count = native.kernels.changed_words(old, new, gaps, steps)
+    return None if count > most else (gaps[:count], steps[:count])

@@ -26,12 +26,12 @@ def parse_config(data: bytes, rule: str, where: str) -> dict[str, Any]:
     if len(data) > MAX_CONFIG:
         raise FormatError(rule, f"expected at most {MAX_CONFIG} bytes of JSON, found more", where=where)
     try:
-        found = json.loads(data)
+        config = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(rule, f"not JSON: {error}", where=where) from error
-    if not isinstance(found, dict):
-        raise FormatError(rule, f"expected a JSON object, found {type(found).__name__}", where=where)
-    return found
+    if not isinstance(config, dict):
+        raise FormatError(rule, f"expected a JSON object, found {type(config).__name__}", where=where)
+    return config
 
 
 def read_config(path: Path, rule: str) -> dict[str, Any]:

@@ -47,5 +47,5 @@ def require_disk(nbytes: int, folder: Path, where: str) -> None:
 
 def occupied(folder: Path) -> int:
     """Return the bytes that files in ``folder`` take on the disk already."""
-    found = (path.lstat() for path in folder.rglob("*"))
-    return sum(min(one.st_size, one.st_blocks * 512) for one in found)
+    states = (path.lstat() for path in folder.rglob("*"))
+    return sum(min(state.st_size, state.st_blocks * 512) for state in states)

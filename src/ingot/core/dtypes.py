@@ -122,12 +122,12 @@ def _of_numpy(spec: np.dtype[Any]) -> DType:
 
 
 def _of_text(text: str) -> DType:
-    found = _ALIASES.get(text) or _ALIASES.get(text.lower()) or _ALIASES.get(text.upper())
-    if found is None:
+    dtype = _ALIASES.get(text) or _ALIASES.get(text.lower()) or _ALIASES.get(text.upper())
+    if dtype is None:
         raise UnsupportedError(
             f"expected an element type such as {', '.join(list(DTYPES)[:4])}; found {text!r}", rule="dtype.unknown"
         )
-    return found
+    return dtype
 
 
 def _spelling(spec: Any) -> str:
@@ -147,8 +147,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(attribute)
     import ml_dtypes
 
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, attribute))
-    return found
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, attribute))
+    return dtype
 
 
 def little_endian(storage: str) -> np.dtype[Any]:

@@ -44,7 +44,7 @@ def _fill(data: bytes, algorithm: str, start: int, also: Sequence[Buffer]) -> by
 
 def _places(data: bytes, text: str) -> list[int]:
     """Return where ``text`` stands under ``KEY`` in JSON."""
-    starts = [found.start(1) for found in _IN_JSON.finditer(data)]
+    starts = [match.start(1) for match in _IN_JSON.finditer(data)]
     return [start for start in starts if data.startswith(text.encode() + b'"', start)]
 
 
@@ -71,10 +71,10 @@ def _check(data: Buffer, stated: str, span: tuple[int, int], where: str, also: S
     algorithm = checksums.known(stated, RULE, where)
     if algorithm is None:
         raise _refuse(f"expected {' or '.join(checksums.HASHERS)}, found {stated[:40]!r}", where)
-    found = _digest(algorithm, data, span, also)
-    if not checksums.same(stated, found):
+    digest = _digest(algorithm, data, span, also)
+    if not checksums.same(stated, digest):
         raise _refuse(
-            f"the manifest does not match its digest: expected {stated}, found {found}; the file is damaged, or was "
+            f"the manifest does not match its digest: expected {stated}, found {digest}; the file is damaged, or was "
             "changed by a program that left the digest as it was",
             where,
         )

@@ -71,9 +71,9 @@ def peak_rss() -> int:
     Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec, and psutil does not tell).
     Else ``ru_maxrss``, in bytes on macOS and KiB elsewhere.
     """
-    found = _high_water()
-    if found is not None:
-        return found
+    high_water = _high_water()
+    if high_water is not None:
+        return high_water
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -105,8 +105,8 @@ def layer_of(name: str) -> int | None:
 
     The first number behind a known container word counts: 2 in ``encoder.block.2.layer.1.layer_norm.weight`` (T5).
     """
-    found = _LAYER.search(name) or _LAYER.search(_dotted(name))
-    return int(found[1]) if found else None
+    match = _LAYER.search(name) or _LAYER.search(_dotted(name))
+    return int(match[1]) if match else None
 
 
 def count_layers(names: Iterable[str]) -> int:
@@ -127,29 +127,29 @@ def role_of(name: str) -> str:
 
 
 def _role_in_layer(name: str) -> str:
-    found = _LAYER.search(name)
-    return _role(name[found.end() + 1 :], True) if found else _role(name, False)
+    match = _LAYER.search(name)
+    return _role(name[match.end() + 1 :], True) if match else _role(name, False)
 
 
 def _dotted(name: str) -> str:
     """Return a Core ML program's name of a weight or bias with dots between its words; empty for all other names."""
-    found = _FLAT.fullmatch(name) if len(name) <= _LONGEST else None
-    if found is None:
+    match = _FLAT.fullmatch(name) if len(name) <= _LONGEST else None
+    if match is None:
         return ""
     words, done = [], 0
-    for together in _TOGETHER.finditer(found[1]):
-        words += [found[1][done : together.start()].replace("_", "."), together[0]]
+    for together in _TOGETHER.finditer(match[1]):
+        words += [match[1][done : together.start()].replace("_", "."), together[0]]
         done = together.end()
-    return "".join(words) + found[1][done:].replace("_", ".")
+    return "".join(words) + match[1][done:].replace("_", ".")
 
 
 @lru_cache(maxsize=1 << 14)
 def _role(rest: str, inside: bool) -> str:
     text = rest.lower().replace("/", ".")
     for role, pattern in _TABLES[inside]:
-        found = pattern.search(text)
-        if found:
-            return role or found.lastgroup or "other"
+        match = pattern.search(text)
+        if match:
+            return role or match.lastgroup or "other"
     return "other"
 
 

@@ -157,8 +157,8 @@ def for_ranges(count: int, step: int, fn: Callable[[int, int], object], workers:
 def _cpu_quota() -> int | None:
     """Return the smallest processor quota of the control groups above this process, in whole processors."""
     quotas = [_quota_of(folder) for folder in limit_files("cpu")]
-    found = [quota for quota in quotas if quota]
-    return min(found) if found else None
+    limits = [quota for quota in quotas if quota]
+    return min(limits) if limits else None
 
 
 def _quota_of(folder: Path) -> int | None:

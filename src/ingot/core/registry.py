@@ -44,9 +44,9 @@ class Registry(Mapping[str, T], Generic[T]):
             self._loaded[name] = self._make(getattr(import_module(module), attribute))
         return self._loaded[name]
 
-    def _make(self, found: Any) -> T:
+    def _make(self, target: Any) -> T:
         """Turn the attribute that was found into the entry's value."""
-        value: T = found
+        value: T = target
         return value
 
     def __contains__(self, name: object) -> bool:
@@ -71,6 +71,6 @@ class Registry(Mapping[str, T], Generic[T]):
 class Instances(Registry[T]):
     """A registry of classes without state: one object of each serves everybody, threads included."""
 
-    def _make(self, found: Any) -> T:
-        value: T = found()
+    def _make(self, target: Any) -> T:
+        value: T = target()
         return value

@@ -13,13 +13,13 @@ _RENAME_EXCHANGE = 2
 _RENAME_SWAP = 2
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, other: Path) -> bool:
     """Let two files or folders of one file system change names, in one step that nobody can see half of.
 
     False where the system or the file system cannot do that, or refused: nothing has changed then.
     """
     library = ctypes.CDLL(None, use_errno=True)
-    paths = os.fsencode(one), os.fsencode(other)
+    paths = os.fsencode(first), os.fsencode(other)
     if sys.platform == "linux" and hasattr(library, "renameat2"):
         done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
     elif sys.platform == "darwin" and hasattr(library, "renamex_np"):

@@ -71,5 +71,5 @@ class ErrorStats:
 
 def measure(reference: Array, other: Array) -> ErrorStats:
     """Compare two arrays of as many elements, each f64, f32, f16 or bf16, C order; deterministic."""
-    found = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
-    return ErrorStats(*found)
+    sums = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
+    return ErrorStats(*sums)

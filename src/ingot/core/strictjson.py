@@ -26,11 +26,11 @@ def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict
         return int(text) if text != "-0" else refuse(text)
 
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
+        root = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
         raise FormatError(rule, f"not JSON: {error}", where=where) from error
-    if not isinstance(found, dict):
-        raise FormatError(rule, f"expected a JSON object, found {type(found).__name__}", where=where)
-    return found
+    if not isinstance(root, dict):
+        raise FormatError(rule, f"expected a JSON object, found {type(root).__name__}", where=where)
+    return root

@@ -126,9 +126,9 @@ class _Model:
     def perplexity(self, weights: Any, exact: bool) -> float:
         if exact and self._exact is not None:
             return self._exact
-        found = perplexity(Llama(self._config, weights), self._tokens, window=WINDOW, max_windows=WINDOWS)
-        self._exact = found if exact else self._exact
-        return found
+        value = perplexity(Llama(self._config, weights), self._tokens, window=WINDOW, max_windows=WINDOWS)
+        self._exact = value if exact else self._exact
+        return value
 
 
 def _evaluate(recipe: str, path: Path, seconds: float, model: _Model) -> DemoRow:

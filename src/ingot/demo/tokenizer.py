@@ -138,10 +138,10 @@ class Tokenizer:
         cache = self._cache
         tokens: list[int] = []
         for word in split_words(text):
-            found = cache.get(word)
-            if found is None:
-                found = cache[word] = self._merge_word(word)
-            tokens.extend(found)
+            pieces = cache.get(word)
+            if pieces is None:
+                pieces = cache[word] = self._merge_word(word)
+            tokens.extend(pieces)
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:

@@ -40,10 +40,10 @@ def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]
     start, size = 0, _LOOK
     while start < rows:
         count = min(max(1, size // max(cols, 1)), rows - start)
-        found = [empty((count, cols), item.dtype, item.name) for item in (tensor, *others)]
-        for reader, out in zip(readers, found, strict=True):
+        arrays = [empty((count, cols), item.dtype, item.name) for item in (tensor, *others)]
+        for reader, out in zip(readers, arrays, strict=True):
             reader.read_into(out)
-        yield start, found
+        yield start, arrays
         start, size = start + count, min(4 * size, _MOST)
 
 

@@ -68,7 +68,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     UsageError
         ``detect.none``: no checkpoint among them; ``detect.several``: more than one, the caller has to choose.
     """
-    found: list[tuple[Format, str]] = []
+    claims: list[tuple[Format, str]] = []
     for key in FORMATS:
         candidate: Format = FORMATS[key]
         entry = candidate.entry(names)
@@ -77,17 +77,19 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         if isinstance(candidate, LooksInside):
             if store is None or not candidate.confirms(store):
                 continue
-            found = [other for other in found if other[1] != entry]
-        elif any(entry == other for _, other in found):
+            claims = [other for other in claims if other[1] != entry]
+        elif any(entry == other for _, other in claims):
             continue
-        found.append((candidate, entry))
-    if len(found) > 1:
-        marked = [pair for pair in found if store is not None and isinstance(pair[0], Marked) and pair[0].marked(store)]
-        found = marked if len(marked) == 1 else found
-    if len(found) == 1:
-        return found[0]
-    if found:
-        files = " and ".join(f"{entry} (format {format.name})" for format, entry in found)
+        claims.append((candidate, entry))
+    if len(claims) > 1:
+        marked = [
+            pair for pair in claims if store is not None and isinstance(pair[0], Marked) and pair[0].marked(store)
+        ]
+        claims = marked if len(marked) == 1 else claims
+    if len(claims) == 1:
+        return claims[0]
+    if claims:
+        files = " and ".join(f"{entry} (format {format.name})" for format, entry in claims)
         raise UsageError(
             f"expected one checkpoint in the folder, found {files}, and nothing says which one is meant: name the "
             "file, or move the other one away",
@@ -127,5 +129,5 @@ def explain(error: IngotError, store: Store) -> IngotError:
         head = store.head(name, HEAD)
     except IngotError:
         return error
-    found = foreign_file(name, head)
-    return error if found is None or found.rule in _WITHIN else found
+    foreign = foreign_file(name, head)
+    return error if foreign is None or foreign.rule in _WITHIN else foreign

@@ -112,7 +112,7 @@ def _row(name: str, head: bytes) -> _Foreign | None:
         return None
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for row in _FOREIGN:
-        found = start if row.text else head[row.offset :]
-        if found.startswith(row.magic) and (not row.suffixes or name.lower().endswith(row.suffixes)):
+        head_part = start if row.text else head[row.offset :]
+        if head_part.startswith(row.magic) and (not row.suffixes or name.lower().endswith(row.suffixes)):
             return row
     return None

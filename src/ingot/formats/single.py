@@ -22,11 +22,11 @@ class SingleFile(ABC):
 
     def entry(self, names: Sequence[str]) -> str | None:
         """``model`` with the suffix, or the only file that has it."""
-        found = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
+        matching = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
         usual = self.file_name("model")
-        if usual in found:
+        if usual in matching:
             return usual
-        return found[0] if len(found) == 1 else None
+        return matching[0] if len(matching) == 1 else None
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate and locate; what cannot be read is closed."""

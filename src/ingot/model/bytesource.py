@@ -87,12 +87,12 @@ class PrivateSource:
         source = self._source
         if not source.mapped:
             return source.view(offset, length)
-        found = self._views.get((offset, length))
-        if found is None:
+        copy = self._views.get((offset, length))
+        if copy is None:
             own = source.private(offset, length) if isinstance(source, Mapped) else None
-            found = memoryview(bytearray(source.view(offset, length))) if own is None else own
-            found = self._views.setdefault((offset, length), found)
-        return found
+            copy = memoryview(bytearray(source.view(offset, length))) if own is None else own
+            copy = self._views.setdefault((offset, length), copy)
+        return copy
 
     def readinto(self, offset: int, out: memoryview) -> None:
         self._source.readinto(offset, out)

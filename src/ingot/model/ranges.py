@@ -66,11 +66,11 @@ def read_ranges(source: ByteSource, ranges: Sequence[Range]) -> list[memoryview]
 def pieces_of(ranges: Sequence[Range], joined: dict[int, memoryview]) -> list[memoryview]:
     """Cut ``ranges`` out of the ranges that ``coalesced`` made of them, which ``joined`` has by their beginnings."""
     starts = sorted(joined)
-    found = []
+    views = []
     for offset, length in ranges:
         start = starts[bisect_right(starts, offset) - 1]
-        found.append(joined[start][offset - start : offset - start + length])
-    return found
+        views.append(joined[start][offset - start : offset - start + length])
+    return views
 
 
 class HeaderSource:
@@ -114,16 +114,16 @@ class HeaderSource:
         """Return bytes, from memory where they were read before; errors as those of the source."""
         if self.mapped:
             return self._source.view(offset, length)
-        found = self._find(offset, length)
-        return self._fetch(offset, length) if found is None else found
+        window = self._find(offset, length)
+        return self._fetch(offset, length) if window is None else window
 
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out``, from memory where the bytes were read before; errors as those of the source."""
-        found = self._find(offset, out.nbytes)
-        if found is None:
-            found = self._fetch(offset, out.nbytes)
+        window = self._find(offset, out.nbytes)
+        if window is None:
+            window = self._fetch(offset, out.nbytes)
         if out.nbytes:
-            out.cast("B")[:] = found
+            out.cast("B")[:] = window
 
     def changed(self) -> bool:
         return self._source.changed()

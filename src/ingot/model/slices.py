@@ -135,8 +135,8 @@ def read_piece(reader: Reader, piece: Piece, shape: tuple[int, ...], dtype: str,
         cols = 1 if elementwise or not shape else shape[-1]
         pass_over(reader, piece.start, cols, run.dtype)
         reader.read_into(run.reshape(-1, cols))
-    found: Array = run[piece.inner]
-    return found
+    values: Array = run[piece.inner]
+    return values
 
 
 def pass_over(reader: Reader, count: int, cols: int, dtype: np.dtype[Any]) -> None:
@@ -162,8 +162,8 @@ def _complete(shape: tuple[int, ...], index: Index) -> Sequence[Key]:
             f"expected at most {len(shape)} integers and slices for shape {list(shape)}, found {str(index)[:80]}",
             rule="tensor.index",
         )
-    place = next((place for place, key in enumerate(given) if key is Ellipsis), len(keys))
-    return [*keys[:place], *[slice(None)] * (len(shape) - len(keys)), *keys[place:]]
+    position = next((position for position, key in enumerate(given) if key is Ellipsis), len(keys))
+    return [*keys[:position], *[slice(None)] * (len(shape) - len(keys)), *keys[position:]]
 
 
 def _range(size: int, key: Key) -> range:

@@ -170,10 +170,10 @@ class Listed(Store):
 
     def list(self, folder: str = "") -> Listing:
         """Return the folder's files and folders as they were when it was asked for first."""
-        found = self._listings.get(folder)
-        if found is None:
-            found = self._listings[folder] = self._store.list(folder)
-        return found
+        listing = self._listings.get(folder)
+        if listing is None:
+            listing = self._listings[folder] = self._store.list(folder)
+        return listing
 
     def open(self, name: str) -> ByteSource:
         return self._store.open(name)

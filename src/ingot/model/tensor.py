@@ -54,12 +54,12 @@ def require_writable(out: Array, where: str | None = None) -> None:
 def require_output(out: Array, shape: tuple[int, ...], dtype: str, where: str | None = None) -> None:
     """Refuse, by rule ``tensor.out``, what is not a whole tensor's output: of its shape and ``dtype``, in C order."""
     require_writable(out, where)
-    found = resolve_dtype(out.dtype).name
-    if out.shape != shape or found != dtype or not (out.flags.carray and out.dtype.isnative):
+    dtype_of_out = resolve_dtype(out.dtype).name
+    if out.shape != shape or dtype_of_out != dtype or not (out.flags.carray and out.dtype.isnative):
         order = "C order" if out.flags.carray and out.dtype.isnative else "another order of elements or bytes"
         raise UsageError(
             f"expected an array of shape {list(shape)} in {dtype}, aligned and in C order, to decode into; found "
-            f"{list(out.shape)} in {found}, in {order}",
+            f"{list(out.shape)} in {dtype_of_out}, in {order}",
             rule="tensor.out",
             where=where,
         )
@@ -237,8 +237,8 @@ class Tensor:
         decoder = self.decoder
         whole = piece_of(self.shape, index, elementwise=False)
         if not isinstance(decoder, Readable) or whole.shape == self.shape:
-            found: Array = self.numpy()[whole.inner]
-            return found
+            values: Array = self.numpy()[whole.inner]
+            return values
         piece = piece_of(self.shape, index, elementwise=decoder.elementwise)
         parts = {role: replace(part, by_chunks=True) for role, part in self.parts.items()}
         reader = decoder.reader(replace(self, parts=parts))

@@ -182,12 +182,12 @@ def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, ove
             raise no_attachment("draft", path)
         with located(str(path)):
             shape = check_draft(draft)
-        place = destination(out, format)
-        target = place.format
+        target_place = destination(out, format)
+        target = target_place.format
         tensors = {
             name: tensor if not target.refuses(tensor.spec()) else tensor.numpy() for name, tensor in draft.items()
         }
-        save_planned(place, plan_tensors(target, tensors), {}, overwrite=overwrite)
+        save_planned(target_place, plan_tensors(target, tensors), {}, overwrite=overwrite)
     finally:
         source.close()
     return shape

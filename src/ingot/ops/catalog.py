@@ -69,10 +69,10 @@ def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> b
 
 def formats() -> list[FormatInfo]:
     """Return every format that Ingot reads and writes."""
-    found = [FORMATS[name] for name in FORMATS]
+    known = [FORMATS[name] for name in FORMATS]
     return [
         FormatInfo(item.name, item.suffixes, [codec for codec in CODECS if carries(item, codec)], item.summary)
-        for item in found
+        for item in known
     ]
 
 

@@ -52,17 +52,17 @@ def find_companions(store: Store, own: Collection[str] = ()) -> Companions:
     belong to the model too (sentence-transformers has ``1_Pooling/config.json``), unless weights lie among them: then
     it is a model of its own. One level deep.
     """
-    found = Companions()
+    companions = Companions()
     mine = {name.partition("/")[0] for name in own if "/" in name}
     listing = store.list()
     for name in _names(listing):
         if name in own or name in mine:
             continue
         if name in listing.folders:
-            _take_subfolder(found, name, listing, store)
+            _take_subfolder(companions, name, listing, store)
         else:
-            _take(found, name, listing, store)
-    return found
+            _take(companions, name, listing, store)
+    return companions
 
 
 def _names(listing: Listing) -> list[str]:
@@ -70,33 +70,33 @@ def _names(listing: Listing) -> list[str]:
     return sorted(name for name in every if not name.startswith("."))
 
 
-def _take(found: Companions, name: str, listing: Listing, store: Store) -> None:
+def _take(companions: Companions, name: str, listing: Listing, store: Store) -> None:
     last = name.rpartition("/")[2]
     if is_weights(last):
-        found.left.setdefault(_WEIGHTS, []).append(name)
+        companions.left.setdefault(_WEIGHTS, []).append(name)
     elif last in listing.outside:
-        found.left.setdefault(_LINK, []).append(name)
+        companions.left.setdefault(_LINK, []).append(name)
     elif last in listing.files:
         path = store.local_path(name)
-        found.files[name] = store.url_of(name) if path is None else str(path)
+        companions.files[name] = store.url_of(name) if path is None else str(path)
 
 
-def _take_subfolder(found: Companions, folder: str, outer: Listing, store: Store) -> None:
+def _take_subfolder(companions: Companions, folder: str, outer: Listing, store: Store) -> None:
     try:
         listing = store.list(folder)
     except IngotError:  # lost+found and the like: nobody's model
         return
     names = _names(listing)
     if folder in outer.outside:
-        found.left.setdefault(_LINK, []).append(f"{folder}/")
+        companions.left.setdefault(_LINK, []).append(f"{folder}/")
     elif any(is_weights(name) for name in (folder, *names)):
-        found.left.setdefault(_MODEL, []).append(f"{folder}/")
+        companions.left.setdefault(_MODEL, []).append(f"{folder}/")
     else:
         for name in names:
             if name in listing.folders:
-                found.left.setdefault(_DEEP, []).append(f"{folder}/{name}/")
+                companions.left.setdefault(_DEEP, []).append(f"{folder}/{name}/")
             else:
-                _take(found, f"{folder}/{name}", listing, store)
+                _take(companions, f"{folder}/{name}", listing, store)
 
 
 def is_weights(name: str) -> bool:

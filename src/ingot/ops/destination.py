@@ -78,19 +78,19 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
     return Destination(text_of(path), False, chosen, last.name)
 
 
-def stage(place: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
-    """Return a place to write what will appear at ``place``.
+def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
+    """Return a place to write what will appear at ``target``.
 
     What is there is replaced with ``overwrite`` only, and of folders only those that hold a checkpoint, files called
     ``names`` and nothing else (``ops.replaceable``). Errors as ``core.atomic.Staging`` and ``require_ours``.
     """
     ours = partial(require_ours, also=names)
-    return table.stage(place.location, Replaced(overwrite, ours), directory=place.directory, resume=resume)
+    return table.stage(target.location, Replaced(overwrite, ours), directory=target.directory, resume=resume)
 
 
-def require_room(place: Destination, staging: Staging, nbytes: int) -> None:
+def require_room(target: Destination, staging: Staging, nbytes: int) -> None:
     """Refuse an artifact of at least ``nbytes`` for which the disk that it is staged on has no room; ``disk.guard``."""
-    require_disk(nbytes, staging.folder.parent, place.location)
+    require_disk(nbytes, staging.folder.parent, target.location)
 
 
 def _kind(path: str | PathLike[str]) -> str | None:

@@ -88,9 +88,9 @@ def of_config(config: Mapping[str, Any], where: str) -> Dialect | None:
         if not isinstance(holder, Mapping):
             continue
         for key in ("quantization_config", "compression_config"):
-            found = holder.get(key)
-            if isinstance(found, Mapping) and found.get("quant_method"):
-                return Dialect(f"quant_method {str(found['quant_method'])[:80]!r}", where)
+            stated = holder.get(key)
+            if isinstance(stated, Mapping) and stated.get("quant_method"):
+                return Dialect(f"quant_method {str(stated['quant_method'])[:80]!r}", where)
     return None
 
 

@@ -59,11 +59,11 @@ def tensor_ids(
     require_in_proportion(chosen, "content id")
     state = Progress(sum(tensor.nbytes for tensor in chosen), progress)
     workers = default_workers() if workers is None else workers
-    found = {}
+    ids = {}
     for tensor, digest in ordered(lambda item: (item, tensor_digest(item)), chosen, workers):
-        found[tensor.name] = TensorId(tensor.dtype, tensor.shape, digest)
+        ids[tensor.name] = TensorId(tensor.dtype, tensor.shape, digest)
         state.advance(tensor.nbytes, tensor.name)
-    return found
+    return ids
 
 
 def content_of(ids: Mapping[str, TensorId]) -> str:

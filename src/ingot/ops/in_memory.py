@@ -25,9 +25,9 @@ def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> 
     Tensors refer to ``data``, which must not change while they are in use.
     """
     store = MemoryStore({_NAME: data}, _NAME)
-    found = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
-    catalog = found.read(store, _NAME, verify=verify)
-    source = Source(_NAME, store, _NAME, found, _NAME, catalog, "mmap", verify)
+    format = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
+    catalog = format.read(store, _NAME, verify=verify)
+    source = Source(_NAME, store, _NAME, format, _NAME, catalog, "mmap", verify)
     return weights_of(source, lambda: (partial(open_bytes, verify=verify), (bytes(data),)))
 
 

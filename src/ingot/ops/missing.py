@@ -25,9 +25,9 @@ def missing_path(text: str) -> IngotError:
     if address is not None:
         scheme, host, rest = address[1].lower(), address[2], address[3]
         inside = rest if host.lower() in _HUBS else f"{host}/{rest}" if scheme == "hf" else ""
-        found = _ID.match(inside)
+        match = _ID.match(inside)
         return UsageError(
-            f"expected a file or folder of this machine, found an address; download it first{_download(found)}",
+            f"expected a file or folder of this machine, found an address; download it first{_download(match)}",
             rule="open.url",
             where=text[:200],
         )
@@ -39,11 +39,11 @@ def missing_path(text: str) -> IngotError:
     return UsageError(f"no such file or folder{hint}", rule="open.missing", where=text or "''")
 
 
-def _download(found: re.Match[str] | None) -> str:
-    if found is None:
+def _download(match: re.Match[str] | None) -> str:
+    if match is None:
         return " and give the path"
-    name = found[0].rpartition("/")[2]
-    return f": `hf download {found[0]} --local-dir {name}`, and give the folder {name}"
+    name = match[0].rpartition("/")[2]
+    return f": `hf download {match[0]} --local-dir {name}`, and give the folder {name}"
 
 
 def _near(path: Path) -> str:

@@ -176,18 +176,18 @@ def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     return checkpoint_of(source, reopen)
 
 
-def _open_again(place: str, io: str, verify: bool, identity: list[list[Any]]) -> Checkpoint:
+def _open_again(location: str, io: str, verify: bool, identity: list[list[Any]]) -> Checkpoint:
     """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
-    source = open_source(place, io=io, verify=verify)
+    source = open_source(location, io=io, verify=verify)
     if source.identity() != identity:
         source.close()
         raise IntegrityError(
             "store.changed",
             "expected the checkpoint that the copied one was opened from, found one that was written to or replaced "
             "since; open it by its path",
-            where=place,
+            where=location,
         )
-    return checkpoint_of(source, lambda: (_open_again, (place, io, verify, identity)))
+    return checkpoint_of(source, lambda: (_open_again, (location, io, verify, identity)))
 
 
 def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:

@@ -15,14 +15,14 @@ def remarks(source: Source) -> list[tuple[str, str]]:
 
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
     """
-    found = []
+    notes = []
     dialect = source.dialect()
     if dialect is not None:
-        found.append((RULE, dialect.note()))
+        notes.append((RULE, dialect.note()))
     shard = _shard(source)
     if shard:
-        found.append(("open.one-shard", shard))
-    return found
+        notes.append(("open.one-shard", shard))
+    return notes
 
 
 def _shard(source: Source) -> str:

@@ -62,13 +62,13 @@ def save(
     ResourceError
         Disk full, target not writable.
     """
-    place = destination(path, format)
-    planned = plan_tensors(place.format, tensors)
-    save_planned(place, planned, metadata or {}, digest=digest, overwrite=overwrite or not place.directory)
+    target = destination(path, format)
+    planned = plan_tensors(target.format, tensors)
+    save_planned(target, planned, metadata or {}, digest=digest, overwrite=overwrite or not target.directory)
 
 
 def save_planned(
-    place: Destination,
+    target: Destination,
     planned: Sequence[tuple[Tensor, TensorSpec]],
     metadata: Mapping[str, Any],
     *,
@@ -77,9 +77,9 @@ def save_planned(
 ) -> None:
     """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
     options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
-    with stage(place, overwrite=overwrite) as staging:
-        require_room(place, staging, place.format.size(Artifact(specs, place.format.metadata(metadata)), options))
-        writer = place.format.writer(LocalTarget(staging.files), place.name, Artifact(specs, metadata), options)
+    with stage(target, overwrite=overwrite) as staging:
+        require_room(target, staging, target.format.size(Artifact(specs, target.format.metadata(metadata)), options))
+        writer = target.format.writer(LocalTarget(staging.files), target.name, Artifact(specs, metadata), options)
         staging.publish(write_tensors(writer, planned))
 
 

@@ -203,13 +203,13 @@ def parse_layers(text: str) -> tuple[tuple[int, int], ...]:
     """Parse ``"0-3,-1"`` into ranges of first and last layer, both included; refused with rule ``recipe.layers``."""
     spans = []
     for piece in text.split(","):
-        found = _SPAN.fullmatch(piece.strip())
-        if found is None:
+        match = _SPAN.fullmatch(piece.strip())
+        if match is None:
             raise UsageError(
                 f"expected layers such as '0-3,-1', found {piece.strip()!r} in {text!r}", rule="recipe.layers"
             )
-        first = int(found[1])
-        last = int(found[2]) if found[2] else first
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
         if first > last and (first < 0) == (last < 0):
             raise UsageError(f"expected a rising range of layers, found {piece.strip()!r}", rule="recipe.layers")
         spans.append((first, last))

@@ -107,14 +107,14 @@ def _publishing(url: str | os.PathLike[str]) -> Publishing:
 def scheme_of(url: str | os.PathLike[str]) -> Scheme:
     """Return who makes stores of such addresses; ``UsageError`` ``store.scheme`` where nobody does."""
     local_path(url)  # what is no text is refused in one place
-    found = _ADDRESS.match(url) if isinstance(url, str) else None
-    name = found[1].lower() if found else "file"
+    match = _ADDRESS.match(url) if isinstance(url, str) else None
+    name = match[1].lower() if match else "file"
     if name in STORES:
         return STORES[name]
-    if found and found[2]:
+    if match and match[2]:
         raise UsageError(
             f"expected a path, or an address that begins with {', '.join(f'{known}:' for known in STORES)}; found one "
-            f"that begins with {found[0][:40]}: download it first, and give its path",
+            f"that begins with {match[0][:40]}: download it first, and give its path",
             rule="store.scheme",
             where=os.fspath(url)[:200],
         )

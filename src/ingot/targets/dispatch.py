@@ -124,18 +124,23 @@ _DISPATCH = tuple(Column("", head=head) for head in ("platform", "stack", "why",
 
 def details(flags: int) -> list[Table]:
     """Return the tables for ``ingot inspect``: what a runtime would choose here and on the named platforms."""
-    found = [dispatch(flags, platform) for platform in (here(), *PLATFORMS)]
-    tables = [Table("", _DISPATCH, [_row(one) for one in found], "dispatch")]
-    if found[0].adds:
+    choices = [dispatch(flags, platform) for platform in (here(), *PLATFORMS)]
+    tables = [Table("", _DISPATCH, [_row(choice) for choice in choices], "dispatch")]
+    if choices[0].adds:
         tables.append(
-            Table("", (Column("", head="to every stack"),), [(add,) for add in found[0].adds], "dispatch adds")
+            Table("", (Column("", head="to every stack"),), [(add,) for add in choices[0].adds], "dispatch adds")
         )
     return tables
 
 
-def _row(one: Dispatch) -> tuple[str, ...]:
-    told = [skipped for skipped in one.skipped if skipped.reason != "flag not set"]
-    return one.platform, one.stack, one.reason, "; ".join(f"{each.stack}: {each.reason}" for each in told) or "-"
+def _row(choice: Dispatch) -> tuple[str, ...]:
+    told = [skipped for skipped in choice.skipped if skipped.reason != "flag not set"]
+    return (
+        choice.platform,
+        choice.stack,
+        choice.reason,
+        "; ".join(f"{each.stack}: {each.reason}" for each in told) or "-",
+    )
 
 
 def _adds(flags: int) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def encode_parts(codec: Codec, encoder: Encoder, array: Array, cuts: Sequence[in
         for piece in pieces:
             encoder.fit_pass(matrix[piece])
     encoded = [encoder.encode(matrix[piece], piece.start) for piece in pieces]
-    return {spec.role: np.concatenate([one[spec.role].reshape(-1) for one in encoded]) for spec in encoder.parts}
+    return {spec.role: np.concatenate([chunk[spec.role].reshape(-1) for chunk in encoded]) for spec in encoder.parts}
 
 
 def encode_tensor(
@@ -111,12 +111,12 @@ def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
 
 def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
     """Return ``tensor`` repacked, in chunks that begin at the multiples of ``step`` next to ``cuts``."""
-    reader, found = repack.reader(), dict[str, list[Array]]()
+    reader, packed = repack.reader(), dict[str, list[Array]]()
     for rows in chunks(repack.rows, [cut // repack.step * repack.step for cut in cuts]):
         for role, array in reader.read(rows.stop - rows.start).items():
-            found.setdefault(role, []).append(array.reshape(-1))
+            packed.setdefault(role, []).append(array.reshape(-1))
     reader.finish()
-    parts = {part.role: memory_part(np.concatenate(found[part.role]), part.dtype, part.type) for part in repack.parts}
+    parts = {part.role: memory_part(np.concatenate(packed[part.role]), part.dtype, part.type) for part in repack.parts}
     return replace(tensor, codec=repack.layout.codec, params=repack.layout.attributes(), parts=parts)
 
 

@@ -55,20 +55,20 @@ class Sample:
     def content(self, source: Source) -> Any:
         """Return everything that the artifact says, in a form that can be compared."""
         checkpoint = checkpoint_of(source)
-        found: list[Any] = [repr(sorted(checkpoint.metadata.items(), key=repr))]
+        lines: list[Any] = [repr(sorted(checkpoint.metadata.items(), key=repr))]
         if self.base:
             state: dict[str, Any] = {name: array.copy() for name, array in self.base.items()}
             apply_delta(state, checkpoint, workers=0)
-            found.append(_bits(state))
+            lines.append(_bits(state))
         if not self.base or self.format == "wdelta":  # other differences mean nothing without their base
-            found.append(_bits(checkpoint.state_dict()))
-        found += [_described(checkpoint)]
+            lines.append(_bits(checkpoint.state_dict()))
+        lines += [_described(checkpoint)]
         attached = checkpoint.attachments
         if attached.draft is not None:
-            found.append(_bits({name: tensor.numpy() for name, tensor in attached.draft.items()}))
+            lines.append(_bits({name: tensor.numpy() for name, tensor in attached.draft.items()}))
         if attached.coreml is not None:
-            found.append(bytes(attached.coreml.view()))
-        return found
+            lines.append(bytes(attached.coreml.view()))
+        return lines
 
 
 def _bits(arrays: Mapping[str, Array]) -> list[Any]:
@@ -224,7 +224,7 @@ options = { bits = 4, group = 32, symmetric = true, scales = "f16" }
 
 def _weights(seed: int) -> dict[str, Array]:
     """A few matrices and vectors; those of another seed differ in an eighth of the elements."""
-    found: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
     for number, (name, shape) in enumerate(
         (
             ("model.layers.0.mlp.up_proj.weight", (8, 32)),
@@ -235,8 +235,8 @@ def _weights(seed: int) -> dict[str, Array]:
         values = np.random.default_rng(number).normal(0, 0.1, shape).astype(np.float32)
         if seed:
             values.reshape(-1)[::8] += 0.25
-        found[name] = values
-    return found
+        weights[name] = values
+    return weights
 
 
 def _sample(name: str, format: str, path: Path, base: Mapping[str, Array] | None = None) -> Sample:

@@ -131,9 +131,9 @@ class FormatSuite:
             assert (tensor.shape, tensor.dtype, tensor.codec) == (item.spec.shape, item.spec.dtype, item.spec.codec)
             assert list(tensor.parts) == [part.role for part in item.spec.parts]
             for part in item.spec.parts:
-                found = tensor.parts[part.role]
-                assert (found.dtype, found.type, found.encoding) == (part.dtype, part.type, part.encoding)
-                assert bytes(found.stored()) == item.parts[part.role]
+                stored = tensor.parts[part.role]
+                assert (stored.dtype, stored.type, stored.encoding) == (part.dtype, part.type, part.encoding)
+                assert bytes(stored.stored()) == item.parts[part.role]
         return catalog
 
     def carried(self, items: Sequence[Item]) -> list[Item]:

@@ -91,5 +91,5 @@ def tokens() -> Any:
 def output_of(model: Any) -> Any:
     """Return the logits, or the last hidden state where there is no head."""
     with torch.inference_mode():
-        found = model(tokens())
-    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+        output = model(tokens())
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state

@@ -200,10 +200,10 @@ def section(start: int, items: Sequence[Item], layers: int, tables: Edit | None 
         made.body += b"".join(struct.pack("<Qff", *entry) for entry in entries)
     done = 0
     for index, item in enumerate(scaled if both else []):
-        place = made.places[item.name]
-        place["first"] = [made.tables[0][0] + 8 + 16 * index, 1]
+        location = made.places[item.name]
+        location["first"] = [made.tables[0][0] + 8 + 16 * index, 1]
         if item.second:
-            place["second"] = [made.tables[-1][0] + 8 + 16 * done, len(item.entries)]
+            location["second"] = [made.tables[-1][0] + 8 + 16 * done, len(item.entries)]
             done += len(item.entries)
     return made
 
@@ -231,15 +231,15 @@ def directory(made: Section, items: Sequence[Item], digest: str | None, edit: Ed
     tensors: dict[str, Any] = {}
     for item in items:
         entry: dict[str, Any] = {"shape": list(item.shape), "dtype": item.dtype, "codec": item.codec}
-        place = dict(made.places[item.name])
-        entry |= {key: place.pop(key) for key in ("layer", "offset")}
+        location = dict(made.places[item.name])
+        entry |= {key: location.pop(key) for key in ("layer", "offset")}
         if item.params:
             entry["params"] = dict(item.params)
         if item.scales is not None:
             entry["scales"] = item.scales
         if item.zeros:
             entry["zeros"] = True
-        entry |= {key: place[key] for key in ("first", "second", "mask") if key in place}
+        entry |= {key: location[key] for key in ("first", "second", "mask") if key in location}
         if digest is not None:
             entry["digests"] = {role: checksums.digest(digest, data) for role, data in item.parts.items()}
         tensors[item.name] = entry
@@ -368,11 +368,11 @@ def _index(main: Section, scales: int) -> bytes:
 
 
 def _flags(items: Sequence[Item], draft: Sequence[Item], coreml: bytes | None) -> int:
-    found = 0
+    flags = 0
     for item in items:
-        found |= FLAGS.get(item.head[:4], 0) | (SPARSE if item.mask else 0)
-    found &= ~4 if found & 32 else -1
-    return found | (EAGLE if draft else 0) | (ANE_COREML if coreml is not None else 0)
+        flags |= FLAGS.get(item.head[:4], 0) | (SPARSE if item.mask else 0)
+    flags &= ~4 if flags & 32 else -1
+    return flags | (EAGLE if draft else 0) | (ANE_COREML if coreml is not None else 0)
 
 
 def _header(flags: int, layers: int, items: Sequence[Item], draft: bytes) -> bytes:

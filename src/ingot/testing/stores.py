@@ -72,8 +72,8 @@ class StoreSuite:
     def test_ranges_come_in_the_order_in_which_they_were_asked_for(
         self, tmp_path: Path, ranges: builtins.list[Range]
     ) -> None:
-        found = self.make(tmp_path, {"a": self.data}).get_ranges("a", ranges)
-        assert [bytes(piece) for piece in found] == [self.data[start : start + size] for start, size in ranges]
+        buffers = self.make(tmp_path, {"a": self.data}).get_ranges("a", ranges)
+        assert [bytes(piece) for piece in buffers] == [self.data[start : start + size] for start, size in ranges]
 
     def test_a_range_outside_among_others_is_refused(self, tmp_path: Path) -> None:
         store = self.make(tmp_path, {"a": self.data})

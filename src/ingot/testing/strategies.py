@@ -108,5 +108,5 @@ def indices(rng: np.random.Generator, shape: tuple[int, ...], count: int = 4) ->
         kinds = [slice(first, stop), slice(None), slice(None, None, -1), slice(first, None, 3)]
         return int(rng.integers(-size, size)) if size and rng.random() < 0.4 else kinds[int(rng.integers(4))]
 
-    found = [tuple(key(size) for size in shape[: rng.integers(0, len(shape) + 1)]) for _ in range(count)]
-    return [..., *found, *([(..., key(shape[-1]))] if shape else [])]
+    keys = [tuple(key(size) for size in shape[: rng.integers(0, len(shape) + 1)]) for _ in range(count)]
+    return [..., *keys, *([(..., key(shape[-1]))] if shape else [])]

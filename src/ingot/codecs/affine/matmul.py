@@ -121,9 +121,9 @@ class PackedMatrix:
         rows, cols = self.shape
         count = int(np.prod(self.params.scale_shape(rows, cols)))
         wanted = (self.params.packed_bytes(rows, cols), count, count if self.params.zeros else None)
-        found = (self.packed.size, self.scales.size, None if self.zeros is None else self.zeros.size)
-        if wanted != found:
-            raise CodecError("affine.size", f"expected codes, scales and zeros of sizes {wanted}, found {found}")
+        sizes = (self.packed.size, self.scales.size, None if self.zeros is None else self.zeros.size)
+        if wanted != sizes:
+            raise CodecError("affine.size", f"expected codes, scales and zeros of sizes {wanted}, found {sizes}")
 
     def _open(self) -> native.kernels.PackedMatrix:
         rows, cols = self.shape

@@ -64,14 +64,14 @@ class OffsetRepackReader:
 
     def read(self, rows: int) -> dict[str, Array]:
         parts = self._inner.read(rows)
-        found = offsets(parts[SCALES], parts[ZEROS])
-        if found is None:  # ``why_not`` saw others
+        offset = offsets(parts[SCALES], parts[ZEROS])
+        if offset is None:  # ``why_not`` saw others
             raise IntegrityError(
                 "store.changed",
                 "expected the scales that were read before, found others: the source changed",
                 where=self._where,
             )
-        return {**parts, ZEROS: found}
+        return {**parts, ZEROS: offset}
 
     def finish(self) -> None:
         self._inner.finish()
@@ -88,7 +88,7 @@ def offsets(scales: Array, zeros: Array) -> Array | None:
     with np.errstate(over="ignore", invalid="ignore"):
         wide, points = scales.astype(np.float64), zeros.astype(np.float64)
         product = -wide * points
-        found = product.astype(np.float32).astype(scales.dtype)
+        rounded = product.astype(np.float32).astype(scales.dtype)
         fits = (wide > 0) & (wide < _MOST_SCALE) & (np.abs(points) <= _MOST_ZERO) & (points == np.rint(points))
-        fits &= found.astype(np.float64) == product
-    return found if bool(fits.all()) else None
+        fits &= rounded.astype(np.float64) == product
+    return rounded if bool(fits.all()) else None

@@ -118,11 +118,11 @@ def _refuse_contradictions(settings: AffineLayout, quantizer: str, *, symmetric:
 def _zero_point(options: Mapping[str, Any], bits: int) -> int | None:
     if "zero_point" not in options:
         return None
-    found = options["zero_point"]
+    point = options["zero_point"]
     most = (1 << bits) - 2
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= most:
-        raise _wrong(f"zero_point from 1 to {most}", found)
-    return found
+    if not isinstance(point, int) or isinstance(point, bool) or not 1 <= point <= most:
+        raise _wrong(f"zero_point from 1 to {most}", point)
+    return point
 
 
 def _cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: AffineLayout) -> AffineLayout:

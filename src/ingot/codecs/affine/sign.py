@@ -49,8 +49,8 @@ def unbiased_scales(rows: Array, decoded: Array, group: int, scales: Array) -> A
     starts = np.arange(0, rows.shape[1], group)
     wide = rows.astype(np.float64)
     own = np.add.reduceat(np.square(wide), starts, axis=1)
-    found = np.add.reduceat(wide * decoded, starts, axis=1)
+    products = np.add.reduceat(wide * decoded, starts, axis=1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        factor = np.where(found > 0, np.minimum(own / found, 2), 1)
+        factor = np.where(products > 0, np.minimum(own / products, 2), 1)
         better = (scales.astype(np.float64) * factor.reshape(scales.shape)).astype(np.float32).astype(scales.dtype)
     return np.where(np.isfinite(better.astype(np.float32)), better, scales)

@@ -254,10 +254,10 @@ def fusible(base: Array, out: Array) -> bool:
     return _plain(base, out) and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
 
 
-def _plain(one: Array, other: Array) -> bool:
+def _plain(first: Array, other: Array) -> bool:
     """Whether both are of one type that kernels know, in C order."""
-    plain = all(array.flags.c_contiguous and array.flags.aligned for array in (one, other))
-    return plain and one.dtype == other.dtype and resolve_dtype(one.dtype).name in _FUSED
+    plain = all(array.flags.c_contiguous and array.flags.aligned for array in (first, other))
+    return plain and first.dtype == other.dtype and resolve_dtype(first.dtype).name in _FUSED
 
 
 def difference(base: Array, tuned: Array) -> Array:

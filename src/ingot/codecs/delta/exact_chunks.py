@@ -122,15 +122,15 @@ def params_of(tensor: Tensor) -> ExactParams:
     CodecError
         ``delta_exact.params``: an attribute is missing, unknown or out of range, or not the tensor's dtype.
     """
-    found = tensor.params
-    version, chunk, name = (found.get(key) for key in ("codec_version", "chunk", "dtype"))
+    stated = tensor.params
+    version, chunk, name = (stated.get(key) for key in ("codec_version", "chunk", "dtype"))
     whole = isinstance(chunk, int) and not isinstance(chunk, bool) and is_chunk(chunk)
     known = isinstance(name, str) and is_coded(name) and name == tensor.dtype
     if not (whole and known and version == VERSION and not isinstance(version, bool)):
         raise CodecError(
             "delta_exact.params",
             f"expected codec_version {VERSION}, dtype {tensor.dtype}, and a chunk that is a power of two from "
-            f"{LEAST_CHUNK} to {MOST_CHUNK}; found {str(dict(found))[:120]!r}",
+            f"{LEAST_CHUNK} to {MOST_CHUNK}; found {str(dict(stated))[:120]!r}",
             where=tensor.name,
         )
     return ExactParams(int(str(chunk)), str(name))
@@ -214,14 +214,14 @@ def pack(base: Array, tuned: Array, *, chunk: int = CHUNK, workers: int | None =
     _require_shape(base, tuned)
     old, new = as_words(base, params), as_words(tuned, params)
     step = max(STEP // chunk, 1) * chunk
-    found: dict[int, dict[str, Array]] = {}
+    packed: dict[int, dict[str, Array]] = {}
 
     def encode(start: int, stop: int) -> None:
-        found[start] = encode_chunks(params, old[start:stop], new[start:stop])
+        packed[start] = encode_chunks(params, old[start:stop], new[start:stop])
 
     for_ranges(old.size, step, encode, workers)
     none: dict[str, Array] = {"sizes": np.empty(0, np.uint32), "planes": np.empty(0, np.uint8)}
-    pieces = [found[start] for start in sorted(found)] or [none]
+    pieces = [packed[start] for start in sorted(packed)] or [none]
     return {role: np.concatenate([piece[role] for piece in pieces]) for role in none}
 
 

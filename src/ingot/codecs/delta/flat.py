@@ -128,10 +128,10 @@ def to_f16(values: Array, codec: str) -> Array:
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16)
     if not np.isfinite(rounded).all():
-        found = float(values[int(np.argmin(np.isfinite(rounded)))])
+        value = float(values[int(np.argmin(np.isfinite(rounded)))])
         raise CodecError(
             f"{codec}.overflow",
-            f"expected differences that float16 can hold (at most 65504), found {found:g}; store this tensor whole",
+            f"expected differences that float16 can hold (at most 65504), found {value:g}; store this tensor whole",
         )
     return rounded
 
@@ -352,7 +352,7 @@ class AddsByPieces(ABC):
         if not out.size:
             return
         step = max(1, PIECE // out.shape[-1]) * out.shape[-1] if self.by_rows else PIECE
-        one, two, three = base.reshape(-1), flat(out), None if back is None else flat(back)
+        first, two, three = base.reshape(-1), flat(out), None if back is None else flat(back)
         for start in range(0, out.size, step):
             piece = slice(start, start + step)
-            self.add(Addition(one[piece], two[piece], None if three is None else three[piece], less))
+            self.add(Addition(first[piece], two[piece], None if three is None else three[piece], less))

@@ -64,10 +64,10 @@ class PatchEncoder:
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         """Return the positions and values of these rows; ``start`` counts rows of as many elements as these have."""
-        found = changed_positions(base, tuned)
-        values = words(tuned)[found]
+        positions = changed_positions(base, tuned)
+        values = words(tuned)[positions]
         cols = base.shape[-1] if base.ndim > 1 else 1
-        return {INDICES: (found + start * cols).astype(self.index), VALUES: values}
+        return {INDICES: (positions + start * cols).astype(self.index), VALUES: values}
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
         """Write the fine-tune's rows, given what ``encode`` returned for the first ones."""
@@ -125,14 +125,14 @@ class PatchApplier:
             at = self._last + np.cumsum(at + 1)
         bad = native.kernels.first_unordered(at, self._last, self._limit)
         if bad < count:
-            found = int(at[bad])
-            if 0 <= found < self._limit:
+            position = int(at[bad])
+            if 0 <= position < self._limit:
                 raise CodecError(
                     "sparse_patch.order",
-                    f"expected positions that ascend, found {found} out of order",
+                    f"expected positions that ascend, found {position} out of order",
                     where=self._tensor.name,
                 )
-            raise self._outside(found, self._limit)
+            raise self._outside(position, self._limit)
         self._at, self._last = at, int(at[-1])
         self._what = self._values.next(count).view(self._what.dtype)
 

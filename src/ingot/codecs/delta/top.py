@@ -95,9 +95,9 @@ class RangeOfRest(Rest):
         if gone[-1] > self._now[0]:
             self._now = (int(gone[-1]), float(values[places[-1]]))
         before = np.searchsorted(gone, np.arange(self._reached) * self.grid) - 1
-        found = np.where(before >= 0, gone[before], -1)
-        later = np.flatnonzero(found > self._where[: self._reached])
-        self._where[later], self._what[later] = found[later], values[places[before[later]]]
+        at = np.where(before >= 0, gone[before], -1)
+        later = np.flatnonzero(at > self._where[: self._reached])
+        self._where[later], self._what[later] = at[later], values[places[before[later]]]
 
     def _widen(self, values: Array, skipped: Array) -> None:
         low, high = native.kernels.range_between(values, skipped)
@@ -152,13 +152,13 @@ class Largest:
     def _piece(self, values: Array) -> None:
         bits = values.view(np.int32) & _MAGNITUDE
         places = np.flatnonzero(bits > self._bound)
-        found = bits[places]
-        if places.size and found.max() >= _INFINITY:
-            bad = int(places[int(np.argmax(found >= _INFINITY))])
+        chosen = bits[places]
+        if places.size and chosen.max() >= _INFINITY:
+            bad = int(places[int(np.argmax(chosen >= _INFINITY))])
             raise non_finite(self._codec, float(values[bad]), self.taken + bad)
         if self._filled + places.size > self._positions.size:
             self._prune()
-            places = places[found > self._bound]
+            places = places[chosen > self._bound]
         self._rest.passed(values, places, self.taken + values.size)
         stop = self._filled + places.size
         np.add(places, self.taken, out=self._positions[self._filled : stop])

@@ -60,14 +60,14 @@ class DenseRepackReader:
         return widen(values, self._row.name, self._holder)
 
     def read(self, rows: int) -> dict[str, Array]:
-        found = self.widened(rows)
-        if found is None:  # ``repack`` saw others
+        wide = self.widened(rows)
+        if wide is None:  # ``repack`` saw others
             raise IntegrityError(
                 "store.changed",
                 "expected the values that were read before, found others: the source changed",
                 where=self._where,
             )
-        return {DATA: found}
+        return {DATA: wide}
 
     def finish(self) -> None:
         self._reader.finish()
@@ -93,9 +93,9 @@ class HeldEncoder:
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         values = self.inner.encode(rows, start)["data"].reshape(-1).view(numpy_dtype(self.dtype))
-        found = widen(values, self.dtype, self.holder)
-        assert found is not None  # ``always_held``
-        return {"data": found}
+        wide = widen(values, self.dtype, self.holder)
+        assert wide is not None  # ``always_held``
+        return {"data": wide}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         values = narrow(parts["data"].reshape(-1).view(numpy_dtype(self.holder)), self.dtype)

@@ -68,8 +68,8 @@ def params_of(tensor: Tensor) -> EntropyParams:
     CodecError
         ``float_entropy.params``: an attribute is missing, unknown or out of range, or not the tensor's dtype.
     """
-    found = tensor.params
-    version, chunk, level, name = (found.get(key) for key in ("codec_version", "chunk", "level", "dtype"))
+    stated = tensor.params
+    version, chunk, level, name = (stated.get(key) for key in ("codec_version", "chunk", "level", "dtype"))
     whole = isinstance(chunk, int) and not isinstance(chunk, bool) and isinstance(name, str)
     if not (whole and version == VERSION and not isinstance(version, bool) and level in LEVELS and is_coded(str(name))):
         raise _bad_params(

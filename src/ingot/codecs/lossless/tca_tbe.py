@@ -194,17 +194,17 @@ def _bad_params(tensor: Tensor, expected: str, found: object) -> CodecError:
 def _check_sizes(tensor: Tensor, tiles: int) -> None:
     fixed = {"counts": 4 * tiles, **dict.fromkeys(BITMAPS, 8 * WORDS * tiles)}
     for role, wanted in fixed.items():
-        found = tensor.parts[role].nbytes
-        if found != wanted:
-            raise _bad_size(tensor, role, f"{wanted} bytes for shape {list(tensor.shape)}", found)
+        stored = tensor.parts[role].nbytes
+        if stored != wanted:
+            raise _bad_size(tensor, role, f"{wanted} bytes for shape {list(tensor.shape)}", stored)
     for role, unit in (("high", HIGH_UNIT), ("fallback", FALLBACK_UNIT)):
         part, width = tensor.parts[role], DTYPES[ROLES[role]].bits // 8
         if part.nbytes % (unit * width) or part.nbytes > tiles * TILE * width:
             expected = f"a multiple of {unit * width} and at most {tiles * TILE * width} bytes"
             raise _bad_size(tensor, role, expected, part.nbytes)
-    found = tensor.parts["high"].count + tensor.parts["fallback"].count
-    if not tiles * TILE <= found <= tiles * (TILE + _PADDING):
-        raise _bad_size(tensor, "high", f"with 'fallback' {tiles * TILE} elements and padding", found)
+    stored = tensor.parts["high"].count + tensor.parts["fallback"].count
+    if not tiles * TILE <= stored <= tiles * (TILE + _PADDING):
+        raise _bad_size(tensor, "high", f"with 'fallback' {tiles * TILE} elements and padding", stored)
 
 
 def _bad_size(tensor: Tensor, role: str, expected: str, found: int) -> CodecError:

@@ -46,9 +46,9 @@ def totals(counts: Array, bands: int, where: str | None) -> Array:
         raise CodecError(
             "tca_tbe.counts", f"expected at most {TILE} elements in a tile, found {int(counts.max())}", where=where
         )
-    found = np.zeros((bands + 1, 2), np.int64)
-    np.cumsum(counts.reshape(bands, -1, 2).sum(axis=1, dtype=np.int64), axis=0, out=found[1:])
-    return found
+    sums = np.zeros((bands + 1, 2), np.int64)
+    np.cumsum(counts.reshape(bands, -1, 2).sum(axis=1, dtype=np.int64), axis=0, out=sums[1:])
+    return sums
 
 
 def encode_rows(rows: Array, start: int) -> dict[str, Array]:
@@ -88,12 +88,12 @@ def decode_rows(
     if not bands:
         return
     ends = totals(parts["counts"], bands, where)
-    found = (parts["high"].size, parts["fallback"].size)
-    if tuple(ends[-1]) != found:
+    sizes = (parts["high"].size, parts["fallback"].size)
+    if tuple(ends[-1]) != sizes:
         raise CodecError(
             "tca_tbe.counts",
-            f"expected {ends[-1][0]} high bytes and {ends[-1][1]} fallback elements by the counts, found {found[0]} "
-            f"and {found[1]}",
+            f"expected {ends[-1][0]} high bytes and {ends[-1][1]} fallback elements by the counts, found {sizes[0]} "
+            f"and {sizes[1]}",
             where=where,
         )
     per_band = {"counts": 2 * across, **dict.fromkeys(BITMAPS, WORDS * across)}

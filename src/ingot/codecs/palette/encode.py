@@ -177,8 +177,8 @@ class PaletteEncoder:
             return
         assert self._histogram is not None
         settings = self._settings
-        found = self._histogram.centroids(settings.params.entries)
-        self._learnt = fit.entries_of(found, settings.params.codebook, settings.scales)
+        centroids = self._histogram.centroids(settings.params.entries)
+        self._learnt = fit.entries_of(centroids, settings.params.codebook, settings.scales)
 
     def _chunk_shape(self, rows: int) -> tuple[int, ...]:
         if not self._settings.sliced:
@@ -205,8 +205,8 @@ class PaletteEncoder:
             histogram = fit.Histogram(params.dtype)
             for group in range(first, stop):
                 some = np.ascontiguousarray(points[:, group]).reshape(-1, params.vector_size)
-                found, entries, scale = self._one_group(some, start, histogram, 1 if count > 1 else threads)
-                codes[:, group] = found.reshape(codes[:, group].shape)
+                group_codes, entries, scale = self._one_group(some, start, histogram, 1 if count > 1 else threads)
+                codes[:, group] = group_codes.reshape(codes[:, group].shape)
                 codebook[group] = entries.reshape(codebook[group].shape)
                 if scale is not None:
                     scales[group] = scale[0]
@@ -336,15 +336,15 @@ def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
 
 
 def _importance(options: Mapping[str, Any], cols: int) -> Array | None:
-    found = options.get("importance")
-    if found is None:
+    stated = options.get("importance")
+    if stated is None:
         return None
-    if not isinstance(found, Sequence | np.ndarray) or isinstance(found, str | bytes):
-        raise _wrong("importance as a list of numbers", found)
+    if not isinstance(stated, Sequence | np.ndarray) or isinstance(stated, str | bytes):
+        raise _wrong("importance as a list of numbers", stated)
     try:
-        weights = np.ascontiguousarray(found, np.float64)
+        weights = np.ascontiguousarray(stated, np.float64)
     except (TypeError, ValueError):
-        raise _wrong("importance as a list of numbers", found) from None
+        raise _wrong("importance as a list of numbers", stated) from None
     if weights.shape != (cols,) or not (np.isfinite(weights) & (weights >= 0)).all():
         raise _wrong(f"{cols} importance weights, finite and not negative", weights.shape)
     if not weights.any():

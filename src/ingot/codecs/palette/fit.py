@@ -38,10 +38,10 @@ def require_finite(values: Array, start: int, cols: int) -> float:
 def non_finite(values: Array, bad: int, start: int, cols: int) -> CodecError:
     """Return the refusal of value number ``bad``."""
     row, column = divmod(bad, max(cols, 1))
-    found = float(values.reshape(-1)[bad])
+    value = float(values.reshape(-1)[bad])
     return CodecError(
         "palette.non-finite",
-        f"expected finite weights, found {found:g} at row {start + row}, column {column}; keep this tensor dense",
+        f"expected finite weights, found {value:g} at row {start + row}, column {column}; keep this tensor dense",
     )
 
 
@@ -81,10 +81,10 @@ class Histogram:
 
     def centroids(self, count: int) -> Array:
         """Return ``count`` f64 centroids, ascending, of least squared error; the last is repeated if values are few."""
-        found = np.zeros(count)
-        there = native.kernels.palette_solve(self._weights, self._sums, self._dtype, found)
-        found[there:] = found[there - 1] if there else 0.0
-        return found
+        values_of_code = np.zeros(count)
+        there = native.kernels.palette_solve(self._weights, self._sums, self._dtype, values_of_code)
+        values_of_code[there:] = values_of_code[there - 1] if there else 0.0
+        return values_of_code
 
 
 def entries_of(centroids: Array, entries: str, scale_dtype: str) -> tuple[Array, Array | None, Array]:
@@ -147,9 +147,9 @@ def vector_centroids(points: Array, count: int, workers: int | None = 1) -> Arra
         return np.zeros((count, size), np.float32)
     step = -(-len(points) // SAMPLE)
     sample = np.ascontiguousarray(points[::step])
-    found = _spread_out(sample, count)
-    found = _lloyd(sample, found, ROUNDS_SAMPLE, workers)
-    return found if step == 1 else _lloyd(points, found, ROUNDS_ALL, workers)
+    centroids = _spread_out(sample, count)
+    centroids = _lloyd(sample, centroids, ROUNDS_SAMPLE, workers)
+    return centroids if step == 1 else _lloyd(points, centroids, ROUNDS_ALL, workers)
 
 
 def nearest(points: Array, centroids: Array, workers: int | None = 1) -> tuple[Array, float, Array, Array]:

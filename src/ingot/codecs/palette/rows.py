@@ -45,12 +45,12 @@ def tables(values: Array, dtype: str) -> Array:
     """
     if dtype in ("f32", "f64"):
         return values.astype(numpy_dtype(dtype))
-    found = cast(values, dtype)
-    if (np.isinf(found.astype(np.float32)) & np.isfinite(values)).any():
+    entries = cast(values, dtype)
+    if (np.isinf(entries.astype(np.float32)) & np.isfinite(values)).any():
         raise CodecError(
             "palette.overflow", f"expected entries that {dtype} can hold, found a larger one; decode to f32 or bf16"
         )
-    return found
+    return entries
 
 
 def stored_tables(tensor: Tensor, params: PaletteLayout, dtype: str) -> Array:

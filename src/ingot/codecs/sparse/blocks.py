@@ -155,9 +155,9 @@ def of_matrix(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks) -> Tenso
     layout = BlocksLayout(tensor.dtype, axis, blocks.block, blocks.channels, blocks.kept, within)
     mask = memory_part(np.frombuffer(blocks.mask, np.uint8), "u8")
     parts = {MASK: mask, **inner.parts}
-    found = replace(tensor, codec=ID, params=layout.attributes(), parts=parts, decoder=CODECS[ID])
-    _blocks(found, _checked(found))
-    return found
+    pruned = replace(tensor, codec=ID, params=layout.attributes(), parts=parts, decoder=CODECS[ID])
+    _blocks(pruned, _checked(pruned))
+    return pruned
 
 
 def clear(out: Array) -> None:

@@ -14,8 +14,10 @@ def magnitudes(values: Array) -> Array:
     """Return magnitudes as unsigned integers in the order of the magnitudes, NaN above infinity; f64 rounded to f32."""
     plain = cast(values, "f32") if values.dtype == np.float64 else np.ascontiguousarray(values)
     width = 8 * plain.dtype.itemsize
-    found: Array = plain.view(f"u{plain.dtype.itemsize}") & np.array((1 << (width - 1)) - 1, f"u{plain.dtype.itemsize}")
-    return found
+    magnitude: Array = plain.view(f"u{plain.dtype.itemsize}") & np.array(
+        (1 << (width - 1)) - 1, f"u{plain.dtype.itemsize}"
+    )
+    return magnitude
 
 
 class Keep:
@@ -35,8 +37,8 @@ class Keep:
 
     def __call__(self, rows: Array) -> Array:
         """Return which of these rows' elements are kept."""
-        found: Array = rows.view(f"u{rows.dtype.itemsize}") != 0 if self.exact else rows != 0
-        return found
+        kept: Array = rows.view(f"u{rows.dtype.itemsize}") != 0 if self.exact else rows != 0
+        return kept
 
 
 class Above(Keep):
@@ -48,8 +50,8 @@ class Above(Keep):
 
     def __call__(self, rows: Array) -> Array:
         wide = rows if rows.dtype == np.float64 else cast(rows, "f32").astype(np.float64)
-        found: Array = super().__call__(rows) & ~(np.abs(wide) <= self._threshold)
-        return found
+        kept: Array = super().__call__(rows) & ~(np.abs(wide) <= self._threshold)
+        return kept
 
 
 class Pattern(Keep):
@@ -83,31 +85,31 @@ class Largest(Keep):
         self._limit = 0  # the largest magnitude that is dropped
 
     def fit_pass(self, rows: Array, last: bool) -> None:
-        found = magnitudes(rows).reshape(-1)
+        magnitude = magnitudes(rows).reshape(-1)
         if not self._wide:
-            self._counts += np.bincount(found, minlength=1 << 15)
+            self._counts += np.bincount(magnitude, minlength=1 << 15)
         elif self._high < 0:
-            self._counts += np.bincount(found >> _LOW, minlength=1 << 15)
+            self._counts += np.bincount(magnitude >> _LOW, minlength=1 << 15)
         else:
-            low = found[found >> _LOW == self._high] & 0xFFFF
+            low = magnitude[magnitude >> _LOW == self._high] & 0xFFFF
             self._counts += np.bincount(low, minlength=1 << 16)
         if last:
             self._end_of_pass()
 
     def _end_of_pass(self) -> None:
         sums = self._below + np.cumsum(self._counts)
-        place = int(np.searchsorted(sums, self._wanted))
+        index = int(np.searchsorted(sums, self._wanted))
         if self._wide and self._high < 0:
-            self._high = place
-            self._below = int(sums[place - 1]) if place else 0
+            self._high = index
+            self._below = int(sums[index - 1]) if index else 0
             self._counts = np.zeros(1 << 16, np.int64)
             return
-        dropped, before = int(sums[place]), int(sums[place - 1]) if place else self._below
-        self._limit = place | (self._high << _LOW if self._wide else 0)
+        dropped, before = int(sums[index]), int(sums[index - 1]) if index else self._below
+        self._limit = index | (self._high << _LOW if self._wide else 0)
         if self._limit and self._wanted - before <= dropped - self._wanted:
             self._limit, dropped = self._limit - 1, before
         self.kept = self._size - dropped
 
     def __call__(self, rows: Array) -> Array:
-        found: Array = magnitudes(rows) > self._limit
-        return found
+        kept: Array = magnitudes(rows) > self._limit
+        return kept

@@ -98,7 +98,7 @@ class MaskEncoder:
             require_finite(rows, start, self._cols)
             groups = self._inner.params["groups"]
             counts = keep.reshape(groups[0] if groups else 1, -1).sum(axis=1)
-            parts = self._inner.encode_kept(select(mask, rows, count), [int(one) for one in counts])
+            parts = self._inner.encode_kept(select(mask, rows, count), [int(number) for number in counts])
         else:
             parts = self._inner.encode(np.where(keep, rows, np.zeros((), rows.dtype)), start)
             row_bytes = -(-self._inner_cols * self._bits // 8)
@@ -194,7 +194,7 @@ def _keep(options: Mapping[str, Any], shape: tuple[int, ...], dtype: str) -> Kee
 
 
 def _pattern(value: object, shape: tuple[int, ...]) -> tuple[int, int]:
-    good = isinstance(value, list | tuple) and len(value) == 2 and all(type(one) is int for one in value)
+    good = isinstance(value, list | tuple) and len(value) == 2 and all(type(number) is int for number in value)
     if not good or not isinstance(value, list | tuple) or not 0 <= value[0] <= value[1] or value[1] < 1:
         raise _wrong("n_m as zeros and elements, such as [2, 4]", value)
     if (shape[-1] if shape else 1) % value[1]:

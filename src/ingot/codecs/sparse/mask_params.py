@@ -86,9 +86,9 @@ def params_of(tensor: Tensor) -> MaskParams:
     layout = _layout(stored.inner, whole)
     _require(tensor, kept, "u8", -(-stored.nnz * layout.bits // 8))
     codes = Part("u8", layout.nbytes, MemorySource(b""))  # the size is looked at, nothing is read
-    found = MaskParams(stored.nnz, whole, layout)
-    found.codec.check(with_codes(found, codes))
-    return found
+    stated = MaskParams(stored.nnz, whole, layout)
+    stated.codec.check(with_codes(stated, codes))
+    return stated
 
 
 def _refuse_inner(tensor: Tensor) -> None:

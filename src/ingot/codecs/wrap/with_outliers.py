@@ -198,10 +198,10 @@ class OutlierEncoder:
         inner encoder raises: a row with more than ``per_row`` values that are not finite has some left for it.
         """
         columns = self._columns(rows)
-        found = np.take_along_axis(rows, columns, axis=1)
-        values = floats.cast(found, self._values)
+        outliers = np.take_along_axis(rows, columns, axis=1)
+        values = floats.cast(outliers, self._values)
         back = floats.cast(values, self._dtype)  # a value that was rounded up may be past the tensor's own range
-        if bool((np.isinf(back.astype(np.float32)) & np.isfinite(found)).any()):
+        if bool((np.isinf(back.astype(np.float32)) & np.isfinite(outliers)).any()):
             raise CodecError(f"{ID}.overflow", f"expected outliers that {self._values} can hold; use values=f32")
         chunk = ChunkParts({POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values})
         chunk.start, chunk.within = start, self._inner.encode(self._without(rows, columns), start)

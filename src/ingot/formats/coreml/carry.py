@@ -166,38 +166,38 @@ def _affine_of(spec: TensorSpec, layout: AffineLayout) -> _Affine:
 
 
 def _affine(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
-    found = _affine_of(spec, AffineLayout.of(spec))
+    grid = _affine_of(spec, AffineLayout.of(spec))
     if not ios18:
-        return (_affine_ios16(spec, found),)
-    data = Stored("data", found.codes, spec.shape, "packed_weight")
-    return (PlannedOp("constexpr_blockwise_shift_scale", (data, *_scales(spec, found))),)
+        return (_affine_ios16(spec, grid),)
+    data = Stored("data", grid.codes, spec.shape, "packed_weight")
+    return (PlannedOp("constexpr_blockwise_shift_scale", (data, *_scales(spec, grid))),)
 
 
-def _scales(spec: TensorSpec, found: _Affine) -> tuple[Stored, ...]:
+def _scales(spec: TensorSpec, grid: _Affine) -> tuple[Stored, ...]:
     """Return scales and, where there are any, zero points as iOS 18 has them."""
-    scales = Stored("scale", found.scale, found.grid, "scales", spec.dtype)
-    zeros = found.zeros
-    if zeros is None and found.point:
-        zeros = Stored("offset", found.codes, found.grid, constant=repeated(found.point, found.codes, prod(found.grid)))
+    scales = Stored("scale", grid.scale, grid.grid, "scales", spec.dtype)
+    zeros = grid.zeros
+    if zeros is None and grid.point:
+        zeros = Stored("offset", grid.codes, grid.grid, constant=repeated(grid.point, grid.codes, prod(grid.grid)))
     return (scales,) if zeros is None else (scales, zeros)
 
 
-def _affine_ios16(spec: TensorSpec, found: _Affine) -> PlannedOp:
-    if found.codes.bits != 8:
-        raise LeftError(f"codes of {found.codes.bits} bits; iOS 16 has 8")
-    own = [axis for axis, size in enumerate(found.grid) if size != 1]
-    if len(own) > 1 or any(found.grid[axis] != spec.shape[axis] for axis in own):
+def _affine_ios16(spec: TensorSpec, grid: _Affine) -> PlannedOp:
+    if grid.codes.bits != 8:
+        raise LeftError(f"codes of {grid.codes.bits} bits; iOS 16 has 8")
+    own = [axis for axis, size in enumerate(grid.grid) if size != 1]
+    if len(own) > 1 or any(grid.grid[axis] != spec.shape[axis] for axis in own):
         raise LeftError("scales over blocks; iOS 16 has one per tensor, or one per index of one dimension")
     axis = own[0] if own else 0
-    dims = (found.grid[axis],) if own else ()
-    data = Stored("quantized_data", found.codes, spec.shape, "packed_weight")
-    scale = Stored("scale", found.scale, dims, "scales", spec.dtype)
-    if found.zeros is not None:
-        zeros = Stored("zero_point", found.codes, dims, "zeros", found.zeros.dtype, spread=dims)
+    dims = (grid.grid[axis],) if own else ()
+    data = Stored("quantized_data", grid.codes, spec.shape, "packed_weight")
+    scale = Stored("scale", grid.scale, dims, "scales", spec.dtype)
+    if grid.zeros is not None:
+        zeros = Stored("zero_point", grid.codes, dims, "zeros", grid.zeros.dtype, spread=dims)
     else:
-        zeros = Stored("zero_point", found.codes, (), constant=repeated(found.point, found.codes, 1))
-    place = Stored("axis", _INT32, (), constant=axis.to_bytes(4, "little"))
-    return PlannedOp("constexpr_affine_dequantize", (data, zeros, scale, place), attributes=True)
+        zeros = Stored("zero_point", grid.codes, (), constant=repeated(grid.point, grid.codes, 1))
+    stored_axis = Stored("axis", _INT32, (), constant=axis.to_bytes(4, "little"))
+    return PlannedOp("constexpr_affine_dequantize", (data, zeros, scale, stored_axis), attributes=True)
 
 
 def repeated(value: int, type: MilType, count: int) -> bytes:
@@ -269,11 +269,11 @@ def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
         return _sparse_palette(spec, inner, kept)
     if not isinstance(inner, AffineLayout):
         raise LeftError(f"masks over {inner.codec}")
-    found = _affine_of(spec, inner)
+    grid = _affine_of(spec, inner)
     mask = Stored("data_mask", BY_NAME["uint1"], spec.shape, "mask")
-    codes = Stored("nonzero_data", found.codes, (kept,), "nonzeros")
-    outputs = ((BY_NAME["uint1"], spec.shape), (found.scale, (kept,)))
-    first = PlannedOp("constexpr_sparse_blockwise_shift_scale", (mask, codes, *_scales(spec, found)), outputs=outputs)
+    codes = Stored("nonzero_data", grid.codes, (kept,), "nonzeros")
+    outputs = ((BY_NAME["uint1"], spec.shape), (grid.scale, (kept,)))
+    first = PlannedOp("constexpr_sparse_blockwise_shift_scale", (mask, codes, *_scales(spec, grid)), outputs=outputs)
     return (first, PlannedOp("constexpr_sparse_to_dense", (), (("nonzero_data", 0, 1),), (("mask", 0, "data_mask"),)))
 
 

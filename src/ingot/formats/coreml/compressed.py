@@ -117,9 +117,9 @@ def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: S
         expect(operation, scale.count == 1 or len(slot.dims) == len(scale.dims), "a zero point per scale", slot.dims)
         raise LeftError("scales and zero points of different shapes")
     if slot.count <= SMALL:
-        one = _one_number(graph.weights.read(slot.values[0]), slot, type)
-        if one is not None:
-            return {}, Constant(one) if one else NO_ZERO
+        number = _one_number(graph.weights.read(slot.values[0]), slot, type)
+        if number is not None:
+            return {}, Constant(number) if number else NO_ZERO
     if not slot.type.integer:
         raise LeftError("zero points that are no whole numbers of the codes")
     if slot.count != scale.count:
@@ -171,14 +171,14 @@ def _codebooks(
 ) -> tuple[dict[str, Slot], PaletteLayout, tuple[Operation, ...], MilType]:
     """Return palettes over indices of ``shape``: parts, layout, the operations that make them, element type."""
     expect(operation, not type.signed and type.bits in LUT_BITS, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
-    found = graph.param(operation, "lut")
+    table = graph.param(operation, "lut")
     slots: dict[str, Slot] = {}
     chain: tuple[Operation, ...] = ()
-    if isinstance(found, tuple) and found[0].type == "constexpr_blockwise_shift_scale":
-        chain = (found[0],)
-        slots[CODEBOOK] = graph.slot(found[0], "data")
-        slots[FACTORS] = scales = graph.slot(found[0], "scale")
-        if graph.param(found[0], "offset") is not None:
+    if isinstance(table, tuple) and table[0].type == "constexpr_blockwise_shift_scale":
+        chain = (table[0],)
+        slots[CODEBOOK] = graph.slot(table[0], "data")
+        slots[FACTORS] = scales = graph.slot(table[0], "scale")
+        if graph.param(table[0], "offset") is not None:
             raise LeftError("a palette with zero points")
         out = scales.type
     else:
@@ -210,9 +210,9 @@ def _codebooks(
 
 def sparse_to_dense(graph: Graph, operation: Operation) -> Made:
     """A bit mask and the kept values, which may come out of another operation."""
-    found = graph.param(operation, "nonzero_data")
-    if isinstance(found, tuple):
-        return _sparse_chain(graph, operation, found[0])
+    values = graph.param(operation, "nonzero_data")
+    if isinstance(values, tuple):
+        return _sparse_chain(graph, operation, values[0])
     kept, mask = graph.slot(operation, "nonzero_data"), graph.slot(operation, "mask")
     dtype = float_type(kept.type, "kept values")
     if "shape" in operation.attributes:

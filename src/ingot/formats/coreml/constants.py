@@ -28,8 +28,8 @@ def find_sites(program: Program, weights: Weights) -> tuple[list[Site], list[tup
     notes: list[tuple[str, str]] = []
     several = len(program.active) > 1
     for function in program.active:
-        found = _sites_of(program, function, weights, f"{function}/" if several else "", notes)
-        sites += found
+        own_sites = _sites_of(program, function, weights, f"{function}/" if several else "", notes)
+        sites += own_sites
     names: set[str] = set()
     for site in sites:
         if site.name in names:

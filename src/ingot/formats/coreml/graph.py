@@ -80,8 +80,10 @@ class Graph:
 
     def shared(self, chain: Sequence[Operation]) -> bool:
         """Whether an operation that feeds the last of ``chain`` is used by others too."""
-        own = Counter(name for one in chain for name in one.inputs.values() if isinstance(name, str))
-        return any(self._uses[output.name] != own[output.name] for one in chain[:-1] for output in one.outputs)
+        own = Counter(name for operation in chain for name in operation.inputs.values() if isinstance(name, str))
+        return any(
+            self._uses[output.name] != own[output.name] for operation in chain[:-1] for output in operation.outputs
+        )
 
     def param(self, operation: Operation, key: str) -> Value | tuple[Operation, int] | None:
         """Return a parameter: a value, or the earlier operation and which of its outputs; None if it is not there.
@@ -89,19 +91,19 @@ class Graph:
         Raises ``FormatError`` ``coreml.reference``: nothing before the operation has that name; ``LeftError``: it is
         given by something that is no constant.
         """
-        found: Param = operation.inputs.get(key) or operation.attributes.get(key)
-        if not isinstance(found, str):
-            if key in operation.inputs and found is None:
+        value: Param = operation.inputs.get(key) or operation.attributes.get(key)
+        if not isinstance(value, str):
+            if key in operation.inputs and value is None:
                 raise LeftError(f"{key} has several values")
-            return found
-        place = (id(operation.block), found)
-        if place in self._given:
-            return self._given[place]
-        if place in self.later or found not in self._defined:
-            what = "later, or in a circle" if place in self.later else "nowhere"
+            return value
+        key_of_output = (id(operation.block), value)
+        if key_of_output in self._given:
+            return self._given[key_of_output]
+        if key_of_output in self.later or value not in self._defined:
+            what = "later, or in a circle" if key_of_output in self.later else "nowhere"
             raise FormatError(
                 "coreml.reference",
-                f"expected {found[:200]!r} to be given before, found it {what}",
+                f"expected {value[:200]!r} to be given before, found it {what}",
                 where=operation.where,
             )
         raise LeftError(f"{key} is given outside of its block")
@@ -111,13 +113,13 @@ class Graph:
 
         Raises ``FormatError`` ``coreml.operation`` where it is missing, ``LeftError`` where another operation gives it.
         """
-        found = self.param(operation, key)
-        if found is None:
+        param = self.param(operation, key)
+        if param is None:
             raise FormatError("coreml.operation", f"expected a parameter {key!r}, found none", where=operation.where)
-        if not isinstance(found, Value):
-            raise LeftError(f"{key} is the result of {found[0].type}")
-        self.weights.check(found)
-        return found
+        if not isinstance(param, Value):
+            raise LeftError(f"{key} is the result of {param[0].type}")
+        self.weights.check(param)
+        return param
 
     def slot(self, operation: Operation, key: str, dtype: str | None = None) -> Slot:
         """Return a parameter's numbers as a part of bytes of ``dtype``, by default its own type.
@@ -167,11 +169,11 @@ def float_type(type: MilType, what: str) -> str:
     return str(type.dtype)
 
 
-def same_place(one: Value, other: Value) -> bool:
+def same_place(first: Value, other: Value) -> bool:
     """Whether two values are the same blob."""
-    if one.blob is None or other.blob is None:
+    if first.blob is None or other.blob is None:
         return False
-    return (one.blob.file, one.blob.offset, one.dims) == (other.blob.file, other.blob.offset, other.dims)
+    return (first.blob.file, first.blob.offset, first.dims) == (other.blob.file, other.blob.offset, other.dims)
 
 
 def check_output(operation: Operation, index: int, dtype: MilType, shape: Shape) -> None:

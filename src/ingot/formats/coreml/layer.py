@@ -92,8 +92,8 @@ def _manifest() -> bytes:
         names[name]: {"author": _FOLDER, "description": text, "name": name, "path": f"{_FOLDER}/{name}"}
         for name, text in items.items()
     }
-    found = {"fileFormatVersion": "1.0.0", "itemInfoEntries": entries, "rootModelIdentifier": names[_MODEL]}
-    return (json.dumps(found, indent=4) + "\n").encode()
+    manifest = {"fileFormatVersion": "1.0.0", "itemInfoEntries": entries, "rootModelIdentifier": names[_MODEL]}
+    return (json.dumps(manifest, indent=4) + "\n").encode()
 
 
 def _description(layer: Layer) -> bytes:

@@ -161,17 +161,17 @@ class Layout:
         brought: set[int] = set()
         for spec in specs:
             brought |= {id(value) for operation in self.sites[spec.name].operations for value in operation.values}
-        found = {
+        left = {
             (value.blob.file, value.blob.offset)
             for value in self.template.program.values()
             if value.blob is not None and id(value) not in brought
         }
-        return sorted(found)
+        return sorted(left)
 
     def place_left(self, file: str | None = None, before: int = 0) -> list[LeftBlob]:
         """Lay out the blobs that lay before a place in a file; all that are left without one."""
-        now = [place for place in self._waiting if file is None or (place[0] == file and place[1] < before)]
-        self._waiting = [place for place in self._waiting if place not in set(now)] if now else self._waiting
+        now = [left for left in self._waiting if file is None or (left[0] == file and left[1] < before)]
+        self._waiting = [left for left in self._waiting if left not in set(now)] if now else self._waiting
         made = []
         for name, old in now:
             blob, raw = self.template.weights.files[name].whole(old)
@@ -207,8 +207,8 @@ class Layout:
             known |= {id(value) for value in slot.values}
             stored = Stored(role, slot.type, slot.dims, role, slot.dtype, spread=slot.spread)
             blob = slot.values[0].blob
-            place = blob.offset if blob else -1
-            entries.append((place, Entry((-1, role), stored, slot.values, inline=blob is None, share=_shared(blob))))
+            offset = blob.offset if blob else -1
+            entries.append((offset, Entry((-1, role), stored, slot.values, inline=blob is None, share=_shared(blob))))
         for operation in site.operations:
             for value in operation.values:
                 if value.blob is not None and id(value) not in known:
@@ -253,10 +253,10 @@ def require_known_references(template: Template) -> None:
     Offsets move when weights are written again; one that stays behind would point at other numbers, or at none.
     """
     prefix = b"@model_path/"
-    found = sum(1 for value in template.program.values() if value.blob is not None)
-    if template.model.count(prefix) != found:
+    references = sum(1 for value in template.program.values() if value.blob is not None)
+    if template.model.count(prefix) != references:
         raise UnsupportedError(
-            f"expected {found} references to weights, found {template.model.count(prefix)}: some stand where Ingot "
-            "does not look, so that it cannot write this package",
+            f"expected {references} references to weights, found {template.model.count(prefix)}: some stand where "
+            "Ingot does not look, so that it cannot write this package",
             rule="coreml.reference-unknown",
         )

@@ -104,8 +104,8 @@ def parse_model(data: bytes, where: str) -> Program:
         ``coreml.model-kind``: a model of another kind than an ML program.
     """
     root = Node.root(data, where)
-    found = root.known((_SPECIFICATION, _PROGRAM))
-    if not found[_PROGRAM]:
+    fields = root.known((_SPECIFICATION, _PROGRAM))
+    if not fields[_PROGRAM]:
         kinds = [_OTHERS[item.number] for item in root.fields() if item.number in _OTHERS]
         raise UnsupportedError(
             f"expected an ML program, found {kinds[0] if kinds else 'a model of another kind'}; convert it with "
@@ -113,9 +113,9 @@ def parse_model(data: bytes, where: str) -> Program:
             rule="coreml.model-kind",
             where=where,
         )
-    version = root.number(found[_SPECIFICATION][0]) if found[_SPECIFICATION] else 0
+    version = root.number(fields[_SPECIFICATION][0]) if fields[_SPECIFICATION] else 0
     program = Program(root, version)
-    body = root.child(found[_PROGRAM][0])
+    body = root.child(fields[_PROGRAM][0])
     for item in body.known((), (_FUNCTIONS, 4))[_FUNCTIONS]:
         name, function = _entry(body.child(item))
         if name in program.uses:
@@ -129,12 +129,12 @@ def _function(program: Program, name: str, node: Node | None) -> None:
     program.uses[name], program.defined[name], program.active[name] = Counter(), set(), []
     if node is None:
         return
-    found = node.known((_OPSET,), (1, _SPECIALIZATIONS))
-    opset = node.text(found[_OPSET][0]) if found[_OPSET] else ""
+    fields = node.known((_OPSET,), (1, _SPECIALIZATIONS))
+    opset = node.text(fields[_OPSET][0]) if fields[_OPSET] else ""
     program.opsets[name] = opset
     _stray(program, node, 4)
-    given = {text for field in found[1] if (text := _name_of(node.child(field)))}
-    for item in found[_SPECIALIZATIONS]:
+    given = {text for field in fields[1] if (text := _name_of(node.child(field)))}
+    for item in fields[_SPECIALIZATIONS]:
         key, block = _entry(node.child(item))
         if block is None:
             continue
@@ -146,18 +146,18 @@ def _function(program: Program, name: str, node: Node | None) -> None:
 
 def _block(program: Program, node: Node, function: str, given: set[str]) -> None:
     """Read a block; ``given`` are the names that it may use."""
-    found = node.known((), (1, 2, OPERATIONS))
-    given |= {text for item in found[1] if (text := _name_of(node.child(item)))}
+    fields = node.known((), (1, 2, OPERATIONS))
+    given |= {text for item in fields[1] if (text := _name_of(node.child(item)))}
     _stray(program, node, 4)
-    for item in found[OPERATIONS]:
+    for item in fields[OPERATIONS]:
         _operation(program, node, node.child(item), function, given)
     program.defined[function] |= given
-    program.uses[function].update(node.text(item) for item in found[2])
+    program.uses[function].update(node.text(item) for item in fields[2])
 
 
 def _operation(program: Program, block: Node, node: Node, function: str, given: set[str]) -> None:
-    found = node.known((TYPE,))
-    type = node.text(found[TYPE][0]) if found[TYPE] else ""
+    node_fields = node.known((TYPE,))
+    type = node.text(node_fields[TYPE][0]) if node_fields[TYPE] else ""
     outputs: list[Output] = []
     params: dict[int, dict[str, Param]] = {INPUTS: {}, ATTRIBUTES: {}}
     fields: list[tuple[Field, str]] = []
@@ -194,13 +194,13 @@ def _param(program: Program, node: Node | None, number: int, uses: Counter[str])
     bindings: list[Param] = []
     for item in node.known((), (1,))[1]:
         inner = node.child(item)
-        found = inner.known((1, 2))
-        if found[1] and found[2]:
+        fields = inner.known((1, 2))
+        if fields[1] and fields[2]:
             raise FormatError("coreml.operation", "expected a name or a value, found both", where=node.where)
-        if found[2]:
-            bindings.append(parse_value(inner.child(found[2][0])))
-        elif found[1]:
-            name = inner.text(found[1][0])
+        if fields[2]:
+            bindings.append(parse_value(inner.child(fields[2][0])))
+        elif fields[1]:
+            name = inner.text(fields[1][0])
             uses[name] += 1
             bindings.append(name)
     if len(bindings) == 1:
@@ -219,20 +219,20 @@ def _stray(program: Program, node: Node, number: int) -> None:
 
 def _entry(node: Node) -> tuple[str, Node | None]:
     """Return key and message of a map's entry."""
-    found = node.known((1, 2))
-    key = node.text(found[1][0]) if found[1] else ""
-    return key, node.child(found[2][0]) if found[2] else None
+    fields = node.known((1, 2))
+    key = node.text(fields[1][0]) if fields[1] else ""
+    return key, node.child(fields[2][0]) if fields[2] else None
 
 
 def _name_of(node: Node) -> str:
-    found = node.known((1,))[1]
-    return node.text(found[0]) if found else ""
+    name = node.known((1,))[1]
+    return node.text(name[0]) if name else ""
 
 
 def _output(node: Node) -> Output:
-    found = node.known((1, 2))
-    name = node.text(found[1][0]) if found[1] else ""
-    code, dims = parse_type(node.child(found[2][0])) if found[2] else (0, None)
+    fields = node.known((1, 2))
+    name = node.text(fields[1][0]) if fields[1] else ""
+    code, dims = parse_type(node.child(fields[2][0])) if fields[2] else (0, None)
     return Output(name, code, dims)
 
 

@@ -45,9 +45,9 @@ def parse_manifest(data: bytes, where: str) -> Package:
     Raises ``FormatError``: ``coreml.manifest``: not JSON, fields missing or of wrong types; ``coreml.manifest-path``: a
     path leaves the package.
     """
-    found = strict_json(data, "coreml.manifest", "coreml.manifest", where)
-    root = _text(found, "rootModelIdentifier", where)
-    entries = found.get("itemInfoEntries")
+    manifest = strict_json(data, "coreml.manifest", "coreml.manifest", where)
+    root = _text(manifest, "rootModelIdentifier", where)
+    entries = manifest.get("itemInfoEntries")
     if not isinstance(entries, dict):
         raise _refuse("itemInfoEntries with the package's items", where)
     paths = {key: _path(entry, where) for key, entry in entries.items()}

@@ -100,12 +100,12 @@ class Site:
     @property
     def shares(self) -> tuple[tuple[str, str, int], ...]:
         """Roles and places of its blobs: two constants with the same are stored once."""
-        found = []
+        shared = []
         for role, slot in self.slots.items():
             blob = slot.values[0].blob
             if blob is not None:
-                found.append((role, blob.file, blob.offset))
-        return tuple(sorted(found))
+                shared.append((role, blob.file, blob.offset))
+        return tuple(sorted(shared))
 
     def spec(self) -> TensorSpec:
         """What a writer is told of the tensor where it is kept as it is stored."""

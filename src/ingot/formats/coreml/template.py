@@ -60,8 +60,8 @@ class Template(Mapping[str, Part]):
     def headers(self) -> dict[str, bytes]:
         """The bytes of every file that describe weights."""
         paths = self.weight_paths
-        found = {path: bytes(self.weights.files[name].headers) for name, path in paths.items()}
-        return {MANIFEST: bytes(self[MANIFEST].view()), self.package.model: self.model, **found}
+        by_path = {path: bytes(self.weights.files[name].headers) for name, path in paths.items()}
+        return {MANIFEST: bytes(self[MANIFEST].view()), self.package.model: self.model, **by_path}
 
     @property
     def others(self) -> list[str]:
@@ -151,12 +151,12 @@ def _files_of(store: Store, item: str, depth: int = 0) -> list[str]:
     folder, _, name = item.rpartition("/")
     if not depth and name in store.names(folder):
         return [item]
-    found = [f"{item}/{inner}" for inner in store.names(item)]
+    files = [f"{item}/{inner}" for inner in store.names(item)]
     folders = store.folders(item)
     if folders and depth >= _DEEPEST:
         raise FormatError("coreml.missing", f"expected folders at most {_DEEPEST} deep", where=item)
     for inner in folders:
-        found += _files_of(store, f"{item}/{inner}", depth + 1)
-    if not found and not depth and name not in store.folders(folder):
+        files += _files_of(store, f"{item}/{inner}", depth + 1)
+    if not files and not depth and name not in store.folders(folder):
         raise FormatError("coreml.missing", "expected this item of the package, found nothing there", where=item)
-    return found
+    return files

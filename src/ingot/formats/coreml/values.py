@@ -78,8 +78,8 @@ class Value:
         if not strings:
             return None
         node = self.immediate.child(strings[0])
-        found = node.known((), (1,))[1]
-        return node.text(found[0]) if len(found) == 1 else None
+        fields = node.known((), (1,))[1]
+        return node.text(fields[0]) if len(fields) == 1 else None
 
 
 def parse_value(node: Node) -> Value:
@@ -87,14 +87,14 @@ def parse_value(node: Node) -> Value:
 
     Raises ``FormatError``: ``coreml.wire``, ``coreml.repeated-field``, ``coreml.value``.
     """
-    found = node.known((_TYPE, _IMMEDIATE, _BLOB))
-    code, dims = parse_type(node.child(found[_TYPE][0])) if found[_TYPE] else (0, None)
-    if found[_IMMEDIATE] and found[_BLOB]:
+    fields = node.known((_TYPE, _IMMEDIATE, _BLOB))
+    code, dims = parse_type(node.child(fields[_TYPE][0])) if fields[_TYPE] else (0, None)
+    if fields[_IMMEDIATE] and fields[_BLOB]:
         raise _refuse(node.where, "numbers in the program or in a file", "both")
-    blob = _blob_ref(node.child(found[_BLOB][0])) if found[_BLOB] else None
+    blob = _blob_ref(node.child(fields[_BLOB][0])) if fields[_BLOB] else None
     immediate = None
-    if found[_IMMEDIATE]:
-        outer = node.child(found[_IMMEDIATE][0])
+    if fields[_IMMEDIATE]:
+        outer = node.child(fields[_IMMEDIATE][0])
         tensor = outer.known((1,))[1]
         immediate = outer.child(tensor[0]) if tensor else None
     return Value(node, code, dims, immediate, blob)
@@ -106,10 +106,10 @@ def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
     if not tensor:
         return 0, None
     inner = node.child(tensor[0])
-    found = inner.known((_DATA_TYPE, _RANK), (_DIMENSIONS,))
-    code = inner.number(found[_DATA_TYPE][0]) if found[_DATA_TYPE] else 0
-    rank = inner.number(found[_RANK][0]) if found[_RANK] else 0
-    sizes = [_dimension(inner.child(field)) for field in found[_DIMENSIONS]]
+    fields = inner.known((_DATA_TYPE, _RANK), (_DIMENSIONS,))
+    code = inner.number(fields[_DATA_TYPE][0]) if fields[_DATA_TYPE] else 0
+    rank = inner.number(fields[_RANK][0]) if fields[_RANK] else 0
+    sizes = [_dimension(inner.child(field)) for field in fields[_DIMENSIONS]]
     if len(sizes) != rank:
         return code, None  # a rank that is not known is written as -1
     known = [size for size in sizes if size is not None]
@@ -126,19 +126,19 @@ def _dimension(node: Node) -> int | None:
 
 
 def _blob_ref(node: Node) -> BlobRef:
-    found = node.known((_FILE_NAME, _OFFSET))
-    name = node.text(found[_FILE_NAME][0]) if found[_FILE_NAME] else ""
-    field = found[_OFFSET][0] if found[_OFFSET] else None
+    fields = node.known((_FILE_NAME, _OFFSET))
+    name = node.text(fields[_FILE_NAME][0]) if fields[_FILE_NAME] else ""
+    field = fields[_OFFSET][0] if fields[_OFFSET] else None
     return BlobRef(name, node.number(field) if field else 0, node, field)
 
 
 def _numbers(node: Node, type: MilType) -> bytes:
     """Return the elements of a TensorValue as bytes, by the field that holds numbers of this type."""
     wanted = _FLOATS if type.name == "fp32" else _INTS if type.name in _INTS_OF else _RAW
-    found = node.known((wanted,))[wanted]
-    if not found:
+    packed = node.known((wanted,))[wanted]
+    if not packed:
         return b""
-    inner = node.child(found[0])
+    inner = node.child(packed[0])
     fields = inner.known((), (1,))[1]
     if wanted == _RAW:
         return b"".join(inner.data[field.start : field.end] for field in fields if field.kind == BYTES)
@@ -186,8 +186,8 @@ def encode_immediate(type: MilType, dims: tuple[int, ...], data: bytes) -> bytes
 
 def encode_blob(type: MilType, dims: tuple[int, ...], file: str, offset: int) -> bytes:
     """Return a Value message whose numbers are the blob with metadata at ``offset``."""
-    place = bytes_field(_FILE_NAME, file) + number_field(_OFFSET, offset)
-    return bytes_field(_TYPE, encode_type(type, dims)) + bytes_field(_BLOB, place)
+    reference = bytes_field(_FILE_NAME, file) + number_field(_OFFSET, offset)
+    return bytes_field(_TYPE, encode_type(type, dims)) + bytes_field(_BLOB, reference)
 
 
 def encode_text(text: str) -> bytes:

@@ -108,10 +108,10 @@ class Node:
         Raises ``FormatError`` ``coreml.repeated-field`` where one of ``single`` is there twice: protobuf would merge
         the two or take the last, so that readers see different things.
         """
-        found: dict[int, list[Field]] = {number: [] for number in (*single, *repeated)}
+        fields: dict[int, list[Field]] = {number: [] for number in (*single, *repeated)}
         once = set(single)
         for field in self.fields():
-            kept = found.get(field.number)
+            kept = fields.get(field.number)
             if kept is None:
                 continue
             if kept and field.number in once:
@@ -119,7 +119,7 @@ class Node:
                     "coreml.repeated-field", f"expected field {field.number} once, found it again", where=self.where
                 )
             kept.append(field)
-        return found
+        return fields
 
     def payload(self) -> bytes:
         """The bytes of the message."""

@@ -188,13 +188,13 @@ class CoremlWriter:
             path = self._path(name)
             parts[path] = Part("u8", state.end, SinkSource(self._sink(name), state.end, path))
         written = Template(parts)
-        found = {site.name: (site.shape, site.dtype, site.layout.codec) for site in written.sites}
+        written_sites = {site.name: (site.shape, site.dtype, site.layout.codec) for site in written.sites}
         expected = {spec.name: (spec.shape, spec.dtype, spec.codec) for spec in self._specs}
-        if found != expected:
-            different = min(name for name, _ in found.items() ^ expected.items())
+        if written_sites != expected:
+            different = min(name for name, _ in written_sites.items() ^ expected.items())
             raise IntegrityError(
                 "coreml.self-check",
-                f"expected to write {expected.get(different)}, found {found.get(different)}",
+                f"expected to write {expected.get(different)}, found {written_sites.get(different)}",
                 where=different,
             )
 
@@ -225,18 +225,18 @@ class CoremlWriter:
     def _put(self, plan: TensorPlan, entry: Entry, start: int, piece: memoryview) -> None:
         """Write an array's next bytes; where they are there already, as another's, only compare."""
         assert entry.offset is not None
-        sink, place = self._sink(plan.file), entry.offset + METADATA
+        sink, position = self._sink(plan.file), entry.offset + METADATA
         if entry.reused:
-            if _same(sink, place + start, piece):
+            if _same(sink, position + start, piece):
                 return
             self._layout.part(plan, entry)
             own = entry.offset + METADATA
             for done in range(0, start, CHUNK):
                 held = bytearray(min(CHUNK, start - done))
-                sink.readinto(place + done, memoryview(held))
+                sink.readinto(position + done, memoryview(held))
                 sink.write_at(own + done, held)
-            place = own
-        sink.write_at(place + start, piece)
+            position = own
+        sink.write_at(position + start, piece)
 
     def _copy_left(self, file: str | None = None, before: int = 0) -> None:
         for item in self._layout.place_left(file, before):

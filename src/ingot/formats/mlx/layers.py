@@ -63,8 +63,8 @@ def read_config(store: Store, names: Sequence[str]) -> dict[str, Any]:
 
 def is_quantized(config: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` is that of an MLX folder with packed layers."""
-    found = config.get("quantization")
-    return isinstance(found, dict) and "bits" in found and "group_size" in found
+    stated = config.get("quantization")
+    return isinstance(stated, dict) and "bits" in stated and "group_size" in stated
 
 
 def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
@@ -79,18 +79,18 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     """
     if not is_quantized(config):
         return None
-    found = config["quantization"]
+    stated = config["quantization"]
     layers: dict[str, Way | None] = {}
-    for path, value in found.items():
+    for path, value in stated.items():
         if isinstance(value, dict):
-            layers[path] = _way({"bits": found["bits"], "group_size": found["group_size"], **value}, path)
+            layers[path] = _way({"bits": stated["bits"], "group_size": stated["group_size"], **value}, path)
         elif value is False:
             layers[path] = None
-    return Quantization(_way(found, "quantization"), layers)
+    return Quantization(_way(stated, "quantization"), layers)
 
 
-def _way(found: Mapping[str, Any], where: str) -> Way:
-    mode, bits, group = found.get("mode", MODE), found["bits"], found["group_size"]
+def _way(stated: Mapping[str, Any], where: str) -> Way:
+    mode, bits, group = stated.get("mode", MODE), stated["bits"], stated["group_size"]
     where = f"{CONFIG}: {where[:200]}"
     if mode != MODE:
         raise UnsupportedError(
@@ -117,10 +117,10 @@ def tensors_of(entries: Mapping[str, Tensor], quantization: Quantization | None)
         stem = name.removesuffix(WEIGHT)
         if quantization is None or not name.endswith(WEIGHT) or entries[name].dtype != "u32":
             continue
-        way = quantization.of(stem)
-        if way is not None:
-            _check(entries, name, stem, way)
-            layers[name] = way
+        grid = quantization.of(stem)
+        if grid is not None:
+            _check(entries, name, stem, grid)
+            layers[name] = grid
             taken |= {stem + SCALES, stem + BIASES}
 
     def make(name: str) -> Tensor:
@@ -129,18 +129,18 @@ def tensors_of(entries: Mapping[str, Tensor], quantization: Quantization | None)
     return Lazy(dict.fromkeys(name for name in entries if name not in taken), make)
 
 
-def _packed_layer(entries: Mapping[str, Tensor], name: str, way: Way) -> Tensor:
+def _packed_layer(entries: Mapping[str, Tensor], name: str, grid: Way) -> Tensor:
     stem = name.removesuffix(WEIGHT)
     words, scales, biases = (entries[stem + suffix] for suffix in (WEIGHT, SCALES, BIASES))
     codes = words.parts[DATA]
     packed = Part("u8", codes.length, codes.source, codes.offset, where=codes.where)
     parts = dict(zip(ROLES, (packed, scales.parts[DATA], biases.parts[DATA]), strict=True))
-    shape = (*words.shape[:-1], words.shape[-1] * 32 // way.bits)
-    layout = way.layout(scales.dtype)
+    shape = (*words.shape[:-1], words.shape[-1] * 32 // grid.bits)
+    layout = grid.layout(scales.dtype)
     return Tensor(name, shape, layout.dtype, layout.codec, parts, layout.attributes())
 
 
-def _check(entries: Mapping[str, Tensor], name: str, stem: str, way: Way) -> None:
+def _check(entries: Mapping[str, Tensor], name: str, stem: str, grid: Way) -> None:
     for other in (stem + SCALES, stem + BIASES):
         if other not in entries:
             raise FormatError("mlx.parts", f"expected {other!r} beside the packed weight, found none", where=name)
@@ -153,13 +153,13 @@ def _check(entries: Mapping[str, Tensor], name: str, stem: str, way: Way) -> Non
             f"{biases.dtype}",
             where=name,
         )
-    cols = shape[-1] * 32 // way.bits if shape else 0
-    wanted = (*shape[:-1], cols // way.group)
-    fits = len(shape) > 1 and shape[-1] * 32 == cols * way.bits and cols % way.group == 0
+    cols = shape[-1] * 32 // grid.bits if shape else 0
+    wanted = (*shape[:-1], cols // grid.group)
+    fits = len(shape) > 1 and shape[-1] * 32 == cols * grid.bits and cols % grid.group == 0
     if not fits or scales.shape != wanted or biases.shape != wanted:
         raise FormatError(
             "mlx.shape",
-            f"expected words, scales and biases of {way.bits} bits in groups of {way.group}, as config.json says, "
+            f"expected words, scales and biases of {grid.bits} bits in groups of {grid.group}, as config.json says, "
             f"found shapes {list(shape)}, {list(scales.shape)}, {list(biases.shape)}",
             where=name,
         )
@@ -231,5 +231,5 @@ def _way_of(layout: AffineLayout) -> Way:
     return Way(layout.bits, layout.group_size or 0)
 
 
-def _stated(way: Way) -> dict[str, Any]:
-    return {"group_size": way.group, "bits": way.bits, "mode": MODE}
+def _stated(grid: Way) -> dict[str, Any]:
+    return {"group_size": grid.group, "bits": grid.bits, "mode": MODE}

@@ -123,9 +123,9 @@ def open_arrays(store: Store, group: Group, suffixes: tuple[str, ...]) -> Mappin
     """
     for suffix in suffixes:
         if suffix not in group.paths:
-            found = [name for name in group.foreign if name.startswith(suffix)]
-            if found:
-                raise foreign(group, found[0])
+            leftover = [name for name in group.foreign if name.startswith(suffix)]
+            if leftover:
+                raise foreign(group, leftover[0])
             raise FormatError(
                 "npydir.missing-file",
                 "expected this file beside the tensor's others, found none: the directory is incomplete",

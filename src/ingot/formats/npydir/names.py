@@ -55,8 +55,8 @@ def file_of(key: str, suffix: str) -> str:
 
 def foreign_form(suffix: str) -> str | None:
     """Say what an array of another form is; None for a suffix that nobody is known to write."""
-    found = [begin for begin in _FOREIGN if suffix.startswith(begin)]
-    return _FOREIGN[max(found, key=len)] if found else None
+    forms = [begin for begin in _FOREIGN if suffix.startswith(begin)]
+    return _FOREIGN[max(forms, key=len)] if forms else None
 
 
 def refuses_name(name: str) -> str | None:
@@ -106,13 +106,13 @@ def parse_manifest(data: bytes, keys: Iterable[str], where: str) -> dict[str, st
         ``npydir.manifest-json``, ``npydir.manifest-duplicate-key``, ``npydir.manifest-fields``, ``npydir.escape``,
         ``npydir.manifest-collision``.
     """
-    found = strict_json(data, "npydir.manifest-json", "npydir.manifest-duplicate-key", where)
-    for left, right in found.items():
+    manifest = strict_json(data, "npydir.manifest-json", "npydir.manifest-duplicate-key", where)
+    for left, right in manifest.items():
         if not isinstance(right, str):
             raise FormatError(
                 "npydir.manifest-fields", f"expected text for {left[:200]!r}, found {type(right).__name__}", where=where
             )
-    pairs: Mapping[str, str] = found
+    pairs: Mapping[str, str] = manifest
     for text in (*pairs, *pairs.values()):
         if _leads_elsewhere(text):
             raise FormatError(

@@ -64,11 +64,11 @@ class NarrowedSource:
     def _values(self, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         raw = np.empty(count * self._wide, np.uint8)
         self._source.readinto(self._offset + first * self._wide, raw.data)
-        found = narrow(from_file(raw, self._stored), self._dtype)
-        if found is None:
+        values = narrow(from_file(raw, self._stored), self._dtype)
+        if values is None:
             raise FormatError(
                 "npydir.narrowed",
                 f"expected {self._stored} values that are {self._dtype}, as ingot.json says, found others",
                 where=self._where,
             )
-        return found.view(np.uint8)
+        return values.view(np.uint8)

@@ -168,12 +168,12 @@ def _fields(text: bytes, where: str) -> dict[str, bytes]:
     fields: dict[str, bytes] = {}
     position, end = 1, len(body) - 1
     while body[position:end].strip(b" \t\n"):
-        found = _ENTRY.match(body, position, end)
-        if found is None or found["key"].decode() in fields:
+        match = _ENTRY.match(body, position, end)
+        if match is None or match["key"].decode() in fields:
             raise _refuse(body[position : position + 80], where)
-        fields[found["key"].decode()] = found["value"]
-        position = found.end()
-        if found["value"] == b"[" or (position < end and body[position : position + 1] != b","):
+        fields[match["key"].decode()] = match["value"]
+        position = match.end()
+        if match["value"] == b"[" or (position < end and body[position : position + 1] != b","):
             break
         position += 1
     if fields.get("descr") == b"[":

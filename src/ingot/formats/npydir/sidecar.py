@@ -74,23 +74,23 @@ def parse(data: bytes) -> Sidecar:
         ``npydir.sidecar-version``.
     """
 
-    def refuse(expected: str, found: object) -> FormatError:
-        return FormatError("npydir.sidecar-fields", f"expected {expected}, found {str(found)[:80]!r}", where=SIDECAR)
+    def refuse(expected: str, root: object) -> FormatError:
+        return FormatError("npydir.sidecar-fields", f"expected {expected}, found {str(root)[:80]!r}", where=SIDECAR)
 
-    found = strict_json(data, "npydir.sidecar-json", "npydir.sidecar-duplicate-key", SIDECAR)
-    version = found.get("ingot_npydir")
+    root = strict_json(data, "npydir.sidecar-json", "npydir.sidecar-duplicate-key", SIDECAR)
+    version = root.get("ingot_npydir")
     if version != VERSION or isinstance(version, bool):
         raise UnsupportedError(
             f"expected ingot_npydir {VERSION}, found {str(version)[:40]!r}",
             rule="npydir.sidecar-version",
             where=SIDECAR,
         )
-    metadata, tensors = found.get("metadata"), found.get("tensors")
-    digest = found.pop(manifest_digest.KEY, None)
+    metadata, tensors = root.get("metadata"), root.get("tensors")
+    digest = root.pop(manifest_digest.KEY, None)
     if not isinstance(digest, str | None):
         raise refuse(f"text for {manifest_digest.KEY}", digest)
-    if set(found) != {"ingot_npydir", "metadata", "tensors"}:
-        raise refuse("ingot_npydir, metadata and tensors", ", ".join(found))
+    if set(root) != {"ingot_npydir", "metadata", "tensors"}:
+        raise refuse("ingot_npydir, metadata and tensors", ", ".join(root))
     if not isinstance(metadata, dict) or not isinstance(tensors, dict):
         raise refuse("metadata and tensors as objects", metadata if not isinstance(metadata, dict) else tensors)
     entries = {}

@@ -49,10 +49,10 @@ class _OwnBytes:
         whole = self._rest + bytes(data)
         end = len(whole) - len(whole) % (DTYPES[self._stored].bits // 8)
         self._rest = whole[end:]
-        found = narrow(from_file(np.frombuffer(whole[:end], np.uint8), self._stored), self._dtype)
-        if found is None:
+        values = narrow(from_file(np.frombuffer(whole[:end], np.uint8), self._stored), self._dtype)
+        if values is None:
             raise UsageError(f"expected values that {self._dtype} holds, found others", rule="npydir.narrowed")
-        self._hasher.update(found.view(np.uint8).data)
+        self._hasher.update(values.view(np.uint8).data)
 
     def text(self) -> str:
         return self._hasher.text()
@@ -109,8 +109,8 @@ class NpydirWriter:
         name = self._current
         if name is None:
             raise UsageError("no tensor is open", rule="writer.role")
-        blobs = [found.file.close() for found in self._open.values()]
-        texts = [found.digest.text() if found.digest else None for found in self._open.values()]
+        blobs = [opened.file.close() for opened in self._open.values()]
+        texts = [opened.digest.text() if opened.digest else None for opened in self._open.values()]
         digests = {array.suffix: text for array, text in zip(self._arrays[name], texts, strict=True)}
         self._open, self._current = {}, None
         self._accept(name, digests)
@@ -145,8 +145,8 @@ class NpydirWriter:
 
     def abort(self) -> None:
         """Close all files as they are."""
-        for found in self._open.values():
-            found.file.abort()
+        for opened in self._open.values():
+            opened.file.abort()
         self._open = {}
 
     def _expect(self, name: str) -> None:
@@ -180,14 +180,14 @@ def checked_arrays(specs: Sequence[TensorSpec]) -> dict[str, tuple[ArraySpec, ..
     """
     if len({spec.name for spec in specs}) != len(specs):
         raise UsageError("expected each tensor name once", rule="writer.duplicate")
-    found = {}
+    arrays = {}
     for spec in specs:
         try:
-            found[spec.name] = arrays_of(spec)
+            arrays[spec.name] = arrays_of(spec)
         except UnsupportedError as error:
             raise error.at(spec.name) from None
-    require_distinct(found)
-    return found
+    require_distinct(arrays)
+    return arrays
 
 
 def is_quantized(arrays: Sequence[ArraySpec]) -> bool:
@@ -219,13 +219,13 @@ def _heads(arrays: Sequence[ArraySpec], shape: Sequence[int], digest: str | None
     """Return the digests of the headers of a tensor's files, by suffix."""
     if digest is None:
         return {}
-    found = {array.suffix: head_digest(digest, array.dtype, array.shape) for array in arrays}
-    return {**found, "shape": head_digest(digest, "i64", (len(shape),))} if is_quantized(arrays) else found
+    heads = {array.suffix: head_digest(digest, array.dtype, array.shape) for array in arrays}
+    return {**heads, "shape": head_digest(digest, "i64", (len(shape),))} if is_quantized(arrays) else heads
 
 
 def sentinels(arrays: Mapping[str, Sequence[ArraySpec]]) -> list[str]:
     """Return the sentinels of a directory with these tensors: four bits are complete where no form has more."""
-    quantized = [found[0].suffix for found in arrays.values() if is_quantized(found)]
+    quantized = [specs[0].suffix for specs in arrays.values() if is_quantized(specs)]
     complete = bool(quantized) and all(suffix in _INT4 for suffix in quantized)
     return [READY, INT4_READY] if complete else [READY]
 
@@ -236,13 +236,13 @@ def directory_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], dig
     text = None if digest is None else checksums.digest(digest, b"")
     total, entries = 0, {}
     for spec in specs:
-        found = arrays[spec.name]
-        digests = {array.suffix: text for array in found}
-        if is_quantized(found):
+        array_specs = arrays[spec.name]
+        digests = {array.suffix: text for array in array_specs}
+        if is_quantized(array_specs):
             digests["shape"] = text
             total += len(shape_file(spec.shape))
-        entries[spec.name] = Entry(spec.dtype, digests, _heads(found, spec.shape, digest))
-        total += sum(len(npy.encode(array.dtype, array.shape)) for array in found)
+        entries[spec.name] = Entry(spec.dtype, digests, _heads(array_specs, spec.shape, digest))
+        total += sum(len(npy.encode(array.dtype, array.shape)) for array in array_specs)
         total += sum(part.at_most for part in spec.parts)
     manifest = encode_manifest(spec.name for spec in specs)
     return total + len(manifest) + len(encode_sidecar(Sidecar(metadata, entries), manifest, digest))

@@ -42,9 +42,9 @@ class SafetensorsFormat:
             if usual in names:
                 return usual
         for suffix in (INDEX_SUFFIX, SUFFIX):
-            found = [name for name in names if name.lower().endswith(suffix)]
-            if found:
-                return found[0] if len(found) == 1 else None
+            matching = [name for name in names if name.lower().endswith(suffix)]
+            if matching:
+                return matching[0] if len(matching) == 1 else None
         return None
 
     def refuses(self, spec: TensorSpec) -> str | None:

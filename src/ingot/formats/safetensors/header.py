@@ -122,12 +122,12 @@ def _strict(data: bytes, buffer_length: int, where: str) -> Header:
             "safetensors.header-start", f"expected a header that begins with '{{', found {data[:1]!r}", where=where
         )
     _check_types(data, where)
-    found = strict_json(data, "safetensors.json", "safetensors.duplicate-key", where)
-    metadata = found.pop(METADATA, {})
+    root = strict_json(data, "safetensors.json", "safetensors.duplicate-key", where)
+    metadata = root.pop(METADATA, {})
     for key, value in metadata.items():
         if not isinstance(value, str):
             raise FormatError("safetensors.metadata", f"expected text for {key[:200]!r}, found a list", where=where)
-    entries = {name: _entry(fields, f"{where}: {name}") for name, fields in found.items()}
+    entries = {name: _entry(fields, f"{where}: {name}") for name, fields in root.items()}
     ordered = dict(sorted(entries.items(), key=lambda item: item[1].data_offsets))
     _check_layout(ordered, buffer_length, where)
     return Header(ordered, metadata)
@@ -149,9 +149,9 @@ def _check_types(data: bytes, where: str) -> None:
 
 def _entry(fields: Any, where: str) -> Entry:
     if sorted(fields) != ["data_offsets", "dtype", "shape"]:
-        found = ", ".join(fields)[:200]
+        keys = ", ".join(fields)[:200]
         raise FormatError(
-            "safetensors.fields", f"expected dtype, shape and data_offsets, found {found or 'nothing'}", where=where
+            "safetensors.fields", f"expected dtype, shape and data_offsets, found {keys or 'nothing'}", where=where
         )
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
@@ -165,22 +165,24 @@ def _check_layout(entries: Mapping[str, Entry], buffer_length: int, where: str) 
     position = 0
     for name, entry in entries.items():
         begin, end = entry.data_offsets
-        place = f"{where}: {name}"
-        bits = element_count(entry.shape, "safetensors.shape", place) * _BITS[entry.dtype]
+        location = f"{where}: {name}"
+        bits = element_count(entry.shape, "safetensors.shape", location) * _BITS[entry.dtype]
         if bits % 8:
             raise FormatError(
-                "safetensors.partial-byte", f"expected whole bytes, found {bits} bits of {entry.dtype}", where=place
+                "safetensors.partial-byte", f"expected whole bytes, found {bits} bits of {entry.dtype}", where=location
             )
         if begin != position:
             what = "a gap" if begin > position else "an overlap"
             raise FormatError(
-                "safetensors.offsets", f"expected the tensor to begin at {position}, found {what}: {begin}", where=place
+                "safetensors.offsets",
+                f"expected the tensor to begin at {position}, found {what}: {begin}",
+                where=location,
             )
         if end - begin != bits // 8:
             raise FormatError(
                 "safetensors.size",
                 f"expected {bits // 8} bytes for {entry.dtype} of shape {list(entry.shape)}, found {end - begin}",
-                where=place,
+                where=location,
             )
         position = end
     if position != buffer_length:

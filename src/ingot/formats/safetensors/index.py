@@ -106,19 +106,19 @@ def _quick(raw: bytes) -> dict[str, Any] | None:
     if b"\\u003" in raw or _MINUS_ZERO.search(raw):
         return None
     try:
-        found = _INDEX.decode(raw)
+        index = _INDEX.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    texts = (found.weight_map, found.weight_map.values(), found.metadata, map(str, found.metadata.values()))
-    keys = len(found.weight_map) + len(found.metadata) + (2 if b'"metadata"' in raw else 1)
+    texts = (index.weight_map, index.weight_map.values(), index.metadata, map(str, index.metadata.values()))
+    keys = len(index.weight_map) + len(index.metadata) + (2 if b'"metadata"' in raw else 1)
     if raw.count(b":") != keys + sum("".join(text).count(":") for text in texts):
         return None
-    return {"weight_map": found.weight_map, "metadata": found.metadata}
+    return {"weight_map": index.weight_map, "metadata": index.metadata}
 
 
 def _parse(raw: bytes, where: str) -> tuple[dict[str, str], int | None]:
-    found = _quick(raw) or strict_json(raw, "safetensors.index-json", "safetensors.index-duplicate-key", where)
-    weight_map, metadata = found.get("weight_map"), found.get("metadata", {})
+    index = _quick(raw) or strict_json(raw, "safetensors.index-json", "safetensors.index-duplicate-key", where)
+    weight_map, metadata = index.get("weight_map"), index.get("metadata", {})
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
         raise FormatError(
             "safetensors.index-fields", "expected an object 'weight_map' and an object 'metadata'", where=where
@@ -139,24 +139,24 @@ def _parse(raw: bytes, where: str) -> tuple[dict[str, str], int | None]:
 
 def _check_against(files: Sequence[File], weight_map: Mapping[str, str], where: str) -> list[tuple[str, str]]:
     """Compare map and headers. A tensor that only a header knows stays: dropping it would lose weights."""
-    place: dict[str, str] = {}
+    shard_of: dict[str, str] = {}
     for file in files:
         for tensor in file.header.entries:
-            if tensor in place:
+            if tensor in shard_of:
                 raise FormatError(
                     "safetensors.index-duplicate-tensor",
-                    f"{tensor[:200]!r} is in {place[tensor]} and {file.name}",
+                    f"{tensor[:200]!r} is in {shard_of[tensor]} and {file.name}",
                     where=where,
                 )
-            place[tensor] = file.name
+            shard_of[tensor] = file.name
     for tensor, shard in weight_map.items():
-        if place.get(tensor) != shard:
+        if shard_of.get(tensor) != shard:
             raise FormatError(
                 "safetensors.index-missing-tensor",
                 f"expected {tensor[:200]!r} in {shard}, found no such tensor there",
                 where=where,
             )
-    unlisted = [tensor for tensor in place if tensor not in weight_map]
+    unlisted = [tensor for tensor in shard_of if tensor not in weight_map]
     if not unlisted:
         return []
     return [

@@ -191,24 +191,24 @@ def _pairs(
     tensors: Mapping[str, Tensor], suffixes: tuple[str, str], encoding: str, own: _Own, where: str
 ) -> dict[str, Tensor]:
     """Put positions and values together; what is no pair is a tensor that is replaced whole."""
-    found: dict[str, Tensor] = {}
+    pairs: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if not key.endswith(suffixes):
-            if key in found:
+            if key in pairs:
                 raise _lonely(key, "the tensor itself beside its patch", where)
-            found[key] = tensor
+            pairs[key] = tensor
             continue
         name = key.removesuffix(suffixes[key.endswith(suffixes[1])])
-        if name in found and found[name].codec == CODEC:
+        if name in pairs and pairs[name].codec == CODEC:
             continue
         pair = [name + suffix for suffix in suffixes]
         if name in tensors or any(other not in tensors for other in pair):
             raise _lonely(name, f"{key[:200]!r} without the other", where)
-        found[name] = _pair(name, tensors[pair[0]], tensors[pair[1]], encoding, own.shapes.get(name), where)
-    stray = next((name for name in own.shapes if name not in found), None)
+        pairs[name] = _pair(name, tensors[pair[0]], tensors[pair[1]], encoding, own.shapes.get(name), where)
+    stray = next((name for name in own.shapes if name not in pairs), None)
     if stray is not None:
         raise FormatError("sparse_patch.metadata", f"a shape is stated for {stray[:200]!r}, which is not there")
-    return found
+    return pairs
 
 
 def _pair(name: str, indices: Tensor, values: Tensor, encoding: str, shape: list[int] | None, where: str) -> Tensor:

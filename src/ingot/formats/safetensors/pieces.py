@@ -35,14 +35,14 @@ def pieces(spec: TensorSpec) -> list[Piece]:
         return _layer(spec)
     if spec.codec != CODEC:
         return [Piece("data", spec.name, spec.dtype, spec.shape, DTYPES[spec.dtype].nbytes(spec.size))]
-    found = []
+    pieces_of_spec = []
     for role, key in zip(("indices", "values"), keys_of(spec.name), strict=True):
         part = spec.part(role)
         if part.length is None:
             raise UsageError("expected to know how many elements differ", rule="writer.length", where=spec.name)
         dtype = part.type or part.dtype
-        found.append(Piece(role, key, dtype, (part.length * 8 // DTYPES[dtype].bits,), part.length))
-    return found
+        pieces_of_spec.append(Piece(role, key, dtype, (part.length * 8 // DTYPES[dtype].bits,), part.length))
+    return pieces_of_spec
 
 
 def _layer(spec: TensorSpec) -> list[Piece]:

@@ -100,12 +100,12 @@ class Shard:
         self.name = name
         self._entries: dict[str, Entry] = {}
         position = 0
-        found = [piece for spec in specs for piece in pieces(spec)]
-        for piece in sorted(found, key=lambda piece: (-_RANK[piece.dtype], piece.key)):
+        entries = [piece for spec in specs for piece in pieces(spec)]
+        for piece in sorted(entries, key=lambda piece: (-_RANK[piece.dtype], piece.key)):
             end = position + piece.nbytes
             self._entries[piece.key] = Entry(DTYPES[piece.dtype].safetensors or "", piece.shape, (position, end))
             position = end
-        if len(self._entries) != len(found):
+        if len(self._entries) != len(entries):
             raise UsageError("expected each key once", rule="writer.duplicate", where=name)
         self.head = self._encoded(metadata)
         self.places = {key: len(self.head) + entry.data_offsets[0] for key, entry in self._entries.items()}
@@ -239,8 +239,8 @@ class SafetensorsWriter:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
         self._expect(record["name"])
         shard = self._shard_of[record["name"]]
-        found = [list(blob)[:2] for blob in record["blobs"]]
-        if found != [[shard.name, shard.places[piece.key]] for piece in pieces(self._specs[self._next])]:
+        blobs = [list(blob)[:2] for blob in record["blobs"]]
+        if blobs != [[shard.name, shard.places[piece.key]] for piece in pieces(self._specs[self._next])]:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
             )

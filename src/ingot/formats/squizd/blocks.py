@@ -108,8 +108,8 @@ def integers(magic: bytes, rows: int, cols: int, sub_block: int = 0) -> Block:
     fields = (magic, rows, cols) if magic == INT4 else (magic, rows, cols, sub_block)
     header = struct.pack(f"<4s{len(fields) - 1}I", *fields)
     piece = Piece("packed_weight", "u8", len(header), -(-rows * cols * bits // 8))
-    says = {"sub_block": sub_block} if magic == INT2 else {}
-    return Block(magic, header, AffineLayout.codec, (rows, cols), (piece,), says=says)
+    stated = {"sub_block": sub_block} if magic == INT2 else {}
+    return Block(magic, header, AffineLayout.codec, (rows, cols), (piece,), says=stated)
 
 
 def astc(rows: int, cols: int, footprint: str) -> Block:

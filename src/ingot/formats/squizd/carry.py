@@ -148,10 +148,12 @@ def _tca(spec: TensorSpec, layout: TcaLayout, rows: int, cols: int) -> Block:
 
 def _check_lengths(spec: TensorSpec, block: Block) -> None:
     """The block's parts and the tensor's are the same, scales and mask aside."""
-    found = [part for part in spec.parts if part.role not in SCALE_ROLES and part.role != MASK]
-    if [part.role for part in found] != [piece.role for piece in block.pieces]:
-        raise _refuse(f"expected parts {[piece.role for piece in block.pieces]}, found {[part.role for part in found]}")
-    for part, piece in zip(found, block.pieces, strict=True):
+    counted = [part for part in spec.parts if part.role not in SCALE_ROLES and part.role != MASK]
+    if [part.role for part in counted] != [piece.role for piece in block.pieces]:
+        raise _refuse(
+            f"expected parts {[piece.role for piece in block.pieces]}, found {[part.role for part in counted]}"
+        )
+    for part, piece in zip(counted, block.pieces, strict=True):
         if (part.dtype, part.type) != (piece.dtype, piece.type) or part.length != piece.length:
             raise _refuse(
                 f"expected part {part.role!r} of {piece.length} bytes of {piece.type or piece.dtype}, found "

@@ -88,16 +88,16 @@ def parse(data: bytes, where: str) -> Directory:
     """
     root = cbor.loads(data, where=f"{where}: directory")
     try:
-        found = msgspec.convert(root, Directory)
+        directory = msgspec.convert(root, Directory)
     except msgspec.ValidationError as error:
         raise FormatError("squizd.directory-schema", str(error), where=f"{where}: directory") from error
-    if found.version != VERSION:
+    if directory.version != VERSION:
         raise FormatError(
-            "squizd.directory-version", f"expected directory version {VERSION}, found {found.version}", where=where
+            "squizd.directory-version", f"expected directory version {VERSION}, found {directory.version}", where=where
         )
-    for text in _digests(found):
+    for text in _digests(directory):
         checksums.known(text, "squizd.digest", where)
-    return found
+    return directory
 
 
 def _digests(directory: Directory) -> Sequence[str]:

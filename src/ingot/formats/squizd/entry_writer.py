@@ -58,20 +58,20 @@ class EntryWriter:
     def _fill(self, role: str, values: Array) -> None:
         self._require_exact(values)
         start, there = self._done[role], max(self._done.values())
-        found = self._read(start, min(there - start, values.size))
+        entries = self._read(start, min(there - start, values.size))
         fresh = np.zeros(values.size, ENTRY)
         fresh["id"] = self._id
-        fresh[: found.size] = found
+        fresh[: entries.size] = entries
         fresh[FIELD[role]] = values
         self._sink.write_at(self._offset + start * SCALE_ENTRY, fresh.tobytes())
         self._done[role] = start + values.size
 
     def _read(self, start: int, count: int) -> Array:
         """Return entries that were written."""
-        found = np.empty(count, ENTRY)
+        entries = np.empty(count, ENTRY)
         if count:
-            self._sink.readinto(self._offset + start * SCALE_ENTRY, found.view(np.uint8).data)
-        return found
+            self._sink.readinto(self._offset + start * SCALE_ENTRY, entries.view(np.uint8).data)
+        return entries
 
     def _require_exact(self, values: Array) -> None:
         """Refuse 16-bit numbers that f32 entries cannot give back: a signalling NaN turns quiet when it widens."""

@@ -98,8 +98,8 @@ def _oddities(header: Header) -> Iterator[tuple[str, str]]:
         yield "squizd.reserved", "expected reserved header bytes to be 0, found others"
     if not header.flags & Flags.SPARSE:
         if header.sparsity_crc:
-            found = header.sparsity_crc
-            yield "squizd.unused-sparsity-crc", f"expected sparsity_crc32 0 without SPARSE, found {found:#010x}"
+            crc = header.sparsity_crc
+            yield "squizd.unused-sparsity-crc", f"expected sparsity_crc32 0 without SPARSE, found {crc:#010x}"
         if header.sparsity != Sparsity():
             yield "squizd.unused-sparsity", "expected zero sparsity metadata without SPARSE, found other bytes"
     if not header.flags & Flags.EAGLE:

@@ -28,10 +28,10 @@ def layers_of(names: Sequence[str]) -> tuple[list[int], int]:
     count = 1 + max(layers, default=0)
     if count > MAX_LAYERS:
         return [0] * len(names), 1
-    place = {name: layer for layer, members in layers.items() for name in members}
-    place.update(dict.fromkeys(before, 0))
-    place.update(dict.fromkeys(after, count - 1))
-    return [place[name] for name in names], count
+    layer_by_name = {name: layer for layer, members in layers.items() for name in members}
+    layer_by_name.update(dict.fromkeys(before, 0))
+    layer_by_name.update(dict.fromkeys(after, count - 1))
+    return [layer_by_name[name] for name in names], count
 
 
 def order(specs: Sequence[TensorSpec]) -> list[int]:
@@ -53,9 +53,9 @@ def order(specs: Sequence[TensorSpec]) -> list[int]:
 def _check_together(specs: Sequence[TensorSpec]) -> None:
     magics = {form_of(spec).block.magic for spec in specs} & FLAG_OF.keys()
     if magics and not any(magics <= allowed for allowed in _PRIMARY):
-        found = " and ".join(sorted(magic.decode() for magic in magics))
+        kinds = " and ".join(sorted(magic.decode() for magic in magics))
         raise UnsupportedError(
-            f"a .squizd file has one primary encoding (INT2 may hold INT4), found {found}; use one of them, or .zt",
+            f"a .squizd file has one primary encoding (INT2 may hold INT4), found {kinds}; use one of them, or .zt",
             rule="squizd.mixed-encodings",
         )
     blocks = {BlocksLayout.of(spec).block for spec in specs if spec.codec == BlocksLayout.codec}

@@ -95,34 +95,34 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     file, source = source, HeaderSource(source)
     header, notes = read_header(source)
     index, more = read_index(source, header)
-    found = _Read(source, file, header, index, notes + more, verify)
+    state = _Read(source, file, header, index, notes + more, verify)
     begin = HEADER + INDEX_ENTRY * header.layer_count
-    start = max([begin, *(end for _, end in found.layers)])
-    note_gaps(source, [span for span in found.layers if span[1] > span[0]], [(begin, start)], found.notes)
-    places, behind = _tables(found, start)
-    directory, raw, tail = read_directory(source, behind, source.size, found.where)
+    start = max([begin, *(end for _, end in state.layers)])
+    note_gaps(source, [span for span in state.layers if span[1] > span[0]], [(begin, start)], state.notes)
+    places, behind = _tables(state, start)
+    directory, raw, tail = read_directory(source, behind, source.size, state.where)
     head = read_bytes(source, 0, begin)
     if directory is not None and verify:
-        check_directory(directory, raw, head, found.where)
+        check_directory(directory, raw, head, state.where)
     if directory is None:
-        _require_none_lost(found, start)
-        located = _without_directory(found, places)
+        _require_none_lost(state, start)
+        located = _without_directory(state, places)
         starts: dict[int, int] = {}
     else:
-        located = locate(source, directory, found.layers, places, found.notes, found.where)
+        located = locate(source, directory, state.layers, places, state.notes, state.where)
         starts = masks_by_layer(located, directory)
-    _check_flags(found, located)
+    _check_flags(state, located)
     if directory is not None and not places:
         places = [(behind + TABLE_HEADER, 0)]  # where the tables would be
-    _check_index_scales(found, places, starts)
-    attachments, tail = _appendices(found, directory, tail)
-    _check_end(found, tail)
+    _check_index_scales(state, places, starts)
+    attachments, tail = _appendices(state, directory, tail)
+    _check_end(state, tail)
     return Catalog(
         tensors=tensors_of(file, located, verify=verify),
         metadata=directory.metadata if directory is not None else {},
         headers={name or source.name: head + raw},
         sources=(file,),
-        notes=tuple(found.notes),
+        notes=tuple(state.notes),
         attachments=attachments,
         details=partial(details, header, attachments),
         features=Flags(header.flags & KNOWN),
@@ -130,81 +130,81 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     )
 
 
-def _tables(found: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
+def _tables(state: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
     """Find the scale tables behind the last weight block; fewer than 64 zero bytes may lie between."""
-    behind = skip_zeros(found.source, start, found.source.size)
-    if read_bytes(found.source, behind, min(4, found.source.size - behind)) in (SCALES_MAGIC, DIRECTORY_MAGIC):
+    behind = skip_zeros(state.source, start, state.source.size)
+    if read_bytes(state.source, behind, min(4, state.source.size - behind)) in (SCALES_MAGIC, DIRECTORY_MAGIC):
         start = behind
-    return tables(found.source, start, found.where)
+    return tables(state.source, start, state.where)
 
 
-def _without_directory(found: _Read, places: Sequence[tuple[int, int]]) -> dict[str, Located]:
-    if found.has(Flags.SPARSE):
+def _without_directory(state: _Read, places: Sequence[tuple[int, int]]) -> dict[str, Located]:
+    if state.has(Flags.SPARSE):
         raise UnsupportedError(
             "expected a directory in a file with SPARSE: without one the shapes before pruning are not stored",
             rule="squizd.sparse-without-directory",
-            where=found.where,
+            where=state.where,
         )
-    found.notes.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
-    blocks = walk(found.source, found.layers, found.where)
-    return name_blocks(found.source, blocks, places, found.where)
+    state.notes.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
+    blocks = walk(state.source, state.layers, state.where)
+    return name_blocks(state.source, blocks, places, state.where)
 
 
-def _check_flags(found: _Read, located: dict[str, Located]) -> None:
+def _check_flags(state: _Read, located: dict[str, Located]) -> None:
     """A flag has blocks behind it, and blocks have their flag; INT4 blocks may stand in an INT2 file."""
     magics = {item.form.block.magic for item in located.values()}
     for magic, flag in FLAG_OF.items():
-        if found.has(flag) and magic not in magics:
-            raise found.refuse(
+        if state.has(flag) and magic not in magics:
+            raise state.refuse(
                 "squizd.flag-empty", f"expected {magic.decode()} blocks with flag {flag.name}, found none"
             )
-        if magic in magics and not found.has(flag) and not (magic == INT4 and found.has(Flags.INT2)):
-            raise found.refuse("squizd.flag-missing", f"expected flag {flag.name} with {magic.decode()} blocks")
+        if magic in magics and not state.has(flag) and not (magic == INT4 and state.has(Flags.INT2)):
+            raise state.refuse("squizd.flag-missing", f"expected flag {flag.name} with {magic.decode()} blocks")
 
 
-def _check_index_scales(found: _Read, places: Sequence[tuple[int, int]], masks: dict[int, int]) -> None:
+def _check_index_scales(state: _Read, places: Sequence[tuple[int, int]], masks: dict[int, int]) -> None:
     """``scale_offset`` points to the layer's mask where it has one, else to the tables or nowhere."""
-    if found.has(Flags.SPARSE) and not masks:
-        raise found.refuse("squizd.sparse-missing", "expected masks with flag SPARSE, found none")
-    if masks and not found.has(Flags.SPARSE):
-        raise found.refuse("squizd.flag-missing", "expected flag SPARSE with masks")
-    inside = [entry.layer for entry in found.index if entry.offset <= entry.scales < entry.offset + entry.length]
-    if found.has(Flags.SPARSE) and len(inside) != found.header.sparsity.layers:
-        raise found.refuse(
+    if state.has(Flags.SPARSE) and not masks:
+        raise state.refuse("squizd.sparse-missing", "expected masks with flag SPARSE, found none")
+    if masks and not state.has(Flags.SPARSE):
+        raise state.refuse("squizd.flag-missing", "expected flag SPARSE with masks")
+    inside = [entry.layer for entry in state.index if entry.offset <= entry.scales < entry.offset + entry.length]
+    if state.has(Flags.SPARSE) and len(inside) != state.header.sparsity.layers:
+        raise state.refuse(
             "squizd.sparse-layers",
-            f"expected masks in n_sparse_layers = {found.header.sparsity.layers} layers, found {len(inside)}",
+            f"expected masks in n_sparse_layers = {state.header.sparsity.layers} layers, found {len(inside)}",
         )
     allowed = {0, *(offset - TABLE_HEADER for offset, _ in places)}
-    for entry in found.index:
+    for entry in state.index:
         wanted = {masks[entry.layer]} if entry.layer in masks else allowed
         if entry.scales not in wanted:
-            raise found.refuse(
+            raise state.refuse(
                 "squizd.scale-offset",
                 f"expected scale_offset of layer {entry.layer} at {sorted(wanted)}, found {entry.scales}",
             )
 
 
-def _appendices(found: _Read, directory: Directory | None, tail: int) -> tuple[Attachments, int]:
+def _appendices(state: _Read, directory: Directory | None, tail: int) -> tuple[Attachments, int]:
     draft, coreml = None, None
-    if found.has(Flags.EAGLE):
-        meta = found.header.draft
-        if meta.offset < tail or meta.length > found.source.size - meta.offset or meta.length < DRAFT_HEADER:
-            raise found.refuse(
+    if state.has(Flags.EAGLE):
+        meta = state.header.draft
+        if meta.offset < tail or meta.length > state.source.size - meta.offset or meta.length < DRAFT_HEADER:
+            raise state.refuse(
                 "squizd.draft-out-of-bounds",
-                f"expected a draft head between byte {tail} and the file's end {found.source.size}, found "
+                f"expected a draft head between byte {tail} and the file's end {state.source.size}, found "
                 f"{meta.length} bytes at {meta.offset}",
             )
-        note_gaps(found.source, [], [(tail, meta.offset)], found.notes)
-        draft = tensors_of(found.file, _draft(found, directory), verify=found.verify)
+        note_gaps(state.source, [], [(tail, meta.offset)], state.notes)
+        draft = tensors_of(state.file, _draft(state, directory), verify=state.verify)
         tail = meta.offset + meta.length
-    if found.has(Flags.ANE_COREML):
-        coreml, tail = _coreml(found, directory, tail)
+    if state.has(Flags.ANE_COREML):
+        coreml, tail = _coreml(state, directory, tail)
     return Attachments(draft, coreml), tail
 
 
-def _draft(found: _Read, directory: Directory | None) -> dict[str, Located]:
+def _draft(state: _Read, directory: Directory | None) -> dict[str, Located]:
     """Locate the tensors of the draft head in its section."""
-    source, meta, where = found.source, found.header.draft, f"{found.where}: draft head"
+    source, meta, where = state.source, state.header.draft, f"{state.where}: draft head"
     end = meta.offset + meta.length
     head = read_bytes(source, meta.offset, DRAFT_HEADER)
     layers = int.from_bytes(head[4:], "little")
@@ -229,63 +229,63 @@ def _draft(found: _Read, directory: Directory | None) -> dict[str, Located]:
             where=where,
         )
     own, raw, tail = read_directory(source, tail, end, where)
-    note_gaps(source, [], [(tail, end)], found.notes)
+    note_gaps(source, [], [(tail, end)], state.notes)
     stated = directory.draft_digest if directory is not None else None
-    if stated is not None and found.verify:
+    if stated is not None and state.verify:
         algorithm = checksums.known(stated, "squizd.digest", where)
         if algorithm is not None:
             checksums.check(stated, checksums.digest(algorithm, raw), "squizd.draft-digest", where)
     if own is None:
         return name_blocks(source, blocks, places, where, "draft")
-    return locate(source, own, [(span[0], behind)], places, found.notes, where)
+    return locate(source, own, [(span[0], behind)], places, state.notes, where)
 
 
-def _coreml(found: _Read, directory: Directory | None, tail: int) -> tuple[Part, int]:
+def _coreml(state: _Read, directory: Directory | None, tail: int) -> tuple[Part, int]:
     """Find the Core ML package: the last section, which ends with the file."""
-    source = found.source
+    source = state.source
     start = skip_zeros(source, tail, source.size)
     head = read_bytes(source, start, min(COREML_HEADER, source.size - start))
     if head[:4] != COREML_MAGIC or len(head) < COREML_HEADER:
-        raise found.refuse(
+        raise state.refuse(
             "squizd.coreml-missing",
             f"expected {COREML_MAGIC!r} at byte {start} with flag ANE_COREML, found {head[:4]!r}",
         )
     length = int.from_bytes(head[4:], "little")
     if length != source.size - start - COREML_HEADER:
-        raise found.refuse(
+        raise state.refuse(
             "squizd.coreml-length",
             f"expected a section of {source.size - start - COREML_HEADER} bytes, up to the file's end, found {length}",
         )
     part = Part(
         dtype="u8",
         length=length,
-        source=found.file,
+        source=state.file,
         offset=start + COREML_HEADER,
         digest=directory.coreml_digest if directory is not None else None,
-        where=f"{found.where}: Core ML package",
-        verify=found.verify,
+        where=f"{state.where}: Core ML package",
+        verify=state.verify,
     )
     return part, source.size
 
 
-def _require_none_lost(found: _Read, start: int) -> None:
+def _require_none_lost(state: _Read, start: int) -> None:
     """Refuse a file whose directory is not where it must be: header, index or tables lead past it."""
-    end = min(found.header.draft.offset, found.source.size) if found.has(Flags.EAGLE) else found.source.size
+    end = min(state.header.draft.offset, state.source.size) if state.has(Flags.EAGLE) else state.source.size
     mark, previous = KEY.encode(), b""
     for at in range(start, end, _CHUNK):
-        piece = previous + read_bytes(found.file, at, min(_CHUNK, end - at))
+        piece = previous + read_bytes(state.file, at, min(_CHUNK, end - at))
         if mark in piece:
             raise IntegrityError(
                 "squizd.directory-lost",
                 f"expected the directory behind the scale tables, found its end near byte {at} and nothing before it: "
                 "the file is damaged",
-                where=found.where,
+                where=state.where,
             )
         previous = piece[-len(mark) :]
 
 
-def _check_end(found: _Read, tail: int) -> None:
-    if tail < found.source.size:
-        found.notes.append(
-            ("squizd.trailing-bytes", f"expected the file to end at byte {tail}, found {found.source.size} bytes")
+def _check_end(state: _Read, tail: int) -> None:
+    if tail < state.source.size:
+        state.notes.append(
+            ("squizd.trailing-bytes", f"expected the file to end at byte {tail}, found {state.source.size} bytes")
         )

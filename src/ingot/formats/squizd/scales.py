@@ -48,17 +48,17 @@ def read_entries(source: ByteSource, offset: int, count: int) -> Array:
 
 def entries_at(source: HeaderSource, offsets: Sequence[int]) -> Array:
     """Return the entries at these offsets."""
-    found = np.empty(len(offsets), ENTRY)
+    entries = np.empty(len(offsets), ENTRY)
     if source.mapped and offsets:
         low = min(offsets)
         data = np.frombuffer(source.view(low, max(offsets) + SCALE_ENTRY - low), np.uint8)
         at = np.array(offsets, np.int64) - low
-        found.view(np.uint8).reshape(-1, SCALE_ENTRY)[:] = data[at[:, None] + np.arange(SCALE_ENTRY)]
-        return found
+        entries.view(np.uint8).reshape(-1, SCALE_ENTRY)[:] = data[at[:, None] + np.arange(SCALE_ENTRY)]
+        return entries
     source.expect((offset, SCALE_ENTRY) for offset in offsets)
     for index in sorted(range(len(offsets)), key=offsets.__getitem__):
-        source.readinto(offsets[index], found[index : index + 1].view(np.uint8).data)
-    return found
+        source.readinto(offsets[index], entries[index : index + 1].view(np.uint8).data)
+    return entries
 
 
 def read_array(source: ByteSource, offset: int, size: int) -> Array:
@@ -134,22 +134,22 @@ class EntrySource:
 
     def _column(self, first: int, count: int) -> Array:
         offset, size = self._run.offset + first * SCALE_ENTRY, count * SCALE_ENTRY
-        found = gather(read_array(self._source, offset, size), self._run.id, self._index, self._dtype)
-        if not found.own:
+        column = gather(read_array(self._source, offset, size), self._run.id, self._index, self._dtype)
+        if not column.own:
             raise FormatError(
                 "squizd.scale-id",
                 f"expected scale entries of tensor id {self._run.id:#018x}, found another",
                 where=self._where,
             )
-        if self._absent_zeros and found.other_filled:
+        if self._absent_zeros and column.other_filled:
             raise FormatError("squizd.zero-point", "expected zero points of 0, found another", where=self._where)
-        if not found.exact:
+        if not column.exact:
             raise FormatError(
                 "squizd.scale-dtype",
                 f"expected scales that {self._dtype} holds, found one that it does not",
                 where=self._where,
             )
-        return found.values
+        return column.values
 
 
 def tables(source: ByteSource, start: int, where: str) -> tuple[list[tuple[int, int]], int]:
@@ -157,7 +157,7 @@ def tables(source: ByteSource, start: int, where: str) -> tuple[list[tuple[int, 
 
     Raises ``FormatError`` ``squizd.scale-table``: a table that reaches past the end of the file, or too many of them.
     """
-    found: list[tuple[int, int]] = []
+    located: list[tuple[int, int]] = []
     at = start
     while at < source.size:
         head = bytes(source.view(at, min(TABLE_HEADER, source.size - at)))
@@ -165,16 +165,16 @@ def tables(source: ByteSource, start: int, where: str) -> tuple[list[tuple[int, 
             break
         count = int.from_bytes(head[4:], "little")
         end = at + TABLE_HEADER + count * SCALE_ENTRY  # past the end of a file that was cut off in the table's header
-        if end > source.size or len(found) == _MOST_TABLES:
+        if end > source.size or len(located) == _MOST_TABLES:
             raise FormatError(
                 "squizd.scale-table",
                 f"expected {count} scale entries at byte {at} of one of {_MOST_TABLES} tables, found a file that ends "
-                f"at byte {source.size} and table {len(found) + 1}",
+                f"at byte {source.size} and table {len(located) + 1}",
                 where=where,
             )
-        found.append((at + TABLE_HEADER, count))
+        located.append((at + TABLE_HEADER, count))
         at = end
-    return found, at
+    return located, at
 
 
 def runs(source: ByteSource, offset: int, count: int, most: int, where: str) -> list[Run]:
@@ -182,20 +182,20 @@ def runs(source: ByteSource, offset: int, count: int, most: int, where: str) -> 
 
     Raises ``FormatError`` ``squizd.scale-count``: more than ``most`` of them.
     """
-    found: list[Run] = []
+    located: list[Run] = []
     for start in range(0, count, _PIECE):
         ids = read_entries(source, offset + start * SCALE_ENTRY, min(_PIECE, count - start))["id"]
         edges = np.flatnonzero(ids[1:] != ids[:-1]) + 1
         bounds = [0, *edges.tolist(), ids.size]
         for begin, stop in pairwise(bounds):
             id = int(ids[begin])
-            if found and found[-1].id == id:
-                last = found.pop()
-                found.append(Run(last.offset, last.count + stop - begin, id))
+            if located and located[-1].id == id:
+                last = located.pop()
+                located.append(Run(last.offset, last.count + stop - begin, id))
             else:
-                found.append(Run(offset + (start + begin) * SCALE_ENTRY, stop - begin, id))
-        if len(found) > most:
+                located.append(Run(offset + (start + begin) * SCALE_ENTRY, stop - begin, id))
+        if len(located) > most:
             raise FormatError(
                 "squizd.scale-count", f"expected scales of {most} matrices, found those of more", where=where
             )
-    return found
+    return located

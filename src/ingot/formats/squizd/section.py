@@ -53,32 +53,32 @@ class TensorWriter:
 
     def write(self, role: str, data: Buffer) -> None:
         """Take the next bytes of a part; more than its length are refused."""
-        found = self._roles.get(role)
-        if found is None:
+        sink = self._roles.get(role)
+        if sink is None:
             raise self._misuse(f"it has no part {role!r}")
         view = memoryview(data)
         if not view.nbytes:
             return
         view = view.cast("B")
-        if found.length is not None and found.written + view.nbytes > found.length:
-            raise self._misuse(f"part {role!r} is {found.length} bytes long, found more")
+        if sink.length is not None and sink.written + view.nbytes > sink.length:
+            raise self._misuse(f"part {role!r} is {sink.length} bytes long, found more")
         piece = self._pieces.get(role)
         if piece is None and role in SCALE_ROLES and self._scales is not None:
             self._scales.write(role, view)
         elif piece is None:
-            found.kept += view
+            sink.kept += view
         elif piece.start is None:
-            found.spool = found.spool or Spool(self._sink)
-            found.spool.write(view)
+            sink.spool = sink.spool or Spool(self._sink)
+            sink.spool.write(view)
         else:
-            self._sink.write_at(self._offset + piece.start + found.written, view)
-        found.take(view)
+            self._sink.write_at(self._offset + piece.start + sink.written, view)
+        sink.take(view)
 
     def finish(self) -> int:
         """Check that all bytes came, settle what waited; return the block's end."""
-        for role, found in self._roles.items():
-            if found.length not in (None, found.written):
-                raise self._misuse(f"part {role!r} is {found.length} bytes long, found {found.written} at its end")
+        for role, sink in self._roles.items():
+            if sink.length not in (None, sink.written):
+                raise self._misuse(f"part {role!r} is {sink.length} bytes long, found {sink.written} at its end")
         if self.block.length is None:
             self._settle()
         for piece, following in zip(self.block.pieces[:-1], self.block.pieces[1:], strict=True):
@@ -100,13 +100,13 @@ class TensorWriter:
 
     def digests(self) -> dict[str, str]:
         """Return the digest of every part, as the directory states it."""
-        found = ((role, part.digests.digest) for role, part in self._roles.items())
-        return {role: digest for role, digest in found if digest is not None}
+        parts = ((role, part.digests.digest) for role, part in self._roles.items())
+        return {role: digest for role, digest in parts if digest is not None}
 
     def chunks(self) -> dict[str, str]:
         """Return the digests of chunks that the directory states, as hexadecimal digits."""
-        found = ((role, part.digests.chunks) for role, part in self._roles.items())
-        return {role: chunks.hex() for role, chunks in found if chunks is not None}
+        parts = ((role, part.digests.chunks) for role, part in self._roles.items())
+        return {role: chunks.hex() for role, chunks in parts if chunks is not None}
 
     def mask(self) -> bytes:
         """Return the mask's bytes, empty where there is none."""
@@ -114,9 +114,9 @@ class TensorWriter:
 
     def close(self) -> None:
         """Drop what waits in temporary files."""
-        for found in self._roles.values():
-            if found.spool is not None:
-                found.spool.close()
+        for sink in self._roles.values():
+            if sink.spool is not None:
+                sink.spool.close()
 
     def _settle(self) -> None:
         """Lengths are known now: append the part that waited, and write the header again."""
@@ -192,8 +192,8 @@ class Section:
             self._sink.write_at(end, table_header(count))
             end += len(table_header(count)) + count * SCALE_ENTRY
         for name, (layer, behind, size) in self._mask_places.items():
-            place = (self.cursor.mask_starts[layer] or 0) + behind
-            self.entries[name] = with_mask(self.entries[name], (place, size))
+            mask_end = (self.cursor.mask_starts[layer] or 0) + behind
+            self.entries[name] = with_mask(self.entries[name], (mask_end, size))
         return end
 
     def abandon(self) -> None:
@@ -216,9 +216,9 @@ class Section:
     def _flush_masks(self) -> None:
         """Write the masks of the layers that were closed since."""
         while self._flushed < self.cursor.closed:
-            place = self.cursor.mask_starts[self._flushed]
-            if place is not None:
-                self._sink.write_at(place, b"".join(self._masks[self._flushed]))
+            position = self.cursor.mask_starts[self._flushed]
+            if position is not None:
+                self._sink.write_at(position, b"".join(self._masks[self._flushed]))
             self._flushed += 1
 
     def _scales_of(self, placed: Placed) -> EntryWriter | None:

@@ -86,38 +86,40 @@ def locate(
         ``squizd.directory-conflict``, ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-entry``,
         ``squizd.scale-id``, ``squizd.scale-rounds``, and the rules of blocks.
     """
-    found: dict[str, Located] = {}
+    by_name: dict[str, Located] = {}
     spans: list[tuple[int, int, str]] = []
     read = partial(read_bytes, source)
     source.expect(_heads(directory, layers))
     for name, entry in directory.tensors.items():
-        place = f"{where}: tensor {name[:200]!r}"
+        location = f"{where}: tensor {name[:200]!r}"
         if entry.layer >= len(layers):
             raise FormatError(
-                "squizd.directory-layer", f"expected a layer below {len(layers)}, found {entry.layer}", where=place
+                "squizd.directory-layer", f"expected a layer below {len(layers)}, found {entry.layer}", where=location
             )
         start, end = layers[entry.layer]
         if not start <= entry.offset < end:
             raise FormatError(
                 "squizd.block-outside-layer",
                 f"expected a block in layer {entry.layer}, bytes {start} to {end}, found {entry.offset}",
-                where=place,
+                where=location,
             )
         located = _plain(read, name, entry, end)
         if located is None:
-            located = from_entry(name, entry, parse(read, entry.offset, end, place), place)
-        found[name], block = located, located.form.block
+            located = from_entry(name, entry, parse(read, entry.offset, end, location), location)
+        by_name[name], block = located, located.form.block
         spans.append((entry.offset, entry.offset + (block.length or 0), name))
         if entry.mask is not None:
             if entry.mask[0] < start or entry.mask[1] > end - entry.mask[0]:
                 raise FormatError(
-                    "squizd.mask", f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}", where=place
+                    "squizd.mask",
+                    f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}",
+                    where=location,
                 )
             spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
     _check_apart(spans, where)
     note_gaps(source, [(start, end) for start, end, _ in spans], layers, notes)
     _check_scales(source, directory, tables, where)
-    return found
+    return by_name
 
 
 def _heads(directory: Directory, layers: Sequence[Span]) -> Iterator[Range]:
@@ -147,11 +149,11 @@ def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
 
 def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
     spans.sort()
-    for (_, end, one), (start, _, other) in pairwise(spans):
+    for (_, end, name), (start, _, other) in pairwise(spans):
         if start < end:
             raise FormatError(
                 "squizd.block-overlap",
-                f"expected bytes of its own, found some that are also those of {one[:200]!r}",
+                f"expected bytes of its own, found some that are also those of {name[:200]!r}",
                 where=f"{where}: tensor {other[:200]!r}",
             )
 
@@ -198,13 +200,13 @@ def _check_scales(source: HeaderSource, directory: Directory, tables: TablePlace
         _check_place(run, places, f"{where}: tensor {name[:200]!r}")
     _check_ids(source, [(run, id, name) for run, id, _, name in runs], where)
     neutral = [entry.first[0] for entry in scaled.values() if entry.first and entry.second]
-    found = entries_at(source, neutral)
-    odd = np.flatnonzero((found["scale"] != 1.0) | (found["zero"] != 0.0))
+    entries = entries_at(source, neutral)
+    odd = np.flatnonzero((entries["scale"] != 1.0) | (entries["zero"] != 0.0))
     if odd.size:
         raise FormatError(
             "squizd.scale-rounds",
             "expected scale 1 and zero 0 in the first round beside sub-block scales, found "
-            f"{found['scale'][odd[0]]:g} and {found['zero'][odd[0]]:g}",
+            f"{entries['scale'][odd[0]]:g} and {entries['zero'][odd[0]]:g}",
             where=where,
         )
     taken = sorted(run for run, _, _, _ in runs)
@@ -229,21 +231,21 @@ def _check_ids(source: HeaderSource, runs: Sequence[tuple[tuple[int, int], int, 
     """Check the first and last id of every run; those between are checked when they are read."""
     ends = [start + last * SCALE_ENTRY for (start, count), _, _ in runs for last in (0, count - 1)]
     ids = np.repeat(np.array([id for _, id, _ in runs], np.uint64), 2)
-    found = entries_at(source, ends)["id"]
-    wrong = np.flatnonzero(found != ids)
+    stored_ids = entries_at(source, ends)["id"]
+    wrong = np.flatnonzero(stored_ids != ids)
     if wrong.size:
         index = int(wrong[0])
         raise FormatError(
             "squizd.scale-id",
-            f"expected scale entries of tensor id {int(ids[index]):#018x}, found {int(found[index]):#018x}",
+            f"expected scale entries of tensor id {int(ids[index]):#018x}, found {int(stored_ids[index]):#018x}",
             where=f"{where}: tensor {runs[index // 2][2][:200]!r}",
         )
 
 
-def masks_by_layer(found: Mapping[str, Located], directory: Directory) -> dict[int, int]:
+def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict[int, int]:
     """Return the offset of the first mask of every layer that has one."""
     starts: dict[int, int] = {}
-    for name, located in found.items():
+    for name, located in tensors.items():
         if located.mask is not None:
             layer = directory.tensors[name].layer
             starts[layer] = min(starts.get(layer, located.mask), located.mask)

@@ -52,7 +52,7 @@ def stand_in(
     for placed, offset in zip(placement.tensors, offsets, strict=True):
         digests = {} if text is None else {part.role: text for part in placed.spec.parts}
         blank = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
-        chunks = {role: chunk_digests.as_stated(found) for role, found in blank if found is not None}
+        chunks = {role: chunk_digests.as_stated(sizes) for role, sizes in blank if sizes is not None}
         entry = entry_of(placed, offset, placement.tables, cursor.tail, digests, chunks)
         if placed.form.mask_bytes is not None:
             begun = behind.get(placed.layer, 0)

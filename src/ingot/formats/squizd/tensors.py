@@ -101,37 +101,37 @@ def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
             yield PartSpec(ZEROS, entry.scales, length)
 
 
-def tensors_of(source: ByteSource, found: Mapping[str, Located], *, verify: bool) -> Lazy[Tensor]:
+def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bool) -> Lazy[Tensor]:
     """Return the tensors, in file order."""
 
     def make(name: str) -> Tensor:
-        spec = found[name].spec
-        parts = {part.role: _part(source, found[name], part, verify=verify) for part in spec.parts}
+        spec = located[name].spec
+        parts = {part.role: _part(source, located[name], part, verify=verify) for part in spec.parts}
         return Tensor(spec.name, spec.shape, spec.dtype, spec.codec, parts, dict(spec.params))
 
-    return Lazy(found, make)
+    return Lazy(located, make)
 
 
-def _part(source: ByteSource, found: Located, part: PartSpec, *, verify: bool) -> Part:
-    where = f"{source.name}: tensor {found.spec.name[:200]!r} part {part.role!r}"
-    offset, occupies = found.mask or 0, None
+def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool) -> Part:
+    where = f"{source.name}: tensor {located.spec.name[:200]!r} part {part.role!r}"
+    offset, occupies = located.mask or 0, None
     if part.role in ("scales", "zeros"):
-        assert found.run is not None
-        absent = not any(other.role == "zeros" for other in found.spec.parts)
-        source, offset = EntrySource(source, found.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
-        entries = found.form.first + (found.form.second or 0)
+        assert located.run is not None
+        absent = not any(other.role == "zeros" for other in located.spec.parts)
+        source, offset = EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
+        entries = located.form.first + (located.form.second or 0)
         occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry holds both
     elif part.role != "mask":
-        pieces = {piece.role: piece.start or 0 for piece in found.form.block.pieces}
-        offset = found.offset + pieces[part.role]
+        pieces = {piece.role: piece.start or 0 for piece in located.form.block.pieces}
+        offset = located.offset + pieces[part.role]
     return Part(
         dtype=part.dtype,
         length=part.length or 0,
         source=source,
         offset=offset,
         type=part.type,
-        digest=(found.digests or {}).get(part.role),
-        chunks=found.chunks.get(part.role),
+        digest=(located.digests or {}).get(part.role),
+        chunks=located.chunks.get(part.role),
         where=where,
         verify=verify,
         occupies=occupies,

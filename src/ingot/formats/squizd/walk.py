@@ -64,7 +64,7 @@ def walk(source: ByteSource, layers: Sequence[Span], where: str, stops: tuple[by
 
     Raises ``FormatError``: the rules of blocks, and ``squizd.too-many-blocks``.
     """
-    found: list[Walked] = []
+    walked: list[Walked] = []
     read = partial(read_bytes, source)
     for layer, (start, end) in enumerate(layers):
         at, number = start, 0
@@ -72,13 +72,13 @@ def walk(source: ByteSource, layers: Sequence[Span], where: str, stops: tuple[by
             if stops and read(at, min(4, end - at)) in stops:
                 break
             block = parse(read, at, end, f"{where}: layer {layer}")
-            found.append(Walked(layer, number, at, block))
+            walked.append(Walked(layer, number, at, block))
             at, number = at + (block.length or 0), number + 1
-            if len(found) > MAX_BLOCKS:
+            if len(walked) > MAX_BLOCKS:
                 raise FormatError(
                     "squizd.too-many-blocks", f"expected at most {MAX_BLOCKS} blocks without a directory", where=where
                 )
-    return found
+    return walked
 
 
 def end_of(blocks: Sequence[Walked], start: int) -> int:
@@ -122,10 +122,10 @@ def _rounds(source: ByteSource, tables: TablePlaces, matrices: int, where: str) 
         raise FormatError(
             "squizd.scale-missing", f"expected a scale table for {matrices} matrices, found none", where=where
         )
-    found = [run for offset, count in tables for run in runs(source, offset, count, 2 * matrices + 2, where)]
+    rounds = [run for offset, count in tables for run in runs(source, offset, count, 2 * matrices + 2, where)]
     firsts = [
         Run(run.offset + 16 * index, 1, run.id)
-        for run in found
+        for run in rounds
         if not run.id & SUB_BLOCK_BIT
         for index in range(min(run.count, matrices + 1))
     ]
@@ -135,9 +135,9 @@ def _rounds(source: ByteSource, tables: TablePlaces, matrices: int, where: str) 
             f"expected {matrices} entries in the first round of scales, one per quantized matrix, found {len(firsts)}",
             where=where,
         )
-    seconds = {run.id & ~SUB_BLOCK_BIT: run for run in found if run.id & SUB_BLOCK_BIT}
+    seconds = {run.id & ~SUB_BLOCK_BIT: run for run in rounds if run.id & SUB_BLOCK_BIT}
     known = {run.id for run in firsts}
-    if len(seconds) != sum(run.id & SUB_BLOCK_BIT != 0 for run in found) or not seconds.keys() <= known:
+    if len(seconds) != sum(run.id & SUB_BLOCK_BIT != 0 for run in rounds) or not seconds.keys() <= known:
         raise FormatError(
             "squizd.scale-id",
             "expected sub-block scales together, under ids of the first round; found others",

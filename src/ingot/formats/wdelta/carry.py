@@ -68,19 +68,19 @@ def _refuses_sizes(spec: TensorSpec) -> str | None:
     counts = {part.role: divmod(part.length or 0, ITEM[SPELLING[part.dtype]][1]) for part in spec.parts}
     if any(rest for _, rest in counts.values()):
         return "a part is no whole number of elements"
-    found = {role: count for role, (count, _) in counts.items()}
-    if found != _expected(spec, size, found):
-        return f"parts of {found} elements do not fit shape {list(spec.shape)}"
+    sizes = {role: count for role, (count, _) in counts.items()}
+    if sizes != _expected(spec, size, sizes):
+        return f"parts of {sizes} elements do not fit shape {list(spec.shape)}"
     return None
 
 
-def _expected(spec: TensorSpec, size: int, found: Mapping[str, int]) -> dict[str, int]:
+def _expected(spec: TensorSpec, size: int, sizes: Mapping[str, int]) -> dict[str, int]:
     if spec.codec == SparseDeltaLayout.codec:
-        kept = min(found["indices"], size)
+        kept = min(sizes["indices"], size)
         return {"indices": kept, "values": kept}
     if spec.codec == SignDeltaLayout.codec:
         return {"scales": scale_rows(spec.shape), "packed_signs": -(-size // 8)}
-    apart = min(found["outlier_idx"], size)
+    apart = min(sizes["outlier_idx"], size)
     codes = size - (apart if Int4DeltaLayout.of(spec).layout == 1 else 0)
     single = {"scale": 1, "zero_point": 1}
     return {"outlier_idx": apart, "outlier_vals": apart, **single, "packed": -(-codes // 2)}

@@ -196,8 +196,8 @@ def _check(entry: Entry, version: int, where: str) -> None:
     for field in STRATEGIES[entry.strategy].fields:
         reference = getattr(entry, field)
         if reference is None or reference.ref != field:
-            found = "nothing" if reference is None else repr(reference.ref[:80])
-            raise FormatError("wdelta.ref", f"expected a reference to {field!r}, found {found}", where=where)
+            named = "nothing" if reference is None else repr(reference.ref[:80])
+            raise FormatError("wdelta.ref", f"expected a reference to {field!r}, found {named}", where=where)
     if entry.strategy in _NEEDS_COUNT and entry.n_elements != size:
         raise FormatError(
             "wdelta.n-elements",

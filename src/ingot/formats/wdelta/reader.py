@@ -27,7 +27,7 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     version, raw = _read_header(near, name)
     header = parse(raw, version, name)
     places = walk(near, PREFIX + len(raw), source.size - DIGEST, header.tensors, name)
-    tensors = {tensor: _tensor(source, tensor, header.tensors[tensor], found, name) for tensor, found in places.items()}
+    tensors = {tensor: _tensor(source, tensor, header.tensors[tensor], spans, name) for tensor, spans in places.items()}
     return Catalog(
         tensors,
         metadata=header.metadata(),
@@ -65,8 +65,8 @@ def _read_header(source: ByteSource, name: str) -> tuple[int, bytes]:
 def _tensor(source: ByteSource, name: str, entry: Entry, places: dict[str, Place], file: str) -> Tensor:
     parts = {}
     for field in STRATEGIES[entry.strategy].fields:
-        place = places[field]
-        parts[field] = Part(place.dtype, place.length, source, place.offset, where=f"{file}: {name}: {field}")
+        span = places[field]
+        parts[field] = Part(span.dtype, span.length, source, span.offset, where=f"{file}: {name}: {field}")
     return Tensor(name, entry.shape, "f32", entry.codec, parts, entry.params())
 
 

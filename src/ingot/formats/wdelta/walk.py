@@ -84,7 +84,7 @@ def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry
     places: Places = {}
     position = start
     if end - start > _READ_OVER * source.gap:
-        source.expect((place, longest + _FIXED) for place in _guessed_heads(start, end, entries))
+        source.expect((start_of_head, longest + _FIXED) for start_of_head in _guessed_heads(start, end, entries))
     while position < end:
         head, size = _read_head(source, position, end, longest, f"{where} at byte {position}")
         position += size

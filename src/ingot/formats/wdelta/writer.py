@@ -159,8 +159,8 @@ class WdeltaWriter:
         length, before = len(self._head), self._head
         self._set_metadata(metadata)
         if len(self._head) != length:
-            found, self._head = len(self._head), before
-            raise self._misuse(f"expected a header of {length} bytes as before, found {found}")
+            length_before, self._head = len(self._head), before
+            raise self._misuse(f"expected a header of {length} bytes as before, found {length_before}")
         if self._trail is not None:
             self._trail.close()
             self._trail = None

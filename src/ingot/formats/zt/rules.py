@@ -178,10 +178,10 @@ def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
     else:
         expected = {"coords": None if nnz is None else len(obj.shape) * nnz}
     for role, count in expected.items():
-        found = sizes[role]
-        if found is not None and count is not None and found != 8 * count:
+        length = sizes[role]
+        if length is not None and count is not None and length != 8 * count:
             raise FormatError(
-                "zt.sparse-size", f"expected {count} u64 elements, found {found // 8}", where=label(file, name, role)
+                "zt.sparse-size", f"expected {count} u64 elements, found {length // 8}", where=label(file, name, role)
             )
 
 

@@ -179,7 +179,7 @@ class ZtWriter:
         try:
             chunks = [None if digests is None else bytes.fromhex(digests) for digests in record["chunks"]]
             stated = zip(record["blobs"], record["digests"], chunks, strict=True)
-            blobs = [Blob(int(place[1]), int(place[2]), digest, each) for place, digest, each in stated]
+            blobs = [Blob(int(entry[1]), int(entry[2]), digest, each) for entry, digest, each in stated]
             fits = record["name"] == spec.name and len(blobs) == len(spec.parts)
             fits = fits and all(self._has_chunks(blob) for blob in blobs)
         except (KeyError, TypeError, ValueError):

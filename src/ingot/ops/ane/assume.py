@@ -38,11 +38,11 @@ class Assumptions:
 
     def conditions(self, name: str) -> Conditions:
         """Return the conditions of a tensor; later assumptions win."""
-        found = ORDINARY
+        result = ORDINARY
         for item in self.of_tensors:
             if item.hits is None or item.hits(name):
-                found = replace(found, **{item.key: item.value})
-        return found
+                result = replace(result, **{item.key: item.value})
+        return result
 
 
 def parse_assumptions(texts: Sequence[str], chips: Sequence[str]) -> Assumptions:

@@ -287,11 +287,11 @@ _RECORDS = tuple(Column("", "position", head) for head in ("group", "offset", "c
 
 def is_kernel_file(path: str | PathLike[str]) -> bool:
     """Whether a path is a file that begins as a kernel unit does."""
-    place = local_path(path)
+    location = local_path(path)
     try:
-        if not place.is_file():  # a pipe would wait for ever
+        if not location.is_file():  # a pipe would wait for ever
             return False
-        with place.open("rb") as file:
+        with location.open("rb") as file:
             return is_unit(file.read(_HEAD))
     except OSError:
         return False  # whoever opens it next says why

@@ -78,11 +78,11 @@ class ChipPlan:
     @property
     def outcomes(self) -> dict[str, int]:
         """Number of kernels by outcome."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for weight in self.kernels:
             if weight.decision is not None:
-                found[weight.decision.outcome] = found.get(weight.decision.outcome, 0) + 1
-        return found
+                counts[weight.decision.outcome] = counts.get(weight.decision.outcome, 0) + 1
+        return counts
 
     @property
     def totals(self) -> dict[str, int]:
@@ -113,9 +113,9 @@ class Plan:
     chips: tuple[ChipPlan, ...] = field(default=())
 
     def __getitem__(self, chip: str) -> ChipPlan:
-        for found in self.chips:
-            if found.chip == load_chip(chip).name:
-                return found
+        for plan in self.chips:
+            if plan.chip == load_chip(chip).name:
+                return plan
         raise KeyError(chip)
 
 
@@ -151,10 +151,10 @@ def plan(path: str | PathLike[str], chip: str | Sequence[str] = "m1", *, assume:
 def load_chips(chip: str | Sequence[str]) -> list[Chip]:
     """Return the chips of ``"m1,m4"`` or of a sequence of names, each once."""
     names = chip.split(",") if isinstance(chip, str) else list(chip)
-    found = {item.name: item for item in map(load_chip, names)}
-    if not found:
+    loaded = {item.name: item for item in map(load_chip, names)}
+    if not loaded:
         raise UsageError("expected at least one chip, found none", rule="ane.chip")
-    return list(found.values())
+    return list(loaded.values())
 
 
 def plan_checkpoint(checkpoint: Checkpoint, chips: Sequence[Chip], assumptions: Assumptions) -> Plan:

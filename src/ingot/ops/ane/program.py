@@ -54,11 +54,11 @@ class ProgramReport:
 
 def is_program_file(path: str | PathLike[str]) -> bool:
     """Whether a path is a file that begins as a compiled program does."""
-    place = local_path(path)
+    location = local_path(path)
     try:
-        if not place.is_file():  # a pipe would wait for ever
+        if not location.is_file():  # a pipe would wait for ever
             return False
-        with place.open("rb") as file:
+        with location.open("rb") as file:
             return is_program(file.read(len(HEAD)))
     except OSError:
         return False  # whoever opens it next says why

@@ -80,10 +80,10 @@ class Suggestion:
     @property
     def counts(self) -> dict[str, int]:
         """Number of weights by way."""
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for pick in self.picks:
-            found[pick.way] = found.get(pick.way, 0) + 1
-        return found
+            numbers[pick.way] = numbers.get(pick.way, 0) + 1
+        return numbers
 
     @property
     def moved_before(self) -> int:
@@ -166,13 +166,13 @@ def _pick(
         form = _form(tensor, codec, options, program)
         if form is None:
             continue
-        found = [decide(form, chip, conditions) for chip in chips]
-        if not all(decision.streams for decision in found):
+        outcomes = [decide(form, chip, conditions) for chip in chips]
+        if not all(decision.streams for decision in outcomes):
             continue
         cost = sum(_cost(form, chip, assumptions, tensor.name) for chip in chips)
-        ways.append((cost, moved_bytes(form, found[0]), name, Choice(codec, dict(options))))
+        ways.append((cost, moved_bytes(form, outcomes[0]), name, Choice(codec, dict(options))))
     now = sum(_cost(present, chip, assumptions, tensor.name) for chip in chips)
-    for cost, moved, name, choice in sorted(ways, key=lambda way: (way[0], -way[1])):
+    for cost, moved, name, choice in sorted(ways, key=lambda candidate: (candidate[0], -candidate[1])):
         if cost >= now:
             break
         snr = trial_snr_db(tensor, choice)
@@ -219,13 +219,13 @@ def recipe_text(name: str, picks: Sequence[Pick], chips: Sequence[str], max_erro
     """Return the TOML of a recipe called ``name``: one rule per way, with the names of its weights."""
     about = f"Fastest forms for {', '.join(chips)}, RMS of the error at most {max_error:g} of each weight's own RMS."
     rules = []
-    for way, codec, options in _WAYS:
-        picked = [pick for pick in picks if pick.way == way]
+    for kind, codec, options in _WAYS:
+        picked = [pick for pick in picks if pick.way == kind]
         if picked:
             worst = max(pick.error for pick in picked)
             rules.append(
                 {
-                    "label": f"{way}, error up to {worst:.3g}",
+                    "label": f"{kind}, error up to {worst:.3g}",
                     "match": [_pattern(pick.name) for pick in picked],
                     "codec": codec,
                     "options": dict(options),

@@ -173,8 +173,8 @@ def _all(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | Non
         if name not in second and name not in renamed:
             yield TensorComparison(name, ONLY_A)
     workers = default_workers()
-    for (one, other), result in ordered(_pair, iter(pairs), workers, 2 * workers):
-        state.advance(one.nbytes + other.nbytes, one.name)
+    for (old, other), result in ordered(_pair, iter(pairs), workers, 2 * workers):
+        state.advance(old.nbytes + other.nbytes, old.name)
         yield result
 
 
@@ -196,26 +196,26 @@ def _renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
 
 
 def _pair(pair: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], TensorComparison]:
-    one, other = pair
+    first, other = pair
     try:
-        differ = one.shape != other.shape
-        shapes = f"{list(one.shape)} and {list(other.shape)}"
-        found = TensorComparison(one.name, SHAPE, shapes) if differ else _values(one, other)
+        differ = first.shape != other.shape
+        shapes = f"{list(first.shape)} and {list(other.shape)}"
+        found = TensorComparison(first.name, SHAPE, shapes) if differ else _values(first, other)
     except UnsupportedError as error:
-        found = TensorComparison(one.name, UNKNOWN, str(error))
-    if one.name == other.name:
+        found = TensorComparison(first.name, UNKNOWN, str(error))
+    if first.name == other.name:
         return pair, found
     return pair, replace(found, detail="; ".join(filter(None, (f"in B {other.name}", found.detail))))
 
 
-def _values(one: Tensor, other: Tensor) -> TensorComparison:
-    numbers = one.dtype in FLOATS and other.dtype in FLOATS
-    if not numbers and one.dtype != other.dtype:
-        return TensorComparison(one.name, DIFFERS, f"{one.dtype} and {other.dtype}")
-    same_dtype, same_bits, stats, same_values = one.dtype == other.dtype, True, ErrorStats(), True
-    matrix = matrix_of(one, other.codec)
+def _values(first: Tensor, other: Tensor) -> TensorComparison:
+    numbers = first.dtype in FLOATS and other.dtype in FLOATS
+    if not numbers and first.dtype != other.dtype:
+        return TensorComparison(first.name, DIFFERS, f"{first.dtype} and {other.dtype}")
+    same_dtype, same_bits, stats, same_values = first.dtype == other.dtype, True, ErrorStats(), True
+    matrix = matrix_of(first, other.codec)
     step = max(1, _CHUNK // max(matrix[1], 1))
-    for left, right in zip(chunks(one, matrix, step), chunks(other, matrix, step), strict=True):
+    for left, right in zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True):
         if same_dtype and np.array_equal(_bits(left), _bits(right)):
             stats = stats + _self_stats(left, numbers)
             continue
@@ -227,8 +227,8 @@ def _values(one: Tensor, other: Tensor) -> TensorComparison:
         else:
             same_values = False
     status = IDENTICAL if same_dtype and same_bits else EQUAL if same_values else DIFFERS
-    detail = "" if same_dtype else f"{one.dtype} and {other.dtype}"
-    return TensorComparison(one.name, status, detail, stats if numbers else None)
+    detail = "" if same_dtype else f"{first.dtype} and {other.dtype}"
+    return TensorComparison(first.name, status, detail, stats if numbers else None)
 
 
 def _self_stats(rows: Array, numbers: bool) -> ErrorStats:

@@ -76,12 +76,12 @@ def _native() -> Check:
 
 
 def _checksum() -> Check:
-    found = checksums.digest("crc32c", b"123456789")
-    good = checksums.same(_CHECK_VALUE, found)
+    digest = checksums.digest("crc32c", b"123456789")
+    good = checksums.same(_CHECK_VALUE, digest)
     return Check(
         "checksum",
         "ok" if good else "bad",
-        found,
+        digest,
         "" if good else "the native core gives wrong results: reinstall Ingot",
     )
 

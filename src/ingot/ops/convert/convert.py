@@ -88,28 +88,28 @@ def prepare(options: ConvertOptions) -> Prepared:
 
     Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``.
     """
-    place, recipe = destination(options.dst, options.format), options.recipe
+    target, recipe = destination(options.dst, options.format), options.recipe
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     source = open_source(options.src, io=options.io, verify=options.verify)
     close = source.close
     try:
-        refuse_same(source, place)
+        refuse_same(source, target)
         checkpoint = checkpoint_of(source)
-        _require_weights(source, place, recipe, options)
-        tied = _tied(source, checkpoint, place)
-        view = viewed(checkpoint, place.format, options, tied.without)
+        _require_weights(source, target, recipe, options)
+        tied = _tied(source, checkpoint, target)
+        view = viewed(checkpoint, target.format, options, tied.without)
         checkpoint, close = view.checkpoint, view.checkpoint.close
-        written = write_options(options, place)
+        written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
-        plan = plan_conversion(checkpoint, place.format, request)
-        plan = with_config(plan, source, checkpoint, place, untie=tied.untie)
+        plan = plan_conversion(checkpoint, target.format, request)
+        plan = with_config(plan, source, checkpoint, target, untie=tied.untie)
         if options.strict_recipe:
             require_effect(plan.warnings)
-        behind = source.companions().note() if place.directory else ""
+        behind = source.companions().note() if target.directory else ""
         told = [*(message for _, message in remarks(source)), *view.notes, tied.note, behind]
         notes = [note for note in told if note]
-        return Prepared(source, checkpoint, plan, place, recipe, tied.untie, notes, view.read, tied.without)
+        return Prepared(source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, tied.without)
     except BaseException:
         close()
         raise
@@ -124,29 +124,29 @@ def with_config(
     return replace(plan, config=changed_config(checkpoint.companions, _config_change(source, plan, untie=untie)))
 
 
-def _tied(source: Source, checkpoint: Checkpoint, place: Destination) -> Tied:
+def _tied(source: Source, checkpoint: Checkpoint, target: Destination) -> Tied:
     """Decide on a head beside tied embeddings, for formats whose readers take no such thing."""
-    if not (isinstance(place.format, OneHead) and place.directory and source.is_folder):
+    if not (isinstance(target.format, OneHead) and target.directory and source.is_folder):
         return Tied()
     return untangle(source.config(), checkpoint)
 
 
-def _require_weights(source: Source, place: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
+def _require_weights(source: Source, target: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
     """Refuse words that another program packed, unless they move as they are, beside the config.json that says so."""
     dialect = source.dialect()
     as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
-    travels = place.directory and source.is_folder and not isinstance(place.format, ConfigKeys)
+    travels = target.directory and source.is_folder and not isinstance(target.format, ConfigKeys)
     if dialect is not None and not (as_stored and travels):
         raise dialect.refusal()
 
 
-def refuse_same(source: Source, place: Destination) -> None:
+def refuse_same(source: Source, target: Destination) -> None:
     """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
-    if source.is_lost(place.url, folder=place.directory):
+    if source.is_lost(target.url, folder=target.directory):
         raise UsageError(
             "the destination is the source, or holds it and would replace it; choose another destination",
             rule="convert.same-path",
-            where=place.location,
+            where=target.location,
         )
 
 

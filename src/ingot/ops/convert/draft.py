@@ -87,8 +87,8 @@ class _Head:
 
     def get(self, name: str) -> Tensor:
         if name not in self._tensors:
-            found = len(self._tensors)
-            _refuse("draft.missing", f"expected this tensor in a draft head, found {found} others", name)
+            count = len(self._tensors)
+            _refuse("draft.missing", f"expected this tensor in a draft head, found {count} others", name)
         return self._tensors[name]
 
     def floats(self, name: str) -> Tensor:
@@ -121,10 +121,10 @@ class _Head:
 
     def layers(self) -> list[str]:
         """Return what the names of each layer begin with: ``midlayer.``, or ``layers.0.`` and on."""
-        found = [match for name in self._tensors if (match := _LAYER.fullmatch(name))]
-        numbers = {int(match[1]) for match in found if match[1] is not None}
-        middle = any(match[1] is None for match in found)
-        if not found:
+        matches = [match for name in self._tensors if (match := _LAYER.fullmatch(name))]
+        numbers = {int(match[1]) for match in matches if match[1] is not None}
+        middle = any(match[1] is None for match in matches)
+        if not matches:
             _refuse("draft.missing", "expected tensors of a layer in a draft head, found none", "midlayer")
         if (middle and numbers) or numbers - set(range(len(numbers))):
             stray = sorted(numbers)[:8]

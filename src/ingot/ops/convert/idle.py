@@ -26,15 +26,15 @@ def without_effect(
     decisions : what it says of each tensor, by name
     importance : what errors of columns weigh, by name of the matrix
     """
-    found = []
+    notes = []
     if recipe is not None and decisions:
-        found += _idle_rules(recipe, decisions)
+        notes += _idle_rules(recipe, decisions)
     if importance and not any(_weighs(decisions[name].choice) for name in importance if name in decisions):
-        found.append(
+        notes.append(
             "--importance has no effect: errors of columns are weighed where a recipe makes palettes, and it makes "
             "none of these matrices"
         )
-    return found
+    return notes
 
 
 def require_effect(warnings: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ def _line(index: int, rule: Rule, names: Mapping[str, Decision]) -> str:
 def _weighs(choice: Choice | Measured | None) -> bool:
     """Whether a choice, or one of its candidates, looks at what errors of columns weigh."""
     ways = choice.candidates if isinstance(choice, Measured) else (choice,)
-    return any(way is not None and weighs(way) for way in ways)
+    return any(option is not None and weighs(option) for option in ways)
 
 
 def weighs(choice: Choice) -> bool:

@@ -37,7 +37,7 @@ def read_importance(path: str | PathLike[str], source: Checkpoint) -> dict[str, 
     found = {}
     with open_checkpoint(path) as norms:
         for name, vector in norms.items():
-            matrix = next((one for one in (name, f"{name}.weight") if one in source), None)
+            matrix = next((candidate for candidate in (name, f"{name}.weight") if candidate in source), None)
             if matrix is None:
                 continue
             cols = source[matrix].matrix_shape[1]

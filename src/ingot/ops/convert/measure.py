@@ -66,9 +66,9 @@ def pick(tensor: Tensor, measured: Measured, candidates: Sequence[Candidate]) ->
     A candidate whose codec refuses the sampled values (``CodecError``) is left out, and the reason says so.
     """
     trials = _Trials(tensor)
-    found = _smallest(trials, candidates) if measured.pick == SMALLEST else _accurate(trials, measured, candidates)
+    best = _smallest(trials, candidates) if measured.pick == SMALLEST else _accurate(trials, measured, candidates)
     failed = [f"not {choice}: {rule}" for choice, rule in trials.failed]
-    return Picked(found.index, "; ".join([*failed, *([found.reason] if found.reason else [])]))
+    return Picked(best.index, "; ".join([*failed, *([best.reason] if best.reason else [])]))
 
 
 def trial_snr_db(tensor: Tensor, choice: Choice) -> float | None:
@@ -274,8 +274,8 @@ def first_values(tensor: Tensor) -> Iterator[tuple[int, Array]]:
     if tensor.dtype not in FLOATS:
         return
     looked = False
-    for start, found in pieces(tensor):
+    for start, values in pieces(tensor):
         if start and not looked and not sample_of(tensor).any():
             return
         looked = start > 0
-        yield start, found[0]
+        yield start, values[0]

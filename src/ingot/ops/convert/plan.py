@@ -109,11 +109,11 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         decisions = {name: _decide(source[name], request.recipe, layer_count) for name in source}
         # Errors are measured against what a tensor was before views changed its values.
         tensors = {name: source[name].origin or source[name] for name in source}
-        found = [_step_or_where(tensors[name], format, asked, decision) for name, decision in decisions.items()]
-    open_steps = [item for item in found if isinstance(item, _Open)]
+        planned = [_step_or_where(tensors[name], format, asked, decision) for name, decision in decisions.items()]
+    open_steps = [item for item in planned if isinstance(item, _Open)]
     measured = ordered(lambda item: item.step(format, asked), open_steps, request.workers if open_steps else 0)
     with gc_paused():
-        steps = [next(measured) if isinstance(item, _Open) else item for item in found]
+        steps = [next(measured) if isinstance(item, _Open) else item for item in planned]
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
         plan = ConvertPlan(
             steps=steps,
@@ -198,13 +198,13 @@ def _measured_step(item: _Open, format: Format, asked: _Asked) -> Step:
         ways.append((None, stays))
     share = 1 - pruning.blocks.sparsity if pruning is not None else 1.0
     candidates = [Candidate(choice, step.spec, _keeps_weights(step), share) for choice, step in ways]
-    found = pick(tensor, measured, candidates)
-    if found.index is None and not may_stay:
-        return _encode(tensor, format, f"{rule} ({found.reason or 'no candidate applies'})", _DENSE, asked)
-    if found.index is None:
-        return _keep(tensor, format, f"{rule} (kept: {found.reason or 'no candidate applies'})")
-    step = ways[found.index][1]
-    label = f"{step.rule} ({found.reason})"
+    picked = pick(tensor, measured, candidates)
+    if picked.index is None and not may_stay:
+        return _encode(tensor, format, f"{rule} ({picked.reason or 'no candidate applies'})", _DENSE, asked)
+    if picked.index is None:
+        return _keep(tensor, format, f"{rule} (kept: {picked.reason or 'no candidate applies'})")
+    step = ways[picked.index][1]
+    label = f"{step.rule} ({picked.reason})"
     return replace(step, rule=label)
 
 

@@ -119,9 +119,9 @@ def plan_pruning(
     UsageError
         ``convert.prune``: no FFN that could be pruned. ``convert.activations``: no vector for an FFN, or a wrong one.
     """
-    found = list(find_ffns(source))
-    ffns = [item for item in found if isinstance(item, Ffn)]
-    notes = tuple(f"not pruned: {item.name}: {item.reason}" for item in found if isinstance(item, Skipped))
+    networks = list(find_ffns(source))
+    ffns = [item for item in networks if isinstance(item, Ffn)]
+    notes = tuple(f"not pruned: {item.name}: {item.reason}" for item in networks if isinstance(item, Skipped))
     if not ffns:
         raise UsageError(
             f"found no feed-forward network to prune{''.join(f'; {note}' for note in notes[:1])}", rule="convert.prune"
@@ -160,7 +160,7 @@ def choose(score: Array, options: PruneOptions) -> Blocks:
     dropped = min(int(options.fraction * count + 0.5), count - 1)
     kept = np.ones(count, bool)
     kept[np.argsort(means, kind="stable")[: max(dropped, 0)]] = False
-    return Blocks.of(channels, options.block, [bool(one) for one in kept])
+    return Blocks.of(channels, options.block, [bool(flag) for flag in kept])
 
 
 def channel_norms(tensor: Tensor, axis: int) -> Array:

@@ -25,14 +25,14 @@ def within(options: ConvertOptions) -> ConvertOptions:
     return replace(options, threads=max(1, min(options.threads or default_workers(), room // _PER_SAMPLE)))
 
 
-def write_options(options: ConvertOptions, place: Destination) -> WriteOptions:
+def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
     """Return what is asked of the writer; raises ``UsageError`` ``convert.shard``."""
     shard = options.max_shard
-    if shard is not None and not (place.directory and place.format.shards):
+    if shard is not None and not (target.directory and target.format.shards):
         raise UsageError(
-            f"expected a folder as destination and a format that shards, found format {place.format.name}",
+            f"expected a folder as destination and a format that shards, found format {target.format.name}",
             rule="convert.shard",
-            where=place.location,
+            where=target.location,
         )
-    size = parse_size(shard) if shard is not None else DEFAULT_SHARD if place.directory else None
+    size = parse_size(shard) if shard is not None else DEFAULT_SHARD if target.directory else None
     return WriteOptions(digest=options.digest, max_shard=size)

@@ -218,11 +218,11 @@ class _Apply:
         """Return the state dict as stage 0. A name that only repeats another's tensor counts where the delta has it."""
         named = {**self._link.info.tensors, **dict.fromkeys(self._link.info.removed)}
         known = {address(array) for name, array in self._arrays.items() if name in named}
-        found = {}
+        routes = {}
         for name, array in self._arrays.items():
             if name in named or address(array) not in known or self._link.info.base.content is None:
-                found[name] = Route(as_tensor(name, array), 0)
-        return found
+                routes[name] = Route(as_tensor(name, array), 0)
+        return routes
 
     def require_base(self) -> None:
         """Raise ``IntegrityError`` ``delta.base`` unless the arrays' hash is that of the delta's base."""
@@ -230,23 +230,23 @@ class _Apply:
         if expected.content is not None:
             names = [*(name for name in self._link.info.tensors if name in self._arrays), *self._link.info.removed]
             ids = _ids({name: self._arrays[name] for name in names}, self._workers)
-            wanted, found = expected.content, content_of(ids)
+            wanted, actual = expected.content, content_of(ids)
             self._digests = {name: ids[name].digest for name in names if self._stays(name)}
         elif PARENT in expected.hashes:
             base = {name: as_tensor(name, array) for name, array in self._arrays.items()}
-            wanted, found = expected.hashes[PARENT], "another one, in every order"
+            wanted, actual = expected.hashes[PARENT], "another one, in every order"
             if matching_order(base, list(self._link.checkpoint), wanted) is not None:
-                found = wanted
+                actual = wanted
         else:
             raise UsageError(
                 "the delta does not say what its base is; pass verify_base=False to trust yours",
                 rule="delta.no-identity",
                 where=self._link.location,
             )
-        if found != wanted:
+        if actual != wanted:
             raise IntegrityError(
                 "delta.base",
-                f"these weights are not what the delta was made from: expected {wanted}, found {found}",
+                f"these weights are not what the delta was made from: expected {wanted}, found {actual}",
                 where=self._link.location,
             )
 
@@ -276,12 +276,12 @@ class _Apply:
         rest = {name: self._arrays[name] for name in self.routes if name not in self._digests}
         digests = {**self._digests, **{name: item.digest for name, item in _ids(rest, self._workers).items()}}
         ids = {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self.routes.items()}
-        found = content_of(ids)
-        if found != self._promised:
+        actual = content_of(ids)
+        if actual != self._promised:
             left = "nothing was changed" if undo else "the weights were changed: load them anew"
             raise IntegrityError(
                 "delta.result",
-                f"the result is not the one that the delta promises: expected {self._promised}, found {found}; {left}",
+                f"the result is not the one that the delta promises: expected {self._promised}, found {actual}; {left}",
                 where=self._link.location,
             )
 

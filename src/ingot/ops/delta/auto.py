@@ -126,8 +126,8 @@ def choose(
     if max_error is not None and not 0 <= max_error < inf:
         raise UsageError(f"expected a largest error of at least 0, found {max_error}", rule="delta.target")
     measured = []
-    for (base, tuned), found in zip(pairs, ordered(lambda pair: measure(*pair), pairs, workers), strict=True):
-        measured.append(found)
+    for (base, tuned), measurement in zip(pairs, ordered(lambda pair: measure(*pair), pairs, workers), strict=True):
+        measured.append(measurement)
         if progress is not None:
             progress.advance(base.nbytes + tuned.nbytes, tuned.name)
     if max_error is not None:
@@ -141,35 +141,40 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
     exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
     if not is_matrix(tuned.shape, tuned.dtype):
         return Measured(tuned.name, 1.0, (exact,))
-    one, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
-    if one.shape != other.shape:  # read in runs from one file and in rows from the other
+    old, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    if old.shape != other.shape:  # read in runs from one file and in rows from the other
         return Measured(tuned.name, 1.0, (exact,))
-    delta = difference(one, other)
+    delta = difference(old, other)
     energy = float(np.square(delta.astype(np.float64)).sum())
     if not np.isfinite(energy):
         return Measured(tuned.name, 1.0, (exact,))
-    trials = [_exact(one, other, tuned)]
-    trials += [trial for way in CANDIDATES if way != EXACT if (trial := _trial(way, delta, energy, tuned)) is not None]
-    scale = float(np.square(widened(one).astype(np.float64)).mean())
+    trials = [_exact(old, other, tuned)]
+    trials += [
+        trial
+        for storage in CANDIDATES
+        if storage != EXACT
+        if (trial := _trial(storage, delta, energy, tuned)) is not None
+    ]
+    scale = float(np.square(widened(old).astype(np.float64)).mean())
     weight = energy * tuned.size / max(delta.size, 1) / (scale or 1.0)
     return Measured(tuned.name, weight, (*trials, *_low_ranks(base, tuned, delta, trials)))
 
 
-def _exact(one: Array, other: Array, tuned: Tensor) -> Trial:
-    encoder = delta_codec(EXACT.codec).encoder(one.shape, tuned.dtype, EXACT.options)
+def _exact(old: Array, other: Array, tuned: Tensor) -> Trial:
+    encoder = delta_codec(EXACT.codec).encoder(old.shape, tuned.dtype, EXACT.options)
     for _ in range(encoder.fit_passes):
-        encoder.fit_pass(one, other)
-    stored = sum(part.nbytes for part in encoder.encode(one, other).values())
-    return Trial(EXACT, stored * tuned.size / max(one.size, 1), 0.0, 0.0)
+        encoder.fit_pass(old, other)
+    stored = sum(part.nbytes for part in encoder.encode(old, other).values())
+    return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)
 
 
-def _trial(way: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
+def _trial(storage: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
     def made(options: Mapping[str, Any]) -> Encoder:
-        return CODECS[way.codec].encoder(delta.shape, "f32", options)
+        return CODECS[storage.codec].encoder(delta.shape, "f32", options)
 
     try:
-        encoder = made(way.options)
-        encoder, _ = reaching(encoder, made, way.options, [(0, delta)])
+        encoder = made(storage.options)
+        encoder, _ = reaching(encoder, made, storage.options, [(0, delta)])
         for _ in range(encoder.fit_passes):
             encoder.fit_pass(delta)
         parts = encoder.encode(delta)
@@ -182,7 +187,7 @@ def _trial(way: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None
     if energy:
         error = float(np.square(decoded - wide).sum()) / energy
         along = float((decoded * wide).sum()) / energy
-    return Trial(way, _size(way, encoder, parts, tuned, delta.size), error, _harm(error, along))
+    return Trial(storage, _size(storage, encoder, parts, tuned, delta.size), error, _harm(error, along))
 
 
 def _harm(error: float, along: float) -> float:
@@ -190,15 +195,15 @@ def _harm(error: float, along: float) -> float:
     return error + (SHORTFALL - 1) * missing
 
 
-def _size(way: Way, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
+def _size(storage: Way, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
     """Return the bytes of the whole tensor: known ones, or the sample's in proportion."""
-    if way.encoding == "raw":
-        whole = CODECS[way.codec].encoder(tuned.shape, "f32", way.options)
+    if storage.encoding == "raw":
+        whole = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
         lengths = [part.length for part in whole.parts]
         if None not in lengths:
             return float(sum(length or 0 for length in lengths))
     scale = tuned.size / max(sampled, 1)
-    return scale * sum(part.nbytes if way.encoding == "raw" else _packed(part) for part in parts.values())
+    return scale * sum(part.nbytes if storage.encoding == "raw" else _packed(part) for part in parts.values())
 
 
 def _packed(part: Array) -> int:
@@ -263,8 +268,8 @@ def _hull(trials: Sequence[Trial]) -> list[Trial]:
     return hull
 
 
-def _slope(one: Trial, other: Trial) -> float:
-    return (one.harm - other.harm) / max(other.size - one.size, 1e-9)
+def _slope(first: Trial, other: Trial) -> float:
+    return (first.harm - other.harm) / max(other.size - first.size, 1e-9)
 
 
 def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Way]:

@@ -75,10 +75,10 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[dict[str, Route]]:
             rule="delta.of-delta",
             where=base.location,
         )
-    found = [base_routes(base)]
+    routes = [base_routes(base)]
     for number, link in enumerate(links, 1):
-        found.append(next_stage(found[-1], link, number))
-    return found
+        routes.append(next_stage(routes[-1], link, number))
+    return routes
 
 
 def next_stage(before: Mapping[str, Route], link: Link, number: int) -> dict[str, Route]:

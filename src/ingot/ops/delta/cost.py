@@ -58,11 +58,11 @@ def delta_cost(
             )
         state = Progress(tuned.nbytes, progress)
         pairs = [(routes[name], tensor) for name, tensor in tuned.items()]
-        found = []
+        costs = []
         for item in ordered(lambda pair: _cost(pair[0], pair[1], link), pairs, default_workers()):
-            found.append(item)
+            costs.append(item)
             state.advance(tuned[item.name].nbytes, item.name)
-        return found
+        return costs
 
 
 def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequence[TensorDiff], top: int = 0) -> Report:
@@ -115,10 +115,10 @@ def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
     if route.opaque:
         return tensor_digest(route.origin) == tensor_digest(tuned), ErrorStats()
     same, error = True, ErrorStats()
-    for found, wanted in _pairs(route, tuned):
-        same = same and np.array_equal(_bits(found), _bits(wanted))
+    for rows, wanted in _pairs(route, tuned):
+        same = same and np.array_equal(_bits(rows), _bits(wanted))
         if route.dtype in FLOATS:
-            error = error + measure(wanted, found)
+            error = error + measure(wanted, rows)
     return same, error
 
 

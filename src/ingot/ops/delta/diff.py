@@ -82,21 +82,21 @@ def diff(options: DiffOptions) -> DiffReport:
         As ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
-    place = destination(options.out)
-    if place.format.name not in BY_CONTAINER:
+    target = destination(options.out)
+    if target.format.name not in BY_CONTAINER:
         raise UsageError(
-            f"expected a delta's container, {' or '.join(BY_CONTAINER)}, found {place.format.name}",
+            f"expected a delta's container, {' or '.join(BY_CONTAINER)}, found {target.format.name}",
             rule="delta.container",
-            where=place.location,
+            where=target.location,
         )
     with ExitStack() as stack:
         sources = []
         for path in (options.base, options.finetuned):
             source = open_source(path, io=options.io, verify=options.verify)
             stack.callback(source.close)
-            refuse_same(source, place)
+            refuse_same(source, target)
             sources.append(source)
-        report = _Diff(sources, place, options).run()
+        report = _Diff(sources, target, options).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -112,17 +112,17 @@ class _Planned:
 class _Diff:
     """One run."""
 
-    def __init__(self, sources: Sequence[Source], place: Destination, options: DiffOptions) -> None:
-        self._sources, self._place, self._options = sources, place, options
+    def __init__(self, sources: Sequence[Source], target: Destination, options: DiffOptions) -> None:
+        self._sources, self._place, self._options = sources, target, options
         strategy = self._strategy = options.strategy
         self._base, self._tuned = (weights_of(source) for source in sources)
-        self._wdelta = place.format.name == PARENT
-        self._patch = place.format.name == PATCH
-        self._auto = strategy == AUTO and place.format.name == "zt"
+        self._wdelta = target.format.name == PARENT
+        self._patch = target.format.name == PATCH
+        self._auto = strategy == AUTO and target.format.name == "zt"
         if not self._auto and (options.target_size, options.max_error) != (None, None):
             raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
         # What options are for: the strategy's matrices.
-        self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", place.format.name)
+        self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", target.format.name)
         self._ways: Mapping[str, Way] = {}
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.progress)
         self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
@@ -239,23 +239,23 @@ class _Diff:
 
     def _step(self, tensor: Tensor) -> tuple[str, Step]:
         base = self._base.get(tensor.name)
-        way = self._ways.get(tensor.name, EXACT if self._auto else None)
-        if way is None:
-            way = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
+        storage = self._ways.get(tensor.name, EXACT if self._auto else None)
+        if storage is None:
+            storage = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
         if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)
             return "replace", self._checked(Move(tensor, tensor.spec(), source=1))
         if base is None or not (self._wdelta or alike(base, tensor)):
             return "replace", self._whole(tensor)
-        codec = delta_codec(way.codec)
-        extra = self._options.options if way == self._asked else {}
+        codec = delta_codec(storage.codec)
+        extra = self._options.options if storage == self._asked else {}
         if self._patch:
             extra = {**extra, "count": self._counts[tensor.name]}
 
         def made(options: Mapping[str, Any]) -> DeltaEncoder:
             return codec.encoder(tensor.shape, tensor.dtype, options)
 
-        options = {**way.options, **extra}
+        options = {**storage.options, **extra}
         try:
             encoder = made(options)
         except UnsupportedError:  # complex numbers
@@ -265,9 +265,9 @@ class _Diff:
         differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
         encoder, more = reaching(encoder, made, options, differences)
         default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
-        spec = encoded_spec(tensor.name, default, encoder, way.encoding)
+        spec = encoded_spec(tensor.name, default, encoder, storage.encoding)
         pair = partial(Diff, base=base, codec=codec, encoder=encoder, options={**options, **more})
-        return "apply", self._checked(pair(tensor, spec, ENCODED, way.codec, encoder.lossless))
+        return "apply", self._checked(pair(tensor, spec, ENCODED, storage.codec, encoder.lossless))
 
     def _whole(self, tensor: Tensor) -> Step:
         codec = FLOAT_ENTROPY if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else DenseLayout.codec

@@ -31,17 +31,17 @@ def same_tensors(
     Reads those once, others up to the first chunk that differs.
     """
     pairs = [(base[name], tensor) for name, tensor in tuned.items() if name in base and alike(base[name], tensor)]
-    found = {}
-    for (one, other), digest in ordered(lambda pair: (pair, _common_digest(*pair)), pairs, workers):
+    digests = {}
+    for (first, other), digest in ordered(lambda pair: (pair, _common_digest(*pair)), pairs, workers):
         if digest is not None:
-            found[other.name] = digest
-            progress.advance(one.nbytes + other.nbytes, other.name)
-    return found
+            digests[other.name] = digest
+            progress.advance(first.nbytes + other.nbytes, other.name)
+    return digests
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
+def alike(first: Tensor, other: Tensor) -> bool:
     """Whether two tensors have one shape and element type."""
-    return one.shape == other.shape and one.dtype == other.dtype
+    return first.shape == other.shape and first.dtype == other.dtype
 
 
 def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], container: str) -> None:
@@ -52,12 +52,12 @@ def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], c
     for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
         raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
     for name, tensor in tuned.items():
-        one = base[name]
-        if one.shape != tensor.shape:
-            raise _keys(container, "the same shape in base and fine-tune", f"{one.shape} and {tensor.shape}", name)
-        if one.dtype != tensor.dtype and container != "wdelta":
+        first = base[name]
+        if first.shape != tensor.shape:
+            raise _keys(container, "the same shape in base and fine-tune", f"{first.shape} and {tensor.shape}", name)
+        if first.dtype != tensor.dtype and container != "wdelta":
             raise _keys(
-                container, "the same element type in base and fine-tune", f"{one.dtype} and {tensor.dtype}", name
+                container, "the same element type in base and fine-tune", f"{first.dtype} and {tensor.dtype}", name
             )
 
 
@@ -74,10 +74,10 @@ def changed_elements(
     return dict(ordered(lambda pair: (pair[1].name, _changed(*pair)), pairs, workers))
 
 
-def _changed(one: Tensor, other: Tensor) -> int:
-    matrix = matrix_of(one, other.codec)
+def _changed(first: Tensor, other: Tensor) -> int:
+    matrix = matrix_of(first, other.codec)
     step = max(1, _COMPARED // max(matrix[1], 1))
-    pairs = zip(chunks(one, matrix, step), chunks(other, matrix, step), strict=True)
+    pairs = zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True)
     return sum(int(np.count_nonzero(words(left) != words(right))) for left, right in pairs)
 
 
@@ -93,19 +93,19 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
         base_routes(checkpoint)
 
 
-def equal_values(one: Tensor, other: Tensor) -> bool:
+def equal_values(first: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
-    return _common_digest(one, other) is not None
+    return _common_digest(first, other) is not None
 
 
-def _common_digest(one: Tensor, other: Tensor) -> str | None:
+def _common_digest(first: Tensor, other: Tensor) -> str | None:
     """Return the digest of two tensors of one shape and type that have the same values, bit for bit, else None."""
-    if is_opaque(one) or is_opaque(other) or DTYPES[one.dtype].bits < 8:  # packed bytes, which chunks are not
-        digest = tensor_digest(one)
+    if is_opaque(first) or is_opaque(other) or DTYPES[first.dtype].bits < 8:  # packed bytes, which chunks are not
+        digest = tensor_digest(first)
         return digest if digest == tensor_digest(other) else None
-    matrix = matrix_of(one, other.codec)
+    matrix = matrix_of(first, other.codec)
     step, running = max(1, _COMPARED // max(matrix[1], 1)), Blake3()
-    for left, right in zip(chunks(one, matrix, step), chunks(other, matrix, step), strict=True):
+    for left, right in zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True):
         mine = file_bytes(left)
         if not np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
             return None

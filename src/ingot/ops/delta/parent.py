@@ -51,13 +51,13 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
     by_file: dict[str, list[str]] = {}
     for name in sorted(names):
         by_file.setdefault(_file_of(base[name]), []).append(name)
-    found = {
+    digests = {
         "sorted": tuple(sorted(names)),
         "records": tuple(names),
         "shards": tuple(name for members in by_file.values() for name in members),
     }
     orders: Orders = {}
-    for key, order in found.items():
+    for key, order in digests.items():
         if order not in orders.values():
             orders[key] = order
     if any(base[name].dtype != "f32" for name in names):
@@ -79,7 +79,7 @@ def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: s
 
     first, *rest = orders
     tries = chain([hashed(first)], ordered(hashed, rest, workers, workers) if rest else ())
-    return next((key for key, found in tries if found == expected), None)
+    return next((key for key, digest in tries if digest == expected), None)
 
 
 def parent_hash(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool = False) -> str:

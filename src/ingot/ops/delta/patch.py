@@ -71,23 +71,23 @@ def patch(options: PatchOptions) -> PatchReport:
             source = opened(path, io=options.io, verify=options.check_digests)
             stack.callback(source.close)
             sources.append(source)
-        place = _destination(options.out, options.format, sources[0])
+        target = _destination(options.out, options.format, sources[0])
         for source in sources:
-            refuse_same(source, place)
-        report = _Patch(sources, place, options).run()
+            refuse_same(source, target)
+        report = _Patch(sources, target, options).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
 def _destination(out: AnyPath, format: str | None, base: Source) -> Destination:
-    place = destination(out, format)
-    return destination(out, base.format.name) if place.directory and format is None else place
+    target = destination(out, format)
+    return destination(out, base.format.name) if target.directory and format is None else target
 
 
 class _Patch:
     """One run."""
 
-    def __init__(self, sources: Sequence[Source], place: Destination, options: PatchOptions) -> None:
-        self._sources, self._place, self._options = sources, place, options
+    def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
+        self._sources, self._place, self._options = sources, target, options
         self._base = weights_of(sources[0])
         self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
         read = self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links)
@@ -96,11 +96,11 @@ class _Patch:
 
     def run(self) -> PatchReport:
         options, place = self._options, self._place
-        found = stages(self._base, self._links)
-        require_in_proportion((route.origin for route in found[-1].values()), place.location)
+        stage_routes = stages(self._base, self._links)
+        require_in_proportion((route.origin for route in stage_routes[-1].values()), place.location)
         base, result, workers = options.verify_base, options.verify, self._resources.workers
-        proof = Proof(self._links, found, base=base, result=result, workers=workers)
-        plan = self._plan(found[-1], proof.order or ())
+        proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
+        plan = self._plan(stage_routes[-1], proof.order or ())
         companions = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
         overwrite, resume = options.overwrite, options.resume
         with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:

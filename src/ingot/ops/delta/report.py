@@ -89,8 +89,8 @@ class DiffReport:
     @property
     def short(self) -> list[TensorDiff]:
         """Tensors of whose difference patching leaves more than half, the worst first."""
-        found = [tensor for tensor in self.tensors if tensor.left is not None and tensor.left > HALF]
-        return sorted(found, key=lambda tensor: -(tensor.left or 0))
+        lossy = [tensor for tensor in self.tensors if tensor.left is not None and tensor.left > HALF]
+        return sorted(lossy, key=lambda tensor: -(tensor.left or 0))
 
     @property
     def worst(self) -> TensorDiff | None:

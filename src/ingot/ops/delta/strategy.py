@@ -74,9 +74,9 @@ def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, contai
         raise UsageError(
             f"expected a strategy {', '.join(names)} in {container}, found {strategy!r:.80}", rule="delta.strategy"
         )
-    way = known[strategy]
+    storage = known[strategy]
     every = known is not STRATEGIES or strategy in EVERY
-    return way if every or is_matrix(shape, dtype) else EXACT
+    return storage if every or is_matrix(shape, dtype) else EXACT
 
 
 def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:

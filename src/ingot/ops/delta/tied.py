@@ -22,14 +22,14 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: I
     for name, route in routes.items():
         if not route.layers or not arrays[name].nbytes:
             continue
-        place = address(arrays[name])
-        if place not in first:
-            first[place] = name
-        elif _same_layer(routes[first[place]].layers[-1], route.layers[-1]):
+        location = address(arrays[name])
+        if location not in first:
+            first[location] = name
+        elif _same_layer(routes[first[location]].layers[-1], route.layers[-1]):
             tied.add(name)
         else:
-            raise _shared(name, first[place])
-    places = [(*place, name, True) for place, name in first.items()]
+            raise _shared(name, first[location])
+    places = [(*location, name, True) for location, name in first.items()]
     places += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
     ends = {True: (0, ""), False: (0, "")}  # of what is changed, of what stays: furthest so far, and whose it is
     for start, stop, name, changes in sorted(places):
@@ -40,8 +40,8 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: I
     return tied
 
 
-def _same_layer(one: Layer, other: Layer) -> bool:
-    left, right = one.tensor, other.tensor
+def _same_layer(first: Layer, other: Layer) -> bool:
+    left, right = first.tensor, other.tensor
     if left.codec != right.codec or left.parts.keys() != right.parts.keys() or dict(left.params) != dict(right.params):
         return False
     return all(bytes(part.view()) == bytes(right.parts[role].view()) for role, part in left.parts.items())

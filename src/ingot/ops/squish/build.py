@@ -108,17 +108,17 @@ def build(
     if gate is not None and wanted.bits is None:
         raise UsageError(f"tier {tier} is not quantized: there is nothing to gate", rule="tier.no-gate")
     with building(folder):
-        found = status_of(folder, wanted)
-        needed = force or not found.usable or (gate is not None and not _passed(found.gate, gate))
+        current = status_of(folder, wanted)
+        needed = force or not current.usable or (gate is not None and not _passed(current.gate, gate))
         if needed:
             _build(folder, wanted, max_ram, gate, progress)
-            found = status_of(folder, wanted)
+            current = status_of(folder, wanted)
     seconds = time.perf_counter() - started
-    return BuildReport(tier, found.path, needed, found.nbytes, seconds, found.raised, found.gate)
+    return BuildReport(tier, current.path, needed, current.nbytes, seconds, current.raised, current.gate)
 
 
-def _passed(found: Passed | None, gate: Gate) -> bool:
-    return found is not None and found.text == gate.text and found.rise <= gate.max_rise
+def _passed(passed: Passed | None, gate: Gate) -> bool:
+    return passed is not None and passed.text == gate.text and passed.rise <= gate.max_rise
 
 
 def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]:
@@ -136,14 +136,14 @@ def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]
     tiers = [TIERS[name] for name in BUILT] if tier is None else [tier_of(tier)]
     _require_buildable(folder, *tiers, rule="tier.last")
     with building(folder):
-        before = [status_of(folder, one) for one in tiers]
+        before = [status_of(folder, dropped) for dropped in tiers]
         try:
-            for one in tiers:
-                unmark(folder, one)
-                _remove(one.location(folder))
+            for dropped in tiers:
+                unmark(folder, dropped)
+                _remove(dropped.location(folder))
         except OSError as error:
             raise write_error(error, str(folder)) from error
-    return [one for one in before if one.state != "missing"]
+    return [dropped for dropped in before if dropped.state != "missing"]
 
 
 @contextmanager
@@ -226,12 +226,12 @@ def _build(
 
 def _require_own(folder: Path, tier: Tier) -> None:
     """Refuse to write through links: a directory from elsewhere must not choose what is replaced."""
-    for place in (tier.location(folder), *tier.marks(folder)):
-        if place.is_symlink():
+    for location in (tier.location(folder), *tier.marks(folder)):
+        if location.is_symlink():
             raise ResourceError(
                 "expected a tier in the directory itself, found a link; remove it to build the tier here",
                 rule="tier.link",
-                where=str(place),
+                where=str(location),
             )
 
 
@@ -244,11 +244,11 @@ def _raised(location: Path, tier: Tier) -> tuple[str, ...]:
 
 
 def _times(folder: Path) -> dict[str, tuple[int, int, int]]:
-    found = {}
+    times = {}
     for name in source_files(folder):
-        one = (folder / name).stat()
-        found[name] = (one.st_size, one.st_mtime_ns, one.st_ctime_ns)
-    return found
+        state = (folder / name).stat()
+        times[name] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return times
 
 
 def _require_buildable(folder: Path, *tiers: Tier, rule: str = "tier.no-source") -> None:

@@ -79,12 +79,12 @@ def choose(
         ``tier.no-directory``, ``tier.runtime``; ``tier.none``: no tier can be used, with each one's reason.
     """
     order = _order(runtime, keep_packed, wanted_dtype(path, dtype))
-    found = {one.tier: one for one in status(path)}
+    states = {state.tier: state for state in status(path)}
     skipped: list[tuple[str, str]] = []
     for tier in order:
-        reason = _unusable(found[tier.name], tier, packed=keep_packed and runtime == "torch")
+        reason = _unusable(states[tier.name], tier, packed=keep_packed and runtime == "torch")
         if reason is None:
-            return Choice(tier.location(Path(path)), tier, _why(tier, found[tier.name]), tuple(skipped))
+            return Choice(tier.location(Path(path)), tier, _why(tier, states[tier.name]), tuple(skipped))
         skipped.append((tier.name, reason))
     told = "; ".join(f"{name}: {reason}" for name, reason in skipped)
     raise UsageError(f"expected a tier that {runtime} can load; found none ({told})", rule="tier.none", where=str(path))
@@ -99,10 +99,10 @@ def _order(runtime: str, keep_packed: bool, dtype: str | None) -> tuple[Tier, ..
     return tuple(tier if tier in (FOUR_BIT, THREE_BIT) else next(dense) for tier in _TREE[runtime])
 
 
-def _unusable(found: TierStatus, tier: Tier, *, packed: bool) -> str | None:
-    if found.state != COMPLETE:
-        return f"{found.state}: {found.why}"
-    if packed and tier is TENSORS and not _has_packed(found.path):
+def _unusable(state: TierStatus, tier: Tier, *, packed: bool) -> str | None:
+    if state.state != COMPLETE:
+        return f"{state.state}: {state.why}"
+    if packed and tier is TENSORS and not _has_packed(state.path):
         return "no quantized tensor in it"
     return None
 
@@ -112,5 +112,5 @@ def _has_packed(path: str) -> bool:
         return any(tensor.codec == AffineLayout.codec for tensor in checkpoint.values())
 
 
-def _why(tier: Tier, found: TierStatus) -> str:
-    return f"tier {TIERS[tier.name].number}, {tier.summary}; {found.why}"
+def _why(tier: Tier, state: TierStatus) -> str:
+    return f"tier {TIERS[tier.name].number}, {tier.summary}; {state.why}"

@@ -103,18 +103,18 @@ class Search:
         CodecError
             ``tier.gate``: none does; what was made last lies there.
         """
-        found = self._attempt(self._recipe)
-        if self._passes(found):
-            return self._passed(found)
+        passed = self._attempt(self._recipe)
+        if self._passes(passed):
+            return self._passed(passed)
         ratios = self._ratios()
         if not ratios:
-            raise self._failed(found)
-        found = self._attempt(with_threshold(self._recipe, ratios[-1] + 1))
-        if not self._passes(found):
-            raise self._failed(found)
-        return self._passed(self._halve(ratios, found))
+            raise self._failed(passed)
+        passed = self._attempt(with_threshold(self._recipe, ratios[-1] + 1))
+        if not self._passes(passed):
+            raise self._failed(passed)
+        return self._passed(self._halve(ratios, passed))
 
-    def _halve(self, ratios: list[float], found: float) -> float:
+    def _halve(self, ratios: list[float], ratio: float) -> float:
         """Find fewer tensors that are enough; return the perplexity of the tier that is left in place."""
         fail, enough, made = 0, len(ratios), len(ratios)
         for _ in range(ROUNDS):
@@ -123,37 +123,37 @@ class Search:
                 break
             tried = self._attempt(with_threshold(self._recipe, ratios[made]))
             if self._passes(tried):
-                enough, found = made, tried
+                enough, ratio = made, tried
             else:
                 fail = made
         if made != enough:
             threshold = ratios[enough] if enough < len(ratios) else ratios[-1] + 1
-            found = self._attempt(with_threshold(self._recipe, threshold))
-        return found
+            ratio = self._attempt(with_threshold(self._recipe, threshold))
+        return ratio
 
     def _attempt(self, recipe: Recipe) -> float:
         self._make(recipe)
         self._made += 1
         return self._gate.perplexity(self._tier)
 
-    def _passes(self, found: float) -> bool:
-        return isfinite(found) and found <= self._reference * (1 + self._gate.max_rise)
+    def _passes(self, ratio: float) -> bool:
+        return isfinite(ratio) and ratio <= self._reference * (1 + self._gate.max_rise)
 
-    def _passed(self, found: float) -> Passed:
-        return Passed(self._gate.text, self._gate.max_rise, self._reference, found, self._made)
+    def _passed(self, ratio: float) -> Passed:
+        return Passed(self._gate.text, self._gate.max_rise, self._reference, ratio, self._made)
 
-    def _failed(self, found: float) -> CodecError:
+    def _failed(self, ratio: float) -> CodecError:
         return CodecError(
             "tier.gate",
             f"expected a perplexity at most {100 * self._gate.max_rise:g} % above {self._reference:.4g}, found "
-            f"{found:.4g} with the most bits that the tier may take; it was dropped: take a tier with more bits, or "
+            f"{ratio:.4g} with the most bits that the tier may take; it was dropped: take a tier with more bits, or "
             "allow more",
             where=str(self._tier),
         )
 
     def _ratios(self) -> list[float]:
         """Return, rising, the signal-to-noise ratios of the tensors that could get more bits."""
-        found: list[float] = []
+        ratios_so_far: list[float] = []
         with open_checkpoint(self._source) as checkpoint:
             layers = count_layers(checkpoint)
             for name, tensor in checkpoint.items():
@@ -162,8 +162,8 @@ class Search:
                     continue
                 ratio = trial_snr_db(tensor, measured.candidates[0])
                 if ratio is not None and isfinite(ratio) and ratio >= (measured.min_snr_db or 0):
-                    found.append(ratio)
-        return sorted(found)
+                    ratios_so_far.append(ratio)
+        return sorted(ratios_so_far)
 
 
 def with_threshold(recipe: Recipe, ratio: float) -> Recipe:

@@ -239,7 +239,7 @@ def _publish(folder: Path, written: list[dict[str, str]], plans: list[_Plan]) ->
     """Note the digests where there is a place for them, then mark the four-bit forms as complete."""
     if not plans:
         return
-    digests = {plan.tensor.name: found for plan, found in zip(plans, written, strict=True)}
+    digests = {plan.tensor.name: digest for plan, digest in zip(plans, written, strict=True)}
     heads = {plan.tensor.name: _heads(plan) for plan in plans}
 
     def with_both(name: str, entry: Entry) -> Entry:
@@ -260,11 +260,11 @@ def _rewrite_sidecar(folder: Path, changed: Callable[[str, Entry], Entry]) -> No
     path = folder / SIDECAR
     if not path.exists():
         return
-    found = sidecar.parse(path.read_bytes())
-    tensors = {name: changed(name, entry) for name, entry in found.tensors.items()}
-    algorithm = found.digest.partition(":")[0] if found.digest else None
+    content = sidecar.parse(path.read_bytes())
+    tensors = {name: changed(name, entry) for name, entry in content.tensors.items()}
+    algorithm = content.digest.partition(":")[0] if content.digest else None
     manifest = (folder / MANIFEST).read_bytes()
-    atomic_write(path, sidecar.encode(replace(found, tensors=tensors, digest=None), manifest, algorithm))
+    atomic_write(path, sidecar.encode(replace(content, tensors=tensors, digest=None), manifest, algorithm))
 
 
 def _tensors_with_both(folder: Path) -> list[str]:

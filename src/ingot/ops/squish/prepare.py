@@ -63,8 +63,8 @@ def prepare(
         if done.built
         else "another process built it"
     )
-    found = choose(path, runtime, keep_packed=keep_packed, dtype=dtype)
-    return replace(found, notes=(*found.notes, note))
+    chosen = choose(path, runtime, keep_packed=keep_packed, dtype=dtype)
+    return replace(chosen, notes=(*chosen.notes, note))
 
 
 def _first_tier(path: str | PathLike[str], runtime: str, dtype: Any) -> Tier | None:

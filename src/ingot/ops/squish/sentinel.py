@@ -60,14 +60,14 @@ def read(path: Path) -> Sentinel | None:
     try:
         if path.stat().st_size > _LONGEST:
             return None
-        found: Any = json.loads(path.read_bytes())
+        root: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or "ingot_tier" not in found:
+    if not isinstance(root, dict) or "ingot_tier" not in root:
         return None
-    source, files = snapshot.from_json(found.get("source")), snapshot.from_json(found.get("files"))
-    if found["ingot_tier"] != VERSION or not isinstance(found.get("tier"), str) or source is None or files is None:
+    source, files = snapshot.from_json(root.get("source")), snapshot.from_json(root.get("files"))
+    if root["ingot_tier"] != VERSION or not isinstance(root.get("tier"), str) or source is None or files is None:
         return UNREADABLE
-    listed = found.get("raised")
+    listed = root.get("raised")
     raised = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
-    return Sentinel(found["tier"], source, files, raised, passed_from_json(found.get("gate")))
+    return Sentinel(root["tier"], source, files, raised, passed_from_json(root.get("gate")))

@@ -28,9 +28,9 @@ class FileState:
     ctime_ns: int
     crc32c: str
 
-    def untouched(self, found: os.stat_result) -> bool:
+    def untouched(self, stat: os.stat_result) -> bool:
         """Whether size and times are the same, so that the content is too."""
-        return (self.size, self.mtime_ns, self.ctime_ns) == (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return (self.size, self.mtime_ns, self.ctime_ns) == (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 Snapshot = Mapping[str, FileState]
@@ -38,17 +38,17 @@ Snapshot = Mapping[str, FileState]
 
 def files_under(folder: Path, roots: Iterable[str]) -> list[str]:
     """Return the regular files at or under ``roots`` (relative to ``folder``), sorted, staging of writers left out."""
-    found: list[str] = []
+    files: list[str] = []
     for root in roots:
         start = folder / root
         if start.is_file():
-            found.append(root)
+            files.append(root)
         elif start.is_dir():
             for path, folders, names in os.walk(start):
                 folders[:] = [name for name in folders if not name.startswith(".")]
-                place = Path(path).relative_to(folder)
-                found += [str(place / name) for name in names if not name.startswith(".")]
-    return sorted(found)
+                relative = Path(path).relative_to(folder)
+                files += [str(relative / name) for name in names if not name.startswith(".")]
+    return sorted(files)
 
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, FileState]:
@@ -91,7 +91,7 @@ def difference(folder: Path, snapshot: Snapshot, names: Iterable[str] | None = N
 
 def to_json(snapshot: Snapshot) -> dict[str, list[Any]]:
     """Return the snapshot as JSON takes it."""
-    return {name: [one.size, one.mtime_ns, one.ctime_ns, one.crc32c] for name, one in snapshot.items()}
+    return {name: [state.size, state.mtime_ns, state.ctime_ns, state.crc32c] for name, state in snapshot.items()}
 
 
 def from_json(value: Any) -> dict[str, FileState] | None:
@@ -113,7 +113,7 @@ def _state(path: Path) -> FileState:
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(buffer):
                 hasher.update(memoryview(buffer)[:count])
-            found = os.fstat(file.fileno())
+            stat = os.fstat(file.fileno())
     except OSError as error:
         raise read_error(error, str(path)) from error
-    return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, hasher.text())
+    return FileState(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, hasher.text())

@@ -153,10 +153,10 @@ def status_of(folder: Path, tier: Tier) -> TierStatus:
         state, why = _tensors(folder) if tier is TENSORS else _built(folder, tier)
     except OSError as error:
         raise read_error(error, str(folder)) from error
-    found = TierStatus(tier.name, tier.number, state, why, str(tier.location(folder)), nbytes)
+    tier_status = TierStatus(tier.name, tier.number, state, why, str(tier.location(folder)), nbytes)
     mark = mark_of(tier, folder)
-    written = sentinel.read(mark) if found.usable and mark is not None else None
-    return found if written is None else replace(found, raised=written.raised, gate=written.gate)
+    written = sentinel.read(mark) if tier_status.usable and mark is not None else None
+    return tier_status if written is None else replace(tier_status, raised=written.raised, gate=written.gate)
 
 
 def source_files(folder: Path) -> list[str]:
@@ -171,7 +171,7 @@ def tier_files(folder: Path, tier: Tier) -> list[str]:
 
 def mark_of(tier: Tier, folder: Path) -> Path | None:
     """Return the sentinel that marks a tier; None if there is none."""
-    return next((place for place in tier.marks(folder) if place.is_file()), None)
+    return next((mark for mark in tier.marks(folder) if mark.is_file()), None)
 
 
 def _tensors(folder: Path) -> tuple[str, str]:

@@ -33,5 +33,5 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
 
 
 def _of_config(folder: Path) -> tuple[Any, ...]:
-    found = config_of(folder)
-    return found.get("dtype"), found.get("torch_dtype")
+    config = config_of(folder)
+    return config.get("dtype"), config.get("torch_dtype")

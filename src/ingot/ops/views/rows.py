@@ -64,10 +64,10 @@ def permute(checkpoint: Checkpoint, order: Mapping[str, Sequence[int] | Array]) 
     """
     require_known(checkpoint, order)
     for name, index in order.items():
-        found = np.sort(_indices(checkpoint[name], index))
-        if not np.array_equal(found, np.arange(checkpoint[name].shape[0])):
+        sorted_index = np.sort(_indices(checkpoint[name], index))
+        if not np.array_equal(sorted_index, np.arange(checkpoint[name].shape[0])):
             raise UsageError(
-                f"expected each of {checkpoint[name].shape[0]} rows once, found {len(found)} indices",
+                f"expected each of {checkpoint[name].shape[0]} rows once, found {len(sorted_index)} indices",
                 rule="view.rows",
                 where=name,
             )
@@ -262,13 +262,13 @@ def _indices(tensor: Tensor, index: Index) -> Array:
         )
     if isinstance(index, slice):
         return np.ascontiguousarray(np.arange(count, dtype=np.int64)[index])
-    found = np.asarray(index)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    indices = np.asarray(index)
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
         raise UsageError("expected a slice or a list of integers", rule="view.rows", where=tensor.name)
-    outside = found[(found < -count) | (found >= count)] if found.size else found
+    outside = indices[(indices < -count) | (indices >= count)] if indices.size else indices
     if outside.size:
         raise UsageError(
             f"expected rows from {-count} to {count - 1}, found {outside[0]}", rule="view.rows", where=tensor.name
         )
-    signed = found.astype(np.int64)
+    signed = indices.astype(np.int64)
     return np.where(signed < 0, signed + count, signed)

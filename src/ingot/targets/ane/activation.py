@@ -99,22 +99,22 @@ def _evaluate(records: Sequence[ActivationLut], x: Array) -> Array:
     that float16 arithmetic gives: float32 has more than twice the digits.
     """
     wide, first = x.astype(np.float32), records[0]
-    found = np.empty((len(records), len(x)), np.float32)
+    values = np.empty((len(records), len(x)), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         mapped = _half(_half(np.clip(wide, -_LARGEST, _LARGEST) * np.float32(first.scale)) + np.float32(first.shift))
         u = np.clip(np.where(np.isnan(wide), 0, mapped), -_REACH, _REACH)
         segment = np.clip(np.floor(2 * u) + SEGMENTS // 2, 0, SEGMENTS - 1).astype(np.int64)
         fraction = 2 * u + SEGMENTS // 2 - segment.astype(np.float32)  # exact: of the places' own last bits
-        for y, record in zip(found, records, strict=True):
+        for y, record in zip(values, records, strict=True):
             knots, tails = record.knots.astype(np.float32), record.tails.astype(np.float32)
             left = knots[segment]
             y[...] = _half(left + _half(fraction * _half(knots[segment + 1] - left)))
             held = np.clip(wide, np.float32(record.lo), np.float32(record.hi))
-            place = _half(_half(held * np.float32(record.scale)) + np.float32(record.shift))
-            for beyond, slope, offset in ((place < -_REACH, *tails[:2]), (place > _REACH, *tails[2:])):
+            position = _half(_half(held * np.float32(record.scale)) + np.float32(record.shift))
+            for beyond, slope, offset in ((position < -_REACH, *tails[:2]), (position > _REACH, *tails[2:])):
                 y[beyond] = _half(_half(slope * held[beyond]) + offset)
             y[np.isnan(wide)] = np.inf
-    return found
+    return values
 
 
 def _half(values: Array) -> Array:
@@ -276,7 +276,7 @@ class _Domains:
 
     def best(self) -> ActivationLut | None:
         """Return the record with the least largest error over all inputs, of every domain that was tried."""
-        least, found = math.inf, None
+        least, chosen = math.inf, None
         first = sorted((bound, pair) for pair, bound in self._bounds.items() if bound < math.inf)
         for start in range(0, len(first), _BATCH):  # so that few get a second look for nothing
             batch = [pair for bound, pair in first[start : start + _BATCH] if bound < least]
@@ -284,8 +284,8 @@ class _Domains:
             for bound, pair in second:
                 error, record = self._least(self._made(pair), None) if bound < least else (math.inf, None)
                 if error < least:
-                    least, found = error, record
-        return found
+                    least, chosen = error, record
+        return chosen
 
     def _made(self, pair: tuple[float, float]) -> list[ActivationLut]:
         return _records(self._call, self._interval, pair, self._modes)
@@ -318,25 +318,25 @@ def _records(
     bulge = curve[1::2] - (on_curve[:-1] + on_curve[1:]) / 2  # how far a segment's middle is off its chord
     balanced = on_curve + np.concatenate([bulge[:1], (bulge[:-1] + bulge[1:]) / 2, bulge[-1:]]) / 2
     far = tuple(np.float16(end) for end in interval)
-    found = []
+    luts = []
     for knots in (on_curve, balanced):
         halves = knots.astype(np.float16)
         for mode in modes:
             ends = (lo, hi) if mode == CLAMP else (min(far[0], lo), max(far[1], hi))
             level = np.array([0, halves[0], 0, halves[-1]], np.float16)
             tails = level if mode == CLAMP else _tails(call, interval, (float(places[0]), float(places[-1])), halves)
-            found.append(ActivationLut(*ends, shift, scale, halves, tails))
-    return found
+            luts.append(ActivationLut(*ends, shift, scale, halves, tails))
+    return luts
 
 
 def _tails(call: Function, interval: tuple[float, float], domain: tuple[float, float], knots: Array) -> Array:
     """Return slope and offset of the chords from the domain's ends to the interval's, through the end knots."""
-    found = []
+    errors = []
     for far, end, knot in ((interval[0], domain[0], knots[0]), (interval[1], domain[1], knots[-1])):
         run = far - end
         value = float(np.asarray(call(np.array([far])), np.float64)[0])
         steep = (value - float(knot)) / run if run else 0.0
         # A run of a few roundings says nothing of the curve beyond it.
         slope = np.float16(steep if abs(steep) * max(abs(end), 1.0) < _LARGEST / 2 else 0.0)
-        found += [slope, np.float16(float(knot) - float(slope) * end)]
-    return np.array(found, np.float16)
+        errors += [slope, np.float16(float(knot) - float(slope) * end)]
+    return np.array(errors, np.float16)

@@ -62,19 +62,19 @@ def nearest_better(form: Form, moved: int, channels: int, known: dict[str, Decis
     """
     now = form.dense_bytes if moved == 0 else moved
     sparse = form.kind == SPARSE or form.codec in _CSR
-    found = []
+    better = []
     for label, other in candidates(form.elements, channels, form.nonzeros):
         decision = known[label]
         if not decision.streams or (other.kind == SPARSE) != sparse or _special(label, form):
             continue
         cost = moved_bytes(other, decision)
         if cost < now:
-            found.append((label, _bits(other), cost))
-    if not found:
+            better.append((label, _bits(other), cost))
+    if not better:
         return None
-    enough = [item for item in found if item[1] >= _bits(form)]
+    enough = [item for item in better if item[1] >= _bits(form)]
     label, _, cost = (
-        min(enough, key=lambda item: item[1]) if enough else max(found, key=lambda item: (item[1], -item[2]))
+        min(enough, key=lambda item: item[1]) if enough else max(better, key=lambda item: (item[1], -item[2]))
     )
     return Better(label, cost, _exact(form, label))
 

@@ -185,11 +185,11 @@ def load_chip(name: str) -> Chip:
         ``ane.chip``.
     """
     key = name.strip().lower()
-    found = _chips().get(_aliases().get(key, key))
-    if found is None:
+    chip = _chips().get(_aliases().get(key, key))
+    if chip is None:
         near = did_you_mean(name, chip_names())
         raise UsageError(f"expected a chip ({', '.join(chip_names())}), found {name!r}{near}", rule="ane.chip")
-    return found
+    return chip
 
 
 @cache
@@ -209,7 +209,7 @@ def data(name: str) -> dict[str, Any]:
 @cache
 def _chips() -> Mapping[str, Chip]:
     common = _cells(data("common")["cells"])
-    found = {}
+    chips = {}
     for generation in _GENERATIONS:
         root = data(generation)
         shared = {**common, **_cells(root.get("cells", {}))}
@@ -217,19 +217,19 @@ def _chips() -> Mapping[str, Chip]:
         for name, row in root["chips"].items():
             cells = {**shared, **_cells(row.get("cells", {}))}
             own = {**outcomes, **_cells(row.get("outcomes", {}))}
-            found[name] = Chip(name, row["target"], row["product"], cells, own)
-    return found
+            chips[name] = Chip(name, row["target"], row["product"], cells, own)
+    return chips
 
 
 @cache
 def _aliases() -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for generation in _GENERATIONS:
         for name, row in data(generation)["chips"].items():
             for alias in (*row.get("aliases", ()), str(row["target"]).lower()):
-                found.setdefault(alias, name)
+                names.setdefault(alias, name)
     # The Macs' parts are what people have; a bare target means them where both share it.
-    return {**found, "h13": "m1", "h14": "m2", "h15": "m3", "h16": "m4", "h17": "m5"}
+    return {**names, "h13": "m1", "h14": "m2", "h15": "m3", "h16": "m4", "h17": "m5"}
 
 
 def _cells(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Cell]:

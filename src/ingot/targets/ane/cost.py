@@ -71,8 +71,8 @@ def rate(form: Form, decision: Decision, chip: Chip) -> Cell | None:
         inner = form.inner.kind if form.inner is not None else None
         if form.kind == SPARSE:
             keys = ["bandwidth_sparse_palette" if inner == PALETTE else "bandwidth_sparse", "bandwidth_sparse", *keys]
-    found = (chip.known(key) for key in keys)
-    return next((cell for cell in found if cell is not None), None)
+    known = (chip.known(key) for key in keys)
+    return next((cell for cell in known if cell is not None), None)
 
 
 def predict(form: Form, decision: Decision, chip: Chip, conditions: Conditions = ORDINARY) -> Time | None:

@@ -48,12 +48,12 @@ class KernelKind:
 def streams() -> Mapping[str, Stream]:
     """Return the four streams by the section of a kernel unit that they carry."""
     rows = data("descriptor")["streams"]
-    found = {}
+    by_name = {}
     for name, row in rows.items():
         enable, base, relocation = row["registers"]
         evidence, source = row["evidence"], row["source"]
-        found[row["section"]] = Stream(name, row["section"], enable, base, relocation, row["later"], evidence, source)
-    return found
+        by_name[row["section"]] = Stream(name, row["section"], enable, base, relocation, row["later"], evidence, source)
+    return by_name
 
 
 @cache
@@ -111,10 +111,10 @@ def kernel_word(kind: KernelKind, target: str, detect_zeros: bool) -> int:
 
 def generation_of(target: str) -> int:
     """Return the number of a target's generation: 13 of ``H13g``."""
-    found = re.match(r"[Hh](\d+)", target)
-    if found is None:
+    match = re.match(r"[Hh](\d+)", target)
+    if match is None:
         raise UnsupportedError(f"expected a target like H13, found {target!r}", rule="ane.chip")
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def multiplications_left(density: float, chip: Chip) -> tuple[float, Cell]:

@@ -136,10 +136,10 @@ def form_of(
     size = prod(shape)
     make = _MAKERS.get(codec)
     try:
-        found = make(shape, dtype, params, parts or {}) if make is not None else None
+        form = make(shape, dtype, params, parts or {}) if make is not None else None
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
-        found = None  # a file's own words; the codec tells what is wrong when it is asked to decode
-    return Form(FOREIGN, size, codec=codec) if found is None else found
+        form = None  # a file's own words; the codec tells what is wrong when it is asked to decode
+    return Form(FOREIGN, size, codec=codec) if form is None else form
 
 
 def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:

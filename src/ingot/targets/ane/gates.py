@@ -116,9 +116,9 @@ def _illegal(form: Form, chip: Chip, conditions: Conditions) -> Decision | None:
     inner = form.inner if form.kind == SPARSE else form
     if inner is None:
         return None
-    found = _illegal_palette(inner, chip) if inner.kind == PALETTE else None
-    if found is not None or form.kind != SPARSE:
-        return found
+    decision = _illegal_palette(inner, chip) if inner.kind == PALETTE else None
+    if decision is not None or form.kind != SPARSE:
+        return decision
     if inner.kind == PALETTE and not chip.value("sparse_binary"):
         return _decision(
             "refused",
@@ -250,8 +250,8 @@ def _sparse_integers(form: Form, inner: Form, chip: Chip) -> Decision:
     alone = _not_int8(inner, chip) or _seen(inner, chip) or _gated(inner, chip)
     cells = [Cell(None, "inferred", "as the integers alone, with the master gate")]
     keys = alone.contradictions
-    found = _decision(alone.outcome, alone.gate, f"{alone.reason}; for sparse integers inferred", cells)
-    return Decision(found.outcome, found.gate, found.reason, found.evidence, found.source, keys)
+    decision = _decision(alone.outcome, alone.gate, f"{alone.reason}; for sparse integers inferred", cells)
+    return Decision(decision.outcome, decision.gate, decision.reason, decision.evidence, decision.source, keys)
 
 
 def _rests_on(form: Form, chip: Chip) -> list[Cell]:

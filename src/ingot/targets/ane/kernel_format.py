@@ -151,10 +151,10 @@ def underlying_type(code: int) -> str:
     UnsupportedError
         ``ane.kernel-format``; ``ane.unknown-cell`` for the codes whose type is not published.
     """
-    found = kernel_format(code).underlying
-    if found is None:
+    underlying = kernel_format(code).underlying
+    if underlying is None:
         raise _unknown("underlying type", code)
-    return found
+    return underlying
 
 
 def palette_lut_bytes(code: int, count: int, vector: int = 1) -> int:

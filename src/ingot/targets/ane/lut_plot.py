@@ -22,7 +22,9 @@ def text_plot(fitted: Fitted, function: Function) -> str:
     lines = _grid(y, _HEIGHT, "*")
     low, high = fitted.lut.places[[0, -1]]
     step = (x[-1] - x[0]) / (_WIDTH - 1)
-    marks = "".join("|" if abs(place - low) <= step / 2 or abs(place - high) <= step / 2 else "-" for place in x)
+    marks = "".join(
+        "|" if abs(position - low) <= step / 2 or abs(position - high) <= step / 2 else "-" for position in x
+    )
     lines += [f"{'':>8}{marks}", f"{'':>8}{x[0]:<{_WIDTH // 2}.4g}{x[-1]:>{_WIDTH // 2}.4g}", "error"]
     return "\n".join([*lines, *_grid(error, _BELOW, "e")])
 
@@ -38,9 +40,9 @@ def svg_plot(fitted: Fitted, function: Function, name: str) -> str:
     below = _Frame((x[0], x[-1]), (-most, most), 2 * _MARGIN + _SVG_TOP, _SVG_BELOW)
     knots_x = lut.places
     dots = "".join(
-        f'<circle cx="{top.x(place):.1f}" cy="{top.y(float(value)):.1f}" r="2.5" fill="#b3261e"/>'
-        for place, value in zip(knots_x, lut.knots, strict=True)
-        if x[0] <= place <= x[-1]
+        f'<circle cx="{top.x(position):.1f}" cy="{top.y(float(value)):.1f}" r="2.5" fill="#b3261e"/>'
+        for position, value in zip(knots_x, lut.knots, strict=True)
+        if x[0] <= position <= x[-1]
     )
     title = f"{len(lut.knots)} knots from {knots_x[0]:.4g} to {knots_x[-1]:.4g}, largest error {fitted.max_error:.3g}"
     height = 3 * _MARGIN + _SVG_TOP + _SVG_BELOW

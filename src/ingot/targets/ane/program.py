@@ -68,13 +68,13 @@ class Program:
     @property
     def types(self) -> dict[int, str]:
         """Type numbers of the symbol table with the names of the types, those of tensors left out."""
-        found = {}
+        by_number = {}
         for symbol in self.symbols:
             name, colon, rest = symbol.name.partition(":t")
             number, equals, meaning = rest.partition("=")
             if symbol.debug and colon and equals and number.isdigit() and not meaning.startswith("a"):
-                found[int(number)] = name
-        return found
+                by_number[int(number)] = name
+        return by_number
 
     @property
     def kernels(self) -> tuple[Symbol, ...]:

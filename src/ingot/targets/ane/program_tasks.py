@@ -71,16 +71,18 @@ class Task:
 def register_map() -> Mapping[str, tuple[int, int, int]]:
     """Return offset of the word in a descriptor, lowest bit and bits of every field of H13's registers."""
     known = data("registers_h13")
-    found = {}
+    by_address = {}
     for block, registers in known["blocks"].items():
         for name, fields in registers.items():
             count = known["repeat"].get(name, 1)
             for index in range(count):
-                place = f"{block}.{name}[{index}]" if count > 1 else name if "[" in name else f"{block}.{name}"
+                name_of_register = (
+                    f"{block}.{name}[{index}]" if count > 1 else name if "[" in name else f"{block}.{name}"
+                )
                 for field, value in fields.items():
                     if field != "at":
-                        found[f"{place}.{field}"] = (fields["at"] + 4 * index, *value)
-    return found
+                        by_address[f"{name_of_register}.{field}"] = (fields["at"] + 4 * index, *value)
+    return by_address
 
 
 def tasks_of(program: Program, where: str) -> tuple[Task, ...]:

@@ -128,12 +128,12 @@ class _Reader:
 
     def section(self, name: str) -> Array:
         """Return the bytes of a section's first copy, after all copies and their padding were checked."""
-        found = self._header.sections[name]
+        located = self._header.sections[name]
         copies = self._header.copies if name in ("lut", "pal", "scale", "bias") else 1
-        stride, size = self._header.stride(name), found.length
-        first = self._data[found.offset : found.offset + size]
+        stride, size = self._header.stride(name), located.length
+        first = self._data[located.offset : located.offset + size]
         for copy in range(copies if size else 0):
-            at = found.offset + copy * stride
+            at = located.offset + copy * stride
             if not np.array_equal(self._data[at : at + size], first):
                 raise self._refuse("anek.copies", f"equal copies of section {name}")
             if self._data[at + size : at + aligned(size)].any():
@@ -179,8 +179,8 @@ class _Reader:
             raise self._refuse("anek.kind", f"codebooks of {wanted} bytes", pal.size)
         if not self._palette:
             return None
-        found = pal.view(_NUMPY[self._entry]).reshape(shape)
-        return found.astype(found.dtype.newbyteorder("="))
+        codebooks = pal.view(_NUMPY[self._entry]).reshape(shape)
+        return codebooks.astype(codebooks.dtype.newbyteorder("="))
 
     def _scales(self) -> tuple[Array | None, Array | None]:
         """Return scales [channels] or [channels, blocks], and the zero points behind them."""
@@ -242,12 +242,12 @@ class _Reader:
             at, count = at + raw.size, int(np.count_nonzero(kept))
         raw = self._take(stream, at, -(-count * self._bits // 8))
         if self._palette:
-            found = unpack_lsb(raw, self._bits, count)
-            if not np.array_equal(pack_lsb(found, self._bits), raw):
+            codes = unpack_lsb(raw, self._bits, count)
+            if not np.array_equal(pack_lsb(codes, self._bits), raw):
                 raise self._refuse("anek.padding", "zeros behind a group's indices")
         else:
-            found = raw.view(_PLAIN[self._header.kernel_format])
-        out.reshape(-1)[slice(None) if kept is None else kept] = found
+            codes = raw.view(_PLAIN[self._header.kernel_format])
+        out.reshape(-1)[slice(None) if kept is None else kept] = codes
         return at + raw.size
 
     def _take(self, stream: Array, at: int, size: int) -> Array:

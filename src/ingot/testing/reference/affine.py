@@ -203,8 +203,8 @@ def _choose_for_tensor(weights: Array, grid: Grid) -> tuple[Any, Any]:
         return scales[0, 0], zeros[0, 0]
     errors = np.zeros((len(scales), 1))
     for k, (scale, zero) in enumerate(zip(scales[:, 0], zeros[:, 0], strict=True)):
-        one, other = np.full(len(weights), scale, np.float32), np.full(len(weights), zero, np.float32)
-        for error in squared_errors(weights, one, other, grid):
+        row_scales, row_zeros = np.full(len(weights), scale, np.float32), np.full(len(weights), zero, np.float32)
+        for error in squared_errors(weights, row_scales, row_zeros, grid):
             errors[k, 0] += float(error)
     chosen = _pick(scales, zeros, np.where(np.isfinite(scales), errors, np.nan))
     return chosen[0][0], chosen[1][0]

@@ -47,5 +47,5 @@ def add(base: Array, difference: Array, *, less: bool = False) -> Array:
 
 def changes(old: Array, new: Array) -> tuple[Array, Array]:
     """Return gaps between the positions at which unsigned integers differ, the first from -1, and ``new - old``."""
-    found = np.flatnonzero(old != new)
-    return np.diff(found, prepend=-1), new[found] - old[found]
+    positions = np.flatnonzero(old != new)
+    return np.diff(positions, prepend=-1), new[positions] - old[positions]

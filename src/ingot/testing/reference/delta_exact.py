@@ -72,15 +72,17 @@ class Element:
         magnitude, sign = difference >> self.low, difference >> self.low - 1 & 1
         turns = difference & 1 if self.floats else 0
         below = magnitude.bit_length() - 1
-        found, count = (magnitude, 0) if magnitude < 2 else (2 * below + (magnitude >> below - 1 & 1), below - 1)
-        return turns * 2 * self.classes + 2 * found + sign, magnitude & (1 << count) - 1, count
+        exponent_class, count = (
+            (magnitude, 0) if magnitude < 2 else (2 * below + (magnitude >> below - 1 & 1), below - 1)
+        )
+        return turns * 2 * self.classes + 2 * exponent_class + sign, magnitude & (1 << count) - 1, count
 
     def open_bits(self, symbol: int) -> int:
         return max(symbol % (2 * self.classes) // 4 - 1, 0)
 
     def of_symbol(self, symbol: int, rest: int) -> int:
-        found, sign = divmod(symbol % (2 * self.classes), 2)
-        magnitude = found if found < 2 else (2 | found & 1) << self.open_bits(symbol) | rest
+        exponent_class, sign = divmod(symbol % (2 * self.classes), 2)
+        magnitude = exponent_class if exponent_class < 2 else (2 | exponent_class & 1) << self.open_bits(symbol) | rest
         return magnitude << self.low | sign << self.low - 1 | symbol // (2 * self.classes)
 
 
@@ -102,7 +104,7 @@ def encode(base: Array, tuned: Array, chunk: int, *, floats: bool, shift: int) -
         encode_chunk(element, base[start : start + chunk].tolist(), tuned[start : start + chunk].tolist())
         for start in range(0, base.size, chunk)
     ]
-    return [len(one) for one in chunks], b"".join(chunks)
+    return [len(item) for item in chunks], b"".join(chunks)
 
 
 def apply(sizes: Sequence[int], data: bytes, chunk: int, base: Array, *, floats: bool, shift: int) -> Array:
@@ -220,17 +222,17 @@ class Group:
 log2 = lru_cache(None)(log2_fixed)
 
 
-def joined(one: Group, other: Group) -> Group:
-    return Group(one.bin, [a + b for a, b in zip(one.counts, other.counts, strict=True)])
+def joined(first: Group, other: Group) -> Group:
+    return Group(first.bin, [a + b for a, b in zip(first.counts, other.counts, strict=True)])
 
 
 def grouped(bins: list[int], symbols: list[int], count: int) -> list[Group]:
     """Join neighbouring bins as long as that saves, or there are too many."""
     groups = []
-    for one in sorted(set(bins)):
-        found = [symbol for where, symbol in zip(bins, symbols, strict=True) if where == one]
-        groups.append(Group(one, [int(times) for times in np.bincount(found, minlength=count)]))
-    pairs = [joined(one, other) for one, other in pairwise(groups)]
+    for number in sorted(set(bins)):
+        members = [symbol for where, symbol in zip(bins, symbols, strict=True) if where == number]
+        groups.append(Group(number, [int(times) for times in np.bincount(members, minlength=count)]))
+    pairs = [joined(number, other) for number, other in pairwise(groups)]
     while pairs:
         saved = [groups[i].cost + groups[i + 1].cost - pair.cost for i, pair in enumerate(pairs)]
         best = saved.index(max(saved))
@@ -238,20 +240,20 @@ def grouped(bins: list[int], symbols: list[int], count: int) -> list[Group]:
             break
         groups[best : best + 2] = [pairs[best]]
         near = slice(max(best - 1, 0), best + 2)
-        pairs[near] = [joined(one, other) for one, other in pairwise(groups[near])]
+        pairs[near] = [joined(number, other) for number, other in pairwise(groups[near])]
     return groups
 
 
 def encode_dense(element: Element, bins: list[int], differences: list[int]) -> Dense:
-    found = [element.symbol(difference) for difference in differences]
-    symbols = [symbol for symbol, _, _ in found]
+    coded = [element.symbol(difference) for difference in differences]
+    symbols = [symbol for symbol, _, _ in coded]
     groups = grouped(bins, symbols, element.classes << element.low)
     rest, held = 0, 0
-    for _, value, count in found:
+    for _, value, count in coded:
         rest |= value << held
         held += count
     tables = [frequencies(group.counts, SCALE_BITS) for group in groups]
-    contexts = [sum(group.bin <= one for group in groups[1:]) for one in bins]
+    contexts = [sum(group.bin <= bin for group in groups[1:]) for bin in bins]
     head = bytes((DENSE, len(groups) - 1)) + bytes(group.bin for group in groups[1:])
     data = head + b"".join(map(frequency_table, tables)) + encode_streams(symbols, contexts, tables)
     cost = sum(group.cost for group in groups)

@@ -20,7 +20,7 @@ SCALE = 1 << SCALE_BITS
 def encode(words: Array, chunk: int, *, max: bool, joint: bool) -> tuple[list[int], bytes]:
     """Return the size of each chunk and all their bytes."""
     chunks = [encode_chunk(words[start : start + chunk], max, joint) for start in range(0, words.size, chunk)]
-    return [len(one) for one in chunks], b"".join(chunks)
+    return [len(item) for item in chunks], b"".join(chunks)
 
 
 def decode(sizes: Sequence[int], data: bytes, chunk: int, count: int, width: int) -> Array:

@@ -40,11 +40,11 @@ def _f64_to_bf16(values: Array) -> Array:
 def pair_stats(reference: Array, other: Array) -> tuple[int, float, float, float, float, float, int, int]:
     """Return what the kernel ``pair_stats`` returns: sums in double, eight partial sums, then added in halves."""
     with np.errstate(all="ignore"):
-        one, two = reference.reshape(-1).astype(np.float64), other.reshape(-1).astype(np.float64)
-    finite = np.isfinite(one) & np.isfinite(two)
-    nans = np.isnan(one) & np.isnan(two)
-    different = (one.view(np.uint64) != two.view(np.uint64)) & ~nans
-    r, x = np.where(finite, one, 0.0), np.where(finite, two, 0.0)
+        first, two = reference.reshape(-1).astype(np.float64), other.reshape(-1).astype(np.float64)
+    finite = np.isfinite(first) & np.isfinite(two)
+    nans = np.isnan(first) & np.isnan(two)
+    different = (first.view(np.uint64) != two.view(np.uint64)) & ~nans
+    r, x = np.where(finite, first, 0.0), np.where(finite, two, 0.0)
     with np.errstate(all="ignore"):
         error = r - x
         products = (_sum(error * error), _sum(r * r), _sum(x * x), _sum(r * x))

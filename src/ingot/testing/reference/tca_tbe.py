@@ -23,8 +23,8 @@ def scan_order() -> tuple[Array, Array]:
     for median in range(4):  # 16 x 64
         for group in range(4):  # 16 x 16, along the columns
             for down, right in ((0, 0), (8, 0), (0, 8), (8, 8)):  # 8 x 8, by columns of the group
-                rows.append([median * 16 + down + place // 8 for place in range(64)])
-                cols.append([group * 16 + right + place % 8 for place in range(64)])
+                rows.append([median * 16 + down + position // 8 for position in range(64)])
+                cols.append([group * 16 + right + position % 8 for position in range(64)])
     return np.array(rows), np.array(cols)
 
 
@@ -51,7 +51,10 @@ def encode(values: Array, start: int) -> dict[str, Array]:
             pieces["high"].append(high)
             pieces["fallback"].append(fallback)
     dtypes = {"high": np.uint8, "fallback": np.uint16}
-    parts = {role: np.concatenate([np.empty(0, dtypes.get(role, np.uint64)), *found]) for role, found in pieces.items()}
+    parts = {
+        role: np.concatenate([np.empty(0, dtypes.get(role, np.uint64)), *pieces_of_role])
+        for role, pieces_of_role in pieces.items()
+    }
     return {"counts": np.array(counts, np.uint16).reshape(-1, 2), **parts}
 
 
