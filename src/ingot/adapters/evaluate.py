@@ -178,7 +178,7 @@ def _require_window(model: Any, window: int) -> None:
 
 
 def _reference(path: AnyPath, protocol: Protocol, size: int, options: dict[str, Any]) -> Any:
-    model = load_model(path, dtype=protocol.dtype, **options)
+    model = load_model(path, dtype=protocol.dtype, keep_packed=False, **options)
     _require_window(model, protocol.window)
     if vocabulary(model) != size:
         raise UsageError(

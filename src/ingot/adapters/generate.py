@@ -33,7 +33,12 @@ class Generated:
 
 
 def generate(
-    path: AnyPath, prompt: str, max_tokens: int = 32, keep_packed: bool = False, dtype: Any = None, **options: Any
+    path: AnyPath,
+    prompt: str,
+    max_tokens: int = 32,
+    keep_packed: bool | None = None,
+    dtype: Any = None,
+    **options: Any,
 ) -> Generated:
     """Load a model, continue ``prompt`` by the most likely token at each step, and time it.
 
@@ -44,7 +49,7 @@ def generate(
     max_tokens : int
         At most so many new tokens, at least 1.
     **options :
-        For ``load_model``.
+        For ``load_model``; always a model of transformers, never a Core ML package.
 
     Raises
     ------
@@ -59,7 +64,8 @@ def generate(
     if max_tokens < 1:
         raise UsageError(f"expected at least 1 new token, found {max_tokens}", rule="generate.max-tokens")
     reports: list[LoadReport] = []
-    model = load_model(path, dtype=dtype, keep_packed=keep_packed, report=reports.append, **options)
+    options = {**options, "coreml": False, "report": reports.append}
+    model = load_model(path, dtype=dtype, keep_packed=keep_packed, **options)
     tokenizer = load_tokenizer(model_folder(path))
     tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
     require_room(model, tokens.shape[1], max_tokens)

@@ -1,13 +1,17 @@
-"""transformers: a running model from any checkpoint that Ingot opens (``spec/loading.md``)."""
+"""transformers: a running model from any checkpoint that Ingot opens (``spec/loading.md``).
+
+What a ``.squizd`` runs on is chosen by ``ingot.targets.dispatch``; all but Core ML packages become such models.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import fspath
 from typing import Any, TypedDict, Unpack
 
+from ingot.adapters.coreml import load_package
 from ingot.adapters.model_source import AnyPath, ModelSource, resolve
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
@@ -19,6 +23,8 @@ from ingot.core.extras import require
 from ingot.core.memory import require_ram
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.features import Flags
+from ingot.targets import dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,8 @@ class LoadReport:
     ``format`` is that of the files that were read; ``tier`` and ``why`` say which stored form was chosen and what for;
     ``dtype`` is a canonical name; ``seconds`` from the path to the complete model, without the import of
     torch and with that of the architecture's module; ``mapped``, ``decoded`` and
-    ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed.
+    ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed. ``dispatch`` is the
+    stack that was taken of those that a ``.squizd`` holds, why, and why not those before it; None for other formats.
     """
 
     path: str
@@ -42,6 +49,7 @@ class LoadReport:
     mapped: int
     decoded: int
     packed: int
+    dispatch: dispatch.Dispatch | None = None
 
 
 class LoadOptions(TypedDict, total=False):
@@ -50,13 +58,15 @@ class LoadOptions(TypedDict, total=False):
     ``cache`` (true): whether faster stored forms beside the path may be used and made. ``max_ram``: a size that
     replaces what the machine says is free; decoding more is refused. ``verify`` (true): check the digests of the parts
     that are used, which reads all of them once, at the speed of memory. ``strict`` (true): refuse tensors that the
-    architecture has no place for. ``report``: called once with a ``LoadReport``.
+    architecture has no place for. ``coreml`` (true): whether a Core ML package that the file carries may be loaded in
+    place of the weights, where the machine runs it. ``report``: called once with a ``LoadReport``.
     """
 
     cache: bool
     max_ram: str | int | None
     verify: bool
     strict: bool
+    coreml: bool
     report: Callable[[LoadReport], object] | None
 
 
@@ -64,13 +74,17 @@ def load_model(
     path: AnyPath,
     device: Any = "cpu",
     dtype: Any = None,
-    keep_packed: bool = False,
+    keep_packed: bool | None = None,
     **options: Unpack[LoadOptions],
 ) -> Any:
     """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
 
     Weights that are stored as they are wanted stay in the mapped file; the others are decoded once, into the memory
     that the model keeps. Tied weights stay tied.
+
+    Of a ``.squizd`` the first stack is taken, in the order of its document, that the file holds, this machine has and
+    Ingot can run. On a Mac this may be the Core ML package that the file carries: then the model is a
+    ``coremltools.models.MLModel``, unless ``device``, ``dtype`` or ``keep_packed`` are given or ``coreml`` is false.
 
     Parameters
     ----------
@@ -81,8 +95,9 @@ def load_model(
     dtype : optional
         Element type of the floating-point weights, in any spelling; by default, and with ``auto``, config.json's, else
         that of the first floating-point tensor.
-    keep_packed : bool
-        Leave linear layers and embeddings of codec ``quantized_group`` packed and compute from there.
+    keep_packed : bool, optional
+        Leave linear layers and embeddings of codec ``quantized_group`` packed and compute from there. By default they
+        are decoded, except where the stack of a ``.squizd`` is one that computes from codes.
     **options :
         See ``LoadOptions``.
 
@@ -105,16 +120,13 @@ def load_model(
     if unknown:
         known = ", ".join(LoadOptions.__annotations__)
         raise UsageError(f"expected the options {known}, found {unknown[0][:80]!r}", rule="model.option")
-    torch = require("torch", EXTRA)
-    require("transformers", EXTRA)
     began = time.perf_counter()
-    target = _device(torch, device)
     dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
     verify, cache = options.get("verify", True), options.get("cache", True)
-    source = resolve(path, "torch", keep_packed, cache, verify=verify, dtype=dtype)
+    source = resolve(path, "torch", bool(keep_packed), cache, verify=verify, dtype=dtype)
     with source.checkpoint as checkpoint:
         try:
-            model, done = _load(torch, source, _Wanted(target, dtype, keep_packed, options))
+            model, done = _run(source, _Wanted(device, dtype, keep_packed, options))
         except IngotError as error:
             raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
     report = options.get("report")
@@ -127,18 +139,73 @@ def load_model(
 class _Wanted:
     device: Any
     dtype: Any
-    keep_packed: bool
+    keep_packed: bool | None
     options: LoadOptions
 
+    def wishes(self) -> dispatch.Wishes:
+        """Return what of this decides on stacks."""
+        kind = str(self.device).partition(":")[0]
+        asked = [
+            text
+            for text, given in (
+                (f"device {kind}", kind != "cpu"),
+                ("a dtype", self.dtype is not None),
+                ("packed or decoded weights", self.keep_packed is not None),
+                ("a model of transformers", not self.options.get("coreml", True)),
+            )
+            if given
+        ]
+        return dispatch.Wishes(kind, self.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
 
-def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[str, Any]]:
+
+def _run(source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[str, Any]]:
+    """Return what runs the first stack that can be run, with what the report says of it."""
+    checkpoint, choice = source.checkpoint, None
+    if checkpoint.features is not None:
+        machine, wishes = dispatch.here(), wanted.wishes()
+        choice = dispatch.own_dispatch(checkpoint.features, machine, wishes)
+        if choice.stack == Flags.ANE_COREML.name:
+            try:
+                return _package(source, choice)
+            except UnsupportedError as error:
+                choice = dispatch.own_dispatch(checkpoint.features, machine, replace(wishes, refused=str(error)))
+    torch = require("torch", EXTRA)
+    require("transformers", EXTRA)
+    model, done = _load(torch, source, replace(wanted, device=_device(torch, wanted.device)), choice)
+    if choice is not None:
+        done |= {"why": f"{done['why']}; {choice.told()}", "dispatch": choice}
+    return model, done
+
+
+def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[str, Any]]:
+    part = source.checkpoint.attachments.coreml
+    if part is None:  # the reader has refused such a file
+        raise UnsupportedError("expected a Core ML package, found none", rule="model.coreml")
+    model = load_package(part)
+    return model, {
+        "format": source.checkpoint.format,
+        "tier": "Core ML package",
+        "why": choice.told(),
+        "model": type(model).__name__,
+        "dtype": "",
+        "device": "as Core ML chooses",
+        "mapped": 0,
+        "decoded": 0,
+        "packed": part.nbytes,
+        "dispatch": choice,
+    }
+
+
+def _load(
+    torch: Any, source: ModelSource, wanted: _Wanted, choice: dispatch.Dispatch | None
+) -> tuple[Any, dict[str, Any]]:
     """Build the model; return it with what the report says of it."""
     checkpoint, device, options = source.checkpoint, wanted.device, wanted.options
     config = read_config(source.folder, len(checkpoint))
     kind = model_class(config, str(source.folder))
     target = _target(torch, wanted.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
-    packed = packable(checkpoint) if wanted.keep_packed else set()
+    packed = _packed(checkpoint, wanted.keep_packed, choice)
     merged = merged_names(config, checkpoint)
     if device.type == "cpu":
         needed, max_ram = copied_bytes(checkpoint, target, packed, merged), options.get("max_ram")
@@ -170,6 +237,14 @@ def _load(torch: Any, source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[s
         "decoded": copied_bytes(checkpoint, target, kept, merged),
         "packed": sum(checkpoint[name].nbytes for name in kept),
     }
+
+
+def _packed(checkpoint: Checkpoint, asked: bool | None, choice: dispatch.Dispatch | None) -> set[str]:
+    """Return the tensors that are to stay packed: as asked, else those from whose codes the stack multiplies."""
+    if asked is not None:
+        return packable(checkpoint) if asked else set()
+    computes = choice is not None and choice.computes
+    return packable(checkpoint, direct=True) if computes else set()
 
 
 def _device(torch: Any, device: Any) -> Any:

@@ -31,9 +31,12 @@ class _Place:
         return self.module._parameters[self.attribute]
 
 
-def packable(tensors: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the tensors that a layer can compute from as they are stored."""
-    return {name for name, tensor in tensors.items() if stays_packed(tensor)}
+def packable(tensors: Mapping[str, Tensor], *, direct: bool = False) -> set[str]:
+    """Return the names of the tensors that a layer can compute from as they are stored.
+
+    Where ``direct``, only those that the kernels multiply with: the others are decoded anew for every product.
+    """
+    return {name for name, tensor in tensors.items() if stays_packed(tensor, direct=direct)}
 
 
 def put_packed(attempt: Callable[[set[str]], Any], packed: set[str], dtype: Any, device: Any) -> tuple[Any, set[str]]:

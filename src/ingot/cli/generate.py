@@ -28,7 +28,13 @@ def command(
     model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many new tokens.")] = 32,
-    keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
+    keep_packed: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-packed/--decode",
+            help="Compute from the packed weights, or decode them; a .squizd is run as its stack says, others decoded.",
+        ),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Element type of the weights; config.json's by default.")] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,
     max_ram: Annotated[

@@ -11,6 +11,7 @@ from ingot.core.names import layer_of, role_of
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
+from ingot.model.features import Flags
 from ingot.model.limits import require_room
 from ingot.model.slices import Index
 from ingot.model.tensor import Array, Tensor
@@ -52,6 +53,8 @@ class Checkpoint(Mapping[str, Tensor]):
         Compares the digest over the whole file, where there is one; see ``require_whole``.
     check_unchanged : callable, optional
         Compares the files with what they were when they were opened; see ``require_unchanged``.
+    features : Flags, optional
+        Which kernels could run the file, where its format says so.
     stamps : callable, optional
         Returns what tells the opened files from others, JSON-able.
     views : tuple of (name, argument)
@@ -81,6 +84,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.io = io
         self.attachments = attachments
         self.importance: Mapping[str, Array] = {}
+        self.features: Flags | None = None
         self._on_close = on_close
         self.check_whole: Callable[[], None] | None = None
         self.check_unchanged: Callable[[], None] | None = None

@@ -1,14 +1,15 @@
-"""Which kernel stack a SQUIZD file would run on: a pure function of its flags and of a machine (document, section 3.3).
+"""Which kernel stack a SQUIZD file runs on: a pure function of its flags and of a machine (document, section 3.3).
 
-The document's stacks belong to a runtime. What Ingot itself does with a file is to decode its blocks to dense arrays on
-the CPU; the reasons say which of the two is meant, and nothing here has been run on a GPU or a Neural Engine.
+``dispatch`` answers for a runtime that has all of the document's kernels; ``own_dispatch`` for Ingot, whose kernels are
+those of the CPU and which hands Core ML packages to coremltools: ``ingot.load_model`` takes what that one says. Nothing
+here has been run on a GPU or a Neural Engine.
 """
 
 from __future__ import annotations
 
 import platform as _machine
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from ingot.model.features import Flags
 from ingot.model.report import Column, Table
 
 FALLBACK = "NumPy"
+_NOT_SET = "flag not set"
+_COMPUTING = ("INT2", "INT4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +70,96 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The answer: the stack, why, what came before it in priority, and what SPARSE and EAGLE add to it."""
+    """The answer: the stack, why, what came before it in priority, and what SPARSE and EAGLE add to it.
+
+    ``computes`` tells of Ingot's own stacks whether products are made from the codes as they are stored.
+    """
 
     platform: str
     stack: str
     reason: str
     skipped: tuple[Skipped, ...]
     adds: tuple[str, ...]
+    computes: bool = False
+
+    @property
+    def passed_over(self) -> tuple[Skipped, ...]:
+        """The stacks that the file holds and that are not taken."""
+        return tuple(skipped for skipped in self.skipped if skipped.reason != _NOT_SET)
+
+    def told(self) -> str:
+        """Return the choice in words: the stack and why, and why not those before it that the file holds."""
+        return "; ".join(
+            [f"stack {self.stack}: {self.reason}", *(f"not {each.stack}: {each.reason}" for each in self.passed_over)]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a caller of ``load_model`` asks for that decides on stacks.
+
+    Parameters
+    ----------
+    device : str
+        The kind of device that the model is to be on, as torch calls it.
+    packed : bool or None
+        Whether weights are to stay packed; None leaves it to the stack.
+    weights : str
+        Why a model made of the weights is wanted and no Core ML package; empty where either will do.
+    refused : str
+        Why coremltools did not take the package; empty where it did, or was not asked.
+    """
+
+    device: str = "cpu"
+    packed: bool | None = None
+    weights: str = ""
+    refused: str = ""
+
+    @property
+    def from_codes(self) -> bool:
+        """Whether products are to be made from packed codes where there are kernels for it, which run on the CPU."""
+        return self.device == "cpu" if self.packed is None else self.packed
+
+
+_Verdict = tuple[bool, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """One row of the document's priority list. ``judge`` says whether a machine can run it, and why (not)."""
+    """One row of the document's priority list. ``judge`` says whether a runtime on a machine can run it, and why (not);
+    ``own`` whether Ingot can."""
 
     flag: Flags
-    judge: Callable[[Platform], tuple[bool, str]]
+    judge: Callable[[Platform], _Verdict]
+    own: Callable[[Platform, Wishes], _Verdict]
 
 
 def dispatch(flags: int, platform: Platform) -> Dispatch:
-    """Choose the first stack, in the document's order, that the file holds and the machine can run.
+    """Choose the first stack, in the document's order, that the file holds and a runtime on the machine can run.
 
     The NumPy fallback is always there, so there is always an answer. Reserved bits are no features and are passed over.
     """
+    return _first(flags, platform, lambda stack: stack.judge(platform))
+
+
+def own_dispatch(flags: int, platform: Platform, wishes: Wishes | None = None) -> Dispatch:
+    """Choose the first stack, in the document's order, that the file holds, the machine has and Ingot can run.
+
+    As ``dispatch``, but nothing that Ingot has no kernels for is ever chosen.
+    """
+    asked = wishes or Wishes()
+    choice = _first(flags, platform, lambda stack: stack.own(platform, asked))
+    return replace(choice, computes=choice.stack in _COMPUTING and asked.from_codes)
+
+
+def _first(flags: int, platform: Platform, judge: Callable[[_Stack], _Verdict]) -> Dispatch:
     skipped: list[Skipped] = []
     for stack in PRIORITY:
         name = str(stack.flag.name)
         if not flags & stack.flag:
-            skipped.append(Skipped(name, "flag not set"))
+            skipped.append(Skipped(name, _NOT_SET))
             continue
-        able, reason = stack.judge(platform)
+        able, reason = judge(stack)
         if able:
             return Dispatch(platform.name, name, reason, tuple(skipped), _adds(flags))
         skipped.append(Skipped(name, reason))
@@ -123,8 +187,13 @@ _DISPATCH = tuple(Column("", head=head) for head in ("platform", "stack", "why",
 
 
 def details(flags: int) -> list[Table]:
-    """Return the tables for ``ingot inspect``: what a runtime would choose here and on the named platforms."""
-    choices = [dispatch(flags, platform) for platform in (here(), *PLATFORMS)]
+    """Return the tables for ``ingot inspect``: what ``ingot.load_model`` takes here, and what a runtime would choose
+    here and on the named platforms."""
+    machine = here()
+    choices = [
+        own_dispatch(flags, replace(machine, name="Ingot on this machine")),
+        *(dispatch(flags, platform) for platform in (machine, *PLATFORMS)),
+    ]
     tables = [Table("", _DISPATCH, [_row(choice) for choice in choices], "dispatch")]
     if choices[0].adds:
         tables.append(
@@ -134,13 +203,8 @@ def details(flags: int) -> list[Table]:
 
 
 def _row(choice: Dispatch) -> tuple[str, ...]:
-    told = [skipped for skipped in choice.skipped if skipped.reason != "flag not set"]
-    return (
-        choice.platform,
-        choice.stack,
-        choice.reason,
-        "; ".join(f"{each.stack}: {each.reason}" for each in told) or "-",
-    )
+    passed_over = "; ".join(f"{each.stack}: {each.reason}" for each in choice.passed_over)
+    return choice.platform, choice.stack, choice.reason, passed_over or "-"
 
 
 def _adds(flags: int) -> tuple[str, ...]:
@@ -154,33 +218,66 @@ def _adds(flags: int) -> tuple[str, ...]:
     return tuple(adds)
 
 
-def _judge_ane(platform: Platform) -> tuple[bool, str]:
+def _judge_ane(platform: Platform) -> _Verdict:
     if not platform.ane:
         return False, "needs a Neural Engine"
     if not platform.coremltools:
         return False, "needs coremltools to load the package"
-    return True, "a runtime hands inference to the Core ML package that Ingot extracts; not run by Ingot"
+    return True, "inference is handed to the Core ML package that Ingot extracts; not run by Ingot but by coremltools"
 
 
-def _judge_astc(platform: Platform) -> tuple[bool, str]:
+def _own_ane(platform: Platform, wishes: Wishes) -> _Verdict:
+    able, reason = _judge_ane(platform)
+    if not able:
+        return False, f"{reason}; the package can be extracted"
+    obstacle = wishes.weights or wishes.refused
+    return (False, obstacle) if obstacle else (True, "the Core ML package is handed to coremltools")
+
+
+def _judge_astc(platform: Platform) -> _Verdict:
     if not platform.apple_gpu:
         return False, "needs the texture units of an Apple GPU"
     return True, "a runtime's textures decode in hardware; not run by Ingot, which decodes on the CPU (extra astc)"
 
 
-def _judge_tca(platform: Platform) -> tuple[bool, str]:
+def _own_astc(platform: Platform, wishes: Wishes) -> _Verdict:
+    return False, "Ingot has no kernels for texture units"
+
+
+def _judge_tca(platform: Platform) -> _Verdict:
     if platform.cuda:
         return True, "a runtime's CUDA kernels decode while multiplying; not run by Ingot, which decodes on the CPU"
     return _on_cpu(platform, "bitmaps")
 
 
-def _judge_int(platform: Platform) -> tuple[bool, str]:
+def _judge_int(platform: Platform) -> _Verdict:
     if platform.apple_gpu:
         return True, "a runtime's Metal kernels multiply packed codes; not run by Ingot, which decodes on the CPU"
     return _on_cpu(platform, "packed codes")
 
 
-def _on_cpu(platform: Platform, what: str) -> tuple[bool, str]:
+def _own_tca(platform: Platform, wishes: Wishes) -> _Verdict:
+    return _on_cpu(platform, "bitmaps")
+
+
+def _own_int2(platform: Platform, wishes: Wishes) -> _Verdict:
+    able, reason = _on_cpu(platform, "some rows of packed codes at a time" if wishes.packed else "packed codes")
+    if able and wishes.packed is None and wishes.from_codes:
+        reason += "; those of 4 bits are multiplied packed"
+    return able, reason
+
+
+def _own_int4(platform: Platform, wishes: Wishes) -> _Verdict:
+    if not platform.native:
+        return _on_cpu(platform, "")
+    if wishes.packed is False:
+        return False, "decoded weights are asked for"
+    if not wishes.from_codes:
+        return False, f"Ingot multiplies packed codes on the CPU, and the model is to be on {wishes.device}"
+    return True, f"Ingot's CPU kernels ({platform.native}) multiply packed codes"
+
+
+def _on_cpu(platform: Platform, what: str) -> _Verdict:
     if not platform.native:
         return False, "Ingot's kernels are not built for this platform"
     return True, f"Ingot's CPU kernels ({platform.native}) decode {what} to dense arrays"
@@ -190,15 +287,15 @@ def _fallback(flags: int) -> str:
     if flags & Flags.ASTC:
         return "ASTC blocks are decoded to dense arrays on the CPU (extra astc)"
     if flags & (Flags.TCA_TBE | Flags.INT2 | Flags.INT4):
-        return "a reader of the document's tables decodes to dense arrays in plain NumPy"
+        return "the codes are decoded to dense arrays"
     return "the weight blocks are dense arrays already"
 
 
 PRIORITY: tuple[_Stack, ...] = (
-    _Stack(Flags.ANE_COREML, _judge_ane),
-    _Stack(Flags.ASTC, _judge_astc),
-    _Stack(Flags.TCA_TBE, _judge_tca),
-    _Stack(Flags.INT2, _judge_int),
-    _Stack(Flags.INT4, _judge_int),
+    _Stack(Flags.ANE_COREML, _judge_ane, _own_ane),
+    _Stack(Flags.ASTC, _judge_astc, _own_astc),
+    _Stack(Flags.TCA_TBE, _judge_tca, _own_tca),
+    _Stack(Flags.INT2, _judge_int, _own_int2),
+    _Stack(Flags.INT4, _judge_int, _own_int4),
 )
 """The document's order, highest first; the NumPy fallback comes after all of them."""

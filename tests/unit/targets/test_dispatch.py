@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from ingot.model.features import Flags
-from ingot.targets.dispatch import FALLBACK, PLATFORMS, Platform, details, dispatch, here
+from ingot.targets.dispatch import FALLBACK, PLATFORMS, Platform, Wishes, details, dispatch, here, own_dispatch
 
 # Highest first, as the document lists them.
 ORDER = ("ANE_COREML", "ASTC", "TCA_TBE", "INT2", "INT4", FALLBACK)
@@ -111,6 +111,43 @@ def test_what_ingot_does_not_run_is_said() -> None:
             assert cpu != ("not run by Ingot" in found.reason)
 
 
+def test_ingot_takes_what_it_has_kernels_for() -> None:
+    """The same order, and of what the machine has only what Ingot runs: its own kernels and coremltools."""
+    for platform in MACHINES:
+        can = {
+            "ANE_COREML": platform.ane and platform.coremltools,
+            **dict.fromkeys(("TCA_TBE", "INT2", "INT4"), bool(platform.native)),
+        }
+        for flags in EVERY:
+            choice = own_dispatch(flags, platform)
+            wanted = next((name for name in ORDER[:-1] if flags & Flags[name] and can.get(name)), FALLBACK)
+            assert choice.stack == wanted
+            assert choice.computes == (wanted in ("INT2", "INT4"))
+            assert ORDER.index(wanted) >= ORDER.index(dispatch(flags, platform).stack)
+            assert [each.stack for each in choice.passed_over] == [
+                name for name in ORDER[: ORDER.index(wanted)] if flags & Flags[name]
+            ]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "stack", "computes"),
+    [
+        (Wishes(packed=False), FALLBACK, False),
+        (Wishes(packed=True), "ANE_COREML", True),
+        (Wishes(device="cuda"), "ANE_COREML", False),
+        (Wishes(weights="a dtype is asked for"), "INT4", True),
+        (Wishes(device="cuda", weights="a device is asked for"), FALLBACK, False),
+        (Wishes("cuda", packed=True, weights="packed weights are asked for"), "INT4", True),
+        (Wishes(refused="no such operator"), "INT4", True),
+    ],
+)
+def test_what_is_asked_for_decides_too(wishes: Wishes, stack: str, computes: bool) -> None:
+    machine = replace(PLATFORMS[0], ane=stack == "ANE_COREML" or bool(wishes.weights or wishes.refused))
+    choice = own_dispatch(Flags.INT4 | Flags.ANE_COREML, machine, wishes)
+    assert choice.stack == stack
+    assert choice.computes == (computes and stack == "INT4")
+
+
 def test_this_machine_is_described_without_frameworks() -> None:
     code = (
         "import sys; from ingot.targets.dispatch import here; here(); "
@@ -122,7 +159,11 @@ def test_this_machine_is_described_without_frameworks() -> None:
 
 def test_tables_for_inspect() -> None:
     tables = details(Flags.INT4 | Flags.ANE_COREML | Flags.SPARSE | Flags.EAGLE)
-    assert [row[0] for row in tables[0].rows] == ["this machine", *(platform.name for platform in PLATFORMS)]
+    assert [row[0] for row in tables[0].rows] == [
+        "Ingot on this machine",
+        "this machine",
+        *(platform.name for platform in PLATFORMS),
+    ]
     assert all(len(row) == len(table.columns) for table in tables for row in table.rows)
     assert len(tables[1].rows) == 2
     assert len(details(0)) == 1

@@ -144,13 +144,14 @@ class PackedMatrix:
         )
 
 
-def stays_packed(tensor: Tensor) -> bool:
-    """Whether ``PackedMatrix.of`` takes a tensor, as far as its attributes tell; raises nothing, reads no weights."""
+def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
+    """Whether ``PackedMatrix.of`` takes a tensor, as far as its attributes tell, and where ``direct`` the kernels too;
+    raises nothing, reads no weights."""
     try:
-        packed_params(tensor)
+        params = packed_params(tensor)
     except IngotError:
         return False
-    return True
+    return not direct or multiplies(params, tensor.shape[1])
 
 
 def packed_params(tensor: Tensor) -> AffineLayout:
