@@ -150,7 +150,7 @@ def fused(arguments: argparse.Namespace) -> Iterator[Row]:
     source, out = Source(f"fused into bf16, {base.nbytes >> 20} MiB", [(base, base)]), base.copy()
     copy = base.nbytes / seconds(arguments.repeat, lambda: np.copyto(out, base)) / 1e9
     yield entry(source, "memcpy", base.nbytes, (copy, copy), None) | {"section": "fused"}
-    ways = [(name, "quantized_group", STRATEGIES[name].options) for name in ("int8", "int4", "int3", "int2", "int1")]
+    ways = [(name, "affine", STRATEGIES[name].options) for name in ("int8", "int4", "int3", "int2", "int1")]
     ways += [(name, name, {}) for name in ("delta_int4", "delta_sign", "delta_sparse")]
     for name, codec_id, options in ways:
         codec = CODECS[codec_id]

@@ -38,13 +38,13 @@ description = "4-bit layers, 8-bit embedding"
 [[rules]]
 label = "embedding"
 match = ["*embed_tokens*"]
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 8 }
 [[rules]]
 label = "layers"
 match = ["*.weight"]
 min_ndim = 2
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 4, group = 64, scales = "f16" }
 """
 WAYS = {

@@ -130,7 +130,7 @@ def masks(weights: np.ndarray, repeat: int) -> list[Row]:
     for name, options in (
         ("f16", {}),
         ("palette 4 bits", {"inner": "palette"}),
-        ("int8", {"inner": "quantized_group", "options": {"bits": 8}}),
+        ("int8", {"inner": "affine", "options": {"bits": 8}}),
     ):
         tensor = encode_tensor(MASK, weights, {**options, "sparsity": 0.63}, dtype="f16")
         seconds = processor(lambda: read(tensor), repeat)[0]  # noqa: B023

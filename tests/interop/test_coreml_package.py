@@ -269,17 +269,17 @@ def affine(bits: int, group: int | str, **options: Any) -> dict[str, Any]:
 
 UNSIGNED = {"symmetric": False, "signed": False}
 IOS16 = {
-    "int8-row": by("quantized_group", **affine(8, "row")),
-    "int8-tensor": by("quantized_group", **affine(8, "tensor")),
-    "uint8-row": by("quantized_group", **affine(8, "row", **UNSIGNED)),
+    "int8-row": by("affine", **affine(8, "row")),
+    "int8-tensor": by("affine", **affine(8, "tensor")),
+    "uint8-row": by("affine", **affine(8, "row", **UNSIGNED)),
     **{f"lut{bits}": by("palette", bits=bits) for bits in (1, 2, 4, 6, 8)},
     "sparse": by("sparse_mask", sparsity=0.63),
 }
 IOS18 = {
     **IOS16,
-    "int4-group": by("quantized_group", **affine(4, 32)),
-    "uint4-group": by("quantized_group", **affine(4, 16, **UNSIGNED)),
-    "int8-group": by("quantized_group", **affine(8, 16, symmetric=False)),
+    "int4-group": by("affine", **affine(4, 32)),
+    "uint4-group": by("affine", **affine(4, 16, **UNSIGNED)),
+    "int8-group": by("affine", **affine(8, 16, symmetric=False)),
     "lut3": by("palette", bits=3),
     "lut4-groups": by("palette", bits=4, group=16),
     "lut4-columns": by("palette", bits=4, group=16, axis=1),
@@ -287,8 +287,8 @@ IOS18 = {
     "lut4-int8": by("palette", bits=4, group=16, entries="i8"),
     "sparse-lut4": by("sparse_mask", sparsity=0.5, inner="palette", options={"bits": 4, "group": 16}),
     "sparse-int8-lut": by("sparse_mask", sparsity=0.5, inner="palette", options={"bits": 4, "entries": "i8"}),
-    "sparse-int8": by("sparse_mask", sparsity=0.5, inner="quantized_group", options=affine(8, "row")),
-    "sparse-int4": by("sparse_mask", sparsity=0.5, inner="quantized_group", options=affine(4, 32)),
+    "sparse-int8": by("sparse_mask", sparsity=0.5, inner="affine", options=affine(8, "row")),
+    "sparse-int4": by("sparse_mask", sparsity=0.5, inner="affine", options=affine(4, 32)),
 }
 
 

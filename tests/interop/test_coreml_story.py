@@ -22,7 +22,7 @@ RECIPES = ("ane-m1", "ane-m4", "ane-m5", "ane-int8", "palette4", "sparse50", "ma
 STREAMS = {"ane-m1": CHIPS, "ane-m4": ("m4", "m5"), "ane-m5": ("m4", "m5"), "ane-int8": ("m4",), "palette4": CHIPS}
 OWN = {
     "masked-palette": '{ sparsity = 0.5, inner = "palette", options = { bits = 4 } }',
-    "masked-int8": '{ sparsity = 0.5, inner = "quantized_group", '
+    "masked-int8": '{ sparsity = 0.5, inner = "affine", '
     'options = { bits = 8, group = "row", cut = "axis0", scales = "source" } }',
 }
 

@@ -105,7 +105,7 @@ def test_a_folder_of_several_ways_loads(tmp_path: Path) -> None:
     path = tmp_path / "mixed"
     mlx_lm.convert(str(BASE), str(path), quantize=True, q_group_size=32, quant_predicate="mixed_3_6")
     with ingot.open(path) as checkpoint:
-        widths = {tensor.params["bits"] for tensor in checkpoint.values() if tensor.codec == "quantized_group"}
+        widths = {tensor.params["bits"] for tensor in checkpoint.values() if tensor.codec == "affine"}
     assert widths == {3, 6}
     shutil.rmtree(path)
 

@@ -292,7 +292,7 @@ def convert(tmp_path: Path) -> Callable[..., Path]:
         recipe = None
         if options is not None:
             recipe = tmp_path / "recipe.toml"
-            rule = f'[[rules]]\nmatch = ["*proj*", "*experts*"]\ncodec = "quantized_group"\noptions = {{ {options} }}\n'
+            rule = f'[[rules]]\nmatch = ["*proj*", "*experts*"]\ncodec = "affine"\noptions = {{ {options} }}\n'
             recipe.write_text(rule)
         ingot.convert(tmp_path / "model.safetensors", tmp_path / "out.squizd", recipe, **more)
         return tmp_path / "out.squizd"

@@ -40,12 +40,12 @@ def options_of(codec: str, rng: np.random.Generator) -> Options:
         "scales": one("f32", "f16", "bf16"),
     }
     chosen: dict[str, Options] = {
-        "quantized_group": {key: value for key, value in affine.items() if value is not None and rng.random() < 0.7},
+        "affine": {key: value for key, value in affine.items() if value is not None and rng.random() < 0.7},
         "palette": {"bits": int(rng.integers(1, 9))},
         "float_entropy": {"level": one("fast", "max"), "chunk": one(1 << 10, 1 << 17)},
         "low_rank": {"rank": int(rng.integers(0, 9)), "factors": one("f32", "f16", "bf16")},
         "with_outliers": {"count": int(rng.integers(1, 4)), "options": {"bits": one(3, 4, 8)}},
-        "sparse_mask": {"inner": one("dense", "palette", "quantized_group"), "sparsity": one(0.0, 0.5, 0.9)},
+        "sparse_mask": {"inner": one("dense", "palette", "affine"), "sparsity": one(0.0, 0.5, 0.9)},
         "delta_int4": {"layout": one(1, 2), "outlier_fraction": one(0.0, 0.01, 0.3)},
         "dense": {"dtype": one("f32", "f16", "bf16")},
     }

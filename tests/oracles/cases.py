@@ -98,7 +98,7 @@ def affine_options(rng: Random) -> dict[str, Any]:
 
 
 def affine_encoded(rng: Random) -> Made | None:
-    return encoded(rng, "quantized_group", affine_options(rng))
+    return encoded(rng, "affine", affine_options(rng))
 
 
 def affine_parts(rng: Random) -> Made | None:
@@ -137,7 +137,7 @@ def affine_parts(rng: Random) -> Made | None:
         last = parts["packed_weight"].array().copy()
         last[-1] &= (1 << rows * cols * bits % 8) - 1
         parts["packed_weight"] = memory_part(last, "u8")
-    return Made(Tensor("t", shape, params["dtype"], "quantized_group", parts, params, CODECS["quantized_group"]))
+    return Made(Tensor("t", shape, params["dtype"], "affine", parts, params, CODECS["affine"]))
 
 
 def affine_plain(rng: Random) -> Made | None:
@@ -153,7 +153,7 @@ def affine_plain(rng: Random) -> Made | None:
     parts = {"packed_weight": memory_part(packed, word), "scales": memory_part(scales, "f16")}
     if rng.random() < 0.5:
         parts["zeros"] = memory_part(rng.integers(0, 1 << bits, scales.size).astype(np.float16), "f16")
-    return Made(Tensor("t", (rows, cols), "f16", "quantized_group", parts, params, CODECS["quantized_group"]))
+    return Made(Tensor("t", (rows, cols), "f16", "affine", parts, params, CODECS["affine"]))
 
 
 def palette_options(rng: Random, *, vectors: bool = True) -> dict[str, Any]:
@@ -170,18 +170,18 @@ def palette(rng: Random) -> Made | None:
 
 def sparse_mask(rng: Random) -> Made | None:
     options: dict[str, Any] = pick(rng, {}, {"sparsity": 0.5}, {"threshold": 0.01})
-    inner = pick(rng, "dense", "palette", "quantized_group")
+    inner = pick(rng, "dense", "palette", "affine")
     if inner == "palette":
         return encoded(rng, "sparse_mask", {**options, "inner": inner, "options": palette_options(rng, vectors=False)})
-    if inner == "quantized_group":
+    if inner == "affine":
         within = {"bits": int(rng.integers(2, 9)), "group": pick(rng, "row", 3, 8), "cut": pick(rng, "rows", "axis0")}
         return encoded(rng, "sparse_mask", {**options, "inner": inner, "options": within})
     return encoded(rng, "sparse_mask", options)
 
 
 def inner_of(rng: Random) -> dict[str, Any]:
-    inner = pick(rng, "dense", "palette", "quantized_group", "low_rank", "sparse_csr")
-    within = {"palette": palette_options(rng), "quantized_group": affine_options(rng), "low_rank": {"rank": 3}}
+    inner = pick(rng, "dense", "palette", "affine", "low_rank", "sparse_csr")
+    within = {"palette": palette_options(rng), "affine": affine_options(rng), "low_rank": {"rank": 3}}
     return {"inner": inner, "options": within.get(inner, {})}
 
 
@@ -285,9 +285,9 @@ def exact_delta(codec: str) -> Callable[[Random], Made | None]:
 
 
 CASES: dict[str, Callable[[Random], Made | None]] = {
-    "quantized_group": affine_encoded,
-    "quantized_group, random parts": affine_parts,
-    "quantized_group, zTensor's attributes": affine_plain,
+    "affine": affine_encoded,
+    "affine, random parts": affine_parts,
+    "affine, zTensor's attributes": affine_plain,
     "palette": palette,
     "sparse_mask": sparse_mask,
     "sparse_blocks": sparse_blocks,

@@ -184,7 +184,8 @@ def low_rank(tensor: Stored, target: str) -> Array:
 
 DECODERS: dict[str, Decoder] = {
     "dense": dense,
-    "quantized_group": affine,
+    "affine": affine,
+    "quantized_group": affine,  # as attributes name it
     "palette": palette,
     "sparse_csr": sparse_csr,
     "sparse_coo": sparse_coo,

@@ -51,14 +51,14 @@ def tensors(draw: st.DrawFn) -> Tensor:
         params = {"codec_version": 1, **plain, **granularity, "axis": -1, "signed": signed, "zeros": kind != "none"}
         params["dtype"] = "f32"
     parts = {"zeros": memory_part(np.empty(0, np.uint8), scale_dtype)} if kind != "none" else {}
-    known = AffineLayout.of(Tensor("tensor", shape, "f32", "quantized_group", parts, params))
+    known = AffineLayout.of(Tensor("tensor", shape, "f32", "affine", parts, params))
     packed = rng.integers(0, 256, known.packed_bytes(*shape), np.uint8)
     count = known.scale_shape(*shape)
     found = {"packed_weight": memory_part(packed, known.packed_dtype)}
     found["scales"] = memory_part(random_bits(rng, count, scale_dtype), scale_dtype)
     if kind != "none":
         found["zeros"] = memory_part(zeros(rng, kind, count, scale_dtype), scale_dtype)
-    return Tensor("tensor", shape, "f32", "quantized_group", found, params, CODEC)
+    return Tensor("tensor", shape, "f32", "affine", found, params, CODEC)
 
 
 def zeros(rng: np.random.Generator, kind: str, shape: tuple[int, ...], dtype: str) -> Array:

@@ -77,7 +77,7 @@ def test_what_is_written_is_read(found: list[Item], digest: str | None, step: in
         tensor = catalog.tensors[item.spec.name]
         assert (tensor.shape, tensor.dtype, tensor.codec) == (item.spec.shape, item.spec.dtype, item.spec.codec)
         assert {role: bytes(part.stored()) for role, part in tensor.parts.items()} == item.parts
-        if tensor.codec == "quantized_group":
+        if tensor.codec == "affine":
             AffineCodec().check(tensor)
             stated = item.spec
             again = type(tensor)(stated.name, stated.shape, stated.dtype, stated.codec, tensor.parts, stated.params)

@@ -96,8 +96,8 @@ def test_strange_attributes_decode_or_are_refused(tensor: Tensor, key: str, valu
             {"sparsity": 0.6},
             {"threshold": 0.5},
             {"inner": "palette", "options": {"bits": 3, "group": 2}},
-            {"inner": "quantized_group", "options": {"bits": 8}, "sparsity": 0.3},
-            {"inner": "quantized_group", "options": {"bits": 4, "group": 3}},
+            {"inner": "affine", "options": {"bits": 8}, "sparsity": 0.3},
+            {"inner": "affine", "options": {"bits": 4, "group": 3}},
         ]
     ),
     seed=st.integers(0, 2**32),
@@ -117,7 +117,7 @@ def test_masks_read_and_decode_alike(
 
 
 @settings(deadline=None, max_examples=60)
-@given(data=st.data(), codec=st.sampled_from(["dense", "palette", "quantized_group"]))
+@given(data=st.data(), codec=st.sampled_from(["dense", "palette", "affine"]))
 def test_damaged_masks_are_refused_or_decode(data: st.DataObject, codec: str) -> None:
     source = np.random.default_rng(1).normal(0, 1, (7, 9)).astype(np.float16)
     tensor = encode_tensor(MASK, source, {"inner": codec, "sparsity": 0.5}, dtype="f16")

@@ -19,6 +19,7 @@ from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.reader import read_catalog
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
+from ingot.model.layouts.ids import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import Item, dense, feed
@@ -61,7 +62,7 @@ def integers(draw: st.DrawFn, name: str, rows: int, cols: int, width: int) -> It
     parts = {"packed_weight": bits(draw, -(-rows * cols * width // 8)), "scales": scales_of(draw, count, dtype)}
     parts |= {"zeros": scales_of(draw, count, dtype)} if zeros else {}
     specs = tuple(PartSpec(role, "u8" if role == "packed_weight" else dtype, len(data)) for role, data in parts.items())
-    return Item(TensorSpec(name, (rows, cols), "f32", "quantized_group", specs, params), parts)
+    return Item(TensorSpec(name, (rows, cols), "f32", "affine", specs, params), parts)
 
 
 @st.composite
@@ -122,7 +123,7 @@ def prune(draw: st.DrawFn, item: Item, block: int) -> Item:
     channels = len(whole) * block
     assert Blocks(channels, block, mask).kept == size
     params = {"codec_version": 1, "axis": axis, "block": block, "channels": channels, "kept": size}
-    params |= {"inner": spec.codec, "inner_params": dict(spec.params), "dtype": spec.dtype}
+    params |= {"inner": file_id(spec.codec), "inner_params": dict(spec.params), "dtype": spec.dtype}
     shape = (channels, spec.shape[1]) if axis == 0 else (spec.shape[0], channels)
     parts = (PartSpec("mask", "u8", len(mask)), *spec.parts)
     return Item(TensorSpec(spec.name, shape, spec.dtype, "sparse_blocks", parts, params), {"mask": mask, **item.parts})

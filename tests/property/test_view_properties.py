@@ -29,11 +29,11 @@ STORED: tuple[tuple[str, tuple[int, ...], str, Mapping[str, Any]], ...] = (
     ("dense", (7,), "f16", {}),
     ("dense", (), "f32", {}),
     ("dense", (0, 8), "f32", {}),
-    ("quantized_group", (6, 8), "f32", {"bits": 4, "group": 4}),
-    ("quantized_group", (5, 8), "f32", {"bits": 4, "group": 4}),
-    ("quantized_group", (6, 5), "bf16", {"bits": 3, "group": "row", "symmetric": False}),
-    ("quantized_group", (6, 8), "f32", {"bits": 8, "group": "tensor"}),
-    ("quantized_group", (2, 3, 8), "f32", {"bits": 2, "group": 8, "zero_kind": "offset", "symmetric": False}),
+    ("affine", (6, 8), "f32", {"bits": 4, "group": 4}),
+    ("affine", (5, 8), "f32", {"bits": 4, "group": 4}),
+    ("affine", (6, 5), "bf16", {"bits": 3, "group": "row", "symmetric": False}),
+    ("affine", (6, 8), "f32", {"bits": 8, "group": "tensor"}),
+    ("affine", (2, 3, 8), "f32", {"bits": 2, "group": 8, "zero_kind": "offset", "symmetric": False}),
     ("palette", (6, 8), "f32", {"bits": 4}),
     ("palette", (6, 8), "f32", {"bits": 2, "group": 2}),
     ("palette", (6, 8), "f16", {"bits": 3, "vector": 2, "vector_axis": 1}),
@@ -41,7 +41,7 @@ STORED: tuple[tuple[str, tuple[int, ...], str, Mapping[str, Any]], ...] = (
     ("sparse_csr", (6, 8), "f32", {}),
     ("sparse_mask", (6, 8), "f32", {}),
     ("tca_tbe", (16, 64), "bf16", {}),
-    ("with_outliers", (6, 64), "f32", {"count": 1, "inner": "quantized_group", "options": {"bits": 4, "group": 32}}),
+    ("with_outliers", (6, 64), "f32", {"count": 1, "inner": "affine", "options": {"bits": 4, "group": 32}}),
     ("sparse_blocks", (6, 8), "f32", {"axis": 1, "block": 2, "mask": b"\x0b"}),
 )
 
@@ -53,7 +53,7 @@ def stored() -> bytes:
     for index, (codec, shape, dtype, options) in enumerate(STORED):
         values = (rng.standard_normal(shape) * (rng.random(shape) < 0.8)).astype(numpy_dtype(dtype))
         tensor = encode_tensor(CODECS[codec], values, options, dtype=dtype)
-        if index % 3 == 1 and codec in ("dense", "quantized_group"):
+        if index % 3 == 1 and codec in ("dense", "affine"):
             tensor = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
         tensors[f"t{index}"] = tensor
     return save_bytes(tensors, {"made": "for views"}, format="zt")

@@ -96,7 +96,7 @@ def load_model(
         Element type of the floating-point weights, in any spelling; by default, and with ``auto``, config.json's, else
         that of the first floating-point tensor.
     keep_packed : bool, optional
-        Leave linear layers and embeddings of codec ``quantized_group`` packed and compute from there. By default they
+        Leave linear layers and embeddings of codec ``affine`` packed and compute from there. By default they
         are decoded, except where the stack of a ``.squizd`` is one that computes from codes.
     **options :
         See ``LoadOptions``.

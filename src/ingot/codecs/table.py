@@ -12,7 +12,7 @@ CODECS: Instances[Codec] = Instances(
     "codec",
     (
         ("dense", "ingot.codecs.dense.codec:DenseCodec"),
-        ("quantized_group", "ingot.codecs.affine.codec:AffineCodec"),
+        ("affine", "ingot.codecs.affine.codec:AffineCodec"),
         ("palette", "ingot.codecs.palette.codec:PaletteCodec"),
         (FLOAT_ENTROPY, "ingot.codecs.lossless.float_entropy:EntropyCodec"),
         ("tca_tbe", "ingot.codecs.lossless.tca_tbe:TcaCodec"),

@@ -217,7 +217,7 @@ name = "small"
 [[rules]]
 label = "matrices, 4 bits"
 min_ndim = 2
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 4, group = 32, symmetric = true, scales = "f16" }
 """
 

@@ -23,8 +23,8 @@ from ingot.testing.models import make, make_tokenizer, output_of
 
 RULE = '[[rules]]\nlabel = "{label}"\nmatch = ["{match}"]\nmin_ndim = 2\ncodec = "{codec}"\noptions = {{ {options} }}\n'
 CODECS = {
-    Flags.INT4: ("quantized_group", "bits = 4, group = 16"),
-    Flags.INT2: ("quantized_group", "bits = 2, group = 16"),
+    Flags.INT4: ("affine", "bits = 4, group = 16"),
+    Flags.INT2: ("affine", "bits = 2, group = 16"),
     Flags.TCA_TBE: ("tca_tbe", ""),
     Flags.ASTC: ("astc", ""),
 }
@@ -47,9 +47,7 @@ def squizd(source: Path, tmp_path: Path) -> Callable[..., Path]:
             for flag in flags
         ]
         if Flags.INT2 in flags:  # a hybrid: heads in 4 bits
-            rules.insert(
-                0, RULE.format(label="head", match="lm_head*", codec="quantized_group", options="bits = 4, group = 16")
-            )
+            rules.insert(0, RULE.format(label="head", match="lm_head*", codec="affine", options="bits = 4, group = 16"))
         (tmp_path / "r.toml").write_text('name = "r"\ndescription = "r"\n' + "".join(rules))
         options = {"coreml": make_package(tmp_path)} if package else {}
         ingot.convert(source, tmp_path / "made", str(tmp_path / "r.toml"), format="squizd", **options)

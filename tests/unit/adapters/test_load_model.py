@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """INT4 for every matrix of every size, embeddings included."""
     path = tmp_path_factory.mktemp("recipes") / "all.toml"
-    rule = 'match = ["*"]\nmin_ndim = 2\ncodec = "quantized_group"\noptions = { bits = 4, group = 16 }'
+    rule = 'match = ["*"]\nmin_ndim = 2\ncodec = "affine"\noptions = { bits = 4, group = 16 }'
     path.write_text(f'name = "all"\ndescription = "all"\n[[rules]]\nlabel = "all"\n{rule}\n')
     return path
 
@@ -111,7 +111,7 @@ def test_quantized_weights_are_rounded_once(models: dict[str, Path], tmp_path: P
     ingot.convert(models["llama"], tmp_path / "small", recipe)
     model = load_model(tmp_path / "small", dtype="bf16")
     with ingot.open(tmp_path / "small") as checkpoint:
-        assert any(tensor.codec == "quantized_group" for tensor in checkpoint.values())
+        assert any(tensor.codec == "affine" for tensor in checkpoint.values())
         for name, value in model.state_dict().items():
             assert torch.equal(value, checkpoint[name].torch("bf16"))
 

@@ -23,7 +23,7 @@ from ingot.testing.models import KINDS, make, output_of
 def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every matrix of every kind of model in 8 bits, embeddings included."""
     root = tmp_path_factory.mktemp("packed")
-    rule = 'match = ["*"]\nmin_ndim = 2\ncodec = "quantized_group"\noptions = { bits = 8, group = 16 }'
+    rule = 'match = ["*"]\nmin_ndim = 2\ncodec = "affine"\noptions = { bits = 8, group = 16 }'
     (root / "all.toml").write_text(f'name = "all"\ndescription = "all"\n[[rules]]\nlabel = "all"\n{rule}\n')
     found = {}
     for kind in KINDS:
@@ -50,7 +50,7 @@ def test_nothing_but_norms_is_decoded(packed: dict[str, Path]) -> None:
     model = load_model(packed["llama"], keep_packed=True, report=reports.append)
     assert all(parameter.ndim == 1 for parameter in model.parameters())
     with ingot.open(packed["llama"]) as checkpoint:
-        assert reports[0].packed == sum(t.nbytes for t in checkpoint.values() if t.codec == "quantized_group")
+        assert reports[0].packed == sum(t.nbytes for t in checkpoint.values() if t.codec == "affine")
     assert reports[0].decoded == 0
 
 

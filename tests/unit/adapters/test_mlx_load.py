@@ -90,7 +90,7 @@ def test_layers_stay_packed_where_the_offset_is_exact(zero: int, exact: bool) ->
         "scales": memory_part(np.full((8, 1), 0.1, np.float16), "f16"),
         "zeros": memory_part(np.full((8, 1), zero, np.float16), "f16"),
     }
-    tensor = Tensor("x.weight", (8, 64), "f32", "quantized_group", parts, params, AffineCodec())
+    tensor = Tensor("x.weight", (8, 64), "f32", "affine", parts, params, AffineCodec())
     assert (packed_form(tensor) is not None) == exact
 
 

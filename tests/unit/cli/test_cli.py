@@ -64,7 +64,7 @@ def test_json_is_all_that_is_printed(run: Run, source: Path) -> None:
     assert {item["action"] for item in report["tensors"]} == {"encoded", "moved"}
     found = json.loads(run("inspect", "small.zt", "--json").stdout)
     assert found["elements"] == 3 * 256 * 384 + 384
-    assert found["totals"]["codec"]["quantized_group"][0] == 3
+    assert found["totals"]["codec"]["affine"][0] == 3
     one = json.loads(run("inspect", "small.zt", "--tensor", "model.norm.weight", "--json").stdout)
     assert one["parts"][0]["digest"].startswith("crc32c:")
     assert json.loads(run("verify", "small.zt", "--json").stdout)["ok"] is True

@@ -92,7 +92,7 @@ def test_layers_that_differ_in_more_than_their_number_stay_apart() -> None:
 @pytest.mark.parametrize(("bits", "group", "text"), [(4, 32, "int4 g32"), (8, None, "int8 row")])
 def test_a_codec_in_a_few_words(bits: int, group: int | None, text: str) -> None:
     options = {"bits": bits, **({"group": group} if group else {})}
-    encoder = CODECS["quantized_group"].encoder((64, 64), "f32", options)
+    encoder = CODECS["affine"].encoder((64, 64), "f32", options)
     assert codec_name(encoder.codec, encoder.params, ["raw"]) == text
     assert codec_name("dense", {}, ["raw", "zstd"]) == "dense zstd"
 

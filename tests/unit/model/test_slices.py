@@ -71,9 +71,9 @@ def counted(tensor: Tensor) -> tuple[Tensor, list[Counting]]:
     ("codec", "options", "most"),
     [
         ("dense", {}, 0.01),
-        ("quantized_group", {"bits": 4, "group": 32}, 0.01),
-        ("quantized_group", {"bits": 3, "group": "row"}, 0.01),
-        ("quantized_group", {"bits": 8, "group": "tensor"}, 0.01),
+        ("affine", {"bits": 4, "group": 32}, 0.01),
+        ("affine", {"bits": 3, "group": "row"}, 0.01),
+        ("affine", {"bits": 8, "group": "tensor"}, 0.01),
         ("palette", {"bits": 4}, 0.01),
         ("palette", {"bits": 3, "group": 20}, 0.08),  # codebooks are read whole
         ("float_entropy", {"chunk": 1 << 10}, 0.03),  # and the sizes of all chunks
@@ -81,10 +81,10 @@ def counted(tensor: Tensor) -> tuple[Tensor, list[Counting]]:
         ("palette", {"bits": 4, "vector": 2}, 0.01),
         ("sparse_mask", {}, 0.06),  # and the mask of what comes before
         ("sparse_mask", {"inner": "palette"}, 0.56),  # and a run of 2**17 elements
-        ("sparse_mask", {"inner": "quantized_group", "options": {"bits": 3, "group": "row", "symmetric": True}}, 0.56),
+        ("sparse_mask", {"inner": "affine", "options": {"bits": 3, "group": "row", "symmetric": True}}, 0.56),
         ("sparse_blocks", {"block": 8, "mask": b"\x55\xaa" * 15 + b"\xff\x01"}, 0.02),
-        ("sparse_blocks", {"axis": 1, "block": 8, "mask": b"\x55\x05", "inner": "quantized_group"}, 0.02),
-        ("with_outliers", {"inner": "quantized_group", "count": 3}, 0.01),
+        ("sparse_blocks", {"axis": 1, "block": 8, "mask": b"\x55\x05", "inner": "affine"}, 0.02),
+        ("with_outliers", {"inner": "affine", "count": 3}, 0.01),
         ("with_outliers", {"inner": "palette", "count": 3}, 0.01),
         ("low_rank", {"rank": 8}, 0.06),  # and the right factor
         ("tca_tbe", {}, 0.06),  # a band of 64 rows, and the counts of those before

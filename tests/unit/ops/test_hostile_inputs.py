@@ -176,7 +176,7 @@ def test_room_for_chunks_does_not_depend_on_what_the_process_holds(model: Path, 
         ('codec = "sparse_coo"', True),
         ('codec = "sparse_coo"', False),
         ('codec = "dense"\nencoding = "zstd"', True),
-        ('codec = "quantized_group"\nencoding = "zstd"\noptions = { bits = 8 }', True),
+        ('codec = "affine"\nencoding = "zstd"\noptions = { bits = 8 }', True),
     ],
 )
 def test_a_plan_never_promises_less_than_is_written(tmp_path: Path, choice: str, dense: bool) -> None:

@@ -105,7 +105,7 @@ def test_measuring_and_pruning_on_many_threads_stay_under_the_ceiling(tmp_path: 
 @pytest.mark.parametrize("quantizer", ["absmax", "mse"])
 def test_one_scale_for_a_whole_tensor_needs_no_whole_tensor(tmp_path: Path, quantizer: str) -> None:
     big_checkpoint(tmp_path / "big.safetensors", 4096, 16384, 1)
-    recipe = f'[[rules]]\ncodec = "quantized_group"\noptions = {{ group = "tensor", quantizer = "{quantizer}" }}\n'
+    recipe = f'[[rules]]\ncodec = "affine"\noptions = {{ group = "tensor", quantizer = "{quantizer}" }}\n'
     (tmp_path / "tensor.toml").write_text(recipe)
     command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors")]
     command += [str(tmp_path / "out.zt"), "--recipe", str(tmp_path / "tensor.toml"), "--max-ram", "192MiB", "-q"]
@@ -145,7 +145,7 @@ def test_re_laying_holds_no_whole_tensor(tmp_path: Path) -> None:
     parts["zeros"] = memory_part(np.full((rows, cols // 512 + 1), 7, np.float16), "f16")
     params = {"codec_version": 1, "bits": 4, "granularity": "group", "group_size": 512, "axis": -1, "dtype": "f16"}
     params |= {"packing": "rows_lsb", "signed": False, "zeros": True}
-    tensor = Tensor("model.layers.0.mlp.up_proj.weight", (rows, cols), "f16", "quantized_group", parts, params)
+    tensor = Tensor("model.layers.0.mlp.up_proj.weight", (rows, cols), "f16", "affine", parts, params)
     ingot.save(tmp_path / "big.zt", {tensor.name: tensor})
     del parts, tensor
     command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.zt")]

@@ -24,15 +24,15 @@ from ingot.testing.codecs import encode_tensor
 NAME = "model.layers.1.mlp.up_proj.weight"
 SIGNS = {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}
 LOSSY: list[tuple[str, dict[str, Any]]] = [
-    ("quantized_group", {}),
-    ("quantized_group", {"bits": 8, "group": 64, "quantizer": "mse"}),
-    ("quantized_group", {"symmetric": False, "zero_kind": "offset"}),
-    ("quantized_group", SIGNS),
+    ("affine", {}),
+    ("affine", {"bits": 8, "group": 64, "quantizer": "mse"}),
+    ("affine", {"symmetric": False, "zero_kind": "offset"}),
+    ("affine", SIGNS),
     ("palette", {}),
     ("palette", {"bits": 8, "entries": "i8"}),
     ("palette", {"bits": 6, "vector": 2, "vector_axis": 1}),
     ("with_outliers", {"options": {"bits": 3}}),
-    ("sparse_mask", {"sparsity": 0.5, "inner": "quantized_group", "options": {"bits": 4}}),
+    ("sparse_mask", {"sparsity": 0.5, "inner": "affine", "options": {"bits": 4}}),
     ("sparse_blocks", {"inner": "palette", "options": {"bits": 4}}),
     ("low_rank", {"rank": 12}),
 ]
@@ -71,7 +71,7 @@ def test_small_values_are_kept_as_well_as_others(codec: str, options: dict[str, 
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
-        ("quantized_group", {"scales": "f16"}),
+        ("affine", {"scales": "f16"}),
         ("palette", {"entries": "f16"}),
         ("with_outliers", {"values": "f16", "options": {"scales": "f32"}}),
         ("with_outliers", {"values": "f32", "options": {"scales": "f16"}}),
@@ -95,7 +95,7 @@ def test_looking_ends_where_ordinary_values_begin() -> None:
         yield 2, normal(0.02)
         raise AssertionError("nobody needs more")
 
-    encoder = CODECS["quantized_group"].encoder((18, 256), "f32", {})
+    encoder = CODECS["affine"].encoder((18, 256), "f32", {})
     assert reaching(encoder, lambda options: encoder, {}, rows())[1] == {}
 
 
@@ -134,7 +134,7 @@ def test_a_container_of_f16_scales_keeps_the_tensor_as_it_is(small: Path) -> Non
     assert steps[NAME].spec.codec == "dense"
     assert steps[NAME].exact
     assert "kept" in steps[NAME].rule
-    assert steps["other.up_proj.weight"].spec.codec == "quantized_group"
+    assert steps["other.up_proj.weight"].spec.codec == "affine"
 
 
 @pytest.fixture

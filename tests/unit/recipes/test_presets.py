@@ -338,4 +338,4 @@ def test_squish_int8_packs_196_of_the_338_tensors_of_qwen25_15b() -> None:
     assert len(names) == 338
     recipe = load_recipe("squish-int8")
     found = [resolve(recipe, name, shape, "bf16", 28).choice for name, shape in names.items()]
-    assert sum(isinstance(choice, Choice) and choice.codec == "quantized_group" for choice in found) == 196
+    assert sum(isinstance(choice, Choice) and choice.codec == "affine" for choice in found) == 196

@@ -221,7 +221,7 @@ def test_first_rule_wins_and_none_keeps() -> None:
             "my.toml: rules[0].keep",
         ),
         (
-            "[[rules]]\ndtypes = 'i32'\npick = 'smallest'\ncandidates = [{ codec = 'quantized_group' }]",
+            "[[rules]]\ndtypes = 'i32'\npick = 'smallest'\ncandidates = [{ codec = 'affine' }]",
             "recipe.dtype",
             "my.toml: rules[0]",
         ),
@@ -252,7 +252,7 @@ def test_options_may_hold_lists_and_the_options_of_a_codec_within(text: str, exp
 
 
 def test_wrong_affine_options_are_refused_at_load() -> None:
-    error = refusal("[[rules]]\ncodec = 'quantized_group'\noptions = { bits = 99 }")
+    error = refusal("[[rules]]\ncodec = 'affine'\noptions = { bits = 99 }")
     assert error.where == "my.toml: rules[0]"
 
 
@@ -314,7 +314,7 @@ def test_fingerprint_is_stable_across_versions() -> None:
 
 
 def test_candidates_that_may_change_values_hit_weights_only() -> None:
-    lossy = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense' }, { codec = 'quantized_group' }]"
+    lossy = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense' }, { codec = 'affine' }]"
     exact = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense' }, { codec = 'dense', encoding = 'zstd' }]"
     for text, expected in ((lossy, None), (exact, 0)):
         rules = parse_recipe(text, where="x")

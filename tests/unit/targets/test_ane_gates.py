@@ -196,12 +196,12 @@ def test_winograd(form: Form, kernel: tuple[int, int], conditions: Conditions, e
     ("codec", "params", "parts", "label"),
     [
         ("dense", {}, {}, "dense"),
-        ("quantized_group", {"bits": 8, "granularity": "row", "signed": True}, {}, "int8"),
-        ("quantized_group", {"bits": 8, "granularity": "tensor"}, {}, "int8"),
-        ("quantized_group", {"bits": 8, "granularity": "group", "group_size": 16}, {}, "blockwise8"),
-        ("quantized_group", {"bits": 4, "group_size": 64, "packing": "8_per_i32"}, {}, "int4"),
-        ("quantized_group", {"bits": 8, "granularity": "blocks", "block": [1, 64]}, {}, "int8"),
-        ("quantized_group", {"bits": 8, "granularity": "blocks", "block": [8, 1]}, {}, "blockwise8"),
+        ("affine", {"bits": 8, "granularity": "row", "signed": True}, {}, "int8"),
+        ("affine", {"bits": 8, "granularity": "tensor"}, {}, "int8"),
+        ("affine", {"bits": 8, "granularity": "group", "group_size": 16}, {}, "blockwise8"),
+        ("affine", {"bits": 4, "group_size": 64, "packing": "8_per_i32"}, {}, "int4"),
+        ("affine", {"bits": 8, "granularity": "blocks", "block": [1, 64]}, {}, "int8"),
+        ("affine", {"bits": 8, "granularity": "blocks", "block": [8, 1]}, {}, "blockwise8"),
         ("palette", {"bits": 4, "groups": [1, 1], "vector_size": 1}, {"codebook": "f16"}, "palette4"),
         ("sparse_mask", {"nnz": 9, "inner": {"codec": "dense", "params": {}}}, {}, "sparse"),
         ("sparse_mask", {"nnz": 9, "inner": {"codec": "palette", "params": {"bits": 6}}}, {}, "sparse+palette6"),
@@ -210,8 +210,8 @@ def test_winograd(form: Form, kernel: tuple[int, int], conditions: Conditions, e
         ("palette", {}, {}, "foreign"),
         ("sparse_mask", {"nnz": -1, "inner": {"codec": "dense"}}, {}, "foreign"),
         ("sparse_mask", {"nnz": 9, "inner": 3}, {}, "foreign"),
-        ("quantized_group", {"bits": 8, "granularity": "group", "group_size": 0}, {}, "foreign"),
-        ("quantized_group", {"bits": 8, "granularity": "blocks", "block": [8]}, {}, "foreign"),
+        ("affine", {"bits": 8, "granularity": "group", "group_size": 0}, {}, "foreign"),
+        ("affine", {"bits": 8, "granularity": "blocks", "block": [8]}, {}, "foreign"),
     ],
 )
 def test_forms_of_stored_tensors(codec: str, params: dict[str, object], parts: dict[str, str], label: str) -> None:
@@ -220,7 +220,7 @@ def test_forms_of_stored_tensors(codec: str, params: dict[str, object], parts: d
 
 def test_zero_points_are_seen() -> None:
     def found(params: dict[str, object], parts: dict[str, str] | None = None) -> bool:
-        return form_of("quantized_group", (4, 8), "f16", {"bits": 8, "granularity": "row", **params}, parts).zero_point
+        return form_of("affine", (4, 8), "f16", {"bits": 8, "granularity": "row", **params}, parts).zero_point
 
     assert not found({"zeros": False})
     assert found({"zeros": True})

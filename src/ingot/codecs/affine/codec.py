@@ -1,4 +1,4 @@
-"""``quantized_group``: the affine family, ``w = s * (q - z)`` or ``w = s * q + z``; see ``spec/affine.md``."""
+"""``affine``: the affine family, ``w = s * (q - z)`` or ``w = s * q + z``; see ``spec/affine.md``."""
 
 from __future__ import annotations
 

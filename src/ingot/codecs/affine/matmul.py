@@ -170,7 +170,7 @@ def packed_params(tensor: Tensor) -> AffineLayout:
         if params.matrix is None and params.block is None and params.in_rows(tensor.shape[1]):
             return params
     raise UnsupportedError(
-        "expected a matrix of codec quantized_group in rows of whole bytes with scales along the rows, found "
+        "expected a matrix of codec affine in rows of whole bytes with scales along the rows, found "
         f"{tensor.codec} of shape {list(tensor.shape)}; decode it",
         rule="matmul.layout",
         where=tensor.name,

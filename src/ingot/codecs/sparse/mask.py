@@ -59,6 +59,6 @@ class MaskCodec:
         """Prepare to encode. Options, all with defaults (``spec/sparse_mask.md``, "Options"):
 
         ``threshold``, ``sparsity`` or ``n_m``: what is dropped (only what is +0 already); ``inner`` dense, palette or
-        quantized_group (dense); ``options`` of that codec.
+        affine (dense); ``options`` of that codec.
         """
         return prepare(shape, dtype, options)

@@ -46,7 +46,7 @@ class MaskEncoder:
         self._shape, self._dtype, self._keep, self._inner = shape, dtype, keep, inner
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
-        # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of quantized_group.
+        # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of affine.
         self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
         self.single_chunk = inner.codec == PaletteLayout.codec or self._bits % 8 > 0 or self._inner_cols != self._cols
         self.step = 8 // gcd(8, max(self._cols, 1))

@@ -112,7 +112,7 @@ class AffineLayout:
     dtype: str
     scales: str = "f32"
     matrix: tuple[int, int] | None = None
-    codec: ClassVar[str] = "quantized_group"
+    codec: ClassVar[str] = "affine"
 
     @property
     def zeros(self) -> bool:

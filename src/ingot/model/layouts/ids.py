@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_FILE_IDS: dict[str, str] = {}
+_FILE_IDS = {"affine": "quantized_group"}  # zTensor 1.2 section 3
 _CODECS = {stored: codec for codec, stored in _FILE_IDS.items()}
 # Before an id from a file that is none of ours but reads like one: it stays unknown, and is written back as it was.
 _FOREIGN = "~"

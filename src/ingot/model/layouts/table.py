@@ -19,7 +19,7 @@ LAYOUTS: Registry[_Family] = Registry(
     "layout",
     (
         ("dense", "ingot.model.layouts.dense:DenseLayout"),
-        ("quantized_group", "ingot.model.layouts.affine:AffineLayout"),
+        ("affine", "ingot.model.layouts.affine:AffineLayout"),
         ("palette", "ingot.model.layouts.palette:PaletteLayout"),
         ("sparse_csr", "ingot.model.layouts.sparse:CsrLayout"),
         ("sparse_coo", "ingot.model.layouts.sparse:CooLayout"),

@@ -169,7 +169,7 @@ def _shifted(params: Mapping[str, Any], bits: int) -> bool:
 def run_of(shape: tuple[int, ...], params: Mapping[str, Any]) -> int | None:
     """Return how many weights of an output channel in a row share a scale; None where what shares one is no run.
 
-    ``params`` are those of ``quantized_group`` with scales finer than an output channel's.
+    ``params`` are those of ``affine`` with scales finer than an output channel's.
     """
     granularity = params.get("granularity", "group")
     if granularity == "blocks":

@@ -220,7 +220,7 @@ def test_plain_ztensor_attributes(packing: str, cols: int) -> None:
         "zeros": memory_part(zeros, "f16"),
     }
     plain = {"bits": 4, "group_size": 8, "packing": packing}
-    tensor = Tensor("t", (3, cols), "f16", "quantized_group", parts, plain, CODEC)
+    tensor = Tensor("t", (3, cols), "f16", "affine", parts, plain, CODEC)
     wanted = reference.dequantize(codes, Grid(4, 8, False, "f16"), scales, zeros, "f16")
     assert tensor.numpy().tobytes() == wanted.tobytes()
     assert read_rows(CODEC, tensor, "f16", (1,)).tobytes() == wanted.tobytes()
@@ -467,7 +467,7 @@ def stored(scale: float, zero: float, scale_dtype: str = "f32", **changes: Any) 
     parts = {"packed_weight": memory_part(codes, "u8")}
     for role, value in (("scales", scale), ("zeros", zero)):
         parts[role] = memory_part(np.array([value], numpy_dtype(scale_dtype)), scale_dtype)
-    return Tensor("tensor", (1, 8), "f32", "quantized_group", parts, params, CODEC)
+    return Tensor("tensor", (1, 8), "f32", "affine", parts, params, CODEC)
 
 
 @pytest.mark.parametrize(

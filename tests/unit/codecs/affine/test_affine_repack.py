@@ -28,7 +28,7 @@ def tensor(shape: tuple[int, int], packed: Array, zeros: Array | None = None, **
     parts = {"packed_weight": memory_part(packed, "u8"), "scales": memory_part(scales, "f16")}
     if zeros is not None:
         parts["zeros"] = memory_part(zeros.astype(np.float16), "f16")
-    return Tensor("tensor", shape, "f32", "quantized_group", parts, params, CODEC)
+    return Tensor("tensor", shape, "f32", "affine", parts, params, CODEC)
 
 
 def the(source: Tensor, **wanted: Any) -> Repacked:

@@ -19,8 +19,8 @@ from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
 
-INT4 = {"inner": "quantized_group", "options": {"bits": 4, "group": 8}}
-PER_TENSOR = {"inner": "quantized_group", "options": {"bits": 8, "group": "tensor"}}
+INT4 = {"inner": "affine", "options": {"bits": 4, "group": 8}}
+PER_TENSOR = {"inner": "affine", "options": {"bits": 8, "group": "tensor"}}
 CSR = {"inner": "sparse_csr"}
 
 
@@ -69,9 +69,9 @@ class TestSparseBlocks(CodecSuite):
 
     def check_loss(self, case: Case, source: np.ndarray, decoded: np.ndarray) -> None:
         wanted = reference(source, case)
-        assert not decoded[wanted == 0].any() or case.options.get("inner") == "quantized_group"
+        assert not decoded[wanted == 0].any() or case.options.get("inner") == "affine"
         noise = float(((wanted - decoded) ** 2).sum())
-        exact = case.options.get("inner", "dense") != "quantized_group" and "options" not in case.options
+        exact = case.options.get("inner", "dense") != "affine" and "options" not in case.options
         assert noise == 0 if exact else noise <= float((wanted**2).sum()) * 0.02
 
 

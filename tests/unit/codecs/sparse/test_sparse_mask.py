@@ -18,7 +18,7 @@ from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_row
 from ingot.testing.reference import palette as reference
 
 CODEC = MaskCodec()
-INT8 = {"inner": "quantized_group", "options": {"bits": 8}}
+INT8 = {"inner": "affine", "options": {"bits": 8}}
 PALETTE = {"inner": "palette", "options": {"bits": 3, "entries": "f32"}}
 
 
@@ -41,11 +41,11 @@ class TestSparseMask(CodecSuite):
         Case((9, 8), "f32", {"n_m": [2, 4]}),
         Case((9, 8), "f16", {**INT8, "sparsity": 0.5}),
         Case((9, 5), "f32", INT8),
-        Case((9, 5), "bf16", {"inner": "quantized_group", "options": {"bits": 4, "group": 2, "symmetric": False}}),
-        Case((2, 3, 5), "f16", {"inner": "quantized_group", "options": {"bits": 3, "group": "row"}, "n_m": [3, 5]}),
-        Case((6, 2, 8), "f32", {"inner": "quantized_group", "options": {"bits": 4, "group": 32, "cut": "flat"}}),
-        Case((6, 3, 5), "f16", {"inner": "quantized_group", "options": {"bits": 3, "group": 7, "cut": "axis0"}}),
-        Case((6, 2, 8), "f32", {"inner": "quantized_group", "options": {"group": 12, "cut": "flat", "bits": 8}}),
+        Case((9, 5), "bf16", {"inner": "affine", "options": {"bits": 4, "group": 2, "symmetric": False}}),
+        Case((2, 3, 5), "f16", {"inner": "affine", "options": {"bits": 3, "group": "row"}, "n_m": [3, 5]}),
+        Case((6, 2, 8), "f32", {"inner": "affine", "options": {"bits": 4, "group": 32, "cut": "flat"}}),
+        Case((6, 3, 5), "f16", {"inner": "affine", "options": {"bits": 3, "group": 7, "cut": "axis0"}}),
+        Case((6, 2, 8), "f32", {"inner": "affine", "options": {"group": 12, "cut": "flat", "bits": 8}}),
         Case((9, 5), "f32", PALETTE),
         Case((8, 3, 5), "f16", {"inner": "palette", "options": {"bits": 4, "group": 2}, "sparsity": 0.5}),
         Case((6, 7), "bf16", {"inner": "palette", "options": {"bits": 8, "entries": "i8"}, "threshold": 0.05}),
@@ -156,7 +156,7 @@ def test_scales_of_another_matrix_decode() -> None:
 
 
 def _tensor(codec: str = "dense", **changes: Any) -> Tensor:
-    options: dict[str, Any] = {"palette": PALETTE, "quantized_group": INT8, "dense": {}}[codec]
+    options: dict[str, Any] = {"palette": PALETTE, "affine": INT8, "dense": {}}[codec]
     tensor = encode_tensor(CODEC, _weights((5, 5), "f16", 0.5), options, dtype="f16")
     return replace(tensor, params={**tensor.params, **changes})
 
@@ -184,7 +184,7 @@ def test_bad_parameters_are_refused(rule: str, changes: dict[str, Any]) -> None:
     assert caught.value.rule == rule
 
 
-@pytest.mark.parametrize("inner", ["dense", "palette", "quantized_group"])
+@pytest.mark.parametrize("inner", ["dense", "palette", "affine"])
 def test_masks_that_disagree_are_refused(inner: str) -> None:
     tensor = _tensor(inner)
     mask = tensor.parts["mask"].array()
@@ -210,7 +210,7 @@ def test_bits_behind_the_last_code_are_refused() -> None:
 
 
 def test_inner_vectors_and_orders_are_refused() -> None:
-    for inner, change in (("palette", {"vector_size": 2}), ("quantized_group", {"packing": "rows_msb"})):
+    for inner, change in (("palette", {"vector_size": 2}), ("affine", {"packing": "rows_msb"})):
         tensor = _tensor(inner)
         tensor = replace(tensor, shape=(2, 5) if inner == "palette" else tensor.shape)
         params = {"codec": inner, "params": {**tensor.params["inner"]["params"], **change}}
@@ -234,8 +234,8 @@ def test_inner_vectors_and_orders_are_refused() -> None:
         {"inner": "palette", "options": {"vector": 2}},
         {"inner": "palette", "options": {"group": 2, "axis": 1}},
         {"inner": "palette", "options": {"importance": [1.0] * 4}},
-        {"inner": "quantized_group", "options": {"group": "tensor"}},
-        {"inner": "quantized_group", "options": {"bit_order": "msb"}},
+        {"inner": "affine", "options": {"group": "tensor"}},
+        {"inner": "affine", "options": {"bit_order": "msb"}},
     ],
     ids=str,
 )

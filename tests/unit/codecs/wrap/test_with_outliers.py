@@ -93,7 +93,7 @@ def test_values_that_are_not_finite_are_kept_as_outliers_or_refused_and_never_sp
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("inner", ["quantized_group", "low_rank"])
+@pytest.mark.parametrize("inner", ["affine", "low_rank"])
 def test_a_delta_is_applied_in_place_as_decoded_and_added(dtype: str, inner: str) -> None:
     tensor = encode(rows_with_outliers(20, 70), inner=inner, fraction=0.05)
     base = np.random.default_rng(1).normal(0, 0.05, (20, 70)).astype(numpy_dtype(dtype))
@@ -166,7 +166,7 @@ def test_outliers_past_the_type_asked_for_are_refused_and_never_infinite() -> No
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("inner", ["quantized_group", "low_rank"])
+@pytest.mark.parametrize("inner", ["affine", "low_rank"])
 def test_a_sum_past_the_range_is_infinite_as_any_sum_is(inner: str) -> None:
     """Outliers and all others alike, and without a warning."""
     array = np.full((2, 40), 1e38, np.float32)

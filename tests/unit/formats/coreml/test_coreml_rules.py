@@ -221,7 +221,7 @@ def test_the_sample_itself_opens() -> None:
     found = read_package(MemoryStore(sample().files()))
     assert {name: tensor.codec for name, tensor in found.tensors.items()} == {
         "w": "dense",
-        "q": "quantized_group",
+        "q": "affine",
         "p": "palette",
         "s": "sparse_mask",
         "t": "sparse_mask",

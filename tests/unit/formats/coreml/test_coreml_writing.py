@@ -28,10 +28,8 @@ from ingot.recipes.recipe import Recipe, Rule
 from ingot.testing.coreml import MODEL, WEIGHTS, Package, operation, sample
 
 SHAPE = (16, 32)
-INT8 = Recipe(
-    "int8", (Rule(Choice("quantized_group", {"bits": 8, "group": "row", "symmetric": True, "scales": "f16"})),)
-)
-INT4 = Recipe("int4", (Rule(Choice("quantized_group", {"bits": 4, "group": 16, "symmetric": True, "scales": "f16"})),))
+INT8 = Recipe("int8", (Rule(Choice("affine", {"bits": 8, "group": "row", "symmetric": True, "scales": "f16"})),))
+INT4 = Recipe("int4", (Rule(Choice("affine", {"bits": 4, "group": 16, "symmetric": True, "scales": "f16"})),))
 LUT4 = Recipe("lut4", (Rule(Choice("palette", {"bits": 4}), min_ndim=2),))
 UNKNOWN = bytes_field(77, b"a field of the future") + number_field(78, 5)
 
@@ -303,7 +301,7 @@ def test_a_run_that_was_stopped_is_continued_to_the_same_bytes(tmp_path: Path, o
 
 def test_int8_says_how_a_package_of_f16_takes_it(tmp_path: Path) -> None:
     source = put(tmp_path / "a.mlpackage", two().files())
-    wide = Recipe("wide", (Rule(Choice("quantized_group", {"bits": 8, "group": "row", "scales": "f32"})),))
+    wide = Recipe("wide", (Rule(Choice("affine", {"bits": 8, "group": "row", "scales": "f32"})),))
     with pytest.raises(IngotError) as caught:
         ingot.convert(source, tmp_path / "b.mlpackage", wide)
     assert caught.value.rule == "convert.unsupported"

@@ -78,7 +78,7 @@ def opened(files: dict[str, bytes]) -> Any:
 
 def test_layers_are_told_by_config() -> None:
     tensor = opened(folder()).tensors["q.weight"]
-    assert (tensor.shape, tensor.codec, tensor.params["bits"]) == ((2, 64), "quantized_group", 4)
+    assert (tensor.shape, tensor.codec, tensor.params["bits"]) == ((2, 64), "affine", 4)
     assert sorted(opened(folder()).tensors) == ["norm", "q.weight"]
     assert sorted(opened(folder(q=False)).tensors) == ["norm", "q.biases", "q.scales", "q.weight"]
     assert opened(folder(bits=8, q={"bits": 4, "group_size": 32})).tensors["q.weight"].shape == (2, 64)
@@ -126,7 +126,7 @@ def test_configs_are_read_as_the_hub_writes_them(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_bytes().decode("utf-8-sig"))["c"] == 2
     files = folder()
     files["config.json"] = b'{"a": Infinity, ' + files["config.json"].lstrip()[1:]
-    assert opened(files).tensors["q.weight"].codec == "quantized_group"
+    assert opened(files).tensors["q.weight"].codec == "affine"
 
 
 def test_damaged_configs_are_refused() -> None:
@@ -249,5 +249,5 @@ def test_integers_of_another_container_are_taken_as_they_are(tmp_path: Any, reci
     ingot.convert(tmp_path / "zt", tmp_path / "mlx", format="mlx")
     with ingot.open(tmp_path / "zt") as before, ingot.open(tmp_path / "mlx") as after:
         tensor = after["layers.0.mlp.up_proj.weight"]
-        assert (tensor.codec, tensor.params["zero_kind"]) == ("quantized_group", "offset")
+        assert (tensor.codec, tensor.params["zero_kind"]) == ("affine", "offset")
         assert tensor.numpy("f32").tobytes() == before["layers.0.mlp.up_proj.weight"].numpy("f32").tobytes()

@@ -228,7 +228,7 @@ def test_what_has_no_form_is_refused_by_name_and_decoded_by_conversions(
 ) -> None:
     recipe = tmp_path / "r.toml"
     text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
-    recipe.write_text(f'name = "r"\n[[rules]]\ncodec = "quantized_group"\noptions = {{ {text} }}\n')
+    recipe.write_text(f'name = "r"\n[[rules]]\ncodec = "affine"\noptions = {{ {text} }}\n')
     ingot.save(tmp_path / "a.safetensors", {"w": RNG.normal(0, 1, (4, 128)).astype(ml_dtypes.bfloat16)})
     with pytest.raises(UnsupportedError) as caught:
         ingot.convert(tmp_path / "a.safetensors", tmp_path / "squish", recipe, "npydir")

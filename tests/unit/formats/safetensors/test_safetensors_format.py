@@ -246,7 +246,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "spec",
         [
-            TensorSpec("x", (2, 2), "f32", "quantized_group", (PartSpec("packed_weight", "u8", 2),)),
+            TensorSpec("x", (2, 2), "f32", "affine", (PartSpec("packed_weight", "u8", 2),)),
             TensorSpec("x", (1,), "complex128", "dense", (PartSpec("data", "f64", 16, "complex128"),)),
             TensorSpec("x", (1,), "unheard_of", "dense", (PartSpec("data", "u8", 1, "unheard_of"),)),
             TensorSpec("x", (2,), "f32", "dense", (PartSpec("data", "f32", 7),)),

@@ -25,7 +25,7 @@ FORMAT = SquizdFormat()
 PARAMS: dict[str, Any] = {"codec_version": 1, "bits": 4, "granularity": "row", "axis": -1, "packing": "rows_lsb"}
 PARAMS |= {"signed": True, "zeros": False, "dtype": "f32"}
 PARTS = (PartSpec("packed_weight", "u8", 8), PartSpec("scales", "f16", 4))
-GOOD = TensorSpec("t", (2, 8), "f32", "quantized_group", PARTS, PARAMS)
+GOOD = TensorSpec("t", (2, 8), "f32", "affine", PARTS, PARAMS)
 SPARSE = {"codec_version": 1, "axis": 0, "block": 2, "channels": 6, "kept": 2, "inner": "quantized_group"}
 
 
@@ -144,9 +144,7 @@ def test_metadata_of_any_kind_comes_back(metadata: dict[str, Any]) -> None:
         ["a.layers.3.b.layers.4.c", "layers.2.z", "blocks.1.w", "wte", "ln_f"],
     ],
 )
-@pytest.mark.parametrize(
-    "recipe", [None, '[[rules]]\ncodec = "quantized_group"\noptions = { bits = 4, group = "row" }\n']
-)
+@pytest.mark.parametrize("recipe", [None, '[[rules]]\ncodec = "affine"\noptions = { bits = 4, group = "row" }\n'])
 def test_names_of_any_kind_come_back(tmp_path: Path, names: list[str], recipe: str | None) -> None:
     weights = {name: np.full((4, 8), number, np.float32) for number, name in enumerate(names)}
     ingot.save(tmp_path / "a.safetensors", weights)

@@ -27,7 +27,7 @@ from ingot.stores.local import LocalTarget
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import Item, feed
 
-RULE = '[[rules]]\nmatch = ["*_proj.weight"]\ncodec = "quantized_group"\noptions = {{ {} }}\n'
+RULE = '[[rules]]\nmatch = ["*_proj.weight"]\ncodec = "affine"\noptions = {{ {} }}\n'
 RECIPES = {
     "group": RULE.format("bits = 4, group = 32"),
     "row": RULE.format('bits = 4, group = "row"'),
@@ -211,7 +211,7 @@ def quantized_zt(path: Path, dtype: str, scales: bytes) -> None:
     params = {"codec_version": 1, "bits": 4, "granularity": "row", "axis": -1, "packing": "rows_lsb"}
     params |= {"signed": True, "zeros": False, "dtype": "f32"}
     specs = (PartSpec("packed_weight", "u8", 8), PartSpec("scales", dtype, len(scales)))
-    item = Item(TensorSpec("t", (2, 8), "f32", "quantized_group", specs, params), parts)
+    item = Item(TensorSpec("t", (2, 8), "f32", "affine", specs, params), parts)
     target = MemoryTarget()
     writer = ZtFormat().writer(target, "a.zt", Artifact([item.spec]), WriteOptions())
     feed(writer, item)
@@ -247,7 +247,7 @@ def test_a_scale_that_would_not_come_back_is_refused(tmp_path: Path, dtype: str,
 def test_scales_count_with_the_entries_that_hold_them(tmp_path: Path) -> None:
     weights = np.random.default_rng(0).standard_normal((8, 128), np.float32)
     ingot.save(tmp_path / "m.safetensors", {"model.layers.0.mlp.up_proj.weight": weights})
-    rule = Rule(Choice("quantized_group", {"bits": 4, "group": 64}))
+    rule = Rule(Choice("affine", {"bits": 4, "group": 64}))
     ingot.convert(tmp_path / "m.safetensors", tmp_path / "m.squizd", Recipe("q", (rule,)))
     found = inspect(tmp_path / "m.squizd").tensors[0]
     assert found.nbytes == 8 * 64 + 16 * (1 + 8 * 2)  # codes; one entry of the first round, one per group
@@ -256,7 +256,7 @@ def test_scales_count_with_the_entries_that_hold_them(tmp_path: Path) -> None:
 
 def test_scales_are_written_as_they_come_and_not_kept(tmp_path: Path) -> None:
     shape, options = (4096, 4096), {"bits": 2, "group": 16, "symmetric": False, "signed": True}
-    encoder = CODECS["quantized_group"].encoder(shape, "f32", options)
+    encoder = CODECS["affine"].encoder(shape, "f32", options)
     spec = TensorSpec("layers.0.up_proj.weight", shape, "f32", encoder.codec, encoder.parts, encoder.params)
     writer = SquizdFormat().writer(LocalTarget(tmp_path), "a.squizd", Artifact([spec]), WriteOptions())
     piece = bytes(1 << 16)

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 CEILING = "128MiB"
 ROWS, COLS = 4096, 16384
-RULE = '[[rules]]\ncodec = "quantized_group"\noptions = {{ {} }}\n'
+RULE = '[[rules]]\ncodec = "affine"\noptions = {{ {} }}\n'
 RECIPES = {
     "int4": RULE.format("bits = 4, group = 32"),
     "int2-zeros": RULE.format("bits = 2, group = 32, symmetric = false, signed = true"),

@@ -262,7 +262,7 @@ def test_rounds_of_scales(scales: str, group: int | str, zeros: bool) -> None:
         for col in range(cols):
             scale, zero = entries[0 if group == "tensor" else row * -(-cols // per) + col // per]
             expected[row, col] = np.float32(scale) * (np.float32(codes(rows, cols, 4)[row, col]) - np.float32(zero))
-    assert np.array_equal(CODECS["quantized_group"].decode(tensor, "f32"), expected)
+    assert np.array_equal(CODECS["affine"].decode(tensor, "f32"), expected)
 
 
 def test_odd_columns_are_read_as_one_stream_without_a_directory() -> None:
@@ -270,7 +270,7 @@ def test_odd_columns_are_read_as_one_stream_without_a_directory() -> None:
         made = squizd([quantized("t", codes(5, cols, bits), bits, [(0.25, 0.0)])], named=False)
         tensor = read_catalog(MemorySource(made.data, "f")).tensors["layers.0.0"]
         assert tensor.params["packing"] == "flat_lsb"
-        assert np.array_equal(CODECS["quantized_group"].decode(tensor, "f32"), codes(5, cols, bits) * np.float32(0.25))
+        assert np.array_equal(CODECS["affine"].decode(tensor, "f32"), codes(5, cols, bits) * np.float32(0.25))
 
 
 def test_too_many_blocks_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,14 +299,12 @@ def test_hostile_parameters_cost_no_time() -> None:
 @pytest.mark.parametrize("shape", [(0, 8), (4, 0), (0, 0)])
 @pytest.mark.parametrize("group", ["8", '"row"', '"tensor"'])
 def test_matrices_without_elements_come_back(tmp_path: Path, shape: tuple[int, int], group: str) -> None:
-    (tmp_path / "r.toml").write_text(
-        f'[[rules]]\ncodec = "quantized_group"\noptions = {{ bits = 4, group = {group} }}\n'
-    )
+    (tmp_path / "r.toml").write_text(f'[[rules]]\ncodec = "affine"\noptions = {{ bits = 4, group = {group} }}\n')
     ingot.save(tmp_path / "a.safetensors", {"t": np.ones(shape, np.float32), "u": np.ones((2, 8), np.float32)})
     ingot.convert(tmp_path / "a.safetensors", tmp_path / "b.squizd", tmp_path / "r.toml")
     assert ingot.verify(tmp_path / "b.squizd", strict=True) == []
     with ingot.open(tmp_path / "b.squizd") as checkpoint:
-        assert checkpoint["t"].codec == "quantized_group"
+        assert checkpoint["t"].codec == "affine"
         assert checkpoint["t"].numpy().shape == shape
 
 

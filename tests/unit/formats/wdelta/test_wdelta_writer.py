@@ -195,7 +195,7 @@ def _part(index: int, **changes: Any) -> Callable[[TensorSpec], TensorSpec]:
     "change",
     [
         lambda spec: replace(spec, codec="dense"),
-        lambda spec: replace(spec, codec="quantized_group"),
+        lambda spec: replace(spec, codec="affine"),
         lambda spec: replace(spec, dtype="bf16"),
         lambda spec: replace(spec, name="\ud800"),
         lambda spec: replace(spec, shape=(30, 41)),

@@ -42,7 +42,7 @@ def zstd_spec(name: str = "z", nbytes: int = 64) -> TensorSpec:
         PartSpec("scales", "f16", 4),
         PartSpec("zeros", "f16", None, encoding="zstd", uncompressed_length=4),
     )
-    return TensorSpec(name, (2, nbytes), "bf16", "quantized_group", parts, {"bits": 4})
+    return TensorSpec(name, (2, nbytes), "bf16", "affine", parts, {"bits": 4})
 
 
 def test_a_file_byte_by_byte(spec: Spec, write: Write) -> None:
@@ -296,8 +296,8 @@ def test_wrong_sizes_that_only_the_bytes_tell_are_refused_at_the_end() -> None:
 
 def test_the_logical_dtype_is_stated_where_the_parts_do_not_tell_it(read: Read, write: Write) -> None:
     parts = (PartSpec("packed_weight", "u8", 2), PartSpec("scales", "f16", 2))
-    bf16 = TensorSpec("bf16", (1, 4), "bf16", "quantized_group", parts, {"bits": 4})
-    f16 = TensorSpec("f16", (1, 4), "f16", "quantized_group", parts, {"bits": 4})
+    bf16 = TensorSpec("bf16", (1, 4), "bf16", "affine", parts, {"bits": 4})
+    f16 = TensorSpec("f16", (1, 4), "f16", "affine", parts, {"bits": 4})
     data = {"packed_weight": b"ab", "scales": b"cd"}
     found = read(write((bf16, data), (f16, data))).tensors
     assert found["bf16"].dtype == "bf16"

@@ -33,20 +33,20 @@ codec = "palette"
 options = { bits = 4, group = 16 }
 [[rules]]
 match = "*asym*"
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 8, group = "row", symmetric = false, scales = "f32", quantizer = "minmax" }
 [[rules]]
 match = "*sym*"
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 8, group = "row", symmetric = true, scales = "f16", quantizer = "absmax" }
 [[rules]]
 match = "*blocks*"
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 8, group = 32, symmetric = true, scales = "f16", quantizer = "absmax" }
 [[rules]]
 match = "*sparse_int*"
 codec = "sparse_mask"
-options = { sparsity = 0.5, inner = "quantized_group", options = { bits = 8, group = "row", symmetric = true } }
+options = { sparsity = 0.5, inner = "affine", options = { bits = 8, group = "row", symmetric = true } }
 [[rules]]
 match = "*sparse_p3*"
 codec = "sparse_mask"

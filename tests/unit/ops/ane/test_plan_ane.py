@@ -33,11 +33,11 @@ codec = "palette"
 options = { bits = 4, group = 16 }
 [[rules]]
 match = "*i8*"
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 8, group = "row", symmetric = true, scales = "f16" }
 [[rules]]
 match = "*i4*"
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 4, group = 32, symmetric = true }
 [[rules]]
 match = "*sparse*"

@@ -21,8 +21,8 @@ from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.testing.codecs import Unreadable, encode_tensor
 
-INT2 = "{ codec = 'quantized_group', options = { bits = 2, group = 32, symmetric = false } }"
-INT4 = "{ codec = 'quantized_group', options = { bits = 4, group = 32, quantizer = 'mse' } }"
+INT2 = "{ codec = 'affine', options = { bits = 2, group = 32, symmetric = false } }"
+INT4 = "{ codec = 'affine', options = { bits = 4, group = 32, quantizer = 'mse' } }"
 ZSTD, DENSE = "{ codec = 'dense', encoding = 'zstd' }", "{ codec = 'dense' }"
 
 
@@ -62,7 +62,7 @@ def test_smallest_keeps_what_is_smaller_as_it_is_stored(tmp_path: Path) -> None:
     ingot.save(tmp_path / "in.safetensors", {"model.layers.0.mlp.up_proj.weight": normal(64, 64)})
     ingot.convert(tmp_path / "in.safetensors", tmp_path / "int4.zt", "int4")
     (step,) = plan(tmp_path / "int4.zt", recipe("smallest", ZSTD, DENSE)).values()
-    assert (step.action, step.spec.codec) == ("moved", "quantized_group")
+    assert (step.action, step.spec.codec) == ("moved", "affine")
     assert measure_choice.STORED in step.rule
 
 
@@ -197,7 +197,7 @@ def test_a_hybrid_file_holds_two_bits_where_they_are_accurate_enough(model: Path
     reports = [ingot.convert(model, tmp_path / f"out.{suffix}", "int2-hybrid") for suffix in ("zt", "squizd")]
     bits = [{item.name: item.rule for item in report.tensors} for report in reports]
     assert bits[0] == bits[1]
-    assert "dB < 8.7: quantized_group int4" in bits[0][heavy]
+    assert "dB < 8.7: affine int4" in bits[0][heavy]
     with ingot.open(tmp_path / "out.squizd") as checkpoint:
         stored = {name: tensor.params.get("bits") for name, tensor in checkpoint.items()}
     assert stored[heavy] == 4

@@ -21,7 +21,7 @@ from ingot.errors import FormatError, IngotError, IntegrityError
 RECIPE = """
 [[rules]]
 match = ["*.mlp.*"]
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 4, group = 32 }
 encoding = "zstd"
 [[rules]]

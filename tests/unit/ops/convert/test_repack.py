@@ -46,7 +46,7 @@ def words(rows: int, cols: int, zeros: Array | None) -> Tensor:
     if zeros is not None:
         parts["zeros"] = memory_part(np.resize(zeros, (rows, -(-cols // 32))).astype(np.float16), "f16")
     params = {"bits": 4, "group_size": 32, "packing": "8_per_i32"}
-    return Tensor("words", (rows, cols), "f16", "quantized_group", parts, params, AFFINE)
+    return Tensor("words", (rows, cols), "f16", "affine", parts, params, AFFINE)
 
 
 def mixed() -> dict[str, Tensor]:
@@ -214,7 +214,7 @@ def test_what_is_left_of_a_pruned_matrix_is_re_laid(tmp_path: Path) -> None:
         for name, shape in shapes.items()
     }
     ingot.save(tmp_path / "in.safetensors", weights)
-    rule = "[[rules]]\ncodec = 'quantized_group'\noptions = { bits = 4, group = 16, symmetric = false }"
+    rule = "[[rules]]\ncodec = 'affine'\noptions = { bits = 4, group = 16, symmetric = false }"
     ingot.convert(
         tmp_path / "in.safetensors", tmp_path / "in.zt", parse_recipe(rule, where="test"), prune=0.25, prune_block=16
     )

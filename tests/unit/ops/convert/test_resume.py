@@ -122,7 +122,7 @@ def test_a_changed_source_or_recipe_is_refused(model: Path, tmp_path: Path, chan
 def test_a_recipe_file_that_changed_is_refused_though_no_size_did(model: Path, tmp_path: Path) -> None:
     """Quantizers are not written in the artifact: only the recipe tells absmax from a search."""
     recipe = tmp_path / "mine.toml"
-    text = '[[rules]]\nroles = ["attention", "mlp"]\ncodec = "quantized_group"\noptions = {{ quantizer = "{}" }}\n'
+    text = '[[rules]]\nroles = ["attention", "mlp"]\ncodec = "affine"\noptions = {{ quantizer = "{}" }}\n'
     recipe.write_text(text.format("mse"))
     with pytest.raises(StopHereError):
         ingot.convert(model, tmp_path / "out.zt", str(recipe), resume=True, progress=stop_after(0.5))

@@ -200,10 +200,10 @@ class TestLossy:
 
     def test_single_tensors_may_go_another_way(self, model, tuned, tmp_path):
         name = "model.layers.0.mlp.up_proj.weight"
-        ways = {name: Way("quantized_group", {"bits": 8, "group": "row"})}
+        ways = {name: Way("affine", {"bits": 8, "group": "row"})}
         report = ingot.diff(model, tuned, tmp_path / "delta.zt", ways=ways)
         found = {item.name: item.codec for item in report.tensors if item.op == "apply"}
-        assert found.pop(name) == "quantized_group"
+        assert found.pop(name) == "affine"
         assert set(found.values()) == {"delta_exact"}
         ingot.patch(model, tmp_path / "delta.zt", tmp_path / "out.zt", verify=True)
 

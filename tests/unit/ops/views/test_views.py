@@ -62,9 +62,9 @@ def encoded(codec: str, shape: tuple[int, ...] = (ROWS, COLS), **options: Any) -
     ("codec", "options", "kept"),
     [
         ("dense", {}, True),
-        ("quantized_group", {"bits": 4, "group": 32}, True),
-        ("quantized_group", {"bits": 3, "group": "row"}, True),
-        ("quantized_group", {"bits": 8, "group": "tensor"}, True),
+        ("affine", {"bits": 4, "group": 32}, True),
+        ("affine", {"bits": 3, "group": "row"}, True),
+        ("affine", {"bits": 8, "group": "tensor"}, True),
         ("palette", {"bits": 4}, True),
         ("palette", {"bits": 3, "group": 20}, False),  # a codebook is that of some rows
         ("float_entropy", {"chunk": 1 << 10}, False),
@@ -98,17 +98,17 @@ def test_packed_experts_are_stacked_and_taken_apart_without_decoding(tmp_path: P
     rng = np.random.default_rng(0)
     names = [f"experts.{number}.w" for number in range(4)]
     tensors = {
-        name: encode_tensor(CODECS["quantized_group"], rng.normal(size=(8, 32)), {"bits": 4, "group": 16}, dtype="f32")
+        name: encode_tensor(CODECS["affine"], rng.normal(size=(8, 32)), {"bits": 4, "group": 16}, dtype="f32")
         for name in names
     }
     source = open_bytes(save_bytes(tensors, format="zt"))
     stacked = views.stack(source, {"experts.w": names})
-    assert (stacked["experts.w"].codec, stacked["experts.w"].shape) == ("quantized_group", (4, 8, 32))
+    assert (stacked["experts.w"].codec, stacked["experts.w"].shape) == ("affine", (4, 8, 32))
     ingot.save(tmp_path / "x.zt", stacked)
     with ingot.open(tmp_path / "x.zt") as back:
         apart = views.unstack(back, {"experts.w": names})
         for name in names:
-            assert apart[name].codec == "quantized_group"
+            assert apart[name].codec == "affine"
             for role, part in source[name].parts.items():
                 assert bytes(apart[name].parts[role].view()) == bytes(part.view())
 
@@ -187,7 +187,7 @@ def test_importance_stays_with_the_columns_that_it_is_of() -> None:
 
 
 def test_a_pruned_matrix_takes_the_bytes_of_what_is_left_and_remembers_what_it_was() -> None:
-    source = checkpoint(w=encoded("quantized_group", bits=4, group=32))
+    source = checkpoint(w=encoded("affine", bits=4, group=32))
     kept = [number % 2 == 0 for number in range(20)]
     rows = views.prune(source, {"w": views.Pruning(0, Blocks.of(ROWS, 100, kept))})["w"]
     assert (rows.codec, rows.params["inner"]) == ("sparse_blocks", "quantized_group")
