@@ -286,7 +286,7 @@ def catalog_table() -> str:
     """Render what carries what, as ``ingot formats`` tells it."""
     from ingot.ops.catalog import codecs, formats
 
-    kinds = formats()
+    kinds = [kind for kind in formats() if kind.codecs]  # what is only read carries nothing
     rows = [["codec", "lossless", *(f"`{kind.name}`" for kind in kinds), "what it is"], ["---"] * (len(kinds) + 3)]
     for codec in codecs():
         carried = ["yes" if kind.name in codec.formats else "no" for kind in kinds]

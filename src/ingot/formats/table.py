@@ -16,5 +16,6 @@ FORMATS: Instances[Format] = Instances(
         ("npydir", "ingot.formats.npydir.format:NpydirFormat"),
         ("npy", "ingot.formats.npydir.finalized:NpyFormat"),
         ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
+        ("anek", "ingot.formats.anek.format:AnekFormat"),
     ),
 )

@@ -18,6 +18,7 @@ from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
+from ingot.ops.ane.kernel import pack_model
 from ingot.ops.check.verify import examine
 from ingot.ops.delta.apply import apply_delta
 from ingot.ops.open import Source, checkpoint_of
@@ -27,7 +28,7 @@ from ingot.testing import coreml
 OUTCOMES = ("open", "decode", "verify", "harmless", "SILENT")
 """Refused on opening, while decoding, or by ``verify`` alone; nothing differs; something does, and nobody says so."""
 
-COVERED = ("zt", "zt lossless", "squizd", "npydir", "wdelta sparse", "wdelta int4", "zt delta", "sparse patch")
+COVERED = ("zt", "zt lossless", "squizd", "npydir", "wdelta sparse", "wdelta int4", "zt delta", "sparse patch", "anek")
 """Artifacts in which no byte may change unseen."""
 UNCOVERED = ("safetensors", "mlx", "npy", "coreml")
 """Artifacts of formats without a place for digests."""
@@ -200,6 +201,8 @@ def samples(folder: Path) -> Iterator[Sample]:
         (package / path).parent.mkdir(parents=True, exist_ok=True)
         (package / path).write_bytes(data)
     yield _sample("coreml", "coreml", package)
+    pack_model(folder / "a.zt", folder / "kernels", "m4")
+    yield _sample("anek", "anek", folder / "kernels")
     for name, file, strategy in (
         ("wdelta sparse", "a.wdelta", "sparse"),
         ("wdelta int4", "b.wdelta", "int4"),

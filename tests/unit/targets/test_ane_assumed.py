@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ingot.errors import UsageError
+from ingot.formats.anek.pack import KernelWeight, pack_unit
 from ingot.targets.ane.activation import fit_lut
 from ingot.targets.ane.chips import IDLE, LABELS, Chip, chip_names, contradictions, load_chip
 from ingot.targets.ane.cost import budget, predict
 from ingot.targets.ane.form import Form
 from ingot.targets.ane.gates import ORDINARY, Conditions, decide
-from ingot.targets.ane.pack import KernelWeight, pack_unit
 from ingot.targets.ane.winograd import winograd
 
 N = 1 << 22

@@ -15,6 +15,10 @@ from ingot.core.atomic import Staging, atomic_write
 from ingot.core.oserrors import read_error
 from ingot.core.paths import local_path
 from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.anek.header import SECTIONS, aligned, groups, is_unit, stated
+from ingot.formats.anek.index import INDEX, SUFFIX, Index
+from ingot.formats.anek.pack import pack_unit
+from ingot.formats.anek.unit import KernelUnit, read_unit
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
 from ingot.model.tensor import Tensor
@@ -27,11 +31,8 @@ from ingot.targets.ane.chips import Chip, load_chip
 from ingot.targets.ane.descriptor import slots, streams
 from ingot.targets.ane.gates import Conditions, Decision, decide
 from ingot.targets.ane.kernel_format import kernel_format
-from ingot.targets.ane.pack import pack_unit
-from ingot.targets.ane.unit import SECTIONS, aligned, groups, is_unit
-from ingot.targets.ane.unit_read import KernelUnit, read_unit
 
-_HEAD, SUFFIX = 16, ".anek"
+_HEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,9 @@ def pack_model(
 ) -> ModelReport:
     """Pack every kernel of a checkpoint, what ``ingot plan`` lists, into a folder: ``NAME.anek``, one after another.
 
-    A bias beside a weight (``.bias`` for ``.weight``) goes in. The folder appears when all are written; one that
-    exists is replaced with ``overwrite`` only, and only where it holds kernel units and nothing else.
+    A bias beside a weight (``.bias`` for ``.weight``) goes in. ``kernels.json`` names them all, so that the folder
+    opens as a checkpoint. The folder appears when all are written; one that exists is replaced with ``overwrite``
+    only, and only where it holds kernel units and nothing else.
 
     Raises
     ------
@@ -155,6 +157,7 @@ def pack_model(
     known = assumptions.apply(known)
     reports: list[KernelReport] = []
     refused: dict[str, str] = {}
+    units: dict[str, tuple[str, str]] = {}
     with (
         open_checkpoint(path) as checkpoint,
         Staging(folder, directory=True, overwrite=overwrite, require_ours=_require_units) as staging,
@@ -171,12 +174,15 @@ def pack_model(
                 continue
             file = quote(name, safe="._-") + SUFFIX
             (staging.files / file).write_bytes(data)
+            units[name] = file, stated(data)
             place = str(Path(fspath(folder)) / file)
             reports.append(KernelReport(place, name, known.name, form, decision, len(data)))
         if not reports:
             raise UsageError(
                 f"expected kernels that {known.name} takes, found none", rule="ane.kernels", where=fspath(path)
             )
+        index = Index(known.name, known.target, units, refused)
+        (staging.files / INDEX).write_bytes(index.to_bytes())
         staging.publish(sorted(item.name for item in staging.files.iterdir()))
     return ModelReport(fspath(folder), known.name, tuple(reports), refused)
 
@@ -188,7 +194,7 @@ def _bias_of(checkpoint: Checkpoint, name: str) -> Tensor | None:
 
 def _require_units(folder: Path) -> None:
     for item in folder.iterdir():
-        if not (item.name.endswith(SUFFIX) and is_kernel_file(item)):
+        if item.name != INDEX and not (item.name.endswith(SUFFIX) and is_kernel_file(item)):
             raise UsageError(
                 f"expected a folder of kernel units to replace, found {item.name!r}",
                 rule="target.foreign",
@@ -298,7 +304,7 @@ def is_kernel_file(path: str | PathLike[str]) -> bool:
 
 
 def load_kernel(path: str | PathLike[str]) -> KernelUnit:
-    """Read and check a kernel unit; errors as ``targets.ane.unit_read.read_unit``."""
+    """Read and check a kernel unit; errors as ``formats.anek.unit.read_unit``."""
     try:
         data = local_path(path).read_bytes()
     except OSError as error:

@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from ingot.core.dtypes import DTYPES
 from ingot.core.names import role_of
 from ingot.errors import UsageError
+from ingot.formats.anek.pack import channels_per_group
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
@@ -22,7 +23,6 @@ from ingot.targets.ane.cost import Budget, Time, budget, moved_bytes, predict, t
 from ingot.targets.ane.descriptor import KernelKind, kernel_word, streams
 from ingot.targets.ane.form import BLOCKWISE, FOREIGN, INTEGER, PALETTE, SPARSE, Form, form_of
 from ingot.targets.ane.gates import Conditions, Decision, decide
-from ingot.targets.ane.pack import channels_per_group
 from ingot.targets.ane.winograd import winograd
 
 KERNEL, GATHER, VECTOR, OTHER = "kernel", "gather", "vector", "other"

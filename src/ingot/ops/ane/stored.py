@@ -10,12 +10,12 @@ import numpy as np
 
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UsageError
+from ingot.formats.anek.header import MOST_UNITY
+from ingot.formats.anek.pack import KernelWeight
 from ingot.model.tensor import Array, Tensor
 from ingot.targets.ane.bits import e4m3_numbers, unpack_lsb
 from ingot.targets.ane.form import BLOCKWISE, FP8, PALETTE, SPARSE, Form, run_of
 from ingot.targets.ane.gates import Decision
-from ingot.targets.ane.pack import KernelWeight
-from ingot.targets.ane.unit import MOST_UNITY
 
 
 def dense(tensor: Tensor) -> KernelWeight:

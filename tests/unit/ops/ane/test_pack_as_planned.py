@@ -133,7 +133,7 @@ def test_a_whole_model_is_a_unit_per_kernel(model: Path, tmp_path: Path) -> None
     folder = tmp_path / "kernels"
     assert run(["kernel", str(model), str(folder), "--chip", "m6"]) == 0
     kernels = {item.name for item in ingot.plan(model, "m6")["m6"].kernels}
-    assert {item.name for item in folder.iterdir()} == {f"{name}.anek" for name in kernels}
+    assert {item.name for item in folder.iterdir()} == {"kernels.json", *(f"{name}.anek" for name in kernels)}
     assert load_kernel(folder / "a.plain.weight.anek").weight.bias is not None
     assert run(["kernel", str(model), str(folder), "--chip", "m6"]) == 2
     assert run(["kernel", str(model), str(folder), "--chip", "m6", "--overwrite"]) == 0

@@ -7,16 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import FormatError, IngotError
-from ingot.targets.ane import kernel_format as formats
-from ingot.targets.ane.activation import ENTRIES, read_lut
-from ingot.targets.ane.bits import e4m3_numbers, pack_lsb, unpack_lsb
-from ingot.targets.ane.descriptor import DETECT_ZEROS, KernelKind, kernel_word
-from ingot.targets.ane.pack import KernelWeight
-from ingot.targets.ane.unit import (
+from ingot.errors import FormatError
+from ingot.formats.anek.header import (
     ASYMMETRIC,
     BLOCKS,
-    MOST_UNITY,
+    HEADER,
     RECORD_WORDS,
     SPARSE,
     UNRELOCATED,
@@ -24,12 +19,16 @@ from ingot.targets.ane.unit import (
     aligned,
     groups,
     read_header,
+    require_digest,
 )
+from ingot.formats.anek.kind import NUMPY, PLAIN, kind_of
+from ingot.formats.anek.pack import KernelWeight
+from ingot.model.bytesource import MemorySource
+from ingot.targets.ane import kernel_format as formats
+from ingot.targets.ane.activation import read_lut
+from ingot.targets.ane.bits import e4m3_numbers, pack_lsb, unpack_lsb
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_NUMPY = {"half": "<f2", "int8": "i1", "uint8": "u1"}
-_PLAIN = {formats.FP16: "<f2", formats.INT8: "i1", formats.E4M3: "u1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +64,7 @@ class KernelUnit:
 
 
 def read_unit(data: bytes | memoryview, where: str = "kernel unit") -> KernelUnit:
-    """Read a kernel unit.
+    """Read a kernel unit, and check every byte of it.
 
     Raises
     ------
@@ -76,7 +75,8 @@ def read_unit(data: bytes | memoryview, where: str = "kernel unit") -> KernelUni
         ``anek.digest``.
     """
     view = memoryview(data)
-    header = read_header(view, where)
+    header = read_header(view[:HEADER], view.nbytes, where)
+    require_digest(MemorySource(view), where)
     reader = _Reader(header, np.frombuffer(view, np.uint8), where)
     return KernelUnit(header, reader.records, reader.weight())
 
@@ -84,47 +84,12 @@ def read_unit(data: bytes | memoryview, where: str = "kernel unit") -> KernelUni
 class _Reader:
     def __init__(self, header: Header, data: Array, where: str) -> None:
         self._header, self._data, self._where = header, data, where
-        self._bits, self._entry, self._palette = self._kind()
+        kind = kind_of(header, where)
+        self._bits, self._entry, self._palette = kind.bits, kind.entry, kind.palette
         self.records = self._records()
 
     def _refuse(self, rule: str, expected: str, found: object = "otherwise") -> FormatError:
         return FormatError(rule, f"expected {expected}, found {found}", where=self._where)
-
-    def _kind(self) -> tuple[int, str, bool]:
-        """Return bits of a stored value, type of it or of a codebook's entries, and whether there are codebooks."""
-        code, unity = self._header.kernel_format, formats.is_unity(self._header.kernel_format)
-        try:
-            entry, palette = formats.underlying_type(code), formats.is_palette(code)
-            bits = 16 if unity and entry == "half" else 8 if unity else formats.bit_depth(code)
-        except IngotError:
-            bits, entry, palette = 0, "", False
-        if not (palette and entry in _NUMPY) and code not in _PLAIN and not unity:
-            raise self._refuse("anek.kind", "fp16, int8, e4m3, unity or a palette of them", f"kernel format {code}")
-        header, plain = self._header, not palette
-        flags = header.flags & (ASYMMETRIC | BLOCKS)
-        if (flags and (code != formats.INT8 or flags == ASYMMETRIC | BLOCKS)) or (unity and header.flags):
-            raise self._refuse("anek.kind", "zero points or blocks of int8, and neither of an identity", header.flags)
-        if unity and not header.channels == header.per_channel <= MOST_UNITY:
-            raise self._refuse("anek.kind", f"an identity of {MOST_UNITY} channels at most", header.channels)
-        if (plain and (header.vector > 1 or header.codebooks > 1)) or header.vector == 3:
-            raise self._refuse("anek.kind", "vectors of 1, 2 or 4, and codebooks in palettes alone")
-        if header.channels % header.codebooks or header.channels // header.codebooks % header.vector:
-            raise self._refuse("anek.kind", "channels that the codebooks share evenly")
-        if header.version > 1 and not self._told(header.word, bits, entry, palette):
-            raise self._refuse("anek.header", "a kernel word that fits the format", f"{header.word:#x}")
-        if header.ocg % header.vector or (header.flags & SPARSE and header.vector > 1):
-            raise self._refuse("anek.kind", "groups of whole vectors, and single entries under a mask")
-        return bits, entry, palette
-
-    def _told(self, word: int, bits: int, entry: str, palette: bool) -> bool:
-        """Whether the kernel word is that of the format, detection of zeros apart."""
-        header = self._header
-        sparse, zero = bool(header.flags & SPARSE), bool(header.flags & ASYMMETRIC)
-        kind = KernelKind(entry, bits if palette else None, sparse, zero, header.vector)
-        try:
-            return word & ~DETECT_ZEROS == kernel_word(kind, header.target, detect_zeros=False)
-        except IngotError:
-            return False
 
     def section(self, name: str) -> Array:
         """Return the bytes of a section's first copy, after all copies and their padding were checked."""
@@ -145,8 +110,8 @@ class _Reader:
         header = self._header
         count = -(-header.channels // header.ocg)
         raw = self.section("ocgs")
-        if raw.size != 4 * RECORD_WORDS * count or header.sections["ocgs"].count != count:
-            raise self._refuse("anek.records", f"{count} records", f"{raw.size} bytes")
+        if header.sections["ocgs"].count != count:
+            raise self._refuse("anek.records", f"{count} records", header.sections["ocgs"].count)
         records = raw.view("<u4").reshape(count, RECORD_WORDS)
         sizes = np.array([channels for _, _, channels in groups(header)], np.uint32)
         if (records[:, 1] != sizes).any() or (records[:, 2:12] != UNRELOCATED).any() or records[:, 12:].any():
@@ -163,23 +128,14 @@ class _Reader:
             block=header.block, unity=formats.is_unity(header.kernel_format),
         )  # fmt: skip
         lut = self.section("lut")
-        if lut.size not in (0, 2 * ENTRIES):
-            raise self._refuse("anek.kind", f"an activation table of {2 * ENTRIES} bytes", lut.size)
-        if lut.size and self._header.version == 1:
-            raise self._refuse("anek.version", "version 2 with an activation table", "version 1")
         return replace(weight, lut=read_lut(lut.view("<f2").astype(np.float16))) if lut.size else weight
 
     def _codebooks(self) -> Array | None:
         pal, header = self.section("pal"), self._header
         shape = (header.codebooks, 1 << self._bits, header.vector)
-        wanted = (
-            formats.palette_lut_bytes(header.kernel_format, header.codebooks, header.vector) if self._palette else 0
-        )
-        if pal.size != wanted:
-            raise self._refuse("anek.kind", f"codebooks of {wanted} bytes", pal.size)
         if not self._palette:
             return None
-        codebooks = pal.view(_NUMPY[self._entry]).reshape(shape)
+        codebooks = pal.view(NUMPY[self._entry]).reshape(shape)
         return codebooks.astype(codebooks.dtype.newbyteorder("="))
 
     def _scales(self) -> tuple[Array | None, Array | None]:
@@ -188,9 +144,6 @@ class _Reader:
         if not header.flags & (ASYMMETRIC | BLOCKS):
             return self._halves("scale"), None
         raw, count = self.section("scale"), header.channels * header.scales
-        zeros = header.channels if header.flags & ASYMMETRIC else 0
-        if raw.size != 2 * count + zeros:
-            raise self._refuse("anek.kind", f"{count} scales and {zeros} zero points", f"{raw.size} bytes")
         scale = raw[: 2 * count].view("<f2").astype(np.float16)
         if header.flags & BLOCKS:
             return scale.reshape(header.channels, header.scales), None
@@ -198,8 +151,6 @@ class _Reader:
 
     def _halves(self, name: str) -> Array | None:
         raw = self.section(name)
-        if raw.size not in (0, 2 * self._header.channels):
-            raise self._refuse("anek.kind", f"section {name} of {self._header.channels} halves", f"{raw.size} bytes")
         return raw.view("<f2").astype(np.float16) if raw.size else None
 
     def _groups(self) -> tuple[Array, Array | None]:
@@ -210,10 +161,10 @@ class _Reader:
         if formats.is_unity(header.kernel_format):
             if stream.size or self.records[:, 0].any():
                 raise self._refuse("anek.records", "no weights of an identity", f"{stream.size} bytes")
-            return np.zeros(0, np.float16 if self._bits == 16 else _NUMPY[self._entry]), None
+            return np.zeros(0, np.float16 if self._bits == 16 else NUMPY[self._entry]), None
         if -(-rows * per * (1 if header.flags & SPARSE else self._bits) // 8) > stream.size:
             raise self._refuse("anek.records", "weights for every channel", f"{stream.size} bytes")
-        values = np.zeros((rows, per), np.uint8 if self._palette else _PLAIN[header.kernel_format])
+        values = np.zeros((rows, per), np.uint8 if self._palette else PLAIN[header.kernel_format])
         mask = np.zeros((rows, per), np.bool_) if header.flags & SPARSE else None
         cursor = tile = 0
         for index, (of_tile, first, channels) in enumerate(groups(header)):
@@ -246,7 +197,7 @@ class _Reader:
             if not np.array_equal(pack_lsb(codes, self._bits), raw):
                 raise self._refuse("anek.padding", "zeros behind a group's indices")
         else:
-            codes = raw.view(_PLAIN[self._header.kernel_format])
+            codes = raw.view(PLAIN[self._header.kernel_format])
         out.reshape(-1)[slice(None) if kept is None else kept] = codes
         return at + raw.size
 

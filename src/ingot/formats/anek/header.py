@@ -13,6 +13,8 @@ from math import prod
 from ingot.core import checksums
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.errors import FormatError, IntegrityError
+from ingot.model.bytesource import Buffer, ByteSource
+from ingot.model.part import CHUNK
 
 MAGIC, VERSION = b"ANEKUNIT", 2
 HEADER, TILE = 256, 64
@@ -29,6 +31,7 @@ MOST_UNITY = 8192
 _FIXED = struct.Struct("<8s11I")
 _LONG = struct.Struct("<QI")
 _SECTION = struct.Struct("<QQIHH")
+_DIGEST = struct.Struct("<I")
 _DIMS, _SECTIONS_AT, _TARGET_AT, _DIGEST_AT = 8, 96, 240, 252
 
 
@@ -122,18 +125,12 @@ def groups(header: Header) -> Iterator[tuple[int, int, int]]:
             yield tile, first, min(header.ocg, header.channels - first)
 
 
-def digest(data: bytes | bytearray | memoryview) -> int:
-    """Return the CRC-32C of a unit without the four bytes that hold it."""
-    hasher = checksums.hasher("crc32c")
-    view = memoryview(data)
-    hasher.update(view[:_DIGEST_AT])
-    hasher.update(view[HEADER:])
-    return int(hasher.text().rpartition(":")[2], 16)
-
-
 def seal(data: bytearray) -> None:
     """Put the digest into a unit."""
-    struct.pack_into("<I", data, _DIGEST_AT, digest(data))
+    hasher, view = checksums.hasher("crc32c"), memoryview(data)
+    hasher.update(view[:_DIGEST_AT])
+    hasher.update(view[HEADER:])
+    _DIGEST.pack_into(data, _DIGEST_AT, int(hasher.text().rpartition(":")[2], 16))
 
 
 def is_unit(head: bytes) -> bool:
@@ -141,25 +138,39 @@ def is_unit(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def read_header(data: memoryview, where: str) -> Header:
-    """Read and check the header against the file's size; reads no section.
+def stated(head: Buffer) -> str:
+    """Return the digest that a unit states of itself, as digests are spelled."""
+    return f"crc32c:0x{_DIGEST.unpack_from(head, _DIGEST_AT)[0]:08X}"
 
-    Raises
-    ------
-    FormatError
-        ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``.
-    IntegrityError
-        ``anek.digest``.
+
+def require_digest(source: ByteSource, where: str) -> None:
+    """Read a whole unit and compare its CRC-32C; raises ``IntegrityError`` ``anek.digest``."""
+    hasher = checksums.hasher("crc32c")
+    head, buffer = memoryview(bytearray(HEADER)), memoryview(bytearray(CHUNK))
+    source.readinto(0, head)
+    hasher.update(head[:_DIGEST_AT])
+    for start in range(HEADER, source.size, CHUNK):
+        piece = buffer[: min(CHUNK, source.size - start)]
+        source.readinto(start, piece)
+        hasher.update(piece)
+    if hasher.text() != stated(head):
+        raise IntegrityError("anek.digest", f"expected {stated(head)}, found {hasher.text()}: damaged", where=where)
+
+
+def read_header(data: Buffer, size: int, where: str) -> Header:
+    """Read and check the header of a unit, its first 256 bytes, against the file's size; reads no section.
+
+    Raises ``FormatError``: ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``.
     """
     if len(data) < HEADER or not is_unit(bytes(data[:8])):
         raise FormatError("anek.magic", f"expected a kernel unit of at least {HEADER} bytes", where=where)
-    _, version, size, code, flags, tiles, ocg, vector, books, copies, rank, word = _FIXED.unpack_from(data)
+    _, version, head_size, code, flags, tiles, ocg, vector, books, copies, rank, word = _FIXED.unpack_from(data)
     if version not in (1, VERSION):
         raise FormatError("anek.version", f"expected version 1 or {VERSION}, found {version}", where=where)
     per_channel, block = _LONG.unpack_from(data, _FIXED.size)
     old = version == 1 and (word or block or flags & ~SPARSE)
     odd = flags & ~FLAGS or bool(flags & BLOCKS) != (block > 0) or old
-    if size != HEADER or not 1 <= rank <= min(_DIMS, MAX_RANK) or odd:
+    if head_size != HEADER or not 1 <= rank <= min(_DIMS, MAX_RANK) or odd:
         raise FormatError("anek.header", f"expected rank 1 to {_DIMS} and reserved words of 0", where=where)
     dims_at = _FIXED.size + _LONG.size
     dims = struct.unpack_from(f"<{_DIMS}I", data, dims_at)
@@ -178,9 +189,7 @@ def read_header(data: memoryview, where: str) -> Header:
     header = Header(
         code, flags, tiles, ocg, vector, books, copies, shape, target.decode(), sections, word, version, block
     )
-    _check_bounds(header, len(data), where)
-    if struct.unpack_from("<I", data, _DIGEST_AT)[0] != digest(data):
-        raise IntegrityError("anek.digest", "expected the stored CRC-32C, found another: damaged", where=where)
+    _check_bounds(header, size, where)
     return header
 
 

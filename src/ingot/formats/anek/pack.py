@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import UsageError
-from ingot.targets.ane import kernel_format as formats
-from ingot.targets.ane.activation import ActivationLut
-from ingot.targets.ane.bits import pack_lsb
-from ingot.targets.ane.chips import Chip
-from ingot.targets.ane.descriptor import KernelKind, kernel_word
-from ingot.targets.ane.unit import (
+from ingot.formats.anek.header import (
     ASYMMETRIC,
     BLOCKS,
     HEADER,
@@ -31,6 +26,11 @@ from ingot.targets.ane.unit import (
     groups,
     seal,
 )
+from ingot.targets.ane import kernel_format as formats
+from ingot.targets.ane.activation import ActivationLut
+from ingot.targets.ane.bits import pack_lsb
+from ingot.targets.ane.chips import Chip
+from ingot.targets.ane.descriptor import KernelKind, kernel_word
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
