@@ -145,6 +145,34 @@ def toy(names: tuple[str, str] | None) -> bytes:
     return header + bytes(102 + 32 + 32 + 64) + index + b"".join(body) + b"SCZT" + struct.pack("<I", 2) + entries
 
 
+def by_ids() -> dict[str, bytes]:
+    """Entries that lie elsewhere in their round than the directory says, or than the order of blocks does."""
+    items = [int4("t"), int4("u", group="tensor")]
+    twice = [int4("t"), int4("u")]
+    places = squizd(items).main.places
+    other = squizd(twice).main.places["t"]["second"][0] + 16 * 4
+    names = [LAYER.format(layer) + "mlp.up_proj.weight" for layer in range(2)]
+    layers = [quantized(name, codes(4, 8, 4), 4, [(2.0**-layer, 0.0)], layer=layer) for layer, name in enumerate(names)]
+    swapped: Any = lambda tables: [tables[0][::-1], *tables[1:]]  # noqa: E731
+    return {
+        "entries-swapped": squizd(items, tables=swapped).data,
+        "entries-swapped-nameless": squizd(layers, named=False, tables=swapped).data,
+        "entries-second-swapped": squizd(twice, tables=lambda both: [both[0], both[1][8:] + both[1][:8]]).data,
+        "entries-elsewhere": squizd(items, edit=stated("u", "first", places["t"]["first"])).data,
+        "entries-second-elsewhere": squizd(twice, edit=stated("u", "second", [other, 8])).data,
+    }
+
+
+def stated(name: str, key: str, value: Any) -> Any:
+    """An edit of a directory: a tensor's field is another."""
+
+    def edit(root: Any) -> Any:
+        root["tensors"][name][key] = value
+        return root
+
+    return edit
+
+
 def model(layers: int = 2) -> list[Item]:
     """Embedding, layers and head as a small model has them."""
     middle = [
@@ -163,20 +191,22 @@ def model(layers: int = 2) -> list[Item]:
 def noted() -> dict[str, bytes]:
     """Allowed, told by verify, refused by verify --strict: named by the rule."""
     base, sparse = squizd(model()), squizd(network())
-    between = bytearray(base.data)
+    between, inside = bytearray(base.data), bytearray(base.data)
     between[base.main.spans[0][1]] = 7  # before layer 1
+    inside[base.main.blocks["model.layers.0.self_attn.q_proj.weight"] - 1] = 7
     return {
         "note-squizd.reserved-flags": base.patch(6, "I", 4 | 1 << 31),
         "note-squizd.reserved+header": base.patch(26, "B", 1),
         "note-squizd.reserved+end": base.patch(255, "B", 1),
         "note-squizd.reserved+index": base.patch(256 + 28, "I", 1),
         "note-squizd.reserved+sparsity": sparse.patch(159, "B", 1),
-        "note-squizd.unused-sparsity-crc": base.patch(14, "I", 0x190A55AD),
+        "note-squizd.unused-sparsity-crc": base.patch(14, "I", 0x2B5A),
         "note-squizd.unused-sparsity": with_zeroed(base.patch(132, "I", 64), 14, 4),
         "note-squizd.unused-draft-hash": base.patch(18, "Q", 1),
         "note-squizd.unused-draft": with_zeroed(base.patch(180, "I", 64), 18, 8),
         "note-squizd.trailing-bytes": base.data + b"\0",
-        "note-squizd.gap": bytes(between),
+        "note-squizd.gap": bytes(inside),
+        "note-squizd.between": bytes(between),
     }
 
 
@@ -240,9 +270,12 @@ def valid(*, sealed: bool = False) -> dict[str, bytes]:
         "manifest-digest": packed(mixed, sealed=True, **everything),
     }
     plain = squizd(model())
-    files = {name: item.data for name, item in made.items()} | noted()
+    files = {name: item.data for name, item in made.items()} | noted() | by_ids()
     files["toy"] = toy(None)
     files["toy-usual-names"] = toy((usual[0], usual[1]))
+    files["toy-right-crc"] = files["toy"][:14] + struct.pack("<I", 0x190A55AD) + files["toy"][18:]
+    files["toy-no-crc"] = files["toy"][:14] + bytes(4) + files["toy"][18:]
+    files["crc-of-zeros"] = plain.patch(14, "I", 0x190A55AD)
     files["any-arch-id"] = plain.patch(12, "H", 0xFFFF)
     files["empty-layer-at-the-end"] = made["layers-without-tensors"].patch(256 + 32 * 4 + 4, "Q", 256)
     files["scale-offset-0"] = plain.patch(256 + 20, "Q", 0)
@@ -271,7 +304,7 @@ def expected(data: bytes) -> dict[str, Any]:
     return {
         "tensors": listed(catalog.tensors),
         "metadata": dict(catalog.metadata),
-        "notes": sorted({rule for rule, _ in catalog.notes}),
+        "notes": sorted({rule for rule, _ in (*catalog.notes, *catalog.remarks)}),
         "draft": None if draft is None else listed(draft),
         "coreml": None if coreml is None else hashlib.sha256(coreml.view()).hexdigest()[:16],
     }

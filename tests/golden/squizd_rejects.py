@@ -172,7 +172,6 @@ def scales(tools: SimpleNamespace) -> Files:
         "squizd.scale-count+one-less-nameless": entries(lambda a, b: [a[:1], b], False),
         "squizd.scale-count+many-nameless": entries(lambda a, b: [[(i, 1.0, 0.0) for i in range(99)], b], False),
         "squizd.scale-id": entries(lambda a, b: [[(foreign, 1.0, 0.0), a[1]], b]),
-        "squizd.scale-id+swapped": entries(lambda a, b: [a[::-1], b]),
         "squizd.scale-id+second": entries(lambda a, b: [a, [(foreign | 1 << 63, 1.0, 0.0), *b[1:]]]),
         "squizd.scale-id+second-last": entries(lambda a, b: [a, [*b[:-1], (foreign | 1 << 63, 1.0, 0.0)]]),
         "squizd.scale-id+high-bit": entries(
@@ -182,6 +181,13 @@ def scales(tools: SimpleNamespace) -> Files:
         "squizd.scale-id+nameless-apart": entries(
             lambda a, b: [a, [*b[:4], (a[1][0] | 1 << 63, 1.0, 0.0), *b[4:]]], False
         ),
+        "squizd.scale-id+nameless-layer": squizd(
+            [tools.int4(f"model.layers.{layer}.mlp.up_proj.weight", group="tensor", layer=layer) for layer in (0, 1)],
+            named=False,
+            tables=lambda tables: [
+                [(id_of(1, f"model.layers.1.mlp.{name}_proj.weight"), 1.0, 0.0) for name in ("up", "gate")]
+            ],
+        ).data,
         "squizd.scale-rounds": entries(lambda a, b: [[(a[0][0], 2.0, 0.0), a[1]], b]),
         "squizd.scale-rounds+zero": entries(lambda a, b: [[(a[0][0], 1.0, 1.0), a[1]], b]),
         "squizd.scale-rounds+nan": entries(lambda a, b: [[(a[0][0], math.nan, 0.0), a[1]], b]),
@@ -195,16 +201,11 @@ def scales(tools: SimpleNamespace) -> Files:
         "outside": [table - 8, 1],
         "second-table": [second + 8, 1],
         "past-u63": [2**63 - 1, 1],
-        "shared": places["t"],
     }.items():
-        rule = "squizd.scale-id" if variant == "shared" else "squizd.scale-entry"
-        made[f"{rule}+{variant}"] = squizd(items, edit=entry("u", "first", value)).data
+        made[f"squizd.scale-entry+{variant}"] = squizd(items, edit=entry("u", "first", value)).data
     run = own["t"]["second"]
     made["squizd.scale-entry+second-outside"] = squizd(items, edit=entry("t", "second", [run[0] + 16, 8])).data
     made["squizd.scale-entry+first-table"] = squizd(items, edit=entry("t", "second", [table + 8, 8])).data
-    twice = [tools.int4("t"), tools.int4("u")]
-    same = squizd(twice).main.places["t"]["second"][0] + 16 * 4
-    made["squizd.scale-id+second-shared"] = squizd(twice, edit=entry("u", "second", [same, 8])).data
     return made
 
 

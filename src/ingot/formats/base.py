@@ -27,7 +27,8 @@ class Catalog:
     ``tensors`` keeps the file's order and may build its values on access, the same object each time. ``headers`` maps
     each
     file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the checkpoint.
-    ``notes`` are oddities that are allowed but worth telling (``verify`` prints them): pairs of rule and message.
+    ``notes`` are oddities that are read though the format's document asks for something else, ``remarks`` what it does
+    not forbid but is worth telling: pairs of rule and message. ``verify`` prints both; strictly the first are errors.
     ``check_whole`` compares a digest that covers the whole file, where there is one; it reads everything.
     ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds;
     ``features`` are those that decide on the kernels that could run the file, where its format knows such.
@@ -40,6 +41,7 @@ class Catalog:
     headers: Mapping[str, bytes] = field(default_factory=dict)
     sources: Sequence[ByteSource] = ()
     notes: Sequence[tuple[str, str]] = ()
+    remarks: Sequence[tuple[str, str]] = ()
     attachments: Attachments = NOTHING
     details: Callable[[], Sequence[Table]] = tuple
     features: Flags | None = None

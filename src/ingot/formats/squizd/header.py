@@ -97,9 +97,10 @@ def _oddities(header: Header) -> Iterator[tuple[str, str]]:
     if any(header.reserved) or any(header.reserved2) or any(header.sparsity.reserved) or any(header.draft.reserved):
         yield "squizd.reserved", "expected reserved header bytes to be 0, found others"
     if not header.flags & Flags.SPARSE:
-        if header.sparsity_crc:
-            crc = header.sparsity_crc
-            yield "squizd.unused-sparsity-crc", f"expected sparsity_crc32 0 without SPARSE, found {crc:#010x}"
+        crc = sparsity_crc(header.sparsity.pack())
+        if header.sparsity_crc not in (0, crc):
+            message = f"expected sparsity_crc32 0 or {crc:#010x} without SPARSE, found {header.sparsity_crc:#010x}"
+            yield "squizd.unused-sparsity-crc", message
         if header.sparsity != Sparsity():
             yield "squizd.unused-sparsity", "expected zero sparsity metadata without SPARSE, found other bytes"
     if not header.flags & Flags.EAGLE:

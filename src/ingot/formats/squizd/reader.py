@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ingot.core import checksums
@@ -46,6 +46,7 @@ from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, read_bytes
 
 _CHUNK = 4 << 20
+_BETWEEN = "squizd.between"
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class _Read:
     index: Sequence[IndexEntry]
     notes: Notes
     verify: bool
+    remarks: Notes = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -98,7 +100,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     state = _Read(source, file, header, index, notes + more, verify)
     begin = HEADER + INDEX_ENTRY * header.layer_count
     start = max([begin, *(end for _, end in state.layers)])
-    note_gaps(source, [span for span in state.layers if span[1] > span[0]], [(begin, start)], state.notes)
+    note_gaps(source, [span for span in state.layers if span[1] > span[0]], [(begin, start)], state.remarks, _BETWEEN)
     places, behind = _tables(state, start)
     directory, raw, tail = read_directory(source, behind, source.size, state.where)
     head = read_bytes(source, 0, begin)
@@ -112,8 +114,8 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         located = locate(source, directory, state.layers, places, state.notes, state.where)
         starts = masks_by_layer(located, directory)
     _check_flags(state, located)
-    if directory is not None and not places:
-        places = [(behind + TABLE_HEADER, 0)]  # where the tables would be
+    if not places:
+        places = [(place + TABLE_HEADER, 0) for place in (start, behind)]  # where the tables would be
     _check_index_scales(state, places, starts)
     attachments, tail = _appendices(state, directory, tail)
     _check_end(state, tail)
@@ -123,6 +125,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         headers={name or source.name: head + raw},
         sources=(file,),
         notes=tuple(state.notes),
+        remarks=tuple(state.remarks),
         attachments=attachments,
         details=partial(details, header, attachments),
         features=Flags(header.flags & KNOWN),
@@ -145,7 +148,7 @@ def _without_directory(state: _Read, places: Sequence[tuple[int, int]]) -> dict[
             rule="squizd.sparse-without-directory",
             where=state.where,
         )
-    state.notes.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
+    state.remarks.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
     blocks = walk(state.source, state.layers, state.where)
     return name_blocks(state.source, blocks, places, state.where)
 
@@ -194,7 +197,7 @@ def _appendices(state: _Read, directory: Directory | None, tail: int) -> tuple[A
                 f"expected a draft head between byte {tail} and the file's end {state.source.size}, found "
                 f"{meta.length} bytes at {meta.offset}",
             )
-        note_gaps(state.source, [], [(tail, meta.offset)], state.notes)
+        note_gaps(state.source, [], [(tail, meta.offset)], state.remarks, _BETWEEN)
         draft = tensors_of(state.file, _draft(state, directory), verify=state.verify)
         tail = meta.offset + meta.length
     if state.has(Flags.ANE_COREML):
@@ -286,6 +289,6 @@ def _require_none_lost(state: _Read, start: int) -> None:
 
 def _check_end(state: _Read, tail: int) -> None:
     if tail < state.source.size:
-        state.notes.append(
+        state.remarks.append(
             ("squizd.trailing-bytes", f"expected the file to end at byte {tail}, found {state.source.size} bytes")
         )

@@ -25,6 +25,8 @@ _PIECE = 1 << 14
 _MOST_TABLES = 4096
 
 Array = np.ndarray[Any, np.dtype[Any]]
+TablePlaces = Sequence[tuple[int, int]]
+"""Offset of the first entry and number of entries of each scale table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
-
-import numpy as np
 
 from ingot.errors import FormatError
 from ingot.formats.squizd.blocks import TCA_HEADER, Read, fits, npcl, parse
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory, Entry
 from ingot.formats.squizd.directory import parse as parse_directory
+from ingot.formats.squizd.entries import with_entries
 from ingot.formats.squizd.header import Notes
 from ingot.formats.squizd.layout import (
     ALIGNMENT,
     DIRECTORY_HEADER,
     DIRECTORY_MAGIC,
-    SCALE_ENTRY,
-    SUB_BLOCK_BIT,
-    tensor_id,
 )
-from ingot.formats.squizd.scales import entries_at
-from ingot.formats.squizd.tensors import Located, from_entry
+from ingot.formats.squizd.scales import TablePlaces
+from ingot.formats.squizd.tensors import Located, from_entry, run_of
 from ingot.model.bytesource import ByteSource, Range
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.ranges import HeaderSource, read_bytes
@@ -33,7 +28,6 @@ from ingot.model.spec import PartSpec, TensorSpec
 
 Span = tuple[int, int]
 _DATA = {"data"}
-TablePlaces = Sequence[tuple[int, int]]
 
 
 def skip_zeros(source: ByteSource, offset: int, end: int) -> int:
@@ -118,7 +112,10 @@ def locate(
             spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
     _check_apart(spans, where)
     note_gaps(source, [(start, end) for start, end, _ in spans], layers, notes)
-    _check_scales(source, directory, tables, where)
+    entries = with_entries(source, directory, tables, where).tensors
+    for name, entry in entries.items():
+        if entry is not directory.tensors[name]:
+            by_name[name] = replace(by_name[name], run=run_of(name, entry))
     return by_name
 
 
@@ -158,7 +155,9 @@ def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
             )
 
 
-def note_gaps(source: HeaderSource, inner: Sequence[Span], outer: Sequence[Span], notes: Notes) -> None:
+def note_gaps(
+    source: HeaderSource, inner: Sequence[Span], outer: Sequence[Span], notes: Notes, rule: str = "squizd.gap"
+) -> None:
     """Add a note, once, if something lies in ``outer`` spans and in none of the ``inner`` ones that is not padding.
 
     The inner spans are apart and inside the outer ones, and so are the outer ones among themselves.
@@ -167,79 +166,11 @@ def note_gaps(source: HeaderSource, inner: Sequence[Span], outer: Sequence[Span]
     starts = sorted([start for start, _ in inner] + [end for start, end in outer if end > start])
     gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
     source.expect((end, start - end) for end, start in gaps if start - end < ALIGNMENT)
-    note = ("squizd.gap", "expected fewer than 64 zero bytes between blocks and sections, found other bytes")
+    note = (rule, "expected fewer than 64 zero bytes between blocks and sections, found other bytes")
     if note not in notes and any(
         start - end >= ALIGNMENT or any(read_bytes(source, end, start - end)) for end, start in gaps
     ):
         notes.append(note)
-
-
-def _check_scales(source: HeaderSource, directory: Directory, tables: TablePlaces, where: str) -> None:
-    """Every quantized matrix has its entries inside the tables, under its id, and no others are in the first round."""
-    scaled = {name: entry for name, entry in directory.tensors.items() if entry.first is not None}
-    if scaled and not tables:
-        raise FormatError(
-            "squizd.scale-missing", f"expected scale tables for {len(scaled)} matrices, found none", where=where
-        )
-    firsts = sum(count for _, count in tables[:1])
-    if firsts != len(scaled):
-        raise FormatError(
-            "squizd.scale-count",
-            f"expected {len(scaled)} entries in the first scale table, one per quantized matrix, found {firsts}",
-            where=where,
-        )
-    rounds = (tables[:1], tables[1:])
-    runs = [
-        (run, id, rounds[round], name)
-        for name, entry in scaled.items()
-        for id in (tensor_id(entry.layer, name),)
-        for round, (run, id) in enumerate(((entry.first, id), (entry.second, id | SUB_BLOCK_BIT)))
-        if run is not None and run[1]
-    ]
-    for run, _, places, name in runs:
-        _check_place(run, places, f"{where}: tensor {name[:200]!r}")
-    _check_ids(source, [(run, id, name) for run, id, _, name in runs], where)
-    neutral = [entry.first[0] for entry in scaled.values() if entry.first and entry.second]
-    entries = entries_at(source, neutral)
-    odd = np.flatnonzero((entries["scale"] != 1.0) | (entries["zero"] != 0.0))
-    if odd.size:
-        raise FormatError(
-            "squizd.scale-rounds",
-            "expected scale 1 and zero 0 in the first round beside sub-block scales, found "
-            f"{entries['scale'][odd[0]]:g} and {entries['zero'][odd[0]]:g}",
-            where=where,
-        )
-    taken = sorted(run for run, _, _, _ in runs)
-    for (start, count), (following, _) in pairwise(taken):
-        if start + count * SCALE_ENTRY > following:
-            raise FormatError("squizd.scale-entry", "expected scale entries of its own for every tensor", where=where)
-
-
-def _check_place(run: tuple[int, int], tables: TablePlaces, where: str) -> None:
-    """Check that a run of entries lies in a table, on its grid."""
-    offset, count = run
-    table = bisect_right(tables, offset, key=itemgetter(0)) - 1
-    start, entries = tables[table] if table >= 0 else (0, 0)
-    behind = offset - start
-    if behind % SCALE_ENTRY or count > entries - behind // SCALE_ENTRY:
-        raise FormatError(
-            "squizd.scale-entry", f"expected {count} scale entries inside a table, found them at {offset}", where=where
-        )
-
-
-def _check_ids(source: HeaderSource, runs: Sequence[tuple[tuple[int, int], int, str]], where: str) -> None:
-    """Check the first and last id of every run; those between are checked when they are read."""
-    ends = [start + last * SCALE_ENTRY for (start, count), _, _ in runs for last in (0, count - 1)]
-    ids = np.repeat(np.array([id for _, id, _ in runs], np.uint64), 2)
-    stored_ids = entries_at(source, ends)["id"]
-    wrong = np.flatnonzero(stored_ids != ids)
-    if wrong.size:
-        index = int(wrong[0])
-        raise FormatError(
-            "squizd.scale-id",
-            f"expected scale entries of tensor id {int(ids[index]):#018x}, found {int(stored_ids[index]):#018x}",
-            where=f"{where}: tensor {runs[index // 2][2][:200]!r}",
-        )
 
 
 def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict[int, int]:

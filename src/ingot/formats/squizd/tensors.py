@@ -70,12 +70,16 @@ def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
             raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=where)
         checksums.known(text, "squizd.digest", where)
     chunks = _chunks_of(entry, spec, where)
-    run = None
-    if entry.second is not None:
-        run = Run(entry.second[0], entry.second[1], tensor_id(entry.layer, name) | SUB_BLOCK_BIT)
-    elif entry.first is not None:
-        run = Run(entry.first[0], entry.first[1], tensor_id(entry.layer, name))
+    run = run_of(name, entry)
     return Located(spec, form, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests, chunks)
+
+
+def run_of(name: str, entry: Entry) -> Run | None:
+    """Return the entries that hold a tensor's scales: those of the second round where it has any."""
+    id = tensor_id(entry.layer, name)
+    if entry.second is not None:
+        return Run(*entry.second, id | SUB_BLOCK_BIT)
+    return None if entry.first is None else Run(*entry.first, id)
 
 
 def _chunks_of(entry: Entry, spec: TensorSpec, where: str) -> dict[str, ChunkDigests | None]:

@@ -13,9 +13,10 @@ from functools import partial
 from ingot.errors import FormatError
 from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, Block, parse
 from ingot.formats.squizd.carry import SCALE_ROLES, form_of
-from ingot.formats.squizd.layout import SUB_BLOCK_BIT, tensor_id
-from ingot.formats.squizd.scales import Run, read_entries, runs
-from ingot.formats.squizd.section_reader import Span, TablePlaces, skip_zeros
+from ingot.formats.squizd.entries import assigned, rounds_of
+from ingot.formats.squizd.layout import tensor_id
+from ingot.formats.squizd.scales import Run, TablePlaces, read_entries
+from ingot.formats.squizd.section_reader import Span, skip_zeros
 from ingot.formats.squizd.tensors import Located
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.affine import FLAT_LSB, POINTS, ROWS_LSB, WHOLE, AffineLayout, Grid, Group
@@ -98,52 +99,16 @@ def name_blocks(
         ``squizd.sub-blocks``.
     """
     scaled = [walked for walked in blocks if walked.block.magic in _SCALED]
-    firsts, seconds = _rounds(source, tables, len(scaled), where)
-    scales = dict(zip((walked.offset for walked in scaled), firsts, strict=True))
+    firsts, seconds = rounds_of(source, tables, len(scaled), where)
+    entries = assigned(firsts, [walked.layer for walked in scaled], _usual_names, where)
+    by_offset = {walked.offset: entry for walked, entry in zip(scaled, entries, strict=True)}
     names: dict[str, Located] = {}
-    layer, usual = -1, dict[int, str]()
     for walked in blocks:
-        first = scales.get(walked.offset)
-        name = f"{stem}.{walked.layer}.{walked.number}"
-        if first is not None:
-            if walked.layer != layer:
-                layer, usual = walked.layer, _usual_names(walked.layer)
-            name = usual.get(first.id, name)
-        if name in names:
-            name = f"{stem}.{walked.layer}.{walked.number}"
+        first, usual = by_offset.get(walked.offset, (None, None))
+        name = usual if usual is not None and usual not in names else f"{stem}.{walked.layer}.{walked.number}"
         second = None if first is None else seconds.get(first.id)
         names[name] = _located(source, name, walked, first, second, where)
     return names
-
-
-def _rounds(source: ByteSource, tables: TablePlaces, matrices: int, where: str) -> tuple[list[Run], dict[int, Run]]:
-    """Return the entries of the first round one by one, and the runs of the second by id."""
-    if matrices and not tables:
-        raise FormatError(
-            "squizd.scale-missing", f"expected a scale table for {matrices} matrices, found none", where=where
-        )
-    rounds = [run for offset, count in tables for run in runs(source, offset, count, 2 * matrices + 2, where)]
-    firsts = [
-        Run(run.offset + 16 * index, 1, run.id)
-        for run in rounds
-        if not run.id & SUB_BLOCK_BIT
-        for index in range(min(run.count, matrices + 1))
-    ]
-    if len(firsts) != matrices:
-        raise FormatError(
-            "squizd.scale-count",
-            f"expected {matrices} entries in the first round of scales, one per quantized matrix, found {len(firsts)}",
-            where=where,
-        )
-    seconds = {run.id & ~SUB_BLOCK_BIT: run for run in rounds if run.id & SUB_BLOCK_BIT}
-    known = {run.id for run in firsts}
-    if len(seconds) != sum(run.id & SUB_BLOCK_BIT != 0 for run in rounds) or not seconds.keys() <= known:
-        raise FormatError(
-            "squizd.scale-id",
-            "expected sub-block scales together, under ids of the first round; found others",
-            where=where,
-        )
-    return firsts, seconds
 
 
 def _usual_names(layer: int) -> dict[int, str]:

@@ -58,6 +58,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         headers={name or source.name: data},
         sources=(source,),
         notes=tuple(_notes(manifest)),
+        remarks=tuple(_remarks(manifest)),
         manifest_digest=manifest.ingot_digest is not None,
     )
 
@@ -126,11 +127,16 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
 
 
 def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What is allowed but worth telling."""
+    """What is read although the document names no such thing."""
+    parts = [part for obj in manifest.objects.values() for part in obj.components.values()]
+    for kind, count in Counter(part.encoding for part in parts if part.encoding not in ENCODINGS).items():
+        yield "zt.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"
+
+
+def _remarks(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What the document allows and is worth telling."""
     if manifest.version.split(".")[:2] != VERSION.split(".")[:2]:
         yield "zt.version-minor", f"written to zTensor {manifest.version}, read as {VERSION}"
     parts = [part for obj in manifest.objects.values() for part in obj.components.values()]
     for kind, count in Counter(part.type for part in parts if part.type and part.type not in DTYPES).items():
         yield "zt.type-unknown", f"{count} parts have a logical type that is not known here: {str(kind)[:80]!r}"
-    for kind, count in Counter(part.encoding for part in parts if part.encoding not in ENCODINGS).items():
-        yield "zt.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"

@@ -30,6 +30,8 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
 
 _CHUNK = 4 << 20
+OPTIONAL = ("part.no-digest", "part.unknown-digest")
+"""Notes on what every format leaves to the writer: no errors however strict the check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def verify(
     path : path
         Anything that ``ingot.open`` opens.
     strict : bool
-        Report what is allowed but not canonical as errors: parts without a digest, codecs and digests not known here.
+        Report as errors what the format's document asks for otherwise, and codecs not known here. What the document
+        leaves to the writer, such as digests, stays a note.
     io : str
         ``pread`` by default, so that a file that shrinks meanwhile is a finding and not a crash.
     progress : callable, optional
@@ -113,7 +116,8 @@ def examine(source: Source, strict: bool = False, progress: ProgressCallback | N
     findings += _attachments(source)
     findings += _whole(source)
     if strict:
-        findings = [Finding("error", item.rule, item.where, item.message) for item in findings]
+        findings = [item if item.rule in OPTIONAL else replace(item, level="error") for item in findings]
+    findings += [Finding("note", rule, path, message) for rule, message in source.catalog.remarks]
     if source.catalog.manifest_digest is False:
         message = "no digest of the header or manifest, as files of before it was written: damage there may go unseen"
         findings.append(Finding("note", "format.no-manifest-digest", path, message))

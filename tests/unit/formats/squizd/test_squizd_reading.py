@@ -134,7 +134,7 @@ def everything(data: bytes) -> tuple[list[str], list[str]]:
         catalog = read_catalog(MemorySource(data, "f"))
     except IngotError as error:
         return [error.rule or ""], []
-    return read_all(catalog), [rule for rule, _ in catalog.notes]
+    return read_all(catalog), [rule for rule, _ in (*catalog.notes, *catalog.remarks)]
 
 
 def test_no_flipped_bit_outside_of_the_directories_goes_unseen() -> None:
@@ -195,7 +195,7 @@ def test_payloads_begin_at_multiples_of_64_and_padding_is_zero() -> None:
         assert 0 <= header - end < 64
         assert not any(data[end:header])
         end = part.offset + part.length
-    assert catalog.notes == ()
+    assert (catalog.notes, catalog.remarks) == ((), ())
 
 
 class FormatSuiteOf(FormatSuite):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ingot
 from ingot.core import cbor, checksums
 from ingot.errors import FormatError, IngotError, IntegrityError
 from ingot.formats.base import Catalog
@@ -212,5 +213,22 @@ def test_the_collector_runs_again_after_a_refusal(read: Read) -> None:
 def test_notes_tell_what_is_odd_but_allowed(read: Read) -> None:
     objects = {"t": tensor(components={"data": component(type="posit32", encoding="lz4")})}
     found = read(zt_file(manifest(objects, version="1.7"), {64: F32}))
-    assert [rule for rule, _ in found.notes] == ["zt.version-minor", "zt.type-unknown", "zt.encoding-unknown"]
-    assert read(GOOD).notes == ()
+    assert [rule for rule, _ in found.remarks] == ["zt.version-minor", "zt.type-unknown"]
+    assert [rule for rule, _ in found.notes] == ["zt.encoding-unknown"]
+    assert (read(GOOD).notes, read(GOOD).remarks) == ((), ())
+
+
+def test_strictly_a_file_without_digests_is_as_good_as_any(tmp_path: Path) -> None:
+    """Section 1: ``digest`` is optional; section 2: logical types are an open set, minor versions add to them."""
+    objects = {"t": tensor(), "u": tensor(components={"data": component(type="posit32", offset=128)})}
+    data = zt_file(manifest(objects, version="1.3.0"), {64: F32, 128: F32})
+    (tmp_path / "a.zt").write_bytes(data)
+    told = {"part.no-digest", "zt.version-minor", "zt.type-unknown", "format.no-manifest-digest"}
+    assert {(item.level, item.rule) for item in ingot.verify(tmp_path / "a.zt", strict=True)} == {
+        ("note", rule) for rule in told
+    }
+    lz4 = {"t": tensor(components={"data": component(encoding="lz4")})}
+    (tmp_path / "b.zt").write_bytes(zt_file(manifest(lz4), {64: F32}))
+    assert "zt.encoding-unknown" in [
+        item.rule for item in ingot.verify(tmp_path / "b.zt", strict=True) if item.level == "error"
+    ]

@@ -1,0 +1,176 @@
+"""Files packed from the SQUIZD document alone, by a writer that knows no directory, no padding and nothing of Ingot."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Entry = tuple[int, float, float]
+
+INT4_FLAG, SPARSE_FLAG, EAGLE_FLAG, INT2_FLAG, COREML_FLAG = 4, 8, 16, 32, 64
+
+
+def fnv(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def id_of(layer: int, name: str) -> int:
+    """Section 8: a hash of layer and name; which, and the clear top bit, are the page's decision."""
+    return fnv(struct.pack("<I", layer) + name.encode()) % 2**63
+
+
+def int4(codes: Array) -> bytes:
+    """Section 5.3."""
+    flat = codes.reshape(-1).astype(np.int64) & 15
+    flat = np.append(flat, np.zeros(flat.size % 2, np.int64))
+    packed = (flat[::2] | flat[1::2] << 4).astype(np.uint8)
+    return b"INT4" + struct.pack("<II", *codes.shape) + packed.tobytes()
+
+
+def npcl(values: Array) -> bytes:
+    """Section 5.5."""
+    code = {"float32": 0, "float16": 1}[values.dtype.name]
+    return b"NPCL" + struct.pack(f"<II{values.ndim}I", code, values.ndim, *values.shape) + values.tobytes()
+
+
+def table(entries: Sequence[Entry]) -> bytes:
+    """Section 8."""
+    return b"SCZT" + struct.pack("<I", len(entries)) + b"".join(struct.pack("<Qff", *entry) for entry in entries)
+
+
+def document(
+    layers: Sequence[Sequence[bytes]],
+    flags: int,
+    entries: Sequence[Entry] = (),
+    *,
+    masks: Sequence[bytes] = (),
+    sparsity: bytes = bytes(32),
+    crc: int | None = None,
+    draft: tuple[bytes, int, int] | None = None,
+    coreml: bytes | None = None,
+) -> bytes:
+    """Sections 2 to 4: header, index, blocks with each layer's masks, scale tables, appendices; nothing between."""
+    at = start = 256 + 32 * len(layers)
+    tables = table(entries) if entries else b""
+    behind = start + sum(map(len, (block for blocks in layers for block in blocks))) + sum(map(len, masks))
+    index, body = b"", b""
+    for layer, blocks in enumerate(layers):
+        data = b"".join(blocks)
+        mask = masks[layer] if masks else b""
+        scales = at + len(data) if mask else behind
+        index += struct.pack("<IQQQI", layer, at, len(data + mask), scales, 0)
+        body += data + mask
+        at += len(data + mask)
+    head = bytes(32)
+    tail = tables
+    if draft is not None:
+        payload, count, vocabulary = draft
+        head = struct.pack("<QQII8x", behind + len(tables), 8 + len(payload), count, vocabulary)
+        tail += b"EGDH" + struct.pack("<I", count) + payload
+    if coreml is not None:
+        tail += b"ANLX" + struct.pack("<Q", len(coreml)) + coreml
+    if crc is None:
+        crc = zlib.crc32(sparsity) if flags & SPARSE_FLAG else 0
+    fixed = struct.pack("<4sHIHHIQ102x", b"SQZD", 1, flags, len(layers), 0, crc, fnv(head) if any(head) else 0)
+    return fixed + sparsity + head + bytes(64) + index + body + tail
+
+
+def codes(rows: int, cols: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(-8, 8, (rows, cols))
+
+
+def write(tmp_path: Path, data: bytes) -> Path:
+    (tmp_path / "a.squizd").write_bytes(data)
+    return tmp_path / "a.squizd"
+
+
+def values(path: Path) -> dict[str, Array]:
+    with ingot.open(path) as checkpoint:
+        return {name: tensor.numpy() for name, tensor in checkpoint.items()}
+
+
+def rule_of(path: Path) -> str:
+    with pytest.raises(IngotError) as caught:
+        ingot.open(path)
+    return str(caught.value.rule)
+
+
+UP = "model.layers.{}.mlp.up_proj.weight"
+
+
+def scaled(matrix: Array, scale: float, zero: float = 0.0) -> Array:
+    return np.asarray(np.float32(scale) * (matrix.astype(np.float32) - np.float32(zero)))
+
+
+def test_entries_are_found_by_their_ids_wherever_they_lie(tmp_path: Path) -> None:
+    """Section 8: an entry says by its id whose it is; the order of the table says nothing."""
+    matrices = [codes(4, 6, seed) for seed in range(3)]
+    entries = [(id_of(layer, UP.format(layer)), 2.0**-layer, float(layer)) for layer in range(3)]
+    for order in ((0, 1, 2), (2, 0, 1), (1, 0, 2)):
+        data = document([[int4(matrix)] for matrix in matrices], INT4_FLAG, [entries[index] for index in order])
+        found = values(write(tmp_path, data))
+        assert list(found) == [UP.format(layer) for layer in range(3)]
+        for layer, matrix in enumerate(matrices):
+            assert np.array_equal(found[UP.format(layer)], scaled(matrix, 2.0**-layer, float(layer)))
+
+
+def test_an_id_that_fits_no_matrix_is_refused(tmp_path: Path) -> None:
+    """Two entries of layer 1, which has one matrix, and none of layer 0."""
+    other = UP.format(1).replace("up", "gate")
+    entries = [(id_of(1, UP.format(1)), 1.0, 0.0), (id_of(1, other), 1.0, 0.0)]
+    data = document([[int4(codes(2, 4))], [int4(codes(2, 4))]], INT4_FLAG, entries)
+    assert rule_of(write(tmp_path, data)) == "squizd.scale-id"
+
+
+@pytest.mark.parametrize("ids", [(0, 0), (0x0123456789ABCDEF, 2)])
+def test_ids_that_tell_nothing_leave_the_order(tmp_path: Path, ids: tuple[int, int]) -> None:
+    """Absent ones, or hashes of a kind that is not known here."""
+    matrices = [codes(3, 4, seed) for seed in range(2)]
+    data = document([[int4(one) for one in matrices]], INT4_FLAG, [(ids[0], 0.5, 0.0), (ids[1], 0.25, 1.0)])
+    first, second = values(write(tmp_path, data)).values()
+    assert np.array_equal(first, scaled(matrices[0], 0.5))
+    assert np.array_equal(second, scaled(matrices[1], 0.25, 1.0))
+
+
+def told(path: Path) -> dict[str, str]:
+    """Level of each rule that a strict check tells."""
+    return {item.rule: item.level for item in ingot.verify(path, strict=True)}
+
+
+OPTIONAL = dict.fromkeys(("squizd.no-directory", "part.no-digest", "format.no-manifest-digest"), "note")
+
+
+@pytest.mark.parametrize("crc", [0, zlib.crc32(bytes(32))])
+def test_a_strict_check_passes_what_the_document_asks_for(tmp_path: Path, crc: int) -> None:
+    """The toy of Appendix A with a CRC that is right: 0 (section 3) or that of 32 zero bytes (the appendix)."""
+    toy = [[int4(codes(8, 16, layer))] for layer in range(2)]
+    entries = [(layer + 1, 0.5, 0.0) for layer in range(2)]
+    assert told(write(tmp_path, document(toy, INT4_FLAG, entries, crc=crc))) == OPTIONAL
+    printed = write(tmp_path, document(toy, INT4_FLAG, entries, crc=0x2B5A))
+    assert told(printed) == OPTIONAL | {"squizd.unused-sparsity-crc": "error"}
+
+
+def test_a_strict_check_finds_reserved_bytes_and_leaves_what_lies_between(tmp_path: Path) -> None:
+    """Section 3: reserved bytes and flag bits are zero. Nothing forbids bytes between layers or at the end."""
+    data = document([[npcl(np.ones(3, np.float32))]], 0)
+    assert told(write(tmp_path, data)) == OPTIONAL
+    for at in (26, 127, 192, 255, 256 + 28, 9):
+        rule = "squizd.reserved-flags" if at == 9 else "squizd.reserved"
+        assert told(write(tmp_path, data[:at] + b"\x80" + data[at + 1 :])) == OPTIONAL | {rule: "error"}
+    page = data[: 256 + 4] + struct.pack("<QQQ", 4096, len(data) - 288, 4096 + len(data) - 288)
+    page += data[256 + 28 : 288] + bytes(4096 - 288) + data[288:] + b"end"
+    notes = dict.fromkeys(("squizd.between", "squizd.trailing-bytes"), "note")
+    assert told(write(tmp_path, page)) == OPTIONAL | notes
