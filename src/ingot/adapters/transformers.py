@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from os import fspath
 from typing import Any, TypedDict, Unpack
 
@@ -16,7 +18,16 @@ from ingot.adapters.model_source import AnyPath, ModelSource, resolve
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
 from ingot.adapters.transformers_packed import packable, put_packed
-from ingot.adapters.transformers_weights import NO_ROOM, Loading, copied_bytes, is_mapped, merged_names, weights_of
+from ingot.adapters.transformers_weights import (
+    NO_ROOM,
+    STREAMED,
+    Loading,
+    copied_bytes,
+    is_mapped,
+    merged_names,
+    streamable,
+    weights_of,
+)
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
@@ -34,7 +45,8 @@ class LoadReport:
     ``format`` is that of the files that were read; ``tier`` and ``why`` say which stored form was chosen and what for;
     ``dtype`` is a canonical name; ``seconds`` from the path to the complete model, without the import of
     torch and with that of the architecture's module; ``mapped``, ``decoded`` and
-    ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed. ``dispatch`` is the
+    ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed; ``streamed`` those
+    that every pass decodes, of which at most ``window`` are in memory at a time. ``dispatch`` is the
     stack that was taken of those that a ``.squizd`` holds, why, and why not those before it; None for other formats.
     """
 
@@ -49,6 +61,8 @@ class LoadReport:
     mapped: int
     decoded: int
     packed: int
+    streamed: int = 0
+    window: int = 0
     dispatch: dispatch.Dispatch | None = None
 
 
@@ -59,7 +73,8 @@ class LoadOptions(TypedDict, total=False):
     replaces what the machine says is free; decoding more is refused. ``verify`` (true): check the digests of the parts
     that are used, which reads all of them once, at the speed of memory. ``strict`` (true): refuse tensors that the
     architecture has no place for. ``coreml`` (true): whether a Core ML package that the file carries may be loaded in
-    place of the weights, where the machine runs it. ``report``: called once with a ``LoadReport``.
+    place of the weights, where the machine runs it. ``stream`` (false): decode weights layer by layer, each time that a
+    pass comes to them, and hold no more than two layers of them. ``report``: called once with a ``LoadReport``.
     """
 
     cache: bool
@@ -67,6 +82,7 @@ class LoadOptions(TypedDict, total=False):
     verify: bool
     strict: bool
     coreml: bool
+    stream: bool
     report: Callable[[LoadReport], object] | None
 
 
@@ -81,6 +97,9 @@ def load_model(
 
     Weights that are stored as they are wanted stay in the mapped file; the others are decoded once, into the memory
     that the model keeps. Tied weights stay tied.
+
+    With ``stream`` a model runs whose decoded weights are larger than memory, in that of two of its layers: each pass
+    decodes them anew, while the layer before computes. Such a model takes one pass at a time and cannot be saved.
 
     Of a ``.squizd`` the first stack is taken, in the order of its document, that the file holds, this machine has and
     Ingot can run. On a Mac this may be the Core ML package that the file carries: then the model is a
@@ -124,11 +143,14 @@ def load_model(
     dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
     verify, cache = options.get("verify", True), options.get("cache", True)
     source = resolve(path, "torch", bool(keep_packed), cache, verify=verify, dtype=dtype)
-    with source.checkpoint as checkpoint:
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(source.checkpoint)
         try:
             model, done = _run(source, _Wanted(device, dtype, keep_packed, options))
         except IngotError as error:
             raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
+        if done.get("streamed"):
+            stack.pop_all()  # the model goes on reading; its files are closed when it goes
     report = options.get("report")
     if report is not None:
         report(LoadReport(fspath(path), seconds=time.perf_counter() - began, **done))
@@ -152,6 +174,7 @@ class _Wanted:
                 ("a dtype", self.dtype is not None),
                 ("packed or decoded weights", self.keep_packed is not None),
                 ("a model of transformers", not self.options.get("coreml", True)),
+                ("streamed weights", self.options.get("stream", False)),
             )
             if given
         ]
@@ -206,10 +229,12 @@ def _load(
     target = _target(torch, wanted.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
     packed = _packed(checkpoint, wanted.keep_packed, choice)
+    streaming = options.get("stream", False)
     merged = merged_names(config, checkpoint)
-    if device.type == "cpu":
-        needed, max_ram = copied_bytes(checkpoint, target, packed, merged), options.get("max_ram")
-        require_ram(needed, "decoded weights", NO_ROOM, max_ram, checkpoint.location)
+    streamed = streamable(checkpoint, target, packed, merged) if streaming else frozenset()
+    resident = copied_bytes(checkpoint, target, packed | streamed, merged)
+    room = partial(_require_room, device, options.get("max_ram"), checkpoint.location, streaming=streaming)
+    room(resident)
     strict = options.get("strict", True)
 
     def attempt(some: set[str]) -> Any:
@@ -217,15 +242,25 @@ def _load(
         weights = weights_of(checkpoint, loading)
         return build(kind, config, weights, loading, dtype, strict=strict, where=checkpoint.location)
 
-    model, kept = put_packed(attempt, packed, dtype, device)
+    placed = put_packed(attempt, packed, dtype, device, streamed)
+    model = placed.model
     generation = read_generation_config(source.folder)
     if generation is not None and model.can_generate():
         model.generation_config = generation
     model.config.name_or_path = str(source.folder)
+    stream = None
+    if placed.streamed:
+        stream = require("ingot.adapters.transformers_stream", EXTRA).Stream(
+            placed.streamed, device, checkpoint.require_unchanged
+        )
+        room(resident + stream.window)
     if device.type != "cpu":
-        model.to(device)
+        model._apply(lambda values: values if values.is_meta else values.to(device))
+    if stream is not None:
+        stream.install(model)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
     mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
+    kept = placed.packed | {site.tensor.name for site in placed.streamed}
     return model, {
         "format": checkpoint.format,
         "tier": source.tier,
@@ -235,8 +270,16 @@ def _load(
         "device": str(device),
         "mapped": mapped,
         "decoded": copied_bytes(checkpoint, target, kept, merged),
-        "packed": sum(checkpoint[name].nbytes for name in kept),
+        "packed": sum(checkpoint[name].nbytes for name in placed.packed),
+        "streamed": 0 if stream is None else stream.nbytes,
+        "window": 0 if stream is None else stream.window,
     }
+
+
+def _require_room(device: Any, max_ram: str | int | None, where: str, nbytes: int, *, streaming: bool) -> None:
+    """Refuse decoded weights that do not fit; ``ram.guard``."""
+    if device.type == "cpu":
+        require_ram(nbytes, "decoded weights", STREAMED if streaming else NO_ROOM, max_ram, where)
 
 
 def _packed(checkpoint: Checkpoint, asked: bool | None, choice: dispatch.Dispatch | None) -> set[str]:

@@ -18,7 +18,7 @@ from ingot.model.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class StandIn:
     """Where a stand-in came out: the module, the attribute, and the tensor that is to be there."""
 
     path: str
@@ -39,62 +39,94 @@ def packable(tensors: Mapping[str, Tensor], *, direct: bool = False) -> set[str]
     return {name for name, tensor in tensors.items() if stays_packed(tensor, direct=direct)}
 
 
-def put_packed(attempt: Callable[[set[str]], Any], packed: set[str], dtype: Any, device: Any) -> tuple[Any, set[str]]:
-    """Return a model whose layers among the tensors ``packed`` compute from packed weights, and those tensors' names.
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model, the names of the tensors that its layers compute from packed, and what still stands for values."""
+
+    model: Any
+    packed: set[str]
+    streamed: list[StandIn]
+
+
+def put_packed(
+    attempt: Callable[[set[str]], Any],
+    packed: set[str],
+    dtype: Any,
+    device: Any,
+    streamed: frozenset[str] = frozenset(),
+) -> Placed:
+    """Return a model whose layers among the tensors ``packed`` compute from packed weights.
 
     Parameters
     ----------
     attempt : callable
-        Builds the model with the named tensors left packed.
+        Builds the model with stand-ins for the named tensors.
+    packed : set of str
     dtype : torch.dtype
         Of what has to be decoded after all.
     device : torch.device
+    streamed : set of str
+        Tensors whose stand-ins are left, together with those of ``packed`` that no layer computes from; where there
+        are none, the latter are decoded.
     """
-    model = attempt(packed)
-    if not packed:
-        return model, set()
-    places = list(_stand_ins(model))
-    if any(parameter.is_meta and not hasattr(parameter, PACKED) for parameter in model.parameters()):
-        return put_packed(attempt, {site.tensor.name for site in places}, dtype, device)
-    shared: dict[int, list[_Place]] = {}
-    for site in places:
+    names = packed | streamed
+    model = attempt(names)
+    if not names:
+        return Placed(model, set(), [])
+    sites = list(_stand_ins(model))
+    if _lost(model):
+        left = {site.tensor.name for site in sites}
+        return put_packed(attempt, packed & left, dtype, device, streamed & left)
+    shared: dict[int, list[StandIn]] = {}
+    for site in sites:
         shared.setdefault(id(site.parameter), []).append(site)
-    layers: list[_Place] = []
-    for group in shared.values():
-        if all(_is_linear(site) or _is_embedding(site) for site in group):
+    layers: list[StandIn] = []
+    left_out: set[int] = set()
+    for key, group in shared.items():
+        if group[0].tensor.name in packed and all(_is_linear(site) or _is_embedding(site) for site in group):
             layers += group
+        elif streamed:
+            left_out.add(key)
         else:
             _decode(group, dtype, device)
+    rest = [site for site in sites if id(site.parameter) in left_out]
     _pack(model, layers)
-    return model, {site.tensor.name for site in layers}
+    return Placed(model, {site.tensor.name for site in layers}, rest)
 
 
-def _stand_ins(model: Any) -> Iterator[_Place]:
+def _lost(model: Any) -> bool:
+    """Whether something on device meta is no stand-in any more: transformers merged it with others, or made a buffer
+    of it."""
+    parameters = any(parameter.is_meta and not hasattr(parameter, PACKED) for parameter in model.parameters())
+    return parameters or any(buffer.is_meta for buffer in model.buffers())
+
+
+def _stand_ins(model: Any) -> Iterator[StandIn]:
     for path, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             tensor = getattr(parameter, PACKED, None)
             if tensor is not None:
-                yield _Place(path, module, attribute, tensor)
+                yield StandIn(path, module, attribute, tensor)
 
 
-def _is_linear(site: _Place) -> bool:
+def _is_linear(site: StandIn) -> bool:
     # A subclass computes something else with its weight.
     return type(site.module) is require("torch", "torch").nn.Linear and bool(site.path)
 
 
-def _is_embedding(site: _Place) -> bool:
+def _is_embedding(site: StandIn) -> bool:
     module = site.module
     return type(module) is require("torch", "torch").nn.Embedding and module.max_norm is None and bool(site.path)
 
 
-def _decode(group: list[_Place], dtype: Any, device: Any) -> None:
+def _decode(group: list[StandIn], dtype: Any, device: Any) -> None:
     """Replace one stand-in by a decoded parameter, in all its places."""
     parameter = require("torch", "torch").nn.Parameter(materialize(group[0].tensor, dtype, device))
     for site in group:
         site.module._parameters[site.attribute] = parameter
 
 
-def _pack(model: Any, places: list[_Place]) -> None:
+def _pack(model: Any, places: list[StandIn]) -> None:
     layers = require("ingot.adapters.packed_linear", "torch")
     own = {id(site.tensor): site.tensor.private() for site in places}  # tied layers share their codes
     layers.pack_linears(model, {f"{site.path}.weight": own[id(site.tensor)] for site in places if _is_linear(site)})

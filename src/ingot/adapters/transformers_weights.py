@@ -22,8 +22,14 @@ from ingot.core.extras import require
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 
-NO_ROOM = "keep them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
+NO_ROOM = (
+    "stream them, keep them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
+)
 """What to do where the decoded weights do not fit into memory."""
+STREAMED = (
+    "keep more of them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
+)
+"""What to do where not even two layers of them do."""
 
 # Set on a parameter without values: the stored tensor that stands for it until the model is complete.
 PACKED = "ingot_tensor"
@@ -115,6 +121,15 @@ def copied_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str], m
     )
 
 
+def streamable(tensors: Mapping[str, Tensor], target: str, packed: set[str], merged: set[str]) -> frozenset[str]:
+    """Return the weights that take memory when they are decoded and that transformers does not rearrange."""
+    return frozenset(
+        name
+        for name, tensor in tensors.items()
+        if name not in packed | merged and not is_mapped(tensor, target) and _is_float(tensor)
+    )
+
+
 def merged_names(config: Any, names: Iterable[str]) -> set[str]:
     """Return the tensors that transformers rearranges on the way into the model: experts into one stack, for the most.
 
@@ -132,9 +147,13 @@ def merged_names(config: Any, names: Iterable[str]) -> set[str]:
     return {name for name in names if any(pattern.search(name) for pattern in patterns)}
 
 
-def _itemsize(tensor: Tensor, target: str) -> int:
+def _is_float(tensor: Tensor) -> bool:
     row = DTYPES.get(tensor.dtype)
-    return DTYPES[target].nbytes(1) if row is None or row.is_float else row.nbytes(1)
+    return row is None or row.is_float
+
+
+def _itemsize(tensor: Tensor, target: str) -> int:
+    return DTYPES[target if _is_float(tensor) else tensor.dtype].nbytes(1)
 
 
 def _decodes_to_any(tensor: Tensor) -> bool:

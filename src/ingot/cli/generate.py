@@ -15,7 +15,8 @@ EPILOG = (
     "Examples:\n\n"
     '  ingot generate ./Llama-3-8B "Once upon a time"\n\n'
     '  ingot generate ./packed "The kernel" --keep-packed --max-tokens 64\n\n'
-    '  ingot generate model.zt "The kernel" --dtype f32 --json'
+    '  ingot generate model.zt "The kernel" --dtype f32 --json\n\n'
+    '  ingot generate ./larger-than-memory "The kernel" --stream --max-ram 2GiB'
 )
 
 
@@ -40,6 +41,9 @@ def command(
     max_ram: Annotated[
         str | None, typer.Option(help="Memory that weights may be decoded into, such as 2GiB; by default what is free.")
     ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Decode weights layer by layer as they are needed, in the memory of two.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Load a model with transformers, continue a prompt, always by the likeliest token, and say what it took.
@@ -48,7 +52,7 @@ def command(
     """
     from ingot.adapters.generate import generate
 
-    generated = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache, max_ram=max_ram)
+    generated = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache, max_ram=max_ram, stream=stream)
     if json:
         print_json(generated)
         return
@@ -63,8 +67,10 @@ def summary(generated: Any) -> list[str]:
     speed = "" if generated.tokens_per_second is None else f", then {generated.tokens_per_second:.3g} tokens/s"
     end = ", ended by itself" if generated.stopped else ""
     times = f"loaded in {load.seconds:.3f} s, first token after {generated.first_token_seconds:.3f} s{speed}"
+    packed = f"{size_text(load.packed)} kept packed"
+    streamed = f", {size_text(load.streamed)} streamed ({size_text(load.window)} at a time)" if load.streamed else ""
     return [
         f"{load.model}, {load.dtype}, from {load.format}: {load.tier} ({printable(load.why)})",
-        f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {size_text(load.packed)} kept packed",
+        f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {packed}{streamed}",
         f"{times}; {len(generated.tokens)} tokens{end}",
     ]

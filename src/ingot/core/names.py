@@ -109,6 +109,12 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def layer_path(name: str) -> str | None:
+    """Return the beginning of a name that says which layer it is: ``model.layers.3``; None outside the layers."""
+    match = _LAYER.search(name)
+    return name[: match.end()] if match else None
+
+
 def count_layers(names: Iterable[str]) -> int:
     """Return one more than the highest layer number among the names of tensors; 0 where none is inside a layer."""
     return 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)

@@ -87,8 +87,8 @@ def test_layers_that_compute_something_else_are_decoded() -> None:
             model[name].weight = weights[name].to(None, torch.float32)
         return model
 
-    _, kept = put_packed(attempt, set(names), torch.float32, torch.device("cpu"))
-    assert kept == {"plain", "table"}
+    placed = put_packed(attempt, set(names), torch.float32, torch.device("cpu"))
+    assert placed.packed == {"plain", "table"}
     assert isinstance(model["plain"], PackedLinear)
     assert isinstance(model["table"], PackedEmbedding)
     for name in ("scaled", "bounded"):
