@@ -86,7 +86,7 @@ class Staging:
         self._directory, self._overwrite, self._require_ours = directory, overwrite, require_ours
         self.resuming = resume
         self._check_target()
-        self.folder = self.dst.with_name(f".{self.dst.name}{SUFFIX}")
+        self.folder = self._staged_in() / f".{self.dst.name}{SUFFIX}"
         self.files = self.folder / "files"
         self.journal = self.folder / "journal.jsonl"
         self._old = self.folder / "replaced"
@@ -121,10 +121,7 @@ class Staging:
                 f"expected one file to publish, found {len(names)}", rule="target.one-file", where=str(self.dst)
             )
         try:
-            self._keep_only(names)
-            threads = min(max(len(names) - 1, 0), _FLUSHING)
-            for _ in ordered(lambda name: flush(self.files / name), names, threads):
-                pass
+            self._flush(names)
             if self._directory:
                 inner = {parent for name in names for parent in Path(name).parents} | {Path()}
                 for folder in sorted(inner, reverse=True):  # the deepest first; the last is ``files`` itself
@@ -172,6 +169,17 @@ class Staging:
             self.keep()
         else:
             self.discard()
+
+    def _staged_in(self) -> Path:
+        """Return the folder that the staging folder lies in."""
+        return self.dst.parent
+
+    def _flush(self, names: Sequence[str]) -> None:
+        """Drop what is not named, and have the rest on disk."""
+        self._keep_only(names)
+        threads = min(max(len(names) - 1, 0), _FLUSHING)
+        for _ in ordered(lambda name: flush(self.files / name), names, threads):
+            pass
 
     def _require_open(self) -> None:
         if not self._open:
@@ -227,6 +235,40 @@ class Staging:
             if folder.exists():
                 shutil.rmtree(folder)
         self.journal.unlink(missing_ok=True)
+
+
+class Joining(Staging):
+    """A place to write files that join those of an existing folder, where files of their names are replaced.
+
+    They appear one after the other, in the order in which they are named, each complete and all before it on disk. So
+    the last can be a sentinel that makes the others count: whoever is killed before leaves files that do not. The
+    staging folder lies in the folder itself, hidden.
+    """
+
+    def __init__(self, dst: str | os.PathLike[str], *, resume: bool = False) -> None:
+        super().__init__(dst, directory=True, overwrite=True, resume=resume)
+
+    def publish(self, names: Sequence[str]) -> Path:
+        """Flush the named files, move them into their folders in this order, remove the staging folder."""
+        self._require_open()
+        try:
+            self._flush(names)
+            for name, after in zip(names, (*names[1:], ""), strict=True):
+                target = self.dst / name
+                (self.files / name).replace(target)
+                if target.parent == self.dst or (self.dst / after).parent != target.parent:
+                    flush(target.parent)
+        except OSError as error:
+            raise write_error(error, str(self.dst)) from error
+        self.discard()
+        return self.dst
+
+    def _staged_in(self) -> Path:
+        return self.dst
+
+    def _check_target(self) -> None:
+        if not self.dst.is_dir():
+            raise UsageError("expected an existing folder", rule="target.not-a-folder", where=str(self.dst))
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, overwrite: bool = True) -> None:

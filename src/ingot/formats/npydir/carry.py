@@ -22,7 +22,9 @@ FLAT_GROUP = 64
 LEGACY_ZERO = Constant(7)
 """What the older four-bit form adds to a code."""
 SCALE = "f32"
-"""Type of all scales and zero points."""
+"""Type of scales and zero points in the document."""
+SHORT_SCALES = (SCALE, "f16")
+"""Types of scales and zero points of four bits: squish's loader widens what it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def _quantized(spec: TensorSpec) -> tuple[ArraySpec, ...]:
             if cols * form.bits % 8:
                 raise _refuse(f"two four-bit codes make a byte, and a row has {cols} columns: keep it at 8 bits")
             codes = (form.dtype, (rows, layout.row_bytes(cols)))
-            return _arrays(spec, form.suffixes, codes, _scale_shape(layout, rows, cols))
+            return _arrays(spec, form, codes, _scale_shape(layout, rows, cols))
     raise _refuse(
         "it has forms for 8 bits signed, 4 bits with offsets, 4 bits less 7, 3 bits with zero points; found "
         f"{layout.bits} bits, {'signed' if layout.signed else 'unsigned'}, {layout.zero}"
@@ -135,12 +137,13 @@ class _Form:
     zero: Zero
     dtype: str = "u8"
     flat_group: bool = False
+    scales: tuple[str, ...] = (SCALE,)
 
 
 _FORMS = (
     _Form(("q", "s"), 8, True, NO_ZERO, "i8"),
-    _Form(("q4a", "s4a", "z4a"), 4, False, OFFSETS),
-    _Form(("q4", "s4"), 4, False, LEGACY_ZERO),
+    _Form(("q4a", "s4a", "z4a"), 4, False, OFFSETS, scales=SHORT_SCALES),
+    _Form(("q4", "s4"), 4, False, LEGACY_ZERO, scales=SHORT_SCALES),
     _Form(("q3", "s3", "z3"), 3, False, POINTS, flat_group=True),
 )
 
@@ -151,19 +154,18 @@ def _flat(spec: TensorSpec, layout: AffineLayout, form: _Form) -> tuple[ArraySpe
     if group != FLAT_GROUP or cols % FLAT_GROUP:
         raise _refuse(f"three-bit codes share a scale in runs of {FLAT_GROUP} elements, found {group}")
     count = spec.size // FLAT_GROUP
-    return _arrays(spec, form.suffixes, (form.dtype, (layout.packed_bytes(count, FLAT_GROUP),)), (count,))
+    return _arrays(spec, form, (form.dtype, (layout.packed_bytes(count, FLAT_GROUP),)), (count,))
 
 
-def _arrays(
-    spec: TensorSpec, suffixes: tuple[str, ...], codes: tuple[str, Shape], scales: Shape
-) -> tuple[ArraySpec, ...]:
-    for part in spec.parts[1:]:
-        if part.dtype != SCALE:
-            raise _refuse(f'scales and zero points are f32, found {part.dtype}; quantize with scales = "f32"')
-    shapes = (codes, *[(SCALE, scales)] * (len(suffixes) - 1))
+def _arrays(spec: TensorSpec, form: _Form, codes: tuple[str, Shape], shape: Shape) -> tuple[ArraySpec, ...]:
+    scales = [part.dtype for part in spec.parts[1:]]
+    if len(set(scales)) > 1 or not set(scales) <= set(form.scales):
+        wanted = " or ".join(form.scales)
+        raise _refuse(f'scales and zero points are {wanted}, found {", ".join(scales)}; quantize with scales = "f32"')
+    arrays = (codes, *((dtype, shape) for dtype in scales))
     return tuple(
-        ArraySpec(suffix, role, dtype, shape)
-        for suffix, role, (dtype, shape) in zip(suffixes, ROLES, shapes, strict=False)
+        ArraySpec(suffix, role, dtype, sizes)
+        for suffix, role, (dtype, sizes) in zip(form.suffixes, ROLES, arrays, strict=False)
     )
 
 

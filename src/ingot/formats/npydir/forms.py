@@ -15,7 +15,7 @@ from ingot.core.retype import HOLDERS
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.npydir.arrays import Array
 from ingot.formats.npydir.arrays import Group as Arrayed
-from ingot.formats.npydir.carry import FLAT_GROUP, LEGACY_ZERO, SCALE
+from ingot.formats.npydir.carry import FLAT_GROUP, LEGACY_ZERO, SCALE, SHORT_SCALES
 from ingot.formats.npydir.narrowed import NarrowedSource
 from ingot.formats.npydir.sidecar import Entry
 from ingot.model.layouts.affine import (
@@ -171,11 +171,17 @@ def _stored(stated: Shape | None, matrix: tuple[int, int], layout: AffineLayout,
     return shape, layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
 
 
+def _scales(array: Array, known: tuple[str, ...]) -> str:
+    """Return the type of scales, one of ``known``."""
+    if array.header.dtype not in known:
+        wanted = " or ".join(known)
+        raise FormatError("npydir.array-dtype", f"expected {wanted}, found {array.header.dtype}", where=array.name)
+    return array.header.dtype
+
+
 def _grid(array: Array, rows: int, cols: int) -> Grid:
     """Return what shares a scale: a row, or a group of columns whose size follows from their number."""
     shape = array.header.shape
-    if array.header.dtype != SCALE:
-        raise FormatError("npydir.array-dtype", f"expected {SCALE}, found {array.header.dtype}", where=array.name)
     if shape in ((rows,), (rows, 1)):
         return ROW
     if len(shape) != 2 or shape[0] != rows or not shape[1] or cols % shape[1]:
@@ -189,21 +195,23 @@ def _grid(array: Array, rows: int, cols: int) -> Grid:
 
 def _int8(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
     rows, cols = _expect(arrays["q"], "i8")
-    layout = AffineLayout(8, _grid(arrays["s"], rows, cols), ROWS_LSB, True, NO_ZERO, SCALE)
+    scales = _scales(arrays["s"], (SCALE,))
+    layout = AffineLayout(8, _grid(arrays["s"], rows, cols), ROWS_LSB, True, NO_ZERO, SCALE, scales)
     return _stored(stated, (rows, cols), layout, where)
 
 
 def _nibbles(arrays: Arrays, stated: Shape | None, where: str, suffixes: tuple[str, str], zero: Zero) -> Stored:
     codes, scales = suffixes
     rows, half = _expect(arrays[codes], "u8")
-    layout = AffineLayout(4, _grid(arrays[scales], rows, 2 * half), ROWS_LSB, False, zero, SCALE)
+    dtype = _scales(arrays[scales], SHORT_SCALES)
+    layout = AffineLayout(4, _grid(arrays[scales], rows, 2 * half), ROWS_LSB, False, zero, SCALE, dtype)
     return _stored(stated, (rows, 2 * half), layout, where)
 
 
 def _int4_offset(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
-    found = _nibbles(arrays, stated, where, ("q4a", "s4a"), OFFSETS)
-    _expect(arrays["z4a"], SCALE, arrays["s4a"].header.shape)
-    return found
+    shape, layout = _nibbles(arrays, stated, where, ("q4a", "s4a"), OFFSETS)
+    _expect(arrays["z4a"], layout.scales, arrays["s4a"].header.shape)
+    return shape, layout
 
 
 def _int4_legacy(arrays: Arrays, stated: Shape | None, where: str) -> Stored:

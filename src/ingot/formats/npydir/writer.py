@@ -74,6 +74,9 @@ class _Array:
 class NpydirWriter:
     """A ``FormatWriter`` of Squish directories."""
 
+    shapes_too = True
+    """Whether quantized tensors get a file of their own shape."""
+
     def __init__(
         self, target: Target, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
     ) -> None:
@@ -87,10 +90,14 @@ class NpydirWriter:
         self._open: dict[str, _Array] = {}
         self._files: list[str] = []
 
+    def _key(self, name: str) -> str:
+        """Return what a tensor's files are named after."""
+        return safe_key(name)
+
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs; its files are created now."""
         self._expect(spec.name)
-        key, dtype = safe_key(spec.name), self._dtypes[spec.name]
+        key, dtype = self._key(spec.name), self._dtypes[spec.name]
         self._current = spec.name
         for array in self._arrays[spec.name]:
             path = file_of(key, array.suffix)
@@ -120,7 +127,7 @@ class NpydirWriter:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
         name = record["name"]
         self._expect(name)
-        key = safe_key(name)
+        key = self._key(name)
         wanted = [
             [file_of(key, array.suffix), len(npy.encode(array.dtype, array.shape))] for array in self._arrays[name]
         ]
@@ -132,10 +139,7 @@ class NpydirWriter:
 
     def finish(self) -> list[str]:
         """Write the manifest, ``ingot.json`` and the sentinels, in this order; return all names."""
-        if self._current is not None or len(self._entries) != len(self._order):
-            raise UsageError(
-                f"expected {len(self._order)} tensors, found {len(self._entries)}", rule="writer.incomplete"
-            )
+        self._require_complete()
         manifest = encode_manifest(self._order)
         self._small(MANIFEST, manifest)
         self._small(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries), manifest, self._digest))
@@ -149,6 +153,12 @@ class NpydirWriter:
             opened.file.abort()
         self._open = {}
 
+    def _require_complete(self) -> None:
+        if self._current is not None or len(self._entries) != len(self._order):
+            raise UsageError(
+                f"expected {len(self._order)} tensors, found {len(self._entries)}", rule="writer.incomplete"
+            )
+
     def _expect(self, name: str) -> None:
         done = len(self._entries)
         if self._current is not None or done >= len(self._order) or self._order[done] != name:
@@ -156,13 +166,14 @@ class NpydirWriter:
             raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
 
     def _accept(self, name: str, digests: dict[str, str | None]) -> None:
-        key = safe_key(name)
+        key = self._key(name)
         self._files += [file_of(key, array.suffix) for array in self._arrays[name]]
-        if is_quantized(self._arrays[name]):
-            data = shape_file(self._shapes[name])
-            self._small(file_of(key, "shape"), data)
-            digests = {**digests, "shape": shape_digest(self._shapes[name], self._digest)}
-        heads = _heads(self._arrays[name], self._shapes[name], self._digest)
+        heads = _heads(self._arrays[name], self._digest)
+        if self.shapes_too and is_quantized(self._arrays[name]):
+            shape = self._shapes[name]
+            self._small(file_of(key, "shape"), shape_file(shape))
+            digests = {**digests, "shape": shape_digest(shape, self._digest)}
+            heads.update(_shape_head(shape, self._digest))
         self._entries[name] = Entry(self._dtypes[name], digests, heads)
 
     def _small(self, name: str, data: bytes) -> None:
@@ -215,12 +226,14 @@ def head_digest(digest: str, dtype: str, shape: Sequence[int]) -> str:
     return checksums.digest(digest, npy.encode(dtype, shape))
 
 
-def _heads(arrays: Sequence[ArraySpec], shape: Sequence[int], digest: str | None) -> dict[str, str]:
-    """Return the digests of the headers of a tensor's files, by suffix."""
-    if digest is None:
-        return {}
-    heads = {array.suffix: head_digest(digest, array.dtype, array.shape) for array in arrays}
-    return {**heads, "shape": head_digest(digest, "i64", (len(shape),))} if is_quantized(arrays) else heads
+def _shape_head(shape: Sequence[int], digest: str | None) -> dict[str, str]:
+    """Return the digest of the header of a shape's file, by suffix."""
+    return {} if digest is None else {"shape": head_digest(digest, "i64", (len(shape),))}
+
+
+def _heads(arrays: Sequence[ArraySpec], digest: str | None) -> dict[str, str]:
+    """Return the digests of the headers of a tensor's arrays, by suffix."""
+    return {} if digest is None else {item.suffix: head_digest(digest, item.dtype, item.shape) for item in arrays}
 
 
 def sentinels(arrays: Mapping[str, Sequence[ArraySpec]]) -> list[str]:
@@ -238,10 +251,12 @@ def directory_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], dig
     for spec in specs:
         array_specs = arrays[spec.name]
         digests = {array.suffix: text for array in array_specs}
+        heads = _heads(array_specs, digest)
         if is_quantized(array_specs):
             digests["shape"] = text
+            heads.update(_shape_head(spec.shape, digest))
             total += len(shape_file(spec.shape))
-        entries[spec.name] = Entry(spec.dtype, digests, _heads(array_specs, spec.shape, digest))
+        entries[spec.name] = Entry(spec.dtype, digests, heads)
         total += sum(len(npy.encode(array.dtype, array.shape)) for array in array_specs)
         total += sum(part.at_most for part in spec.parts)
     manifest = encode_manifest(spec.name for spec in specs)

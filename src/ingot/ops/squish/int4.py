@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from os import PathLike
-from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from ingot.codecs.base import Encoder
+from ingot.codecs.reach import RULE as UNDERFLOW
+from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
-from ingot.core import checksums
-from ingot.core.atomic import atomic_write, flush
-from ingot.core.oserrors import write_error
-from ingot.core.parallel import default_workers, ordered
-from ingot.core.paths import local_path
-from ingot.core.progress import Progress, ProgressCallback
-from ingot.errors import UsageError
+from ingot.core.atomic import Joining
+from ingot.core.options import takes
+from ingot.core.progress import Progress
+from ingot.engine.execute import Target, execute
+from ingot.engine.plan import Plan
+from ingot.engine.resources import Resources
+from ingot.engine.specs import encoded_spec
+from ingot.engine.steps import ENCODED, Encode
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.base import WriteOptions
 from ingot.formats.npydir import sidecar
-from ingot.formats.npydir.array_file import ArrayFile
+from ingot.formats.npydir.added import AddedForms, changed_sidecar
 from ingot.formats.npydir.format import NpydirFormat
-from ingot.formats.npydir.names import FOLDER, INT4_READY, MANIFEST, SIDECAR, file_of, safe_key
-from ingot.formats.npydir.sidecar import Entry
-from ingot.formats.npydir.writer import head_digest
-from ingot.model.layouts.affine import AffineLayout
+from ingot.formats.npydir.names import FOLDER, INT4_READY, MANIFEST, MAX_MANIFEST, SIDECAR, file_of
+from ingot.formats.npydir.sidecar import Sidecar
+from ingot.model.layouts.affine import CODES, AffineLayout, Constant
 from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
-from ingot.model.tensor import Array, Tensor
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+from ingot.ops.convert.measure import first_values
 from ingot.ops.open import Source, open_source
-from ingot.ops.squish.build import building
-from ingot.stores.local import LocalTarget
+from ingot.ops.squish.directory import Directory
+from ingot.ops.squish.options import Int4Options
+from ingot.ops.squish.resumed import resumed
 
-GROUPS = (32, 16, 8, 4)
-"""Columns that share a scale and an offset: the first that divides a tensor's columns."""
+GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
+"""Columns that share a scale: by default, at least, at most."""
 
-_ROLES = {"packed_weight": "q4a", "scales": "s4a", "zeros": "z4a"}
+FORMS: Mapping[str, tuple[str, ...]] = {"q4a": ("q4a", "s4a", "z4a"), "q4": ("q4", "s4")}
+"""Suffixes of the arrays of each four-bit form."""
+
+_OPTIONS: Mapping[str, Mapping[str, object]] = {
+    "q4a": {"symmetric": False, "zero_kind": "offset"},
+    "q4": {"symmetric": True, "zero_point": 7},
+}
 _INT8 = ("q", "s")
-_PARTIAL = ".ingot-int4-"
-_CHUNK = 1 << 20  # elements that a thread holds at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +55,20 @@ class Int4Report:
 
     ``converted`` tensors got a four-bit form now, ``kept`` ones stay at eight bits (columns that no group divides).
     ``int8_bytes`` and ``int4_bytes`` are those of the files of tensors that have both or had both until ``dropped``.
+    ``resumed`` tensors were taken over from a run that was killed.
     """
 
     path: str
+    form: str
+    group: int
+    scales: str
     converted: list[str]
     kept: list[str]
     int8_bytes: Bytes
     int4_bytes: Bytes
     dropped: bool
     seconds: Seconds
+    resumed: int = 0
 
     @property
     def savings_pct(self) -> float:
@@ -76,40 +89,25 @@ class Int4Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """One tensor as the matrix of its codes, decoded to f32; what its files are named after; the size of its groups."""
+class _Planned:
+    """The plan of what is added, and what the files of its tensors, ``keys``, and of all tensors are named after.
 
-    tensor: Tensor
-    key: str
-    group: int
-    index: int
+    ``kept`` are the tensors that stay at eight bits.
+    """
+
+    plan: Plan
+    keys: Mapping[str, str]
+    kept: list[str]
+    every: Mapping[str, str]
 
 
-def add_int4(
-    path: str | PathLike[str],
-    *,
-    drop_int8: bool = False,
-    quantizer: str = "mse",
-    threads: int | None = None,
-    progress: ProgressCallback | None = None,
-) -> Int4Report:
-    """Write ``__q4a``, ``__s4a`` and ``__z4a`` beside the eight-bit arrays of every tensor, then mark them as complete.
+@takes(Int4Options, "int4")
+def add_int4(options: Int4Options) -> Int4Report:
+    """Write a four-bit form beside the eight-bit arrays of every tensor, then mark them as complete.
 
-    Codes are 4 bits with an f32 scale and an f32 offset per group of 32 columns (16, 8 or 4 where 32 does not divide
-    them). Files appear one by one under their names; ``.squish_int4_ready`` is written last, after everything is on the
-    disk, and until then every reader takes the eight-bit form. A run that is killed leaves nothing that counts, and
-    the next one gives the same files. Other tiers that were built from the directory are no longer current then.
-
-    Parameters
-    ----------
-    path : path
-        A Squish directory.
-    drop_int8 : bool
-        Remove the eight-bit arrays of converted tensors afterwards.
-    quantizer : {"mse", "minmax"}
-        How scales are chosen: by least squared error over clipped ranges, or from the extremes.
-    threads : int, optional
-    progress : callable, optional
+    Files appear one by one under their names once all are made; ``.squish_int4_ready`` is the last, and until then
+    every reader takes the eight-bit form. A run that is killed leaves nothing that counts, and the next one goes on
+    where it stopped. Other tiers that were built from the directory are no longer current then.
 
     Returns
     -------
@@ -118,31 +116,48 @@ def add_int4(
     Raises
     ------
     UsageError
-        ``int4.not-npydir``: another format; ``int4.nothing``: no tensor at eight bits and none at four.
+        ``int4.not-npydir``: another format; ``int4.nothing``: no tensor at eight bits and none at four;
+        ``int4.group``: no power of two from 4 to 1024; ``int4.other-form``: four bits are there in another form.
     FormatError, IntegrityError, CodecError, ResourceError
         The directory is damaged or cannot be written to.
     """
-    started, folder = time.perf_counter(), local_path(path)
-    with building(folder):
-        source = open_source(folder, io="pread")
+    started = time.perf_counter()
+    _require_group(options)
+    directory = Directory(options.path)
+    with directory.locked():
+        planned, taken = resumed(
+            lambda resume: _add(directory.stage(resume=resume), options),
+            lambda: directory.stage(resume=False).discard(),
+        )
+        report = _finished(directory, options, planned, taken)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def _add(staging: Joining, options: Int4Options) -> tuple[_Planned, int]:
+    """Write the forms of all tensors that have none; return the plan, and how many were taken over."""
+    with staging:
+        source = open_source(options.path, io="pread")
         try:
-            plans, kept = _plan(source)
-            written = _write(folder, plans, quantizer, threads, progress)
-            source.require_unchanged()
+            planned = _plan(source, options)
+            if not planned.plan.steps:
+                return planned, 0
+            progress = Progress(planned.plan.in_bytes, options.progress)
+            resources = Resources(options.max_ram, options.threads, progress)
+            executed = execute(planned.plan, (source,), Target(staging, FOLDER), resources)
         finally:
             source.close()
-        _publish(folder, written, plans)
-        both = _tensors_with_both(folder)
-        if not both and not plans and not (folder / INT4_READY).exists():
-            raise UsageError("expected tensors at eight bits, found none", rule="int4.nothing", where=str(folder))
-        int8_bytes, int4_bytes = _size(folder, both, _INT8), _size(folder, both, tuple(_ROLES.values()))
-        if drop_int8:
-            _drop(folder, both)
-    names = [plan.tensor.name for plan in plans]
-    return Int4Report(str(folder), names, kept, int8_bytes, int4_bytes, drop_int8, time.perf_counter() - started)
+    return planned, executed.resumed
 
 
-def _plan(source: Source) -> tuple[list[_Plan], list[str]]:
+def _require_group(options: Int4Options) -> None:
+    group = GROUP if options.group is None else options.group
+    if not LEAST_GROUP <= group <= MOST_GROUP or group & (group - 1):
+        raise UsageError(
+            f"expected a power of two from {LEAST_GROUP} to {MOST_GROUP} as group, found {group}", rule="int4.group"
+        )
+
+
+def _plan(source: Source, options: Int4Options) -> _Planned:
     if not isinstance(source.format, NpydirFormat):
         raise UsageError(
             "expected a Squish directory, "
@@ -150,149 +165,150 @@ def _plan(source: Source) -> tuple[list[_Plan], list[str]]:
             rule="int4.not-npydir",
             where=source.location,
         )
-    plans: list[_Plan] = []
-    kept: list[str] = []
+    steps, kept, every = [], [], {}
     for tensor in source.catalog.tensors.values():
-        if tensor.codec != AffineLayout.codec or tensor.params["bits"] != 8:
+        if tensor.codec != AffineLayout.codec:
             continue
-        rows, cols = tensor.params.get("matrix") or tensor.matrix_shape
-        group = next((size for size in GROUPS if cols % size == 0), None)
-        if group is None:
+        every[tensor.name] = tensor.parts[CODES].where.removeprefix(f"{FOLDER}/").rpartition("__")[0]
+        layout = AffineLayout.of(tensor)
+        if layout.bits != 8:
+            _require_asked(tensor, layout, options)
+            continue
+        step = _step(tensor, layout, options)
+        if step is None:
             kept.append(tensor.name)
-            continue
-        params = {key: value for key, value in tensor.params.items() if key != "matrix"}
-        key = tensor.parts["packed_weight"].where.removeprefix(f"{FOLDER}/").rpartition("__")[0]
-        matrix = replace(tensor, shape=(rows, cols), dtype="f32", params={**params, "dtype": "f32"})
-        plans.append(_Plan(matrix, key, group, len(plans)))
-    return plans, kept
+        else:
+            steps.append(step)
+    if not steps and not _four_bits(source.store):
+        raise UsageError("expected tensors at eight bits, found none", rule="int4.nothing", where=source.location)
+    keys = {step.spec.name: every[step.spec.name] for step in steps}
+    manifest = source.store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
+    format = AddedForms(keys, _sidecar(source.store), manifest)
+    return _Planned(Plan(steps, format, {}, WriteOptions(), measured=False), keys, kept, every)
 
 
-def _write(
-    folder: Path, plans: list[_Plan], quantizer: str, threads: int | None, progress: ProgressCallback | None
-) -> list[dict[str, str]]:
-    """Write the files of all tensors, each complete under its name; return their digests by suffix."""
-    for stale in (folder / FOLDER).glob(f"{_PARTIAL}*"):
-        stale.unlink()
-    state = Progress(sum(plan.tensor.nbytes for plan in plans), progress)
-    work = partial(_quantize, folder, quantizer, state)
-    written = list(ordered(work, plans, threads or default_workers()))
-    flush(folder / FOLDER)
-    return written
+def _four_bits(store: Store) -> bool:
+    """Whether a four-bit form of a tensor is there, or the sentinel of all."""
+    return store.exists(INT4_READY) or any(name.endswith("__q4a.npy") for name in store.names(FOLDER))
 
 
-def _quantize(folder: Path, quantizer: str, state: Progress, plan: _Plan) -> dict[str, str]:
-    """Write one tensor's files beside their final names, then rename them."""
-    tensors = folder / FOLDER
-    made = {role: tensors / f"{_PARTIAL}{plan.index}__{suffix}.npy" for role, suffix in _ROLES.items()}
-    try:
-        digests = _encode(plan, quantizer, made)
-        for role, suffix in _ROLES.items():
-            flush(made[role])
-            made[role].replace(folder / file_of(plan.key, suffix))
-    except OSError as error:
-        raise write_error(error, str(folder)) from error
-    finally:
-        for path in made.values():
-            path.unlink(missing_ok=True)
-    state.advance(plan.tensor.nbytes, plan.tensor.name)
-    return digests
-
-
-def _encode(plan: _Plan, quantizer: str, made: Mapping[str, Path]) -> dict[str, str]:
-    """Quantize chunk by chunk into the files; return digests of their values by suffix."""
-    rows, cols = plan.tensor.matrix_shape
-    options = {"bits": 4, "group": plan.group, "symmetric": False, "zero_kind": "offset", "scales": "f32"}
-    encoder = CODECS[AffineLayout.codec].encoder((rows, cols), "f32", {**options, "quantizer": quantizer})
-    shapes = _shapes(plan)
-    files: dict[str, ArrayFile] = {}
-    hashers = {role: checksums.hasher("crc32c") for role in _ROLES}
-    try:
-        for role, path in made.items():
-            files[role] = ArrayFile(LocalTarget(path.parent).create(path.name), path.name, *shapes[role])
-        reader = CODECS[AffineLayout.codec].reader(plan.tensor)
-        step = max(1, _CHUNK // cols)
-        for start in range(0, rows, step):
-            chunk: Array = np.empty((min(step, rows - start), cols), np.float32)
-            reader.read_into(chunk)
-            for role, values in encoder.encode(chunk, start).items():
-                data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-                files[role].write(data)
-                hashers[role].update(data)
-        reader.finish()
-    except BaseException:
-        for file in files.values():
-            file.abort()
-        raise
-    for file in files.values():
-        file.close()
-    return {suffix: hashers[role].text() for role, suffix in _ROLES.items()}
-
-
-def _shapes(plan: _Plan) -> dict[str, tuple[str, tuple[int, int]]]:
-    """Return element type and shape of each array of a four-bit form, by role."""
-    rows, cols = plan.tensor.matrix_shape
-    groups = ("f32", (rows, cols // plan.group))
-    return {"packed_weight": ("u8", (rows, cols // 2)), "scales": groups, "zeros": groups}
-
-
-def _publish(folder: Path, written: list[dict[str, str]], plans: list[_Plan]) -> None:
-    """Note the digests where there is a place for them, then mark the four-bit forms as complete."""
-    if not plans:
+def _require_asked(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> None:
+    """Refuse four bits that are there in another form than what is asked for by name."""
+    if layout.bits != 4:
         return
-    digests = {plan.tensor.name: digest for plan, digest in zip(plans, written, strict=True)}
-    heads = {plan.tensor.name: _heads(plan) for plan in plans}
-
-    def with_both(name: str, entry: Entry) -> Entry:
-        more = heads[name] if name in heads and entry.heads else {}
-        return replace(entry, digests={**entry.digests, **digests.get(name, {})}, heads={**entry.heads, **more})
-
-    _rewrite_sidecar(folder, with_both)
-    atomic_write(folder / INT4_READY, b"")
-
-
-def _heads(plan: _Plan) -> dict[str, str]:
-    """Return the digests of the headers of the files that were made for a tensor."""
-    shapes = _shapes(plan)
-    return {suffix: head_digest("crc32c", *shapes[role]) for role, suffix in _ROLES.items()}
+    form = "q4" if isinstance(layout.zero, Constant) else "q4a"
+    group = _group(layout.matrix_of(tensor.shape)[1], options)
+    asked = (options.form or form, group if options.group else layout.group_size, options.scales or layout.scales)
+    stored = (form, layout.group_size, layout.scales)
+    if asked != stored:
+        raise UsageError(
+            f"expected four bits of the form {asked}, as asked for (form, group, scales), found {stored}: "
+            f"remove {INT4_READY} and the files tensors/*__{form}.npy with their scales first, where eight bits are "
+            "still there",
+            rule="int4.other-form",
+            where=tensor.name,
+        )
 
 
-def _rewrite_sidecar(folder: Path, changed: Callable[[str, Entry], Entry]) -> None:
-    path = folder / SIDECAR
-    if not path.exists():
-        return
-    content = sidecar.parse(path.read_bytes())
-    tensors = {name: changed(name, entry) for name, entry in content.tensors.items()}
-    algorithm = content.digest.partition(":")[0] if content.digest else None
-    manifest = (folder / MANIFEST).read_bytes()
-    atomic_write(path, sidecar.encode(replace(content, tensors=tensors, digest=None), manifest, algorithm))
+def _group(cols: int, options: Int4Options) -> int | None:
+    """Return the columns that share a scale: as asked for, else the largest smaller power of two; None if none fits."""
+    group = options.group or GROUP
+    while group >= LEAST_GROUP:
+        if cols % group == 0:
+            return group
+        group //= 2
+    return None
 
 
-def _tensors_with_both(folder: Path) -> list[str]:
-    """Return what the files of tensors are named after that have a complete four-bit form and an eight-bit one."""
-    names = {path.name for path in (folder / FOLDER).iterdir()}
-    keys = [name.removesuffix("__q.npy") for name in names if name.endswith("__q.npy")]
-    return sorted(key for key in keys if all(f"{key}__{suffix}.npy" in names for suffix in _ROLES.values()))
+def _step(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> Encode | None:
+    """Return how a tensor gets four bits, as the matrix of its codes, decoded to f32; None where no group fits."""
+    rows, cols = layout.matrix_of(tensor.shape)
+    group = _group(cols, options)
+    if group is None:
+        return None
+    matrix = replace(
+        tensor,
+        shape=(rows, cols),
+        dtype="f32",
+        params=replace(layout, matrix=None, dtype="f32").attributes(),
+        decoder=CODECS[AffineLayout.codec],
+    )
+    asked: dict[str, Any] = {
+        "bits": 4,
+        "group": group,
+        **_OPTIONS[options.form or "q4a"],
+        "scales": options.scales or "f32",
+    }
+    if options.quantizer == "mse" or not asked["symmetric"]:
+        asked["quantizer"] = options.quantizer
+    try:
+        return _encode(matrix, asked)
+    except UnsupportedError as error:
+        if error.rule != UNDERFLOW:
+            raise
+    return _encode(matrix, {**asked, "scales": "f32"})
 
 
-def _size(folder: Path, keys: list[str], suffixes: tuple[str, ...]) -> int:
-    return sum((folder / file_of(key, suffix)).stat().st_size for key in keys for suffix in suffixes)
+def _encode(matrix: Tensor, asked: Mapping[str, Any]) -> Encode:
+    codec = CODECS[AffineLayout.codec]
+
+    def made(options: Mapping[str, Any]) -> Encoder:
+        return codec.encoder(matrix.shape, matrix.dtype, options)
+
+    if asked["scales"] != "f32":
+        reaching(made(asked), made, asked, first_values(matrix))  # refuses what is too small for the scales
+    encoder = made(asked)
+    spec = encoded_spec(matrix.name, matrix, encoder, "raw")
+    return Encode(matrix, spec, ENCODED, "int4", exact=False, encoder=encoder, options=asked)
 
 
-def _drop(folder: Path, keys: list[str]) -> None:
+def _sidecar(store: Store) -> Sidecar | None:
+    if not store.exists(SIDECAR):
+        return None
+    return sidecar.parse(store.read(SIDECAR, MAX_MANIFEST, "npydir.manifest-length"))
+
+
+def _finished(directory: Directory, options: Int4Options, planned: _Planned, taken: int) -> Int4Report:
+    """Measure what both forms take, and remove the eight bits if asked."""
+    store = directory.store
+    names = set(store.names(FOLDER))
+    both = {name: key for name, key in planned.every.items() if f"{key}__q.npy" in names and _four(names, key)}
+    int8 = [file_of(key, suffix) for key in both.values() for suffix in _INT8]
+    int4 = [file_of(key, suffix) for key in both.values() for suffix in _four(names, key)]
+    sizes = _size(store, int8), _size(store, int4)
+    if options.drop_int8:
+        _drop(directory, both)
+    return Int4Report(
+        directory.location,
+        options.form or "q4a",
+        options.group or GROUP,
+        options.scales or "f32",
+        [*planned.keys],
+        planned.kept,
+        *sizes,
+        options.drop_int8,
+        0.0,
+        taken,
+    )
+
+
+def _four(names: Container[str], key: str) -> tuple[str, ...]:
+    """Return the suffixes of a tensor's complete four-bit form, the one that readers take; none where there is none."""
+    for suffixes in FORMS.values():
+        if all(f"{key}__{suffix}.npy" in names for suffix in suffixes):
+            return suffixes
+    return ()
+
+
+def _size(store: Store, names: Sequence[str]) -> int:
+    return sum(store.stat(name).size for name in names)
+
+
+def _drop(directory: Directory, keys: Mapping[str, str]) -> None:
     """Remove eight-bit arrays: first what names them, then codes, then scales, which alone count for nothing."""
-    gone = set(keys)
-
-    def remaining(name: str, entry: Entry) -> Entry:
-        dropped = _INT8 if safe_key(name) in gone else ()
-        digests = {suffix: text for suffix, text in entry.digests.items() if suffix not in dropped}
-        heads = {suffix: text for suffix, text in entry.heads.items() if suffix not in dropped}
-        return replace(entry, digests=digests, heads=heads)
-
-    _rewrite_sidecar(folder, remaining)
-    try:
-        for suffix in _INT8:
-            for key in keys:
-                (folder / file_of(key, suffix)).unlink(missing_ok=True)
-            flush(folder / FOLDER)
-    except OSError as error:
-        raise write_error(error, str(folder)) from error
+    stated = _sidecar(directory.store)
+    if stated is not None:
+        manifest = directory.store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
+        directory.write(SIDECAR, changed_sidecar(stated, manifest, dict.fromkeys(keys, _INT8)))
+    for suffix in _INT8:
+        directory.remove(*(file_of(key, suffix) for key in keys.values()))

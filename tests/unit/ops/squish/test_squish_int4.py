@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,14 +166,15 @@ def test_a_full_disk_changes_nothing(squish: Path, monkeypatch: pytest.MonkeyPat
 
 KILLED = """
 import sys, time
-import ingot.ops.squish.int4 as module
-real = module._encode
+from ingot.codecs.affine.encode import AffineEncoder
+from ingot.ops.squish.int4 import add_int4
+real = AffineEncoder.encode
 def slow(*args):
     time.sleep(0.02)
     return real(*args)
-module._encode = slow
+AffineEncoder.encode = slow
 print("ready", flush=True)
-module.add_int4(sys.argv[1], drop_int8=True, threads=1)
+add_int4(sys.argv[1], drop_int8=True, threads=1)
 """
 
 
@@ -194,11 +196,111 @@ def test_a_kill_leaves_a_directory_that_is_right(squish: Path, delay: float, tmp
     assert [item for item in ingot.verify(squish) if item.level == "error"] == []
 
 
+def test_what_a_killed_run_has_finished_is_taken_over(squish: Path, tmp_path: Path) -> None:
+    shutil.copytree(squish, tmp_path / "whole")
+    add_int4(tmp_path / "whole")
+    killed = KILLED.replace("add_int4(sys.argv[1], drop_int8=True, threads=1)", KILLED_AT_THE_THIRD)
+    assert subprocess.run([sys.executable, "-c", killed, str(squish)], check=False).returncode == -signal.SIGKILL
+    assert codecs(squish) == [8]
+    report = add_int4(squish)
+    assert 0 < report.resumed < len(report.converted)
+    assert arrays(squish) == arrays(tmp_path / "whole")
+    assert not [path for path in squish.iterdir() if path.name.endswith(".ingot-partial")]
+
+
+KILLED_AT_THE_THIRD = """
+import os, signal
+from ingot.engine.journal import Journal
+note, done = Journal.append, []
+def append(self, record):
+    note(self, record)
+    done.append(record)
+    if len(done) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.append = append
+add_int4(sys.argv[1], threads=1)
+"""
+
+
+def test_an_interrupted_run_with_other_options_begins_anew(squish: Path) -> None:
+    killed = KILLED.replace("add_int4(sys.argv[1], drop_int8=True, threads=1)", KILLED_AT_THE_THIRD)
+    subprocess.run([sys.executable, "-c", killed, str(squish)], check=False)
+    report = add_int4(squish, form="q4", group=64)
+    assert report.resumed == 0
+    with ingot.open(squish) as checkpoint:
+        sizes = {tensor.params.get("zero_point") for tensor in checkpoint.values() if tensor.codec != "dense"}
+    assert sizes == {7}
+
+
+@pytest.mark.parametrize(
+    ("form", "group", "scales", "bits"),
+    [("q4a", None, None, 6.0), ("q4", None, None, 5.0), ("q4a", 64, "f16", 4.5), ("q4", 128, "f16", 4.125)],
+)
+def test_forms_and_groups_take_what_they_say(tmp_path: Path, form, group, scales, bits) -> None:
+    rng = np.random.default_rng(0)
+    ingot.save(tmp_path / "a.safetensors", {"layers.0.mlp.a.weight": rng.normal(0, 1, (256, 1024)).astype(np.float32)})
+    folder = tmp_path / "squish"
+    ingot.convert(tmp_path / "a.safetensors", folder, "int8", "npydir")
+    eight = values(folder)
+    report = add_int4(folder, form=form, group=group, scales=scales)
+    heads = 128 * (3 if form == "q4a" else 2)
+    assert report.int4_bytes == 256 * 1024 * bits / 8 + heads
+    assert report.savings_pct == pytest.approx(100 * (1 - bits / (8 + 32 / 1024)), abs=0.1)
+    for name, four in values(folder).items():
+        error = np.sqrt(np.mean((four - eight[name]) ** 2))
+        assert error < 0.16
+        stranger = as_the_document_reads(folder / "tensors" / name.replace(".", "__"), form)
+        assert np.allclose(stranger, four, rtol=0, atol=1e-6)
+    assert [item for item in ingot.verify(folder) if item.level == "error"] == []
+
+
+def as_the_document_reads(start: Path, form: str) -> np.ndarray:
+    """Decode with NumPy: nibbles, even column low, scales widened as squish's loader does."""
+    codes, scales = (np.load(f"{start}__{end}.npy") for end in (form, "s4a" if form == "q4a" else "s4"))
+    unpacked = np.stack([codes & 15, codes >> 4], -1).reshape(*scales.shape, -1).astype(np.float32)
+    if form == "q4":
+        whole = (unpacked - 7) * scales.astype(np.float32)[..., None]
+    else:
+        whole = unpacked * scales.astype(np.float32)[..., None]
+        whole += np.load(f"{start}__z4a.npy").astype(np.float32)[..., None]
+    return whole.reshape(len(codes), -1)
+
+
+def test_small_values_keep_wide_scales(tmp_path: Path) -> None:
+    values_ = np.random.default_rng(0).normal(0, 1e-8, (64, 128)).astype(np.float32)
+    ingot.save(tmp_path / "a.safetensors", {"layers.0.mlp.a.weight": values_})
+    ingot.convert(tmp_path / "a.safetensors", tmp_path / "squish", "int8", "npydir")
+    add_int4(tmp_path / "squish", scales="f16")
+    assert np.load(tmp_path / "squish" / "tensors" / "layers__0__mlp__a__weight__s4a.npy").dtype == np.float32
+    assert np.abs(values(tmp_path / "squish")["layers.0.mlp.a.weight"]).max() > 0
+
+
+def test_groups_and_forms_that_cannot_be(squish: Path) -> None:
+    for group in (0, 3, 48, 2048):
+        with pytest.raises(UsageError) as caught:
+            add_int4(squish, group=group)
+        assert caught.value.rule in ("int4.group", "int4.option")
+    add_int4(squish, group=16)
+    assert add_int4(squish).converted == []
+    for asked in ({"group": 32}, {"form": "q4"}, {"scales": "f16"}):
+        with pytest.raises(UsageError) as caught:
+            add_int4(squish, **asked)
+        assert caught.value.rule == "int4.other-form"
+
+
+def test_a_ceiling_too_low_is_refused_and_leaves_nothing(squish: Path) -> None:
+    before = {path.name for path in squish.iterdir()}
+    with pytest.raises(ResourceError) as caught:
+        add_int4(squish, max_ram="1MiB")
+    assert caught.value.rule == "ram.ceiling"
+    assert {path.name for path in squish.iterdir()} - before <= {".ingot-tiers.lock"}
+
+
 def test_the_command(squish: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["int4", str(squish), "--drop-int8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["dropped"]
     assert told["converted"]
     assert 0 < told["savings_pct"] < 50
-    assert run(["int4", str(squish)]) == 0
+    assert run(["int4", str(squish), "--group", "32", "--form", "q4a"]) == 0
     assert "0 tensors got 4 bits" in capsys.readouterr().out
