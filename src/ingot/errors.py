@@ -2,7 +2,8 @@
 
 An error message is one line that says what was expected, what was found, where, and what to do. A refusal of a file
 also names a *rule* (``zt.blob-out-of-bounds``), listed on the spec page of the format, so that tests and tools match
-rules and not words. Errors that damaged bytes raise are ``ValueError``s too, as callers of other readers expect.
+rules and not words. Whatever a file's bytes can cause is a ``ValueError`` too, as callers of other readers expect: a
+changed byte breaks a rule, a digest or a codec's parts, or turns a known version or element type into an unknown one.
 """
 
 from __future__ import annotations
@@ -87,8 +88,11 @@ class CodecError(IngotError, ValueError):
         super().__init__(message, rule=rule, where=where)
 
 
-class UnsupportedError(IngotError):
-    """Well-formed and whole, but Ingot has no decoder for it, or the target cannot carry it."""
+class UnsupportedError(IngotError, ValueError):
+    """Well-formed, but Ingot has no decoder for it, or the target cannot carry it.
+
+    A ``ValueError`` too: one changed byte makes a known version, element type or codec one that nobody knows.
+    """
 
 
 class UsageError(IngotError):

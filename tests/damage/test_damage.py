@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from ingot.testing.damage import COVERED, UNCOVERED, Sample, exercise, flipped, judge, mutant, samples
+from ingot.errors import ResourceError
+from ingot.testing.damage import COVERED, UNCOVERED, Sample, exercise, flipped, judge, mutant, refusal, samples
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +36,13 @@ def test_mutants_are_refused_by_a_rule_or_read(
     rules = [exercise(artifacts[name], mutant(artifacts[name], random)) for _ in range(120)]
     assert len(set(rules)) > 3
     assert "none" not in rules
+
+
+@pytest.mark.parametrize("name", [*COVERED, *UNCOVERED])
+def test_damage_is_a_value_error(artifacts: dict[str, Sample], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the .wdelta document promises of its reader; too little memory for what a file states is none."""
+    monkeypatch.setenv("INGOT_MAX_DECODED", "64MiB")
+    sample, random = artifacts[name], Random(name)
+    changed = [flipped(sample, random) for _ in range(60)] + [mutant(sample, random) for _ in range(120)]
+    for refused in filter(None, (refusal(sample, files) for files in changed)):
+        assert isinstance(refused, ValueError | ResourceError | MemoryError), repr(refused)

@@ -30,6 +30,13 @@ def three(made: Made) -> Made:
     return int4(quantized(sparse(made, "s"), "q"), "i")
 
 
+def unsorted(made: Made) -> Made:
+    """The same outliers in another order: the positions are turned round, and with them where the values belong."""
+    first = made.records[0]
+    made.records[0] = replace(first, data=np.frombuffer(first.data, first.dtype)[::-1].tobytes())
+    return made
+
+
 def valid() -> dict[str, tuple[Made, int]]:
     """Files that must open: what is in them, and their version."""
     reversed_records = three(Made())
@@ -51,6 +58,7 @@ def valid() -> dict[str, tuple[Made, int]]:
         "sparse-all": (sparse(Made(), shape=[3], indices=[0, 1, 2]), 1),
         "sparse-none": (sparse(Made(), indices=[]), 1),
         "sparse-scalar": (sparse(Made(), shape=[], indices=[0]), 1),
+        "sparse-unsorted": (sparse(Made(), indices=[5, 11, 0, 3]), 1),
         "sparse-empty": (sparse(Made(), shape=[0, 3], indices=[]), 1),
         "quantized": (quantized(Made()), 1),
         "quantized-v2": (quantized(Made()), 2),
@@ -59,6 +67,8 @@ def valid() -> dict[str, tuple[Made, int]]:
         "int4": (int4(Made()), 1),
         "int4-odd": (int4(Made(), shape=[3, 3]), 1),
         "int4-only-outliers": (int4(Made(), shape=[2]), 1),
+        "int4-unsorted": (unsorted(int4(Made())), 1),
+        "int4-v2-unsorted": (unsorted(int4(Made(), layout=2, index="int32")), 2),
         "int4-v2": (int4(Made(), layout=2, index="int32"), 2),
         "int4-v2-odd": (int4(Made(), shape=[3, 3], layout=2, index="int32"), 2),
         "int4-v2-wide-indices": (int4(Made(), layout=2), 2),
@@ -99,7 +109,7 @@ def _decode(entry: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> n
             flat[:] = decoded[:size]
         else:
             flat[~apart] = decoded[: size - int(apart.sum())]
-        flat[apart] = arrays["outlier_vals"].astype(np.float32)
+        flat[arrays["outlier_idx"]] = arrays["outlier_vals"].astype(np.float32)
     return flat
 
 
@@ -327,12 +337,10 @@ def damaged() -> dict[str, bytes]:
         "delta_sparse.index+past-the-end": indices(1, 5, 12),
         "delta_sparse.index+huge": indices(1, 5, 2**63 - 1),
         "delta_sparse.index+negative": indices(-1, 5, 10),
-        "delta_sparse.order+unsorted": indices(5, 1, 10),
-        "delta_sparse.order+twice": indices(1, 5, 5),
+        "delta_sparse.duplicate+twice": indices(1, 5, 5),
         "delta_int4.index+past-the-end": outliers(1, 20),
         "delta_int4.index+negative": outliers(-2, 19),
-        "delta_int4.order+unsorted": outliers(19, 1),
-        "delta_int4.order+twice": outliers(1, 1),
+        "delta_int4.duplicate+twice": outliers(1, 1),
         "delta_int4.scale+infinite": record(int4, 2, data=half),
         "delta_int4.scale+zero-point": record(int4, 3, data=half),
     }

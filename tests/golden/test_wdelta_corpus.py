@@ -50,6 +50,7 @@ def test_rejected_files_do_not_open(path: Path) -> None:
     with pytest.raises(IngotError) as caught:
         ingot.open(path)
     assert caught.value.rule == path.stem.partition("+")[0]
+    assert isinstance(caught.value, ValueError)  # as the document says, of versions that are not known too
     assert "\n" not in str(caught.value)
 
 

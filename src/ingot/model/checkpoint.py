@@ -181,7 +181,7 @@ class Checkpoint(Mapping[str, Tensor]):
             raise self.no_tensor(unknown[0])
         ready = (self[name] for name in chosen if name not in given)
         require_room(ready, self.location, retyped=dtype is not None)
-        if names is None:
+        if names is None or set(chosen) == set(self):
             self.require_whole()
         return {name: _load(self[name], framework, dtype, device, given.get(name)) for name in chosen}
 

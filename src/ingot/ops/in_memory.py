@@ -1,22 +1,25 @@
-"""Open and save checkpoints that are bytes in memory."""
+"""Open and save checkpoints that are bytes in memory, and read state dicts as if they were opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from os import PathLike
 from typing import Any
 
-from ingot.formats.base import Format, WriteOptions
+from ingot.formats.base import Catalog, Format, WriteOptions
 from ingot.formats.detect import detect_file
 from ingot.formats.foreign import HEAD
 from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.open import Source, weights_of
-from ingot.ops.save import plan_tensors, write_tensors
+from ingot.ops.open import Source, open_source, weights_of
+from ingot.ops.save import named_tensors, plan_tensors, write_tensors
 from ingot.stores.memory import MemoryStore, MemoryTarget
 
 _NAME = "<bytes>"
+_STATE = "<state dict>"
+_HOLDER = "safetensors"  # the format that a state dict is said to be of: tensors by name and nothing else
 
 
 def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> Checkpoint:
@@ -41,3 +44,17 @@ def save_bytes(
     writer = chosen.writer(target, _NAME, Artifact([spec for _, spec in planned], metadata or {}), WriteOptions())
     (name,) = write_tensors(writer, planned)
     return bytes(target.files[name])
+
+
+def opened(weights: str | PathLike[str] | Mapping[str, Any], *, io: str = "auto", verify: bool = True) -> Source:
+    """Open a path, or view a mapping of names to arrays or tensors as what was opened; errors as ``ingot.open``.
+
+    Nothing of a mapping is copied: it must not change while it is in use. What a checkpoint's file says of itself, and
+    its digest over the whole file, stay with its tensors.
+    """
+    if not isinstance(weights, Mapping):
+        return open_source(weights, io=io, verify=verify)
+    catalog = Catalog({item.name: item for item in named_tensors(weights)})
+    if isinstance(weights, Checkpoint):
+        catalog.metadata, catalog.check_whole = weights.metadata, weights.require_whole
+    return Source(_STATE, MemoryStore({}, _STATE), _STATE, FORMATS[_HOLDER], _STATE, catalog, "mmap", verify)

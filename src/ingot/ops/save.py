@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -92,13 +92,7 @@ def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tenso
     if isinstance(tensors, Checkpoint):
         tensors.require_whole()
     planned = []
-    for name, value in tensors.items():
-        if not isinstance(name, str):
-            raise UsageError(f"expected text as a tensor's name, found {name!r}", rule="save.name")
-        try:
-            item = as_tensor(name, value)
-        except IngotError as error:
-            raise error if error.where == name else error.at(name) from None
+    for item in named_tensors(tensors):
         spec = item.spec()
         reason = format.refuses(spec)
         if reason is not None:
@@ -107,6 +101,18 @@ def plan_tensors(format: Format, tensors: Mapping[str, Any]) -> list[tuple[Tenso
             )
         planned.append((item, spec))
     return [planned[index] for index in format.order([spec for _, spec in planned])]
+
+
+def named_tensors(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield values as tensors; ``UsageError`` ``save.name``, and what ``as_tensor`` raises, told by name."""
+    for name, value in tensors.items():
+        if not isinstance(name, str):
+            raise UsageError(f"expected text as a tensor's name, found {name!r}", rule="save.name")
+        try:
+            item = as_tensor(name, value)
+        except IngotError as error:
+            raise error if error.where == name else error.at(name) from None
+        yield item
 
 
 def write_tensors(writer: FormatWriter, planned: Sequence[tuple[Tensor, TensorSpec]]) -> list[str]:

@@ -80,6 +80,15 @@ def _described(tensors: Mapping[str, Tensor] | Checkpoint) -> list[Any]:
     return [(name, tensor.shape, tensor.dtype, tensor.codec) for name, tensor in tensors.items()]
 
 
+def refusal(sample: Sample, files: Files) -> BaseException | None:
+    """Open a damaged artifact and read all of it; return what refused it, None where nothing did."""
+    try:
+        sample.content(sample.opened(files))
+    except (IngotError, MemoryError) as error:
+        return error
+    return None
+
+
 def judge(sample: Sample, files: Files) -> tuple[str, str]:
     """Return which of ``OUTCOMES`` a damaged artifact comes to, and the rule that refused it."""
     if sample.expected is None:

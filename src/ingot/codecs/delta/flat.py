@@ -22,6 +22,10 @@ from ingot.model.tensor import Array, Tensor
 
 # Elements that a reader decodes at a time: what it needs beside them stays in the second-level cache.
 PIECE = 1 << 18
+# Positions that a reader takes at a time.
+_POSITIONS = PIECE // 4
+# Bytes of positions that are looked at together, whether they ascend.
+_LOOKED_AT = 1 << 17
 
 
 def scale_reach() -> Reach:
@@ -235,12 +239,37 @@ class Codes:
         self._bytes.finish()
 
 
+class Held:
+    """``Values`` of an array in memory."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    @property
+    def left(self) -> int:
+        return self._array.size
+
+    def next(self, count: int) -> Array:
+        values, self._array = self._array[:count], self._array[count:]
+        return values
+
+    def skip(self, count: int) -> None:
+        self._array = self._array[count:]
+
+    def finish(self) -> None:
+        """Length and digest were checked when the array was read."""
+
+
 class Placed:
-    """Sequential reading of positions, which must ascend, with their values; memory is bounded by what is asked for."""
+    """Sequential reading of positions with their values, in ascending order.
+
+    Memory is bounded by what is asked for where positions ascend as they are stored, which one pass over them tells
+    beforehand. Others are sorted in memory with their values.
+    """
 
     def __init__(self, tensor: Tensor, positions: str, values: str) -> None:
         self._tensor = tensor
-        self._positions, self._values = Values(tensor.parts[positions]), Values(tensor.parts[values])
+        self._positions, self._values = _ascending(tensor.parts[positions], tensor.parts[values], tensor.size)
         self._at = np.empty(0, np.int64)  # positions whose values come next
         self._last = -1
 
@@ -280,7 +309,7 @@ class Placed:
         self._values.finish()
 
     def _fill(self) -> None:
-        count = min(self._positions.left, PIECE // 4)
+        count = min(self._positions.left, _POSITIONS)
         at = self._positions.next(count).astype(np.int64, copy=False)
         bad = native.kernels.first_unordered(at, self._last, self._tensor.size)
         if bad < count:
@@ -291,11 +320,41 @@ class Placed:
         codec, size = self._tensor.codec, self._tensor.size
         if 0 <= found < size:
             return CodecError(
-                f"{codec}.order", f"expected positions that ascend, found {found} out of order", where=self._tensor.name
+                f"{codec}.duplicate", f"expected every position once, found {found} twice", where=self._tensor.name
             )
         return CodecError(
             f"{codec}.index", f"expected positions from 0 to {size - 1}, found {found}", where=self._tensor.name
         )
+
+
+def _ascending(positions: Part, values: Part, size: int) -> tuple[Values | Held, Values | Held]:
+    """Return readers of positions, in ascending order, and of their values."""
+    if _ascends(positions, size):
+        return Values(positions), Values(values)
+    stored = [_whole(part) for part in (positions, values)]
+    order = np.argsort(stored[0], kind="stable")
+    return Held(stored[0][order]), Held(stored[1][order])
+
+
+def _ascends(positions: Part, size: int) -> bool:
+    """Whether positions ascend, each below ``size``; the digest is checked by whoever reads them next."""
+    reader, last = positions.reader(), -1
+    buffer = np.empty(min(positions.nbytes, _LOOKED_AT), np.uint8)  # one for all: fresh pages cost more than reading
+    for start in range(0, positions.nbytes, _LOOKED_AT):
+        piece = buffer[: positions.nbytes - start]
+        reader.readinto(piece.data)
+        at = from_file(piece, positions.dtype).astype(np.int64, copy=False)
+        if native.kernels.first_unordered(at, last, size) < at.size:
+            return False
+        last = int(at[-1])
+    return True
+
+
+def _whole(part: Part) -> Array:
+    reader = Values(part)
+    array = reader.next(reader.left)
+    reader.finish()
+    return array
 
 
 def place(positions: Array, values: Array, out: Array, where: str | None = None) -> None:

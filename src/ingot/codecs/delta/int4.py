@@ -293,7 +293,7 @@ class DeltaInt4:
         require_count(tensor, "packed", counts["packed"], (codes + 1) // 2)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the differences in f32, f16 or bf16, rounded once. Rules ``.index``, ``.order``, ``.scale``."""
+        """Return the differences in f32, f16 or bf16, rounded once. Rules ``.index``, ``.duplicate``, ``.scale``."""
         return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> Int4Reader:

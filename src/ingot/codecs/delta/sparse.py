@@ -137,7 +137,7 @@ class DeltaSparse:
             )
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the differences in f32, f16 or bf16. Positions are checked: rules ``.index`` and ``.order``."""
+        """Return the differences in f32, f16 or bf16. Positions are checked: rules ``.index`` and ``.duplicate``."""
         return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> SparseReader:

@@ -45,10 +45,11 @@ from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
 from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, TensorDiff
-from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, EXACT, SMALL, Way, choices
+from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, DEFAULTS, EXACT, SMALL, UNSCALED, Way, choices
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.identity import tensor_digest
-from ingot.ops.open import Source, open_source, weights_of
+from ingot.ops.in_memory import opened
+from ingot.ops.open import Source, weights_of
 from ingot.stores.local import LocalTarget
 
 VERSION = 1
@@ -61,7 +62,8 @@ _LEAST = 256 << 20
 def diff(options: DiffOptions) -> DiffReport:
     """Write the delta that turns ``base`` into ``finetuned``.
 
-    Layout, container and lossless codecs of the two do not matter. The strategy ``exact`` gives the fine-tune back bit
+    Layout, container and lossless codecs of the two do not matter; either may be a state dict: arrays, torch tensors or
+    ``Tensor`` objects by name, an open checkpoint. The strategy ``exact`` gives the fine-tune back bit
     for bit, others are smaller (``ops.delta.strategy``). New, reshaped and retyped tensors are stored whole; equal ones
     are not stored. A ``.wdelta`` knows the strategies of that format, ``.safetensors`` a sparse patch. With ``resume``
     the output is byte for byte that of an uninterrupted run.
@@ -73,7 +75,7 @@ def diff(options: DiffOptions) -> DiffReport:
     Raises
     ------
     UsageError
-        ``delta.container``, ``delta.strategy``, an option.
+        ``delta.container``, ``delta.strategy``, an option; ``delta.resume``: a run of state dicts cannot be resumed.
     CodecError
         A value that the strategy cannot store, such as a NaN in a quantized difference.
     UnsupportedError
@@ -91,8 +93,10 @@ def diff(options: DiffOptions) -> DiffReport:
         )
     with ExitStack() as stack:
         sources = []
-        for path in (options.base, options.finetuned):
-            source = open_source(path, io=options.io, verify=options.verify)
+        for weights in (options.base, options.finetuned):
+            if options.resume and isinstance(weights, Mapping):
+                raise UsageError("expected files to resume a run of, found a state dict", rule="delta.resume")
+            source = opened(weights, io=options.io, verify=options.verify)
             stack.callback(source.close)
             refuse_same(source, target)
             sources.append(source)
@@ -114,7 +118,7 @@ class _Diff:
 
     def __init__(self, sources: Sequence[Source], target: Destination, options: DiffOptions) -> None:
         self._sources, self._place, self._options = sources, target, options
-        strategy = self._strategy = options.strategy
+        strategy = self._strategy = options.strategy or DEFAULTS[target.format.name]
         self._base, self._tuned = (weights_of(source) for source in sources)
         self._wdelta = target.format.name == PARENT
         self._patch = target.format.name == PATCH
@@ -233,15 +237,21 @@ class _Diff:
 
     def _located(self, tensor: Tensor) -> tuple[str, Step]:
         try:
-            return self._step(tensor)
+            return self._step(tensor, self._storage(tensor))
         except IngotError as error:
+            small = UNSCALED.get(self._place.format.name)
+            if error.rule == "codec.underflow" and small is not None and self._options.strategy is None:
+                return self._step(tensor, small)
             raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
 
-    def _step(self, tensor: Tensor) -> tuple[str, Step]:
-        base = self._base.get(tensor.name)
+    def _storage(self, tensor: Tensor) -> Way:
         storage = self._ways.get(tensor.name, EXACT if self._auto else None)
-        if storage is None:
-            storage = choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
+        if storage is not None:
+            return storage
+        return choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
+
+    def _step(self, tensor: Tensor, storage: Way) -> tuple[str, Step]:
+        base = self._base.get(tensor.name)
         if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)
             return "replace", self._checked(Move(tensor, tensor.spec(), source=1))

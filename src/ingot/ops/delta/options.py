@@ -13,17 +13,24 @@ if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
     from ingot.ops.delta.strategy import Way
 
+    StateDict = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
     """A difference: of what, where to, and how it is stored."""
 
-    base: AnyPath = field(metadata=about("The weights that the fine-tune started from: file or folder.", argument=True))
-    finetuned: AnyPath = field(metadata=about("The fine-tune, in any container and layout.", argument=True))
+    base: AnyPath | StateDict = field(
+        metadata=about("The weights that the fine-tune started from: file or folder.", argument=True)
+    )
+    finetuned: AnyPath | StateDict = field(metadata=about("The fine-tune, in any container and layout.", argument=True))
     out: AnyPath = field(metadata=about("The delta: a name ending in .zt, .wdelta or .safetensors.", "--out", "-o"))
-    strategy: str = field(
-        default="exact",
-        metadata=about("How differences are stored: exact, or smaller and not exact (int8, int4, ..., auto)."),
+    strategy: str | None = field(
+        default=None,
+        metadata=about(
+            "How differences are stored: exact, or smaller and not exact (int8, int4, ..., auto). Default: exact; in "
+            ".wdelta, which has no exact one, int4; in .safetensors sparse-patch."
+        ),
     )
     _: KW_ONLY
     options: Mapping[str, Any] = field(

@@ -62,6 +62,12 @@ BY_CONTAINER: Mapping[str, Mapping[str, Way]] = {
 }
 """The containers that deltas are written to, and how they can be stored there."""
 
+DEFAULTS: Mapping[str, str] = {"zt": "exact", "wdelta": "int4", "safetensors": "sparse-patch"}
+"""What each container gets where nothing is asked for: exact where it can be, of the lossy ones the nearest
+(``spec/deltas-quality.md``)."""
+UNSCALED: Mapping[str, Way] = {"wdelta": Way(SparseDeltaLayout.codec, {"sparsity": 0.0})}
+"""How a container holds by default, exactly, what is too small for the scales of its strategy."""
+
 
 def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Way:
     """Return how ``strategy`` stores the difference of the tensor ``name`` of ``shape`` and element type ``dtype``.

@@ -52,7 +52,7 @@ def load_owned(
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)
     require_room((checkpoint[name] for name in chosen), checkpoint.location, retyped=True)
-    if names is None:
+    if names is None or set(chosen) == set(checkpoint):
         checkpoint.require_whole()
     arrays: dict[str, Array] = dict.fromkeys(chosen, np.empty(0))
     workers = min(default_workers(), _MAX_WORKERS) if workers is None else workers

@@ -44,6 +44,7 @@ def damaged(pair: tuple[Path, Path], tmp_path: Path) -> Path:
 READS: dict[str, Callable[[Path], object]] = {
     "load_file": ingot.numpy.load_file,
     "state_dict": lambda path: ingot.open(path).state_dict(),
+    "state_dict of every name": lambda path: ingot.open(path).state_dict(names=["b", "a"]),
     "layers": lambda path: list(ingot.open(path).layers()),
     "compare": lambda path: ingot.compare(path, path),
     "content id": lambda path: content_id(ingot.open(path)),
