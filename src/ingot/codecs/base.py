@@ -229,7 +229,7 @@ def cannot(layout: Layout, why: str) -> Repacked:
 
 @runtime_checkable
 class Repacking(Protocol):
-    """What a codec has beside ``Codec`` if it knows several layouts of the same numbers."""
+    """A codec with several layouts of the same numbers."""
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return ``tensor`` in ``layout``, or why not; may read small parts of the tensor, checking their digests."""
@@ -238,7 +238,7 @@ class Repacking(Protocol):
 
 @runtime_checkable
 class ChecksStored(Protocol):
-    """What a codec has beside ``Codec`` if a tensor of it can be checked without making the values it leaves out."""
+    """A codec that can check a tensor without making the values that it leaves out."""
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
         """Yield the values that are stored, in pieces, after checking where they belong; digests at the end.

@@ -24,7 +24,7 @@ _E = TypeVar("_E")
 
 @runtime_checkable
 class Reaching(Protocol):
-    """What an ``Encoder`` has beside if the types that it states may be too coarse for small values.
+    """An ``Encoder`` whose stated types may be too coarse for small values.
 
     ``look`` takes in runs of rows, ``start`` the number of rows before these, until it returns True: then no others
     can change what ``wider`` and ``lost`` say.

@@ -97,7 +97,7 @@ class FormatWriter(Protocol):
 
 @runtime_checkable
 class LateMetadata(Protocol):
-    """What a writer has beside ``FormatWriter`` if metadata may be completed while tensors are written.
+    """A writer whose metadata may be completed while tensors are written.
 
     A delta's base and result are hashed in the pass that writes it, so their identities are known only at its end.
     """
@@ -109,9 +109,9 @@ class LateMetadata(Protocol):
 
 @runtime_checkable
 class LooksInside(Protocol):
-    """What a format has beside ``Format`` if a folder's file names do not tell that it is one of its own.
+    """A format that reads into a folder to recognise it, because file names do not tell.
 
-    It comes before a format that would open the same entry by the names alone.
+    It is asked before a format that would open the same entry by its name.
     """
 
     def confirms(self, store: Store) -> bool:
@@ -121,7 +121,7 @@ class LooksInside(Protocol):
 
 @runtime_checkable
 class Marked(Protocol):
-    """What a format with ``folder = True`` has if a file marks a finished artifact: its sentinel.
+    """A format of folders in which one file, the sentinel, marks a finished artifact.
 
     Other weights beside a marked artifact are forms of the same model. Beside one without a mark they are another
     checkpoint, and whoever opens the folder has to choose.
@@ -134,7 +134,7 @@ class Marked(Protocol):
 
 @runtime_checkable
 class ConfigKeys(Protocol):
-    """What a format has beside ``Format`` if ``config.json`` tells how its tensors are packed.
+    """A format whose tensors are packed as ``config.json`` says.
 
     Its writer writes the artifact's ``config`` with these keys. They are left out where a folder of this format is
     converted into another.
@@ -145,14 +145,14 @@ class ConfigKeys(Protocol):
 
 @runtime_checkable
 class OneHead(Protocol):
-    """What a format has beside ``Format`` if those who load it take no head beside embeddings that are tied."""
+    """A format whose loaders refuse a head where the embeddings are tied to it."""
 
     one_head: bool
 
 
 @runtime_checkable
 class Renamed(Protocol):
-    """What a format has beside ``Format`` if the programs that write it rename what they compress."""
+    """A format whose writing programs rename the tensors that they compress."""
 
     def original(self, name: str) -> str:
         """Return the name that a tensor had before it was compressed; its own where it was not renamed."""
@@ -161,7 +161,7 @@ class Renamed(Protocol):
 
 @runtime_checkable
 class Fitting(Protocol):
-    """What a format has beside ``Format`` if what it carries beside the tensors tells which tensors it can carry."""
+    """A format in which an attachment decides what tensors fit: Core ML writes those that its program uses."""
 
     def fit(self, attachments: Attachments) -> Format:
         """Return the format for an artifact with these attachments.

@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Skipping(Protocol):
-    """What a reader has beside if it can pass over rows without reading them."""
+    """A reader that can pass over rows without reading them."""
 
     def skip(self, count: int) -> None:
         """Pass over the next ``count`` elements: whole rows, or any number where the codec is elementwise."""
@@ -71,7 +71,7 @@ class RunLayout:
 
 @runtime_checkable
 class InRuns(Protocol):
-    """What a codec has beside ``Codec`` if runs of elements lie at known places in its parts."""
+    """A codec in whose parts every run of elements lies at a known position."""
 
     def runs(self, tensor: Any, shape: tuple[int, ...]) -> RunLayout | None:
         """Return the layout, if a tensor of ``shape`` made of such runs has the same parameters; None if it has not."""

@@ -116,11 +116,11 @@ class Store(ABC):
             raise UnsupportedError(
                 f"expected files on a local disk, which {purpose} needs: download them first",
                 rule="store.not-local",
-                where=self.place(name),
+                where=self.location_of(name),
             )
         return path
 
-    def place(self, name: str = "") -> str:
+    def location_of(self, name: str = "") -> str:
         """Return what a file or folder of the store is called in messages and reports."""
         return f"{self.location}/{name}" if name else self.location
 

@@ -76,7 +76,7 @@ class Source:
 
         Told by the folder's ``config.json``, and by the tensors themselves.
         """
-        return of_config(self.config(), self.store.place(CONFIG)) or of_tensors(self.catalog.tensors)
+        return of_config(self.config(), self.store.location_of(CONFIG)) or of_tensors(self.catalog.tensors)
 
     def config(self) -> dict[str, Any]:
         """Return what the folder's ``config.json`` says; nothing for a file, or where no object can be read."""
@@ -226,7 +226,7 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
         if error.rule in ("store.missing", "store.scheme"):
             raise missing_path(fspath(path)) from None
         raise
-    listed, location = Listed(store), store.place(name)
+    listed, location = Listed(store), store.location_of(name)
     try:
         if name:
             entry, format = name, detect_file(name, store.head(name, HEAD))

@@ -56,9 +56,9 @@ _MADE_FOR = {
 _LARGEST_FILE = 1 << 20
 _DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
 _ROOT_KEYS = ("name", "description", "rules")
-_WAY_KEYS = ("codec", "options", "encoding")
+_CODEC_KEYS = ("codec", "options", "encoding")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
-_CHOICE_KEYS = ("keep", *_WAY_KEYS, *_MEASURED_KEYS)
+_CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
 
 
 def load_recipe(source: str | PathLike[str]) -> Recipe:
@@ -172,15 +172,15 @@ def _choice(table: Mapping[str, Any], where: str) -> Choice | Measured | None:
             raise UsageError("expected keep = true alone, or a codec", rule="recipe.choice", where=f"{where}.keep")
         return None
     if any(key in table for key in _MEASURED_KEYS):
-        if any(key in table for key in _WAY_KEYS):
+        if any(key in table for key in _CODEC_KEYS):
             raise UsageError("expected a codec or candidates, found both", rule="recipe.choice", where=where)
         return _measured(table, where)
     if "codec" not in table:
         raise UsageError("expected a codec, candidates, or keep = true; found none", rule="recipe.choice", where=where)
-    return _way(table, where)
+    return _codec_choice(table, where)
 
 
-def _way(table: Mapping[str, Any], where: str) -> Choice:
+def _codec_choice(table: Mapping[str, Any], where: str) -> Choice:
     return Choice(
         codec=_text(table["codec"], f"{where}.codec"),
         options=_options(table.get("options", {}), f"{where}.options"),
@@ -198,11 +198,11 @@ def _measured(table: Mapping[str, Any], where: str) -> Measured:
 
 
 def _candidate(table: Mapping[str, Any], where: str) -> Choice:
-    _refuse_unknown(table, _WAY_KEYS, where)
+    _refuse_unknown(table, _CODEC_KEYS, where)
     if "codec" not in table:
         raise UsageError("expected a codec, found none", rule="recipe.choice", where=where)
     try:
-        return _way(table, where)
+        return _codec_choice(table, where)
     except UsageError as error:
         raise error if error.where else error.at(where) from None
 

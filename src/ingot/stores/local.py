@@ -120,7 +120,7 @@ class LocalStore(Store):
         """Return the path of a file or folder of the store; errors as of a name in ``open``."""
         return self._folder / checked_name(name, self.location) if name else self._folder
 
-    def place(self, name: str = "") -> str:
+    def location_of(self, name: str = "") -> str:
         """Return the path as it was given."""
         return str(self._folder / name)
 

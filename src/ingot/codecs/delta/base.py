@@ -94,7 +94,7 @@ class DeltaCodec(Protocol):
 
 @runtime_checkable
 class AnyShape(Protocol):
-    """What a ``DeltaCodec`` has beside if its tensors need not state their base's shape."""
+    """A ``DeltaCodec`` whose tensors need not state their base's shape."""
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
         """Whether the delta ``tensor`` may be applied to a base of ``shape``."""
@@ -141,7 +141,7 @@ class Additive:
 
 @runtime_checkable
 class AddingEncoder(Protocol):
-    """What an ``Encoder`` has beside if it adds while it decodes, as an ``AddingReader``."""
+    """An ``Encoder`` that adds while it decodes, as an ``AddingReader``."""
 
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
         """Write ``base`` plus what ``decode`` gives of ``parts`` into ``out``, as of ``AddingReader.add_into``."""
@@ -196,7 +196,7 @@ class AdditiveEncoder:
 
 @runtime_checkable
 class AddingReader(Protocol):
-    """What a ``RowReader`` has beside if it adds while it decodes, in one pass."""
+    """A ``RowReader`` that adds while it decodes, in one pass."""
 
     def add_into(self, base: Array, out: Array) -> None:
         """Write ``base`` plus the next rows into ``out``, both f32, f16 or bf16 in C order; ``out`` may be ``base``.
@@ -208,7 +208,7 @@ class AddingReader(Protocol):
 
 @runtime_checkable
 class UndoingReader(AddingReader, Protocol):
-    """What an ``AddingReader`` has beside if it tells in the same pass how near subtracting comes to the base.
+    """An ``AddingReader`` that tells in the same pass how near subtracting comes to the base.
 
     Arrays are as of ``add_into``; ``back`` is apart from both others.
     """

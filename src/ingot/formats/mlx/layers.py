@@ -28,7 +28,7 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Grid:
     """Bits of a code and columns that share a scale and an offset."""
 
     bits: int
@@ -41,12 +41,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What ``config.json`` says: the usual way, and layers (module paths) that differ; None for one that is dense."""
+    """What ``config.json`` says: the usual grid, and layers (module paths) that differ; None for one that is dense."""
 
-    usual: Way
-    layers: Mapping[str, Way | None]
+    usual: Grid
+    layers: Mapping[str, Grid | None]
 
-    def of(self, layer: str) -> Way | None:
+    def of(self, layer: str) -> Grid | None:
         """Return how a layer is packed."""
         return self.layers.get(layer, self.usual)
 
@@ -80,16 +80,16 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     if not is_quantized(config):
         return None
     stated = config["quantization"]
-    layers: dict[str, Way | None] = {}
+    layers: dict[str, Grid | None] = {}
     for path, value in stated.items():
         if isinstance(value, dict):
-            layers[path] = _way({"bits": stated["bits"], "group_size": stated["group_size"], **value}, path)
+            layers[path] = _stated_grid({"bits": stated["bits"], "group_size": stated["group_size"], **value}, path)
         elif value is False:
             layers[path] = None
-    return Quantization(_way(stated, "quantization"), layers)
+    return Quantization(_stated_grid(stated, "quantization"), layers)
 
 
-def _way(stated: Mapping[str, Any], where: str) -> Way:
+def _stated_grid(stated: Mapping[str, Any], where: str) -> Grid:
     mode, bits, group = stated.get("mode", MODE), stated["bits"], stated["group_size"]
     where = f"{CONFIG}: {where[:200]}"
     if mode != MODE:
@@ -106,12 +106,12 @@ def _way(stated: Mapping[str, Any], where: str) -> Way:
             f"{str(bits)[:40]} and {str(group)[:40]}",
             where=where,
         )
-    return Way(bits, group)
+    return Grid(bits, group)
 
 
 def tensors_of(entries: Mapping[str, Tensor], quantization: Quantization | None) -> Lazy[Tensor]:
     """Return the tensors of the files, three entries taken together where a layer is packed."""
-    layers: dict[str, Way] = {}
+    layers: dict[str, Grid] = {}
     taken: set[str] = set()
     for name in entries:
         stem = name.removesuffix(WEIGHT)
@@ -129,7 +129,7 @@ def tensors_of(entries: Mapping[str, Tensor], quantization: Quantization | None)
     return Lazy(dict.fromkeys(name for name in entries if name not in taken), make)
 
 
-def _packed_layer(entries: Mapping[str, Tensor], name: str, grid: Way) -> Tensor:
+def _packed_layer(entries: Mapping[str, Tensor], name: str, grid: Grid) -> Tensor:
     stem = name.removesuffix(WEIGHT)
     words, scales, biases = (entries[stem + suffix] for suffix in (WEIGHT, SCALES, BIASES))
     codes = words.parts[DATA]
@@ -140,7 +140,7 @@ def _packed_layer(entries: Mapping[str, Tensor], name: str, grid: Way) -> Tensor
     return Tensor(name, shape, layout.dtype, layout.codec, parts, layout.attributes())
 
 
-def _check(entries: Mapping[str, Tensor], name: str, stem: str, grid: Way) -> None:
+def _check(entries: Mapping[str, Tensor], name: str, stem: str, grid: Grid) -> None:
     for other in (stem + SCALES, stem + BIASES):
         if other not in entries:
             raise FormatError("mlx.parts", f"expected {other!r} beside the packed weight, found none", where=name)
@@ -179,7 +179,7 @@ def refusal(spec: TensorSpec) -> str | None:
             f"its packed layers have {', '.join(map(str, BITS))} bits in groups of {', '.join(map(str, GROUPS))} that "
             f"divide the columns, found {layout.bits} bits in groups of {layout.group_size} of {cols} columns"
         )
-    wanted = Way(layout.bits, layout.group_size).layout(spec.dtype)
+    wanted = Grid(layout.bits, layout.group_size).layout(spec.dtype)
     if layout != replace(wanted, scales=layout.scales) or layout.scales not in SCALE_DTYPES:
         return "its packed layers are unsigned codes with float offsets (zero_kind offset, packing rows_lsb)"
     parts = layout.part_specs(spec.shape)
@@ -213,9 +213,9 @@ def _unpacked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packing_keys(specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    """Return the keys as mlx_lm writes them: the most frequent way is the usual one; layers of another are named."""
+    """Return the keys as mlx_lm writes them: the most frequent grid is the usual one; layers of another are named."""
     layers = {
-        spec.name.removesuffix(WEIGHT): _way_of(AffineLayout.of(spec))
+        spec.name.removesuffix(WEIGHT): _grid_of(AffineLayout.of(spec))
         for spec in specs
         if spec.codec == AffineLayout.codec
     }
@@ -223,13 +223,13 @@ def _packing_keys(specs: Sequence[TensorSpec]) -> dict[str, Any]:
         return {}
     usual = Counter(layers.values()).most_common(1)[0][0]
     found: dict[str, Any] = _stated(usual)
-    found.update({layer: _stated(way) for layer, way in sorted(layers.items()) if way != usual})
+    found.update({layer: _stated(grid) for layer, grid in sorted(layers.items()) if grid != usual})
     return dict.fromkeys(KEYS, found)
 
 
-def _way_of(layout: AffineLayout) -> Way:
-    return Way(layout.bits, layout.group_size or 0)
+def _grid_of(layout: AffineLayout) -> Grid:
+    return Grid(layout.bits, layout.group_size or 0)
 
 
-def _stated(grid: Way) -> dict[str, Any]:
+def _stated(grid: Grid) -> dict[str, Any]:
     return {"group_size": grid.group, "bits": grid.bits, "mode": MODE}

@@ -9,7 +9,7 @@ from ingot.formats.base import Catalog
 from ingot.formats.wdelta.digest import check_digest
 from ingot.formats.wdelta.header import Entry, Header, parse
 from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRATEGIES, VERSIONS, unpack_prefix
-from ingot.formats.wdelta.walk import Place, walk
+from ingot.formats.wdelta.walk import Span, walk
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, read_bytes
@@ -26,8 +26,8 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     near = HeaderSource(source)
     version, raw = _read_header(near, name)
     header = parse(raw, version, name)
-    places = walk(near, PREFIX + len(raw), source.size - DIGEST, header.tensors, name)
-    tensors = {tensor: _tensor(source, tensor, header.tensors[tensor], spans, name) for tensor, spans in places.items()}
+    spans = walk(near, PREFIX + len(raw), source.size - DIGEST, header.tensors, name)
+    tensors = {tensor: _tensor(source, tensor, header.tensors[tensor], own, name) for tensor, own in spans.items()}
     return Catalog(
         tensors,
         metadata=header.metadata(),
@@ -62,10 +62,10 @@ def _read_header(source: ByteSource, name: str) -> tuple[int, bytes]:
     return version, read_bytes(source, PREFIX, length)
 
 
-def _tensor(source: ByteSource, name: str, entry: Entry, places: dict[str, Place], file: str) -> Tensor:
+def _tensor(source: ByteSource, name: str, entry: Entry, spans: dict[str, Span], file: str) -> Tensor:
     parts = {}
     for field in STRATEGIES[entry.strategy].fields:
-        span = places[field]
+        span = spans[field]
         parts[field] = Part(span.dtype, span.length, source, span.offset, where=f"{file}: {name}: {field}")
     return Tensor(name, entry.shape, "f32", entry.codec, parts, entry.params())
 

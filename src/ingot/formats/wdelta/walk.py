@@ -20,7 +20,7 @@ _READ_OVER = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Span:
     """Where one array lies."""
 
     dtype: str
@@ -29,7 +29,7 @@ class Place:
     length: int
 
 
-Places = dict[str, dict[str, Place]]
+Spans = dict[str, dict[str, Span]]
 """All arrays by tensor and field; tensors in the order of their first records."""
 
 
@@ -70,7 +70,7 @@ class _Head:
         return piece
 
 
-def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Places:
+def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Spans:
     """Locate every array of the payload between ``start`` and ``end``.
 
     Raises
@@ -81,7 +81,7 @@ def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry
         ``wdelta.utf8``.
     """
     longest = max((len(name.encode("utf-8", "surrogatepass")) for name in entries), default=0)
-    places: Places = {}
+    spans: Spans = {}
     position = start
     if end - start > _READ_OVER * source.gap:
         source.expect((start_of_head, longest + _FIXED) for start_of_head in _guessed_heads(start, end, entries))
@@ -94,7 +94,7 @@ def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry
             raise FormatError(
                 "wdelta.record-foreign", "expected an array that the header refers to, found another", where=spot
             )
-        known = places.setdefault(head.tensor, {})
+        known = spans.setdefault(head.tensor, {})
         if head.field in known:
             raise FormatError("wdelta.record-duplicate", "expected each array once, found it again", where=spot)
         if head.length > end - position:
@@ -104,11 +104,11 @@ def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry
                 where=spot,
             )
         _check_head(head, entry, spot)
-        known[head.field] = Place(ITEM[head.dtype][0], head.elements, position, head.length)
+        known[head.field] = Span(ITEM[head.dtype][0], head.elements, position, head.length)
         position += head.length
     for name, entry in entries.items():
-        _check_complete(places.get(name, {}), entry, f"{where}: {name[:200]}")
-    return places
+        _check_complete(spans.get(name, {}), entry, f"{where}: {name[:200]}")
+    return spans
 
 
 def _guessed_heads(start: int, end: int, entries: Mapping[str, Entry]) -> list[int]:
@@ -175,13 +175,13 @@ def _check_head(head: Head, entry: Entry, where: str) -> None:
         raise FormatError("wdelta.record-shape", f"expected {count} elements, found {head.elements}", where=where)
 
 
-def _check_complete(places: Mapping[str, Place], entry: Entry, where: str) -> None:
+def _check_complete(spans: Mapping[str, Span], entry: Entry, where: str) -> None:
     for name in STRATEGIES[entry.strategy].fields:
-        if name not in places:
+        if name not in spans:
             raise FormatError("wdelta.record-missing", f"expected an array {name!r}, found none", where=where)
-    if entry.strategy == "sparse" and places["indices"].count != places["values"].count:
+    if entry.strategy == "sparse" and spans["indices"].count != spans["values"].count:
         raise FormatError(
             "wdelta.record-shape",
-            f"expected a value for each of {places['indices'].count} indices, found {places['values'].count}",
+            f"expected a value for each of {spans['indices'].count} indices, found {spans['values'].count}",
             where=where,
         )

@@ -50,7 +50,7 @@ class Layout(Protocol):
 
 @runtime_checkable
 class Alternative(Layout, Protocol):
-    """What a layout has beside ``Layout`` if the same numbers can lie in other ways, which the codec repacks."""
+    """A layout whose numbers the codec can repack into other layouts."""
 
     def alternatives(self, tensor: Described) -> Iterator[Alternative]:
         """Yield the other layouts that the numbers of ``tensor`` can have, that nearest to as stored first."""

@@ -30,7 +30,7 @@ from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.measure import sample_of
-from ingot.ops.delta.strategy import EXACT, Way, is_matrix
+from ingot.ops.delta.strategy import EXACT, Storage, is_matrix
 
 Pair = tuple[Tensor, Tensor]
 
@@ -38,21 +38,21 @@ OVERHEAD = 640
 """Bytes that a container takes per tensor beside the parts: names, attributes, digests, padding."""
 
 
-def _grid(bits: int, group: int | str, **more: Any) -> Way:
-    return Way(AffineLayout.codec, {"bits": bits, "group": group, **more})
+def _grid(bits: int, group: int | str, **more: Any) -> Storage:
+    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **more})
 
 
 _FIT = {"quantizer": "mse", "unbiased": True}
-CANDIDATES: tuple[Way, ...] = (
-    Way(LOW_RANK, {"rank": 0}),
-    Way(AffineLayout.codec, {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
+CANDIDATES: tuple[Storage, ...] = (
+    Storage(LOW_RANK, {"rank": 0}),
+    Storage(AffineLayout.codec, {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
     _grid(2, 128, symmetric=False, **_FIT),
     _grid(2, 32, symmetric=False, **_FIT),
     _grid(3, 128, **_FIT),
     _grid(3, 32, **_FIT),
     _grid(4, 128, **_FIT),
     _grid(4, 32),
-    Way(WITH_OUTLIERS, {"fraction": 0.01, "options": {"bits": 4, "group": 64}}),
+    Storage(WITH_OUTLIERS, {"fraction": 0.01, "options": {"bits": 4, "group": 64}}),
     _grid(5, 64),
     _grid(6, 64),
     _grid(8, 128),
@@ -80,7 +80,7 @@ class Trial:
     difference it is what is missing, the rest is noise.
     """
 
-    way: Way
+    storage: Storage
     size: float
     error: float
     harm: float
@@ -102,7 +102,7 @@ def choose(
     max_error: float | None = None,
     workers: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Way]:
+) -> dict[str, Storage]:
     """Return how to store the difference of each pair of tensors, base and fine-tune of one shape and element type.
 
     Parameters
@@ -131,7 +131,7 @@ def choose(
         if progress is not None:
             progress.advance(base.nbytes + tuned.nbytes, tuned.name)
     if max_error is not None:
-        return {item.name: _within(item, max_error).way for item in measured}
+        return {item.name: _within(item, max_error).storage for item in measured}
     assert target_size is not None
     return _allocate(measured, target_size - OVERHEAD * len(measured))
 
@@ -168,7 +168,7 @@ def _exact(old: Array, other: Array, tuned: Tensor) -> Trial:
     return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)
 
 
-def _trial(storage: Way, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
+def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
     def made(options: Mapping[str, Any]) -> Encoder:
         return CODECS[storage.codec].encoder(delta.shape, "f32", options)
 
@@ -195,7 +195,7 @@ def _harm(error: float, along: float) -> float:
     return error + (SHORTFALL - 1) * missing
 
 
-def _size(storage: Way, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
+def _size(storage: Storage, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
     """Return the bytes of the whole tensor: known ones, or the sample's in proportion."""
     if storage.encoding == "raw":
         whole = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
@@ -227,7 +227,7 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
     for rank in RANKS:
         if rank <= most and residual[rank] <= LOW_RANK_ERROR:
             error = float(residual[rank])
-            yield Trial(Way(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
+            yield Trial(Storage(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
 
 
 def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
@@ -272,7 +272,7 @@ def _slope(first: Trial, other: Trial) -> float:
     return (first.harm - other.harm) / max(other.size - first.size, 1e-9)
 
 
-def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Way]:
+def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Storage]:
     hulls = [_hull(item.trials) for item in measured]
     left = budget - sum(hull[0].size for hull in hulls)
     if left < 0:
@@ -289,7 +289,7 @@ def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Way]:
         if taken[index] == step and cost <= left:
             taken[index] = step + 1
             left -= cost
-    return {item.name: hull[at].way for item, hull, at in zip(measured, hulls, taken, strict=True)}
+    return {item.name: hull[at].storage for item, hull, at in zip(measured, hulls, taken, strict=True)}
 
 
 def target_bytes(size: float | str, whole: int) -> int:

@@ -45,7 +45,7 @@ from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
 from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, TensorDiff
-from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, DEFAULTS, EXACT, SMALL, UNSCALED, Way, choices
+from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, DEFAULTS, EXACT, SMALL, UNSCALED, Storage, choices
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.identity import tensor_digest
 from ingot.ops.in_memory import opened
@@ -127,7 +127,7 @@ class _Diff:
             raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
         # What options are for: the strategy's matrices.
         self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", target.format.name)
-        self._ways: Mapping[str, Way] = {}
+        self._storages: Mapping[str, Storage] = {}
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.progress)
         self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
         self._workers = self._resources.workers
@@ -171,7 +171,7 @@ class _Diff:
             self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
         if self._patch:  # a header comes before what it describes
             self._counts = changed_elements(self._base, self._tuned, self._same, self._workers)
-        self._ways = {**(self._measured_ways() if self._auto else {}), **self._options.ways}
+        self._storages = {**(self._measured() if self._auto else {}), **self._options.storages}
         steps, changes, exact = self._steps()
         if any(step.spec.params.get("layout") == 2 for step in steps):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
@@ -194,7 +194,7 @@ class _Diff:
         own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
         return self._place.format.metadata({**own, KEY: info.to_metadata()})
 
-    def _measured_ways(self) -> dict[str, Way]:
+    def _measured(self) -> dict[str, Storage]:
         """Choose how each tensor's difference is stored, for strategy ``auto``."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
         pairs = [(self._base[item.name], item) for item in changed if item.name in self._base]
@@ -244,13 +244,13 @@ class _Diff:
                 return self._step(tensor, small)
             raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
 
-    def _storage(self, tensor: Tensor) -> Way:
-        storage = self._ways.get(tensor.name, EXACT if self._auto else None)
+    def _storage(self, tensor: Tensor) -> Storage:
+        storage = self._storages.get(tensor.name, EXACT if self._auto else None)
         if storage is not None:
             return storage
         return choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
 
-    def _step(self, tensor: Tensor, storage: Way) -> tuple[str, Step]:
+    def _step(self, tensor: Tensor, storage: Storage) -> tuple[str, Step]:
         base = self._base.get(tensor.name)
         if is_opaque(tensor):
             self._moved[tensor.name] = tensor_digest(tensor)

@@ -11,7 +11,7 @@ from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, RESUME, 
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
-    from ingot.ops.delta.strategy import Way
+    from ingot.ops.delta.strategy import Storage
 
     StateDict = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ class DiffOptions:
     options: Mapping[str, Any] = field(
         default_factory=dict, metadata=about("Codec option for the strategy's matrices: NAME=VALUE.", "--option")
     )
-    ways: Mapping[str, Way] = field(
+    storages: Mapping[str, Storage] = field(
         default_factory=dict,
         metadata=about("How single tensors are stored, by name, whatever the strategy says of them.", command=False),
     )

@@ -17,7 +17,7 @@ SMALL = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Storage:
     """How one tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, parts' encoding."""
 
     codec: str
@@ -25,22 +25,22 @@ class Way:
     encoding: str = "raw"
 
 
-EXACT = Way(DELTA_EXACT)
+EXACT = Storage(DELTA_EXACT)
 
 
-def _grid(bits: int, group: int | str, **more: Any) -> Way:
-    return Way(AffineLayout.codec, {"bits": bits, "group": group, **more})
+def _grid(bits: int, group: int | str, **more: Any) -> Storage:
+    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **more})
 
 
-STRATEGIES: Mapping[str, Way] = {
+STRATEGIES: Mapping[str, Storage] = {
     "exact": EXACT,
     "int8": _grid(8, "row"),
     "int4": _grid(4, 64),
     "int3": _grid(3, 64, quantizer="mse", unbiased=True),
     "int2": _grid(2, 64, quantizer="mse", symmetric=False, unbiased=True),
-    "int1": Way(AffineLayout.codec, {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
-    "low-rank": Way(LOW_RANK, {"rank": 32}),
-    "sparse-patch": Way(PatchLayout.codec),
+    "int1": Storage(AffineLayout.codec, {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
+    "low-rank": Storage(LOW_RANK, {"rank": 32}),
+    "sparse-patch": Storage(PatchLayout.codec),
 }
 """Strategies for a delta in ``.zt``, by what they do with matrices. ``auto`` measures instead."""
 
@@ -48,14 +48,14 @@ EVERY = ("sparse-patch",)
 """Strategies for every tensor: exact ones, for those who read nothing else."""
 
 AUTO = "auto"
-WDELTA: Mapping[str, Way] = {
-    "sparse": Way(SparseDeltaLayout.codec),
-    "quantized": Way(SignDeltaLayout.codec),
-    "int4": Way(Int4DeltaLayout.codec),
+WDELTA: Mapping[str, Storage] = {
+    "sparse": Storage(SparseDeltaLayout.codec),
+    "quantized": Storage(SignDeltaLayout.codec),
+    "int4": Storage(Int4DeltaLayout.codec),
 }
 """Strategies of a ``.wdelta`` file, for every tensor."""
 
-BY_CONTAINER: Mapping[str, Mapping[str, Way]] = {
+BY_CONTAINER: Mapping[str, Mapping[str, Storage]] = {
     "zt": STRATEGIES,
     "wdelta": WDELTA,
     "safetensors": {name: STRATEGIES[name] for name in EVERY},
@@ -65,11 +65,11 @@ BY_CONTAINER: Mapping[str, Mapping[str, Way]] = {
 DEFAULTS: Mapping[str, str] = {"zt": "exact", "wdelta": "int4", "safetensors": "sparse-patch"}
 """What each container gets where nothing is asked for: exact where it can be, of the lossy ones the nearest
 (``spec/deltas-quality.md``)."""
-UNSCALED: Mapping[str, Way] = {"wdelta": Way(SparseDeltaLayout.codec, {"sparsity": 0.0})}
+UNSCALED: Mapping[str, Storage] = {"wdelta": Storage(SparseDeltaLayout.codec, {"sparsity": 0.0})}
 """How a container holds by default, exactly, what is too small for the scales of its strategy."""
 
 
-def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Way:
+def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Storage:
     """Return how ``strategy`` stores the difference of the tensor ``name`` of ``shape`` and element type ``dtype``.
 
     Raises ``UsageError`` ``delta.strategy`` for a strategy that is not known (``auto`` is no choice by name alone).

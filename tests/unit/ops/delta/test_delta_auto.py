@@ -42,10 +42,10 @@ def pair(name: str, kind: str, shape: tuple[int, int] = (160, 224), seed: int = 
 
 
 def test_a_merged_adapter_is_found_and_its_rank() -> None:
-    ways = choose([pair("a", "adapter"), pair("b", "dense", seed=1)], max_error=0.2)
-    assert ways["a"].codec == "low_rank"
-    assert ways["a"].options["rank"] == 8
-    assert ways["b"].codec != "low_rank"
+    storages = choose([pair("a", "adapter"), pair("b", "dense", seed=1)], max_error=0.2)
+    assert storages["a"].codec == "low_rank"
+    assert storages["a"].options["rank"] == 8
+    assert storages["b"].codec != "low_rank"
 
 
 def test_an_error_is_kept_to_by_the_smallest_way() -> None:
@@ -53,7 +53,7 @@ def test_an_error_is_kept_to_by_the_smallest_way() -> None:
     trials = measure(*one).trials
     for most in (0.7, 0.1, 0):
         found = choose([one], max_error=most)["t"]
-        chosen = next(trial for trial in trials if trial.way == found)
+        chosen = next(trial for trial in trials if trial.storage == found)
         assert chosen.error <= most**2
         assert not [trial for trial in trials if trial.error <= most**2 and trial.size < chosen.size]
     assert found == EXACT
@@ -65,9 +65,10 @@ def test_more_bytes_never_make_it_worse_and_are_not_exceeded() -> None:
     last = np.inf
     whole = sum(one.nbytes for _, one in pairs)
     for share in (0.1, 0.3, 1):
-        ways = choose(pairs, target_size=int(share * whole))
+        storages = choose(pairs, target_size=int(share * whole))
         trials = {
-            name: next(trial for trial in measured[name].trials if trial.way == way) for name, way in ways.items()
+            name: next(trial for trial in measured[name].trials if trial.storage == storage)
+            for name, storage in storages.items()
         }
         assert sum(trial.size for trial in trials.values()) + 3 * OVERHEAD <= share * whole
         harm = sum(measured[name].weight * trial.harm for name, trial in trials.items())
@@ -125,7 +126,7 @@ def test_a_matrix_is_measured_by_chunks() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert any(trial.way.codec == "low_rank" and trial.way.options["rank"] == 8 for trial in found.trials)
+    assert any(trial.storage.codec == "low_rank" and trial.way.options["rank"] == 8 for trial in found.trials)
     assert peak < PER_PAIR
 
 

@@ -26,7 +26,7 @@ from ingot.model.delta import DeltaInfo, delta_of
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.ops.delta.proof import Proof
-from ingot.ops.delta.strategy import Way, choices
+from ingot.ops.delta.strategy import Storage, choices
 from ingot.ops.identity import content_id
 
 BF16 = ml_dtypes.bfloat16
@@ -200,8 +200,8 @@ class TestLossy:
 
     def test_single_tensors_may_go_another_way(self, model, tuned, tmp_path):
         name = "model.layers.0.mlp.up_proj.weight"
-        ways = {name: Way("affine", {"bits": 8, "group": "row"})}
-        report = ingot.diff(model, tuned, tmp_path / "delta.zt", ways=ways)
+        storages = {name: Storage("affine", {"bits": 8, "group": "row"})}
+        report = ingot.diff(model, tuned, tmp_path / "delta.zt", storages=storages)
         found = {item.name: item.codec for item in report.tensors if item.op == "apply"}
         assert found.pop(name) == "affine"
         assert set(found.values()) == {"delta_exact"}
@@ -565,8 +565,8 @@ class TestWdelta:
         for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
         monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
-        ways = {"model.layers.0.mlp.up_proj.weight": Way(codec)}
-        ingot.diff(model, tuned, tmp_path / "delta.zt", ways=ways)
+        storages = {"model.layers.0.mlp.up_proj.weight": Storage(codec)}
+        ingot.diff(model, tuned, tmp_path / "delta.zt", storages=storages)
         ingot.patch(model, tmp_path / "delta.zt", tmp_path / "out.zt", verify=True)
 
     @pytest.mark.parametrize("strategy", ["sparse", "int4"])
