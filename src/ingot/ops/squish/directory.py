@@ -46,7 +46,7 @@ class Directory:
                 where=self.location,
             ) from error
         except OSError as error:
-            raise write_error(error, self.store.place(LOCK)) from error
+            raise write_error(error, self.store.location_of(LOCK)) from error
         try:
             yield
         finally:

@@ -126,7 +126,7 @@ def test_a_matrix_is_measured_by_chunks() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert any(trial.storage.codec == "low_rank" and trial.way.options["rank"] == 8 for trial in found.trials)
+    assert any(trial.storage.codec == "low_rank" and trial.storage.options["rank"] == 8 for trial in found.trials)
     assert peak < PER_PAIR
 
 
