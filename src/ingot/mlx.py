@@ -14,12 +14,15 @@ from ingot.ops.save import save as save_checkpoint
 __all__ = ["load_file", "load_model", "save_file"]
 
 
-def load_file(path: str | PathLike[str], *, io: str = "auto") -> dict[str, Any]:
+def load_file(
+    path: str | PathLike[str], *, io: str = "auto", max_decompressed: int | str | None = None
+) -> dict[str, Any]:
     """Load all tensors of a checkpoint file or folder, decoded, as ``mlx.core.array``.
 
     Raises what ``ingot.open`` and ``Tensor.numpy`` raise, and ``UnsupportedError`` ``adapter.dtype``.
     """
-    with open_checkpoint(path, io=io) as checkpoint:
+    with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
+        checkpoint.require_whole()
         return {name: from_numpy(tensor.numpy()) for name, tensor in checkpoint.items()}
 
 

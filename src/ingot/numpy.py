@@ -15,12 +15,14 @@ from ingot.ops.save import save as save_checkpoint
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
-def load_file(path: str | PathLike[str], *, io: str = "auto") -> dict[str, Array]:
+def load_file(
+    path: str | PathLike[str], *, io: str = "auto", max_decompressed: int | str | None = None
+) -> dict[str, Array]:
     """Load all tensors of a checkpoint file or folder, decoded, as arrays of their own.
 
     Raises what ``ingot.open`` and ``Tensor.numpy`` raise.
     """
-    with open_checkpoint(path, io=io) as checkpoint:
+    with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
         return load_owned(checkpoint)
 
 

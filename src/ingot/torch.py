@@ -16,12 +16,14 @@ from ingot.ops.save import save as save_checkpoint
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
-def load_file(path: str | PathLike[str], device: Any = "cpu", *, io: str = "auto") -> dict[str, Any]:
+def load_file(
+    path: str | PathLike[str], device: Any = "cpu", *, io: str = "auto", max_decompressed: int | str | None = None
+) -> dict[str, Any]:
     """Load all tensors of a checkpoint file or folder, decoded, as ``torch.Tensor`` on ``device``.
 
     Raises what ``ingot.open`` and ``Tensor.torch`` raise.
     """
-    with open_checkpoint(path, io=io) as checkpoint:
+    with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
         return _tensors(load_owned(checkpoint), device)
 
 

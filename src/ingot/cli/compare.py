@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ingot.cli.options import MaxDecompressed
 from ingot.cli.output import Json, progress_bar, reader_may_leave
 from ingot.cli.render import render
 
@@ -29,6 +30,7 @@ def command(
         str | None, typer.Option(help="A delta from A: show its size per tensor, and how far A + delta is from B.")
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to print, worst first; 0 for all.")] = 20,
+    max_decompressed: MaxDecompressed = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; exit code only.")] = False,
     json: Json = False,
 ) -> None:
@@ -41,7 +43,7 @@ def command(
     from ingot.ops.check.compare import compare
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
-        report = compare(a, b, progress=progress)
+        report = compare(a, b, max_decompressed=max_decompressed, progress=progress)
     with reader_may_leave():  # the exit code is an answer of its own
         render(report.report(top), json=json, quiet=quiet)
     raise typer.Exit(0 if report.same else 1)

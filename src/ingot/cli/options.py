@@ -14,3 +14,12 @@ Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads; 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a file, or a folder that holds a checkpoint and nothing else.")
 ]
+MaxDecompressed = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        rich_help_panel="Limits",
+        help="The most bytes that one compressed part of a file may become, such as 2GiB; default: "
+        "INGOT_MAX_DECOMPRESSED.",
+    ),
+]

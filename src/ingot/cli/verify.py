@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ingot.cli.options import MaxDecompressed
 from ingot.cli.output import Json, progress_bar, reader_may_leave
 from ingot.cli.render import render
 from ingot.cli.tables import line
@@ -25,6 +26,7 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Treat what is allowed but not canonical as an error.")
     ] = False,
+    max_decompressed: MaxDecompressed = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; print errors only.")] = False,
     json: Json = False,
 ) -> None:
@@ -35,7 +37,7 @@ def command(
     from ingot.ops.check.verify import finding_text, verify, verify_report
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
-        findings = verify(path, strict, progress=progress)
+        findings = verify(path, strict, max_decompressed=max_decompressed, progress=progress)
     errors = [item for item in findings if item.level == "error"]
     with reader_may_leave():  # the exit code is an answer of its own
         if quiet and not json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ingot.core.dtypes import DTYPES
 from ingot.core.memory import format_size, parse_size, require_ram
-from ingot.errors import ResourceError
+from ingot.errors import FormatError, ResourceError
 from ingot.model.layouts.dense import DenseLayout
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ VARIABLE = "INGOT_MAX_DECODED"
 RATIO = 1 << 16
 """Decoded bytes per stored byte: an empty sparse matrix of f32 with 2**17 columns has as many."""
 FLOOR = 4 << 30
+DECOMPRESSED = "INGOT_MAX_DECOMPRESSED"
 _SMALL = 1 << 28
 
 
@@ -33,6 +34,40 @@ def max_decoded(stored: int) -> int:
     """
     asked = os.environ.get(VARIABLE, "").strip()
     return parse_size(asked) if asked else FLOOR + RATIO * stored
+
+
+def require_decompressed(tensors: Iterable[Tensor], asked: int | str | None, where: str) -> None:
+    """Refuse compressed parts that would become larger than is allowed, before any is decompressed.
+
+    Parameters
+    ----------
+    tensors : iterable of Tensor
+        Looked at only where there is a limit.
+    asked : int, str or None
+        The most bytes that one part may become; None for what ``INGOT_MAX_DECOMPRESSED`` says, if it is set.
+    where : str
+        For messages.
+
+    Raises
+    ------
+    FormatError
+        ``part.max-decompressed``.
+    UsageError
+        ``size.syntax``.
+    """
+    limit = asked if asked is not None else os.environ.get(DECOMPRESSED, "").strip() or None
+    if limit is None:
+        return
+    most = parse_size(limit)
+    for tensor in tensors:
+        for role, part in tensor.parts.items():
+            if part.encoding != "raw" and part.nbytes > most:
+                raise FormatError(
+                    "part.max-decompressed",
+                    f"expected a compressed part to become at most {most} bytes, found {part.nbytes}; raise "
+                    f"max_decompressed or {DECOMPRESSED} if this is meant",
+                    where=part.where or f"{where}: {tensor.name[:200]}: {role}",
+                )
 
 
 def require_in_proportion(tensors: Iterable[Tensor], where: str) -> None:

@@ -22,7 +22,9 @@ _STATE = "<state dict>"
 _HOLDER = "safetensors"  # the format that a state dict is said to be of: tensors by name and nothing else
 
 
-def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> Checkpoint:
+def open_bytes(
+    data: bytes | bytearray | memoryview, *, verify: bool = True, max_decompressed: int | str | None = None
+) -> Checkpoint:
     """Open a checkpoint that is one buffer, in any format that Ingot reads; errors as ``ingot.open``.
 
     Tensors refer to ``data``, which must not change while they are in use.
@@ -31,7 +33,9 @@ def open_bytes(data: bytes | bytearray | memoryview, *, verify: bool = True) -> 
     format = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
     catalog = format.read(store, _NAME, verify=verify)
     source = Source(_NAME, store, _NAME, format, _NAME, catalog, "mmap", verify)
-    return weights_of(source, lambda: (partial(open_bytes, verify=verify), (bytes(data),)))
+    source.require_decompressed(max_decompressed)
+    again = partial(open_bytes, verify=verify, max_decompressed=max_decompressed)
+    return weights_of(source, lambda: (again, (bytes(data),)))
 
 
 def save_bytes(
@@ -46,14 +50,20 @@ def save_bytes(
     return bytes(target.files[name])
 
 
-def opened(weights: str | PathLike[str] | Mapping[str, Any], *, io: str = "auto", verify: bool = True) -> Source:
+def opened(
+    weights: str | PathLike[str] | Mapping[str, Any],
+    *,
+    io: str = "auto",
+    verify: bool = True,
+    max_decompressed: int | str | None = None,
+) -> Source:
     """Open a path, or view a mapping of names to arrays or tensors as what was opened; errors as ``ingot.open``.
 
     Nothing of a mapping is copied: it must not change while it is in use. What a checkpoint's file says of itself, and
     its digest over the whole file, stay with its tensors.
     """
     if not isinstance(weights, Mapping):
-        return open_source(weights, io=io, verify=verify)
+        return open_source(weights, io=io, verify=verify, max_decompressed=max_decompressed)
     catalog = Catalog({item.name: item for item in named_tensors(weights)})
     if isinstance(weights, Checkpoint):
         catalog.metadata, catalog.check_whole = weights.metadata, weights.require_whole

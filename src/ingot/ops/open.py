@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from os import PathLike, fspath
 from typing import Any
 
@@ -20,6 +21,7 @@ from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
 from ingot.model.lazy import Lazy
+from ingot.model.limits import require_decompressed
 from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
@@ -70,6 +72,11 @@ class Source:
         if self.verify and not self._whole and self.catalog.check_whole is not None:
             self.catalog.check_whole()
             self._whole = True
+
+    def require_decompressed(self, asked: int | str | None = None) -> None:
+        """Refuse compressed parts that would become larger than ``asked``; see ``model.limits``."""
+        draft = self.catalog.attachments.draft or {}
+        require_decompressed(chain(self.catalog.tensors.values(), draft.values()), asked, self.location)
 
     def dialect(self) -> Dialect | None:
         """Return who packed the weights, where that is a program whose words Ingot does not decode.
@@ -136,7 +143,9 @@ def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return Lazy(tensors, make)
 
 
-def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Checkpoint:
+def open(
+    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Checkpoint:
     """Open a checkpoint: a file in any format that Ingot reads, or a folder that holds one.
 
     Parameters
@@ -147,6 +156,9 @@ def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) ->
         How bytes are read: mapped (free of copies), by read calls (right on network disks), or chosen by file system.
     verify : bool
         Check each part's digest when it is read whole.
+    max_decompressed : int or str, optional
+        The most bytes that one compressed part may become, such as ``"2GiB"``; by default what the environment variable
+        ``INGOT_MAX_DECOMPRESSED`` says. A file that states more is refused: ``FormatError`` ``part.max-decompressed``.
 
     Returns
     -------
@@ -160,8 +172,8 @@ def open(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) ->
     FormatError, IntegrityError, UnsupportedError
         The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
     """
-    source = open_source(path, io=io, verify=verify)
-    return weights_of(source, lambda: (_open_again, (source.url, io, verify, source.identity())))
+    source = open_source(path, io=io, verify=verify, max_decompressed=max_decompressed)
+    return weights_of(source, lambda: (_open_again, (source.url, io, verify, source.identity(), max_decompressed)))
 
 
 def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
@@ -176,9 +188,11 @@ def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     return checkpoint_of(source, reopen)
 
 
-def _open_again(location: str, io: str, verify: bool, identity: list[list[Any]]) -> Checkpoint:
+def _open_again(
+    location: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
+) -> Checkpoint:
     """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
-    source = open_source(location, io=io, verify=verify)
+    source = open_source(location, io=io, verify=verify, max_decompressed=max_decompressed)
     if source.identity() != identity:
         source.close()
         raise IntegrityError(
@@ -187,7 +201,7 @@ def _open_again(location: str, io: str, verify: bool, identity: list[list[Any]])
             "since; open it by its path",
             where=location,
         )
-    return checkpoint_of(source, lambda: (_open_again, (location, io, verify, identity)))
+    return checkpoint_of(source, lambda: (_open_again, (location, io, verify, identity, max_decompressed)))
 
 
 def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
@@ -213,7 +227,9 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     return checkpoint
 
 
-def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
+def open_source(
+    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Source:
     """Locate and validate; see ``open``."""
     local_path(path)  # what is neither path nor address
     if io not in ("auto", "mmap", "pread"):
@@ -235,19 +251,27 @@ def open_source(path: str | PathLike[str], *, io: str = "auto", verify: bool = T
         catalog = format.read(listed, entry, verify=verify)
     except IngotError as error:
         raise _located(explain(error, store), location) from None
-    return Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
+    source = Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
+    try:
+        source.require_decompressed(max_decompressed)
+    except BaseException:
+        source.close()
+        raise
+    return source
 
 
 def _located(error: IngotError, location: str) -> IngotError:
     return error if location in (error.where or "") else error.at(location)
 
 
-def open_delta(path: str | PathLike[str], *, io: str = "auto", verify: bool = True) -> Source:
+def open_delta(
+    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Source:
     """Open what is to be applied to a base; see ``open``.
 
     A safetensors file of nothing but pairs of positions and values is ordinary tensors elsewhere; here it is a patch.
     """
-    source = open_source(path, io=io, verify=verify)
+    source = open_source(path, io=io, verify=verify, max_decompressed=max_decompressed)
     if source.format.name == "safetensors" and KEY not in source.catalog.metadata:
         try:
             source.catalog = read_pairs(source.catalog, str(path)) or source.catalog

@@ -15,6 +15,11 @@ DIGEST = about(
     "Digest written per part where the format has digests: crc32c, sha256 or none.",
     metavar="NAME",
 )
+MAX_DECOMPRESSED = about(
+    "The most bytes that one compressed part of a file may become, such as 2GiB; default: INGOT_MAX_DECOMPRESSED.",
+    metavar="SIZE",
+    panel="Limits",
+)
 THREADS = about("Threads; default: all processors.", metavar="N", least=1)
 OVERWRITE = about("Replace a file, or a folder that holds a checkpoint and nothing else.")
 PROGRESS = about(

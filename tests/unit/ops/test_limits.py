@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import IngotError
-from ingot.model.limits import VARIABLE
+from ingot.cli.main import run
+from ingot.errors import FormatError, IngotError
+from ingot.model.limits import DECOMPRESSED, VARIABLE
 from ingot.ops.identity import content_id
 from ingot.testing.wdelta import Made
 from ingot.testing.wdelta import sparse as add_sparse
-from ingot.testing.zt import component, manifest, tensor, zt_file
+from ingot.testing.zt import component, manifest, tensor, zstd_frame, zt_file
 
 
 def sparse(shape: list[int]) -> bytes:
@@ -83,3 +84,62 @@ def test_what_does_not_fit_into_memory_together_is_refused_before(
     ingot.save(tmp_path / "b.zt", {"x": np.zeros(4, np.float32)})
     with ingot.open(tmp_path / "b.zt") as checkpoint:
         assert list(checkpoint.state_dict()) == ["x"]
+
+
+COMPRESSED = 1 << 20
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> Path:
+    """A part of zstd that becomes a mebibyte, and a raw one that is larger."""
+    frame, stated = zstd_frame(b"\1", repeat=COMPRESSED), COMPRESSED
+    parts = {
+        "small": component("u8", length=len(frame), encoding="zstd", uncompressed_length=stated),
+        "large": component("u8", offset=1 << 16, length=stated + 64),
+    }
+    shapes = {"small": [stated], "large": [stated + 64]}
+    objects = {name: tensor(shapes[name], components={"data": part}) for name, part in parts.items()}
+    path = tmp_path / "a.zt"
+    path.write_bytes(zt_file(manifest(objects), {64: frame, 1 << 16: bytes(stated + 64)}))
+    return path
+
+
+def test_what_a_compressed_part_may_become_is_bounded(compressed: Path, tmp_path: Path) -> None:
+    """By the option of everything that opens files, before anything is decompressed."""
+    out, other = tmp_path / "o.safetensors", tmp_path / "b.zt"
+    ingot.save(other, {"small": np.zeros(4, np.uint8)})
+
+    def bounded(limit: int | str) -> dict[str, object]:
+        """What each operation is refused by, or nothing."""
+        calls = {
+            "open": lambda: ingot.open(compressed, max_decompressed=limit).close(),
+            "load_file": lambda: ingot.numpy.load_file(compressed, max_decompressed=limit),
+            "convert": lambda: ingot.convert(compressed, out, max_decompressed=limit, overwrite=True),
+            "compare": lambda: ingot.compare(other, compressed, max_decompressed=limit),
+            "diff": lambda: ingot.diff(
+                compressed, compressed, tmp_path / "d.zt", max_decompressed=limit, overwrite=True
+            ),
+        }
+        refused: dict[str, object] = {}
+        for name, call in calls.items():
+            try:
+                call()
+            except FormatError as error:
+                refused[name] = error.rule
+        errors = [item.rule for item in ingot.verify(compressed, max_decompressed=limit) if item.level == "error"]
+        return refused | ({"verify": errors[0]} if errors else {})
+
+    assert bounded(COMPRESSED) == {}
+    rule = "part.max-decompressed"
+    every = ("open", "load_file", "convert", "compare", "diff", "verify")
+    assert bounded("1023KiB") == dict.fromkeys(every, rule)
+    assert rule_of(lambda: ingot.open(compressed, max_decompressed="many")) == "size.syntax"
+
+
+def test_the_bound_comes_from_the_environment_too(compressed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DECOMPRESSED, "4KiB")
+    assert rule_of(lambda: ingot.open(compressed)) == "part.max-decompressed"
+    assert rule_of(lambda: ingot.numpy.load(compressed.read_bytes())) == "part.max-decompressed"
+    assert len(ingot.numpy.load_file(compressed, max_decompressed="1MiB")) == 2
+    assert run(["verify", str(compressed)]) == 1
+    assert run(["verify", str(compressed), "--max-decompressed", "1MiB"]) == 0

@@ -131,7 +131,11 @@ def _words(status: str, count: int) -> str:
 
 
 def compare(
-    a: str | PathLike[str], b: str | PathLike[str], *, progress: ProgressCallback | None = None
+    a: str | PathLike[str],
+    b: str | PathLike[str],
+    *,
+    max_decompressed: int | str | None = None,
+    progress: ProgressCallback | None = None,
 ) -> CompareReport:
     """Compare two checkpoints in any formats; A is the reference.
 
@@ -139,6 +143,8 @@ def compare(
     ----------
     a, b : path
         Anything that ``ingot.open`` opens.
+    max_decompressed : int or str, optional
+        As ``ingot.open``.
     progress : callable, optional
         Called with a ``ProgressEvent`` by stored bytes of both.
 
@@ -147,7 +153,10 @@ def compare(
     CompareReport
         Decoded values are compared in chunks; memory stays that of a few chunks.
     """
-    with open_checkpoint(a, io="pread") as first, open_checkpoint(b, io="pread") as second:
+    with (
+        open_checkpoint(a, io="pread", max_decompressed=max_decompressed) as first,
+        open_checkpoint(b, io="pread", max_decompressed=max_decompressed) as second,
+    ):
         for checkpoint in (first, second):
             require_in_proportion(checkpoint.values(), checkpoint.location)
             checkpoint.require_whole()

@@ -70,7 +70,12 @@ def finding_text(item: Finding) -> str:
 
 
 def verify(
-    path: str | PathLike[str], strict: bool = False, *, io: str = "pread", progress: ProgressCallback | None = None
+    path: str | PathLike[str],
+    strict: bool = False,
+    *,
+    io: str = "pread",
+    max_decompressed: int | str | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[Finding]:
     """Check structure, digests, and that every tensor decodes.
 
@@ -83,6 +88,8 @@ def verify(
         leaves to the writer, such as digests, stays a note.
     io : str
         ``pread`` by default, so that a file that shrinks meanwhile is a finding and not a crash.
+    max_decompressed : int or str, optional
+        As ``ingot.open``: a compressed part that states more is an error.
     progress : callable, optional
         Called with a ``ProgressEvent`` by stored bytes.
 
@@ -98,7 +105,7 @@ def verify(
         No such path, or nothing there that looks like a checkpoint.
     """
     try:
-        source = open_source(path, io=io)
+        source = open_source(path, io=io, max_decompressed=max_decompressed)
     except (FormatError, IntegrityError) as error:
         return [_finding(error, str(path))]
     try:

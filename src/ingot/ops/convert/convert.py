@@ -91,7 +91,7 @@ def prepare(options: ConvertOptions) -> Prepared:
     target, recipe = destination(options.dst, options.format), options.recipe
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
-    source = open_source(options.src, io=options.io, verify=options.verify)
+    source = open_source(options.src, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
     close = source.close
     try:
         refuse_same(source, target)

@@ -6,7 +6,18 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.core.options import about
-from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, RESUME, THREADS, AnyPath, Digest
+from ingot.ops.options import (
+    DIGEST,
+    IO,
+    MAX_DECOMPRESSED,
+    MAX_RAM,
+    OVERWRITE,
+    PROGRESS,
+    RESUME,
+    THREADS,
+    AnyPath,
+    Digest,
+)
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
@@ -46,6 +57,7 @@ class ConvertOptions:
         metadata=about("Largest safetensors shard, such as 2GB; default 5GB in folders.", "--max-shard-size"),
     )
     verify: bool = field(default=True, metadata=about("Check the source's digests."))
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
     measure: bool = field(default=True, metadata=about("Measure the error of lossy tensors."))
     prune: float | None = field(
         default=None,

@@ -50,6 +50,7 @@ class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
     url: str
     io: str
     verify: bool
+    max_decompressed: int | str | None
     identity: list[Any]
 
 
@@ -104,6 +105,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "url": source.url,
             "io": options.io,
             "verify": options.verify,
+            "max_decompressed": options.max_decompressed,
             "identity": prepared.checkpoint.identity(),
         },
         "target": {
@@ -198,7 +200,8 @@ def _read(path: AnyPath) -> PlanData:
 def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
     """Open what a plan reads and make its steps again; errors as ``execute``."""
     place = destination(data.target.path if out is None else out, data.target.format)
-    source = open_source(data.source.url, io=data.source.io, verify=data.source.verify)
+    told = data.source
+    source = open_source(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
     close = source.close
     try:
         refuse_same(source, place)

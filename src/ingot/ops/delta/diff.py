@@ -96,7 +96,7 @@ def diff(options: DiffOptions) -> DiffReport:
         for weights in (options.base, options.finetuned):
             if options.resume and isinstance(weights, Mapping):
                 raise UsageError("expected files to resume a run of, found a state dict", rule="delta.resume")
-            source = opened(weights, io=options.io, verify=options.verify)
+            source = opened(weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
             stack.callback(source.close)
             refuse_same(source, target)
             sources.append(source)

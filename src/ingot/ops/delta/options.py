@@ -7,7 +7,18 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.options import about
-from ingot.ops.options import DIGEST, IO, MAX_RAM, OVERWRITE, PROGRESS, RESUME, THREADS, AnyPath, Digest
+from ingot.ops.options import (
+    DIGEST,
+    IO,
+    MAX_DECOMPRESSED,
+    MAX_RAM,
+    OVERWRITE,
+    PROGRESS,
+    RESUME,
+    THREADS,
+    AnyPath,
+    Digest,
+)
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
@@ -53,6 +64,7 @@ class DiffOptions:
     threads: int | None = field(default=None, metadata=THREADS)
     io: str = field(default="pread", metadata=IO)
     verify: bool = field(default=True, metadata=about("Check the sources' digests."))
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
     measure: bool = field(default=True, metadata=about("Measure the error of what is not exact."))
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     resume: bool = field(default=False, metadata=RESUME)
@@ -91,6 +103,7 @@ class PatchOptions:
     io: str = field(default="pread", metadata=IO)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     resume: bool = field(default=False, metadata=RESUME)
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
     check_digests: bool = field(
         default=True, metadata=about("Check the digests of base and deltas while reading.", command=False)
     )

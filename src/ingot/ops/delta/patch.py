@@ -68,7 +68,9 @@ def patch(options: PatchOptions) -> PatchReport:
         sources: list[Source] = []
         for path in (options.base, *chain):
             opened = open_delta if sources else open_source
-            source = opened(path, io=options.io, verify=options.check_digests)
+            source = opened(
+                path, io=options.io, verify=options.check_digests, max_decompressed=options.max_decompressed
+            )
             stack.callback(source.close)
             sources.append(source)
         target = _destination(options.out, options.format, sources[0])

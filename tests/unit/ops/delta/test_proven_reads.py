@@ -43,6 +43,7 @@ def damaged(pair: tuple[Path, Path], tmp_path: Path) -> Path:
 
 READS: dict[str, Callable[[Path], object]] = {
     "load_file": ingot.numpy.load_file,
+    "load_file of mlx": lambda path: pytest.importorskip("ingot.mlx").load_file(path),
     "state_dict": lambda path: ingot.open(path).state_dict(),
     "state_dict of every name": lambda path: ingot.open(path).state_dict(names=["b", "a"]),
     "layers": lambda path: list(ingot.open(path).layers()),
