@@ -236,7 +236,7 @@ def tiers(squish: Path) -> Iterator[tuple[str, Path]]:
         drop(squish)
         path = squish
         if tier != "tensors":
-            path = Path(build(squish, tier).path)
+            path = Path(build(squish, tier, ungated=True).path)
         yield tier, path if tier.endswith("bit") else squish
     drop(squish)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
+from ingot.ops.squish.options import BuildOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -24,7 +27,7 @@ def register(app: typer.Typer) -> None:
     """Add the command group."""
     group = typer.Typer(help="The prepared forms (tiers) of a Squish directory.", no_args_is_help=True, epilog=EPILOG)
     group.command("status")(status)
-    group.command("build")(build)
+    group.command("build")(derived(build))
     group.command("drop")(drop)
     app.add_typer(group, name="cache")
 
@@ -47,29 +50,33 @@ def status(path: Folder, json: Json = False) -> None:
 
 
 def build(
-    path: Folder,
-    tier: Annotated[str, typer.Option(help="bf16, finalized, 4bit or 3bit.")] = "bf16",
-    max_ram: Annotated[str | None, typer.Option(help="Ceiling of anonymous memory, such as 2GiB.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Build it anew though it is complete.")] = False,
-    gate: Annotated[str | None, typer.Option(help="Text to measure a 4bit or 3bit tier on before it counts.")] = None,
-    max_rise: Annotated[float, typer.Option(help="With --gate: by which share the perplexity may rise.")] = 0.02,
+    options: BuildOptions,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help="Text to measure a 4bit or 3bit tier on before it counts; 3bit has one of Ingot's by default."
+        ),
+    ] = None,
+    max_rise: Annotated[float, typer.Option(help="Of a gate: by which share the perplexity may rise.")] = 0.02,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Build a tier from the tensors; its sentinel is written last.
 
-    A tier that is complete and whose tensors did not change is left as it is. With --gate, which needs the extra
-    transformers, tensors that lose most get more bits until the model passes; where none does, the tier is removed.
+    A tier that is complete and whose tensors did not change is left as it is. A gate, which needs the extra
+    transformers, gives tensors that lose most more bits until the model passes; where none does, the tier is removed.
     """
     from ingot.ops.squish.build import build as build_tier
+    from ingot.ops.squish.status import is_built
 
-    measured = None
-    if gate is not None:
-        from ingot.adapters.gate import PerplexityGate
+    by_default = options.tier == "3bit" and not options.ungated
+    if gate is not None or (by_default and (options.force or not is_built(options.path, "3bit"))):
+        from ingot.adapters.gate import TEXT, PerplexityGate
 
-        measured = PerplexityGate(path, gate, max_rise, max_ram=max_ram)
-    with progress_bar(f"building {tier}", quiet=quiet or json) as progress:
-        report = build_tier(path, tier, max_ram=max_ram, force=force, gate=measured, progress=progress)
+        measured = PerplexityGate(options.path, gate or TEXT, max_rise, max_ram=options.max_ram)
+        options = replace(options, gate=measured)
+    with progress_bar(f"building {options.tier}", quiet=quiet or json) as progress:
+        report = build_tier(replace(options, progress=progress))
     render(report.report(), json=json, quiet=quiet)
 
 

@@ -17,7 +17,7 @@ from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.numpy import save_file
 from ingot.ops.delta.diff import diff
 from ingot.ops.delta.patch import patch
-from ingot.ops.squish.build import LOCK
+from ingot.ops.squish.directory import LOCK
 
 
 def rule_of(call: Callable[[], object]) -> str | None:

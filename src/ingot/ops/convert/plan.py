@@ -194,7 +194,7 @@ def _measured_step(item: _Open, format: Format, asked: _Asked) -> Step:
             continue
     pruning = asked.prune.get(tensor.name)
     may_stay = pruning is None or pruning.stored
-    if may_stay and measured.pick == SMALLEST and (stays := _as_stored(tensor, format, rule)) is not None:
+    if may_stay and measured.pick == SMALLEST and (stays := as_stored(tensor, format, rule)) is not None:
         ways.append((None, stays))
     share = 1 - pruning.blocks.sparsity if pruning is not None else 1.0
     candidates = [Candidate(choice, step.spec, _keeps_weights(step), share) for choice, step in ways]
@@ -213,7 +213,7 @@ def _keeps_weights(step: Step) -> bool:
 
 
 def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
-    stays = _as_stored(tensor, format, rule)
+    stays = as_stored(tensor, format, rule)
     if stays is not None:
         return stays
     reason = format.refuses(tensor.spec())
@@ -227,7 +227,7 @@ def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
     raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
 
 
-def _as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
+def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
     if format.refuses(spec) is None:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from ingot.core.atomic import flush
-from ingot.core.oserrors import write_error
-from ingot.core.paths import local_path
-from ingot.core.progress import ProgressCallback
+from ingot.core.options import takes
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
+from ingot.model.bytesource import Stamp
 from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.model.store import Store
 from ingot.ops.convert.convert import convert
+from ingot.ops.destination import destination, stage
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish import sentinel, snapshot
+from ingot.ops.squish.directory import Directory
 from ingot.ops.squish.gate import Gate, Passed, Search
+from ingot.ops.squish.kept import Kept, kept
+from ingot.ops.squish.options import BuildOptions
+from ingot.ops.squish.resumed import resumed
 from ingot.ops.squish.sentinel import Sentinel
 from ingot.ops.squish.status import (
     TierStatus,
+    address,
     is_squish_directory,
     mark_of,
     quality,
@@ -32,19 +32,17 @@ from ingot.ops.squish.status import (
     status_of,
     tier_files,
 )
-from ingot.ops.squish.table import BUILT, TIERS, Tier, tier_of
+from ingot.ops.squish.table import BUILT, THREE_BIT, TIERS, Tier, tier_of
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-
-LOCK = ".ingot-tiers.lock"
-_PATIENCE = 3600.0  # seconds to wait for another process that builds; a lock whose holder died is free at once
 
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
     """A tier that is there now: ``built`` is False where it was complete before. Bytes of its files, wall seconds.
 
-    ``raised`` are the tensors that have more bits than its name says, ``gate`` is what its gate found.
+    ``raised`` are the tensors that have more bits than its name says, ``gate`` is what its gate found. ``kept`` tensors
+    have the values of arrays of few bits, ``requantized`` ones were quantized again from such.
     """
 
     tier: str
@@ -54,48 +52,42 @@ class BuildReport:
     seconds: Seconds
     raised: tuple[str, ...] = ()
     gate: Passed | None = None
+    kept: int = 0
+    requantized: int = 0
 
     def report(self) -> Report:
         """Return all figures."""
         what = "built in {seconds}" if self.built else "complete already"
-        figures = [*figures_of(self), Figure("quality", quality(self.raised, self.gate), "texts", data=False)]
+        lines = quality(self.raised, self.gate)
+        if self.requantized:
+            lines.append(f"{self.requantized} tensors of few bits were quantized again: their values are others")
+        elif self.kept:
+            lines.append("the values are those of the arrays")
+        figures = [*figures_of(self), Figure("quality", lines, "texts", data=False)]
         return Report(figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {what}"), Line("{item}", each="quality")])
 
 
-def build(
-    path: str | PathLike[str],
-    tier: str,
-    *,
-    max_ram: int | str | None = None,
-    force: bool = False,
-    gate: Gate | None = None,
-    progress: ProgressCallback | None = None,
-) -> BuildReport:
+@takes(BuildOptions, "tier")
+def build(options: BuildOptions) -> BuildReport:
     """Build a tier from the tensors of a Squish directory, tensor by tensor, and mark it complete.
 
     Weights are written beside their final place, flushed and renamed; the sentinel, with what the tier was made from,
-    follows as the last step. A run that is killed leaves no sentinel. A second process waits for the first.
+    follows as the last step. A run that is killed leaves no sentinel, and the next one goes on where it stopped. A
+    second process waits for the first. A complete tier is built anew with ``force``, or unless it passed the same gate.
 
-    Parameters
-    ----------
-    path : path
-        The directory.
-    tier : str
-        One of ``BUILT``.
-    max_ram : int or str, optional
-        Ceiling of anonymous memory, as for ``convert``.
-    force : bool
-        Build it anew though it is complete.
-    gate : Gate, optional
-        Of the packed tiers: mark it only if the model passes, with more bits for some tensors where it must be. A
-        complete tier is built anew unless it passed the same gate.
-    progress : callable, optional
+    A packed tier of arrays that have few bits already takes them as they are; what it cannot take is refused without
+    ``allow_requantize``.
+
+    Returns
+    -------
+    BuildReport
 
     Raises
     ------
     UsageError
         ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``: there is no such step; ``tier.no-source``;
-        ``tier.no-gate``: a gate for a tier that is exact.
+        ``tier.no-gate``: a gate for a tier that is exact; ``tier.ungated``: 3 bits without a gate;
+        ``tier.requantize``.
     CodecError
         ``tier.gate``: the model does not pass; the tier is gone.
     IntegrityError
@@ -103,18 +95,29 @@ def build(
     ResourceError
         ``tier.locked``; ``tier.link``: a link in the tier's place; those of ``convert``: disk full, read-only, ...
     """
-    started, folder, wanted = time.perf_counter(), local_path(path), tier_of(tier)
-    _require_buildable(folder, wanted)
-    if gate is not None and wanted.bits is None:
-        raise UsageError(f"tier {tier} is not quantized: there is nothing to gate", rule="tier.no-gate")
-    with building(folder):
-        current = status_of(folder, wanted)
-        needed = force or not current.usable or (gate is not None and not _passed(current.gate, gate))
+    started, tier, gate = time.perf_counter(), tier_of(options.tier), options.gate
+    directory = _buildable(options.path, tier)
+    store = directory.store
+    if gate is not None and tier.bits is None:
+        raise UsageError(f"tier {tier.name} is not quantized: there is nothing to gate", rule="tier.no-gate")
+    with directory.locked():
+        current, taken = status_of(store, tier), Kept()
+        needed = options.force or not current.usable or (gate is not None and not _passed(current.gate, gate))
         if needed:
-            _build(folder, wanted, max_ram, gate, progress)
-            current = status_of(folder, wanted)
-    seconds = time.perf_counter() - started
-    return BuildReport(tier, current.path, needed, current.nbytes, seconds, current.raised, current.gate)
+            _require_gate(tier, options)
+            taken = _build(directory, tier, options)
+            current = status_of(store, tier)
+    seconds, counts = time.perf_counter() - started, (len(taken.names), len(taken.again))
+    return BuildReport(tier.name, current.path, needed, current.nbytes, seconds, current.raised, current.gate, *counts)
+
+
+def _require_gate(tier: Tier, options: BuildOptions) -> None:
+    if tier is THREE_BIT and options.gate is None and not options.ungated:
+        raise UsageError(
+            "expected a gate for a tier of 3 bits, which some models do not survive: pass one "
+            "(ingot.adapters.gate.PerplexityGate), or --ungated (ungated=True)",
+            rule="tier.ungated",
+        )
 
 
 def _passed(passed: Passed | None, gate: Gate) -> bool:
@@ -132,78 +135,37 @@ def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]
     UsageError
         ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``, ``tier.last``.
     """
-    folder = local_path(path)
     tiers = [TIERS[name] for name in BUILT] if tier is None else [tier_of(tier)]
-    _require_buildable(folder, *tiers, rule="tier.last")
-    with building(folder):
-        before = [status_of(folder, dropped) for dropped in tiers]
-        try:
-            for dropped in tiers:
-                unmark(folder, dropped)
-                _remove(dropped.location(folder))
-        except OSError as error:
-            raise write_error(error, str(folder)) from error
+    directory = _buildable(path, *tiers, rule="tier.last")
+    with directory.locked():
+        before = [status_of(directory.store, dropped) for dropped in tiers]
+        for dropped in tiers:
+            _unmark(directory, dropped)
+            directory.remove(dropped.path)
     return [dropped for dropped in before if dropped.state != "missing"]
 
 
-@contextmanager
-def building(folder: Path) -> Iterator[None]:
-    """Hold the directory's lock; wait for another process that holds it.
-
-    Raises ``ResourceError`` ``tier.locked`` after an hour, ``store.read-only`` where nothing can be written.
-    """
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=_PATIENCE)
-    except Timeout as error:
-        raise ResourceError(
-            "another process has been building a tier for an hour; wait for it, or load with cache=False",
-            rule="tier.locked",
-            where=str(folder),
-        ) from error
-    except OSError as error:
-        raise write_error(error, str(folder / LOCK)) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def unmark(folder: Path, tier: Tier) -> None:
+def _unmark(directory: Directory, tier: Tier) -> None:
     """Remove a tier's sentinels, for good before anything else happens to its weights."""
-    while (mark := mark_of(tier, folder)) is not None:
-        mark.unlink()
-        flush(mark.parent)
+    while (mark := mark_of(tier, directory.store)) is not None:
+        directory.remove(mark)
 
 
-def _build(
-    folder: Path, tier: Tier, max_ram: int | str | None, gate: Gate | None, progress: ProgressCallback | None
-) -> None:
-    before = _times(folder)
-    mark, location = tier.mark(folder), tier.location(folder)
-    assert mark is not None
+def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
+    """Make the weights and mark them; return what was kept of arrays of few bits."""
+    store, gate = directory.store, options.gate
+    source, location = address(store, ""), address(store, tier.path)
+    before = _stamps(store)
+    _require_own(directory, tier)
     assert tier.recipe is not None
-
-    def make(recipe: Recipe) -> None:
-        convert(
-            folder,
-            location,
-            recipe,
-            tier.format,
-            max_ram,
-            progress=progress,
-            allow_requantize=True,  # a tier never replaces what it is made from
-            overwrite=True,
-            measure=False,
-        )
-
-    _require_own(folder, tier)
-    recipe = load_recipe(tier.recipe)
-    search = None if gate is None else Search(folder, recipe, make, location, gate)
-    try:
-        unmark(folder, tier)
-    except OSError as error:
-        raise write_error(error, str(mark)) from error
+    assert tier.sentinel is not None
+    taken = kept(source, tier)
+    if not options.allow_requantize:
+        taken.require_allowed(tier, directory.location)
+    recipe = taken.recipe(load_recipe(tier.recipe))
+    make = _maker(source, location, tier, options)
+    search = None if gate is None else Search(source, recipe, make, location, gate)
+    _unmark(directory, tier)
     passed = None
     if search is None:
         make(recipe)
@@ -211,31 +173,56 @@ def _build(
         try:
             passed = search.run()
         except CodecError:
-            _remove(location)
+            directory.remove(tier.path)
             raise
-    source = snapshot.take(folder, source_files(folder))
-    if before != _times(folder):
+    made_from = snapshot.take(store, source_files(store))
+    if before != _stamps(store):
         raise IntegrityError(
             "tier.source-changed",
             "the tensors were written to while a tier was built from them; try again when they are complete",
-            where=str(folder),
+            where=directory.location,
         )
-    files = snapshot.take(folder, tier_files(folder, tier))
-    sentinel.write(mark, Sentinel(tier.name, source, files, _raised(location, tier), passed))
+    files = snapshot.take(store, tier_files(store, tier))
+    record = Sentinel(tier.name, made_from, files, _raised(location, tier), passed)
+    directory.write(tier.sentinel, sentinel.encode(record))
+    return taken
 
 
-def _require_own(folder: Path, tier: Tier) -> None:
+def _maker(source: str, location: str, tier: Tier, options: BuildOptions) -> Callable[[Recipe], object]:
+    """Return what converts the tensors into the tier's place by a recipe."""
+
+    def make(recipe: Recipe) -> object:
+        return resumed(
+            lambda resume: convert(
+                source,
+                location,
+                recipe,
+                tier.format,
+                options.max_ram,
+                progress=options.progress,
+                allow_requantize=True,  # a tier never replaces what it is made from; what has few bits was asked for
+                overwrite=True,
+                resume=resume,
+                measure=False,
+            ),
+            lambda: stage(destination(location, tier.format), overwrite=True).discard(),
+        )
+
+    return make
+
+
+def _require_own(directory: Directory, tier: Tier) -> None:
     """Refuse to write through links: a directory from elsewhere must not choose what is replaced."""
-    for location in (tier.location(folder), *tier.marks(folder)):
-        if location.is_symlink():
+    for name in (tier.path, *tier.marks):
+        if directory.is_link(name):
             raise ResourceError(
                 "expected a tier in the directory itself, found a link; remove it to build the tier here",
                 rule="tier.link",
-                where=str(location),
+                where=directory.store.place(name),
             )
 
 
-def _raised(location: Path, tier: Tier) -> tuple[str, ...]:
+def _raised(location: str, tier: Tier) -> tuple[str, ...]:
     """Return the tensors of a packed tier that have more bits than its name says."""
     if tier.bits is None:
         return ()
@@ -243,37 +230,29 @@ def _raised(location: Path, tier: Tier) -> tuple[str, ...]:
         return tuple(name for name, tensor in checkpoint.items() if tensor.params.get("bits", 0) > tier.bits)
 
 
-def _times(folder: Path) -> dict[str, tuple[int, int, int]]:
-    times = {}
-    for name in source_files(folder):
-        state = (folder / name).stat()
-        times[name] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    return times
+def _stamps(store: Store) -> dict[str, Stamp]:
+    return {name: store.stat(name) for name in source_files(store)}
 
 
-def _require_buildable(folder: Path, *tiers: Tier, rule: str = "tier.no-source") -> None:
-    if not is_squish_directory(folder):
+def _buildable(path: str | PathLike[str], *tiers: Tier, rule: str = "tier.no-source") -> Directory:
+    """Return a directory that tiers can be built in; each of these must be one that is built."""
+    if not is_squish_directory(path):
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/",
             rule="tier.no-directory",
-            where=str(folder),
+            where=str(path),
         )
+    directory = Directory(path)
     for tier in tiers:
         if tier.sentinel is None:
             raise UsageError(
                 f"expected a tier that is built: {', '.join(BUILT)}; {tier.name} is what they are made from",
                 rule="tier.not-built",
             )
-    if not source_files(folder):
+    if not source_files(directory.store):
         raise UsageError(
             "the tensors that tiers are made from are gone: nothing can be built, and what is here is the last copy",
             rule=rule,
-            where=str(folder),
+            where=directory.location,
         )
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    return directory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ingot.errors import UsageError
@@ -38,7 +37,7 @@ class Choice:
     ``path`` opens with ``ingot.open``; ``why`` says why this tier, ``skipped`` why not those before it in the tree.
     """
 
-    path: Path
+    path: str
     tier: Tier
     why: str
     skipped: tuple[tuple[str, str], ...] = ()
@@ -49,7 +48,7 @@ class Choice:
         return {
             "tier": self.tier.name,
             "number": self.tier.number,
-            "path": str(self.path),
+            "path": self.path,
             "why": self.why,
             "skipped": dict(self.skipped),
             "notes": list(self.notes),
@@ -84,7 +83,7 @@ def choose(
     for tier in order:
         reason = _unusable(states[tier.name], tier, packed=keep_packed and runtime == "torch")
         if reason is None:
-            return Choice(tier.location(Path(path)), tier, _why(tier, states[tier.name]), tuple(skipped))
+            return Choice(states[tier.name].path, tier, _why(tier, states[tier.name]), tuple(skipped))
         skipped.append((tier.name, reason))
     told = "; ".join(f"{name}: {reason}" for name, reason in skipped)
     raise UsageError(f"expected a tier that {runtime} can load; found none ({told})", rule="tier.none", where=str(path))

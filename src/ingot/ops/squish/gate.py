@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from pathlib import Path
 from typing import Any, Protocol
 
 from ingot.core.names import count_layers
@@ -36,8 +35,8 @@ class Gate(Protocol):
         """Return the perplexity of the tensors that tiers are made from."""
         ...
 
-    def perplexity(self, tier: Path) -> float:
-        """Return the perplexity of the weights at this place."""
+    def perplexity(self, tier: str) -> float:
+        """Return the perplexity of the weights at this path or address."""
         ...
 
 
@@ -81,16 +80,16 @@ class Search:
 
     Parameters
     ----------
-    source : path
+    source : str
         What the tier is made from.
     recipe : Recipe
     make : callable
         Converts by a recipe, to ``tier``.
-    tier : path
+    tier : str
     gate : Gate
     """
 
-    def __init__(self, source: Path, recipe: Recipe, make: Callable[[Recipe], object], tier: Path, gate: Gate) -> None:
+    def __init__(self, source: str, recipe: Recipe, make: Callable[[Recipe], object], tier: str, gate: Gate) -> None:
         self._source, self._recipe, self._make, self._tier, self._gate = source, recipe, make, tier, gate
         self._reference = gate.reference()
         self._made = 0
@@ -148,7 +147,7 @@ class Search:
             f"expected a perplexity at most {100 * self._gate.max_rise:g} % above {self._reference:.4g}, found "
             f"{ratio:.4g} with the most bits that the tier may take; it was dropped: take a tier with more bits, or "
             "allow more",
-            where=str(self._tier),
+            where=self._tier,
         )
 
     def _ratios(self) -> list[float]:

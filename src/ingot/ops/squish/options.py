@@ -10,6 +10,7 @@ from ingot.ops.options import MAX_RAM, PROGRESS, THREADS, AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
+    from ingot.ops.squish.gate import Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +46,35 @@ class Int4Options:
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
     threads: int | None = field(default=None, metadata=THREADS)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """A tier: of which directory, which one, and what it may cost."""
+
+    path: AnyPath = field(
+        metadata=about("Squish directory: manifest.json and tensors/.", argument=True, metavar="PATH")
+    )
+    tier: str = field(default="bf16", metadata=about("bf16, finalized, 4bit or 3bit.", "--tier"))
+    _: KW_ONLY
+    max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
+    force: bool = field(default=False, metadata=about("Build it anew though it is complete.", "--force"))
+    allow_requantize: bool = field(
+        default=False,
+        metadata=about(
+            "Of the packed tiers: quantize again what the tensors have at few bits and MLX cannot take as it is.",
+            "--allow-requantize",
+        ),
+    )
+    gate: Gate | None = field(
+        default=None,
+        metadata=about(
+            "Of the packed tiers: mark it only if the model passes, with more bits for some tensors where it must be.",
+            command=False,
+        ),
+    )
+    ungated: bool = field(
+        default=False, metadata=about("Build a 3bit tier without measuring what it costs.", "--ungated")
+    )
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

@@ -8,10 +8,9 @@ from typing import Any
 
 from ingot.core.progress import ProgressCallback
 from ingot.errors import CodecError, ResourceError
-from ingot.model.layouts.affine import AffineLayout
-from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.build import build
 from ingot.ops.squish.choose import Choice, choose
+from ingot.ops.squish.kept import kept
 from ingot.ops.squish.table import BF16, FOUR_BIT, TENSORS, THREE_BIT, Tier
 from ingot.ops.squish.wanted import wanted_dtype
 
@@ -27,8 +26,8 @@ def prepare(
 ) -> Choice:
     """Choose a tier; on the first load, save the one that later loads are to take, and take that.
 
-    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits, the packed folder with as many. Where weights
-    are wanted in another type than bf16, which that tier would round, none is built.
+    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits in a layout that MLX takes as it is, the packed
+    folder with as many. Where weights are wanted in another type than bf16, which that tier would round, none is built.
 
     A disk that is full or cannot be written to, or values that the tier's type does not hold, are no obstacle: the
     tensors are then decoded into memory, and a note says so.
@@ -55,7 +54,7 @@ def prepare(
         wanted = _first_tier(path, runtime, dtype)
         if wanted is None:
             return choice
-        done = build(path, wanted.name, progress=progress)
+        done = build(path, wanted.name, progress=progress, ungated=True)  # a packed one has the arrays' own values
     except (ResourceError, CodecError) as error:  # no room, or values that the tier's type does not hold
         return replace(choice, notes=(*choice.notes, f"no faster tier was saved: {error}"))
     note = (
@@ -70,8 +69,8 @@ def prepare(
 def _first_tier(path: str | PathLike[str], runtime: str, dtype: Any) -> Tier | None:
     """Return the tier that the first load builds; None where the tensors are best."""
     if runtime == "mlx":
-        with open_checkpoint(path, verify=False) as checkpoint:
-            bits = {tensor.params.get("bits") for tensor in checkpoint.values() if tensor.codec == AffineLayout.codec}
-        if bits in ({4}, {3}, {3, 4}):
-            return FOUR_BIT if bits == {4} else THREE_BIT
+        for tier in (FOUR_BIT, THREE_BIT):
+            taken = kept(path, tier)
+            if taken.names and not taken.again:
+                return tier
     return BF16 if wanted_dtype(path, dtype) in ("bf16", None) else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
-from ingot.errors import UsageError
+from ingot.errors import IngotError, UsageError
 
 T = TypeVar("T")
 
@@ -24,5 +25,6 @@ def resumed(run: Callable[[bool], T], discard: Callable[[], object]) -> T:
                 raise
         return run(False)
     except Exception:
-        discard()
+        with suppress(IngotError):  # what went wrong first is told
+            discard()
         raise

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ingot.core.atomic import atomic_write
+from ingot.errors import IngotError
+from ingot.model.store import Store
 from ingot.ops.squish import snapshot
 from ingot.ops.squish.gate import Passed, passed_from_json
 from ingot.ops.squish.snapshot import Snapshot
@@ -37,11 +37,8 @@ UNREADABLE = Sentinel("", {}, {})
 """What ``read`` returns for a record of Ingot's that is garbled, or of a version that this one does not know."""
 
 
-def write(path: Path, sentinel: Sentinel) -> None:
-    """Put a sentinel in place, flushed to disk; see ``core.atomic.atomic_write`` for what it raises.
-
-    squish looks at nothing but whether the file is there.
-    """
+def encode(sentinel: Sentinel) -> bytes:
+    """Return a sentinel's bytes. squish looks at nothing but whether the file is there."""
     data: dict[str, Any] = {
         "ingot_tier": VERSION,
         "tier": sentinel.tier,
@@ -52,16 +49,14 @@ def write(path: Path, sentinel: Sentinel) -> None:
         data["raised"] = sentinel.raised
     if sentinel.gate is not None:
         data["gate"] = sentinel.gate.to_json()
-    atomic_write(path, msgspec.json.encode(data))
+    return msgspec.json.encode(data)
 
 
-def read(path: Path) -> Sentinel | None:
+def read(store: Store, name: str) -> Sentinel | None:
     """Return what Ingot wrote; None for a sentinel of another program, which is usually empty."""
     try:
-        if path.stat().st_size > _LONGEST:
-            return None
-        root: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        root: Any = json.loads(store.read(name, _LONGEST, "tier.sentinel-length"))
+    except (IngotError, ValueError, RecursionError):
         return None
     if not isinstance(root, dict) or "ingot_tier" not in root:
         return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ingot.core import checksums
-from ingot.core.oserrors import read_error
 from ingot.core.parallel import ordered
+from ingot.errors import IngotError
+from ingot.model.bytesource import Stamp, Stamped
+from ingot.model.store import Store
 
 _CHUNK = 8 << 20
 
@@ -28,30 +27,34 @@ class FileState:
     ctime_ns: int
     crc32c: str
 
-    def untouched(self, stat: os.stat_result) -> bool:
+    def untouched(self, stamp: Stamp) -> bool:
         """Whether size and times are the same, so that the content is too."""
-        return (self.size, self.mtime_ns, self.ctime_ns) == (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        return (self.size, self.mtime_ns, self.ctime_ns) == (stamp.size, stamp.mtime_ns, stamp.ctime_ns)
 
 
 Snapshot = Mapping[str, FileState]
 
 
-def files_under(folder: Path, roots: Iterable[str]) -> list[str]:
-    """Return the regular files at or under ``roots`` (relative to ``folder``), sorted, staging of writers left out."""
-    files: list[str] = []
+def files_under(store: Store, roots: Iterable[str]) -> list[str]:
+    """Return the files at or under ``roots``, names in a store, sorted; hidden ones, as writers stage in, left out."""
+    top, names = store.list(), list[str]()
     for root in roots:
-        start = folder / root
-        if start.is_file():
-            files.append(root)
-        elif start.is_dir():
-            for path, folders, names in os.walk(start):
-                folders[:] = [name for name in folders if not name.startswith(".")]
-                relative = Path(path).relative_to(folder)
-                files += [str(relative / name) for name in names if not name.startswith(".")]
-    return sorted(files)
+        if root in top.files:
+            names.append(root)
+        elif root in top.folders:
+            names += _within(store, root)
+    return sorted(names)
 
 
-def take(folder: Path, names: Iterable[str]) -> dict[str, FileState]:
+def _within(store: Store, folder: str) -> Iterable[str]:
+    listing = store.list(folder)
+    yield from (f"{folder}/{name}" for name in listing.files if not name.startswith("."))
+    for name in listing.folders:
+        if not name.startswith(".") and name not in listing.outside:
+            yield from _within(store, f"{folder}/{name}")
+
+
+def take(store: Store, names: Iterable[str]) -> dict[str, FileState]:
     """Read the named files and return their states.
 
     Raises
@@ -60,10 +63,10 @@ def take(folder: Path, names: Iterable[str]) -> dict[str, FileState]:
         One of them cannot be read.
     """
     listed = list(names)
-    return dict(zip(listed, ordered(lambda name: _state(folder / name), listed), strict=True))
+    return dict(zip(listed, ordered(lambda name: _state(store, name), listed), strict=True))
 
 
-def difference(folder: Path, snapshot: Snapshot, names: Iterable[str] | None = None) -> str | None:
+def difference(store: Store, snapshot: Snapshot, names: Iterable[str] | None = None) -> str | None:
     """Say in what the files differ from their snapshot; None if they are the same.
 
     Files that were touched are read and compared by content: a copied or re-downloaded directory stays valid.
@@ -76,15 +79,15 @@ def difference(folder: Path, snapshot: Snapshot, names: Iterable[str] | None = N
     touched: list[str] = []
     for name, state in snapshot.items():
         try:
-            found = (folder / name).stat()
-        except OSError:
+            stamp = store.stat(name)
+        except IngotError:
             return f"{name} is missing"
-        if not stat.S_ISREG(found.st_mode) or found.st_size != state.size:
-            return f"{name} has {found.st_size} bytes, expected {state.size}"
-        if not state.untouched(found):
+        if stamp.size != state.size:
+            return f"{name} has {stamp.size} bytes, expected {state.size}"
+        if not state.untouched(stamp):
             touched.append(name)
-    for name, found_state in take(folder, touched).items():
-        if found_state.crc32c != snapshot[name].crc32c:
+    for name, found in take(store, touched).items():
+        if found.crc32c != snapshot[name].crc32c:
             return f"{name} has other content"
     return None
 
@@ -100,20 +103,25 @@ def from_json(value: Any) -> dict[str, FileState] | None:
         return None
     states: dict[str, FileState] = {}
     for name, row in value.items():
-        inside = isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts
-        if not inside or not isinstance(row, list) or [type(cell) for cell in row] != [int, int, int, str]:
+        if not _inside(name) or not isinstance(row, list) or [type(cell) for cell in row] != [int, int, int, str]:
             return None
         states[name] = FileState(*row)
     return states
 
 
-def _state(path: Path) -> FileState:
-    hasher, buffer = checksums.Crc32c(), bytearray(_CHUNK)
+def _inside(name: object) -> bool:
+    return isinstance(name, str) and not any(piece in ("", ".", "..") for piece in name.split("/"))
+
+
+def _state(store: Store, name: str) -> FileState:
+    source = store.open(name)
     try:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                hasher.update(memoryview(buffer)[:count])
-            stat = os.fstat(file.fileno())
-    except OSError as error:
-        raise read_error(error, str(path)) from error
-    return FileState(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, hasher.text())
+        hasher, buffer = checksums.Crc32c(), memoryview(bytearray(min(_CHUNK, source.size)))
+        for start in range(0, source.size, _CHUNK):
+            piece = buffer[: min(_CHUNK, source.size - start)]
+            source.readinto(start, piece)
+            hasher.update(piece)
+        stamp = source.stamp if isinstance(source, Stamped) else Stamp(source.size)
+    finally:
+        source.close()
+    return FileState(stamp.size, stamp.mtime_ns, stamp.ctime_ns, hasher.text())

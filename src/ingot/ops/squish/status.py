@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from ingot.core.oserrors import read_error
-from ingot.core.paths import local_path
 from ingot.errors import IngotError, UsageError
 from ingot.model.report import Bytes, Column, Figure, Line, Report, Table, table_of
+from ingot.model.store import Store
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish import sentinel, snapshot
 from ingot.ops.squish.gate import Passed
-from ingot.ops.squish.table import TENSORS, TIERS, Tier
+from ingot.ops.squish.table import TENSORS, TIERS, Tier, tier_of
+from ingot.stores.table import from_url, locate
 
 MANIFEST = "manifest.json"
 SOURCE = (MANIFEST, "tensors", "ingot.json")
@@ -116,12 +115,19 @@ def dropped_report(path: str | PathLike[str], dropped: Sequence[TierStatus]) -> 
 
 def is_squish_directory(path: str | PathLike[str]) -> bool:
     """Whether this folder holds squish's arrays or one of its tiers."""
-    folder = local_path(path)
-    if not folder.is_dir():
+    try:
+        store, name = locate(path)
+    except IngotError:
         return False
-    if (folder / MANIFEST).is_file() and (folder / "tensors").is_dir():
+    return not name and holds_tiers(store)
+
+
+def holds_tiers(store: Store) -> bool:
+    """Whether a folder holds squish's arrays or one of its tiers."""
+    top = store.list()
+    if MANIFEST in top.files and "tensors" in top.folders:
         return True
-    return any(mark_of(tier, folder) is not None for tier in TIERS.values())
+    return any(mark_of(tier, store) is not None for tier in TIERS.values())
 
 
 def status(path: str | PathLike[str]) -> list[TierStatus]:
@@ -135,92 +141,102 @@ def status(path: str | PathLike[str]) -> list[TierStatus]:
     UsageError
         ``tier.no-directory``: the folder is no Squish directory.
     """
-    folder = local_path(path)
-    if not is_squish_directory(folder):
+    if not is_squish_directory(path):
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/ "
             "(make one with `ingot convert SRC DIR --format npydir`)",
             rule="tier.no-directory",
             where=str(path),
         )
-    return [status_of(folder, tier) for tier in TIERS.values()]
+    store = from_url(path)
+    return [status_of(store, tier) for tier in TIERS.values()]
 
 
-def status_of(folder: Path, tier: Tier) -> TierStatus:
+def is_built(path: str | PathLike[str], tier: str) -> bool:
+    """Whether a tier of this directory is complete; no folder at all has none."""
+    return is_squish_directory(path) and status_of(from_url(path), tier_of(tier)).usable
+
+
+def status_of(store: Store, tier: Tier) -> TierStatus:
     """Return the state of one tier."""
-    try:
-        nbytes = sum((folder / name).stat().st_size for name in tier_files(folder, tier))
-        state, why = _tensors(folder) if tier is TENSORS else _built(folder, tier)
-    except OSError as error:
-        raise read_error(error, str(folder)) from error
-    tier_status = TierStatus(tier.name, tier.number, state, why, str(tier.location(folder)), nbytes)
-    mark = mark_of(tier, folder)
-    written = sentinel.read(mark) if tier_status.usable and mark is not None else None
-    return tier_status if written is None else replace(tier_status, raised=written.raised, gate=written.gate)
+    nbytes = sum(store.stat(name).size for name in tier_files(store, tier))
+    state, why = _tensors(store) if tier is TENSORS else _built(store, tier)
+    tier_status = TierStatus(tier.name, tier.number, state, why, address(store, tier.path), nbytes)
+    mark = mark_of(tier, store)
+    written = sentinel.read(store, mark) if tier_status.usable and mark is not None else None
+    if written is None:
+        return tier_status
+    return replace(tier_status, raised=written.raised, gate=written.gate)
 
 
-def source_files(folder: Path) -> list[str]:
+def address(store: Store, name: str) -> str:
+    """Return what opens a file or folder of a store: its path where it lies on a local disk, else its address."""
+    path = store.local_path(name)
+    return store.url_of(name) if path is None else str(path)
+
+
+def source_files(store: Store) -> list[str]:
     """Return the files that tiers are made from; empty if only tiers are left."""
-    return snapshot.files_under(folder, SOURCE) if (folder / MANIFEST).is_file() else []
+    return snapshot.files_under(store, SOURCE) if store.exists(MANIFEST) else []
 
 
-def tier_files(folder: Path, tier: Tier) -> list[str]:
+def tier_files(store: Store, tier: Tier) -> list[str]:
     """Return the files that a tier consists of, its sentinel not among them."""
-    return source_files(folder) if tier is TENSORS else snapshot.files_under(folder, (tier.path,))
+    return source_files(store) if tier is TENSORS else snapshot.files_under(store, (tier.path,))
 
 
-def mark_of(tier: Tier, folder: Path) -> Path | None:
+def mark_of(tier: Tier, store: Store) -> str | None:
     """Return the sentinel that marks a tier; None if there is none."""
-    return next((mark for mark in tier.marks(folder) if mark.is_file()), None)
+    return next((mark for mark in tier.marks if store.exists(mark)), None)
 
 
-def _tensors(folder: Path) -> tuple[str, str]:
-    if not (folder / MANIFEST).is_file():
+def _tensors(store: Store) -> tuple[str, str]:
+    if not store.exists(MANIFEST):
         return MISSING, "only built tiers are here"
     return COMPLETE, "what the other tiers are built from"
 
 
-def _built(folder: Path, tier: Tier) -> tuple[str, str]:
-    mark, files = mark_of(tier, folder), tier_files(folder, tier)
+def _built(store: Store, tier: Tier) -> tuple[str, str]:
+    mark, files = mark_of(tier, store), tier_files(store, tier)
     if mark is None:
         return (INCOMPLETE, "no sentinel: a run was interrupted") if files else (MISSING, "not built")
     if not files:
-        return DAMAGED, f"{mark.name} without {tier.path}"
-    written = sentinel.read(mark)
+        return DAMAGED, f"{mark.rpartition('/')[2]} without {tier.path}"
+    written = sentinel.read(store, mark)
     if written is None:
-        return _foreign(folder, tier, mark, files)
-    return _own(folder, tier, written)
+        return _foreign(store, tier, mark, files)
+    return _own(store, tier, written)
 
 
-def _own(folder: Path, tier: Tier, written: sentinel.Sentinel) -> tuple[str, str]:
+def _own(store: Store, tier: Tier, written: sentinel.Sentinel) -> tuple[str, str]:
     """Judge a tier by what Ingot wrote down when it was built."""
     if written is sentinel.UNREADABLE:
         return DAMAGED, "the sentinel's record is garbled, or of a later version of Ingot"
     if written.tier != tier.name:
         return DAMAGED, f"the sentinel is of tier {written.tier}"
-    wrong = snapshot.difference(folder, written.files)
+    wrong = snapshot.difference(store, written.files)
     if wrong is not None:
         return DAMAGED, wrong
-    source = source_files(folder)
-    changed = snapshot.difference(folder, written.source, source) if source else None
+    source = source_files(store)
+    changed = snapshot.difference(store, written.source, source) if source else None
     if changed is not None:
         return STALE, f"the tensors changed: {changed}"
     return COMPLETE, "as built" if source else "as built; the tensors it was built from are gone"
 
 
-def _foreign(folder: Path, tier: Tier, mark: Path, files: list[str]) -> tuple[str, str]:
+def _foreign(store: Store, tier: Tier, mark: str, files: list[str]) -> tuple[str, str]:
     """Judge a tier whose maker left an empty sentinel: by times, names and shapes, which is all there is."""
-    made = mark.stat().st_mtime_ns
-    source = source_files(folder)
+    made, last = store.stat(mark).mtime_ns, mark.rpartition("/")[2]
+    source = source_files(store)
     for name in source:
-        if (folder / name).stat().st_mtime_ns > made:
-            return STALE, f"{name} is newer than {mark.name}"
-    late = next((name for name in files if (folder / name).stat().st_mtime_ns > made), None)
+        if store.stat(name).mtime_ns > made:
+            return STALE, f"{name} is newer than {last}"
+    late = next((name for name in files if store.stat(name).mtime_ns > made), None)
     if late is not None:
-        return DAMAGED, f"{late} is newer than {mark.name}"
+        return DAMAGED, f"{late} is newer than {last}"
     try:
-        shapes = _shapes(tier.location(folder))
-        wanted = _shapes(folder) if source else shapes
+        shapes = _shapes(address(store, tier.path))
+        wanted = _shapes(address(store, "")) if source else shapes
     except IngotError as error:
         return DAMAGED, str(error)
     for name, shape in wanted.items():
@@ -233,6 +249,6 @@ def _found(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else str(list(shape))
 
 
-def _shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
+def _shapes(path: str) -> Mapping[str, tuple[int, ...]]:
     with open_checkpoint(path, verify=False) as checkpoint:
         return {name: tensor.shape for name, tensor in checkpoint.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
@@ -45,18 +44,11 @@ class Tier:
     summary: str
     bits: int | None = None
 
-    def location(self, folder: Path) -> Path:
-        """Where the tier's weights lie."""
-        return folder / self.path if self.path else folder
-
-    def mark(self, folder: Path) -> Path | None:
-        """Where the tier's sentinel lies."""
-        return folder / self.sentinel if self.sentinel is not None else None
-
-    def marks(self, folder: Path) -> tuple[Path, ...]:
-        """Where sentinels of the tier are looked for: the tier's own place, then others."""
-        own, other = self.mark(folder), OTHER_MARKS.get(self.name)
-        return (*((own,) if own else ()), *((folder / other,) if other else ()))
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Where sentinels of the tier are looked for: its own, then others."""
+        own, other = self.sentinel, OTHER_MARKS.get(self.name)
+        return (*((own,) if own else ()), *((other,) if other else ()))
 
 
 TENSORS = Tier("tensors", 0, "", None, "npydir", None, True, "arrays in tensors/")

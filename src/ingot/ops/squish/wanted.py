@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from ingot.core.config import config_of
+from ingot.core.config import stored_config
 from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.table import from_url
 
 
 def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
@@ -18,7 +18,7 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
 
     None where nothing says it. What is wrong with a type or a file is told by those who need it.
     """
-    for value in (asked, *_of_config(Path(path))):
+    for value in (asked, *_of_config(path)):
         if value is not None:
             try:
                 return resolve_dtype(value).name
@@ -32,6 +32,9 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
     return next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), None)
 
 
-def _of_config(folder: Path) -> tuple[Any, ...]:
-    config = config_of(folder)
+def _of_config(path: str | PathLike[str]) -> tuple[Any, ...]:
+    try:
+        config = stored_config(from_url(path), "model.config")
+    except IngotError:  # none, or no object: whoever loads the model says so
+        return ()
     return config.get("dtype"), config.get("torch_dtype")

@@ -15,8 +15,9 @@ from ingot.errors import CodecError, IngotError, ResourceError
 from ingot.ops.squish.build import build
 from ingot.ops.squish.choose import choose
 from ingot.ops.squish.gate import ROUNDS, Passed, passed_from_json
-from ingot.ops.squish.status import status_of
+from ingot.ops.squish.status import TierStatus, status_of
 from ingot.ops.squish.table import THREE_BIT
+from ingot.stores.table import from_url
 
 MATRICES = [f"model.layers.{index}.mlp.up_proj.weight" for index in range(8)]
 
@@ -45,6 +46,10 @@ def squish(original, tmp_path):
     return tmp_path / "squish"
 
 
+def three_bit(folder: Path) -> TierStatus:
+    return status_of(from_url(folder), THREE_BIT)
+
+
 def bits_of(tier: Path) -> dict[str, int]:
     with ingot.open(tier) as checkpoint:
         return {name: tensor.params["bits"] for name, tensor in checkpoint.items() if tensor.codec != "dense"}
@@ -69,13 +74,13 @@ class Counting:
 
 
 def test_errors_of_the_tensors_decide_without_a_gate(squish):
-    report = build(squish, "3bit")
+    report = build(squish, "3bit", ungated=True)
     found = bits_of(Path(report.path))
     assert {found[name] for name in MATRICES} == {3}
     assert report.raised == ("model.layers.0.mlp.gate_proj.weight",)
     assert found[report.raised[0]] == 4
     assert report.gate is None
-    assert status_of(squish, THREE_BIT).raised == report.raised
+    assert three_bit(squish).raised == report.raised
 
 
 def test_what_passes_at_once_is_left(squish):
@@ -106,7 +111,7 @@ def test_those_that_lose_most_get_more_bits(squish):
     assert len(kept) == 4
     assert min(loss[name] for name in raised) > max(loss[name] for name in kept)
     assert gate.asked[-1] == 4
-    assert status_of(squish, THREE_BIT).gate == report.gate
+    assert three_bit(squish).gate == report.gate
 
 
 def test_a_tier_that_does_not_pass_is_removed(squish):
@@ -114,7 +119,7 @@ def test_a_tier_that_does_not_pass_is_removed(squish):
         build(squish, "3bit", gate=Counting(base=11.0))
     assert caught.value.rule == "tier.gate"
     assert caught.value.exit_code == 1
-    assert status_of(squish, THREE_BIT).state == "missing"
+    assert three_bit(squish).state == "missing"
     assert choose(squish, "mlx").tier.name == "tensors"
 
 
@@ -126,7 +131,7 @@ def test_no_number_does_not_pass(squish, found):
 
 
 def test_a_tier_that_passed_is_built_anew_for_another_gate_only(squish):
-    assert build(squish, "3bit").built
+    assert build(squish, "3bit", ungated=True).built
     assert build(squish, "3bit", gate=Counting(max_rise=0.1)).built
     assert not build(squish, "3bit", gate=Counting(max_rise=0.1)).built
     assert not build(squish, "3bit", gate=Counting(max_rise=0.09)).built
@@ -140,10 +145,10 @@ def test_a_gate_that_cannot_measure_leaves_what_was_there(squish):
         def reference(self) -> float:
             raise ResourceError("no", rule="ram.guard")
 
-    build(squish, "3bit")
+    build(squish, "3bit", ungated=True)
     with pytest.raises(ResourceError):
         build(squish, "3bit", force=True, gate=Broken())
-    assert status_of(squish, THREE_BIT).usable
+    assert three_bit(squish).usable
 
 
 def test_exact_tiers_have_no_gate(squish):
@@ -160,10 +165,10 @@ def test_records_of_another_kind_are_none(squish, value):
     assert passed_from_json(good) == Passed("t", 0.1, 10.0, 10.5, 2)
     bad = {**good, **value} if value else value
     assert passed_from_json(bad) is None
-    build(squish, "3bit")
+    build(squish, "3bit", ungated=True)
     mark = squish / ".squish_3bit_ready"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "gate": bad, "raised": 7}))
-    found = status_of(squish, THREE_BIT)
+    found = three_bit(squish)
     assert found.usable
     assert (found.raised, found.gate) == ((), None)
 
