@@ -209,12 +209,20 @@ def test_any_float_dtype(dtype: Any) -> None:
         ({"rms_norm_eps": math.nan}, UsageError),
         ({"rope_theta": "10000"}, UsageError),
         ({"rope_theta": True}, UsageError),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 100.0}}, UnsupportedError),
+        ({"rope_parameters": {"rope_theta": "100"}}, UsageError),
     ],
 )
 def test_bad_configurations_are_refused(change: dict[str, object], error: type[Exception]) -> None:
     """What the pass would get wrong, it refuses."""
     with pytest.raises(error, match="config"):
         Llama({**TINY, **change}, tiny_weights(TINY))
+
+
+def test_the_base_of_positions_is_read_where_either_release_of_transformers_writes_it() -> None:
+    plain = {key: value for key, value in TINY.items() if key != "rope_theta"}
+    for config in ({**plain, "rope_theta": 7.0}, {**plain, "rope_parameters": {"rope_theta": 7.0}}):
+        assert LlamaConfig.from_mapping(config).rope_theta == 7.0
 
 
 def test_missing_and_misshapen_weights_are_refused() -> None:

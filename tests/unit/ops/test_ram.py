@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,26 +16,9 @@ from ingot.engine import resources
 from ingot.engine.resources import Resources
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
+from ingot.testing.memory import peak_anonymous
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
-
-
-def peak_anonymous(command: list[str]) -> int:
-    """Run ``command`` to its end; return the largest RssAnon seen (bytes)."""
-    peak = 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None:
-            try:
-                status = Path(f"/proc/{process.pid}/status").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                break
-            for line in status.splitlines():
-                if line.startswith("RssAnon:"):
-                    peak = max(peak, int(line.split()[1]) << 10)
-            time.sleep(0.001)
-        assert process.stderr is not None
-        assert process.wait() == 0, process.stderr.read()
-    return peak
 
 
 def big_checkpoint(path: Path, rows: int, cols: int, count: int, modules: tuple[str, ...] = ("up_proj",)) -> int:

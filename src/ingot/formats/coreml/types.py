@@ -55,6 +55,8 @@ BY_CODE = {row.code: row for row in _TYPES}
 BY_NAME = {row.name: row for row in _TYPES}
 BY_DTYPE = {row.dtype: row for row in _TYPES if row.dtype}
 STRING = 2
+BOOL = MilType("bool", 1, 0, 8, None)
+"""Settings of operations; no tensor has this type."""
 
 
 def integer_type(bits: int, signed: bool) -> MilType | None:

@@ -9,13 +9,13 @@ import numpy as np
 
 from ingot.core.checked import element_count
 from ingot.errors import FormatError
-from ingot.formats.coreml.types import BY_CODE, STRING, MilType
-from ingot.formats.coreml.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field
+from ingot.formats.coreml.types import BOOL, BY_CODE, STRING, MilType
+from ingot.formats.coreml.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field, varint
 
 # Fields of Value, ImmediateValue, TensorValue and BlobFileValue in MIL.proto.
 _TYPE, _IMMEDIATE, _BLOB = 2, 3, 5
 _TENSOR_TYPE, _DATA_TYPE, _RANK, _DIMENSIONS = 1, 1, 2, 3
-_FLOATS, _INTS, _STRINGS, _RAW = 1, 2, 4, 7
+_FLOATS, _INTS, _BOOLS, _STRINGS, _RAW = 1, 2, 3, 4, 7
 _FILE_NAME, _OFFSET = 1, 2
 _INTS_OF = {"int32", "int16", "uint16"}  # kept as varints; the other integers are in ``bytes``
 
@@ -195,6 +195,12 @@ def encode_text(text: str) -> bytes:
     tensor = bytes_field(_STRINGS, bytes_field(1, text))
     kind = bytes_field(_TENSOR_TYPE, number_field(_DATA_TYPE, STRING))
     return bytes_field(_TYPE, kind) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
+
+
+def encode_flag(value: bool) -> bytes:
+    """Return a Value message of one bool."""
+    tensor = bytes_field(_BOOLS, bytes_field(1, varint(int(value))))
+    return bytes_field(_TYPE, encode_type(BOOL, ())) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
 
 
 def encode_offset(offset: int) -> bytes:

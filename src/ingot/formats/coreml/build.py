@@ -1,0 +1,196 @@
+"""Programs made from nothing: operations one after the other, weights without numbers, the package around them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ingot.formats.coreml.blob import header, metadata
+from ingot.formats.coreml.layout import FileEnd
+from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OPERATIONS, OUTPUTS, TYPE
+from ingot.formats.coreml.package import MANIFEST, MODEL_PATH
+from ingot.formats.coreml.template import Template
+from ingot.formats.coreml.types import BOOL, BY_NAME, MilType
+from ingot.formats.coreml.values import encode_blob, encode_flag, encode_immediate, encode_text, encode_type
+from ingot.formats.coreml.wire import bytes_field, map_entry, number_field, varint
+from ingot.model.bytesource import ByteSource, MemorySource
+from ingot.model.part import Part
+
+# Specification version and opset; FLOAT16 arrays as inputs begin with iOS 16.
+OPSETS = {"iOS16": (7, "CoreML6"), "iOS17": (8, "CoreML7"), "iOS18": (9, "CoreML8")}
+FP16, INT32 = BY_NAME["fp16"], BY_NAME["int32"]
+_FOLDER = "com.apple.CoreML"
+_MODEL, _WEIGHTS = "model.mlmodel", "weights/weight.bin"
+_ARRAY_TYPES = {"fp16": 65552, "int32": 131104}  # ArrayFeatureType.ArrayDataType
+_OF_DTYPE = {"float16": FP16, "int32": INT32}
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """An input or output of the model."""
+
+    name: str
+    type: MilType
+    shape: Shape
+
+
+class Builder:
+    """A program of one function; every method adds an operation and returns the name of what it gives.
+
+    Parameters
+    ----------
+    opset : {"iOS16", "iOS17", "iOS18"}
+    """
+
+    def __init__(self, opset: str) -> None:
+        self.version, self._opset = OPSETS[opset]
+        self._operations: list[bytes] = []
+        self._end, self._blobs = FileEnd(), list[tuple[int, bytes]]()
+
+    def weight(self, name: str, shape: Shape) -> str:
+        """Add a dense fp16 constant of no particular value, which stands in the weight file: a tensor."""
+        offset = self._end.take(FP16.nbytes(prod(shape)))
+        self._blobs.append((offset, metadata(offset, FP16, prod(shape))))
+        return self._const(name, encode_blob(FP16, shape, MODEL_PATH + _WEIGHTS, offset), encode_type(FP16, shape))
+
+    def constant(self, name: str, values: np.ndarray[Any, Any] | np.generic) -> str:
+        """Add numbers of float16 or int32 that stand in the program itself: no tensor."""
+        array = np.asarray(values)
+        type = _OF_DTYPE[array.dtype.name]
+        data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        return self._const(name, encode_immediate(type, array.shape, data), encode_type(type, array.shape))
+
+    def text(self, name: str, text: str) -> str:
+        """Add a string."""
+        return self._const(name, encode_text(text), bytes_field(1, number_field(1, 2)))
+
+    def flag(self, name: str, value: bool) -> str:
+        """Add a bool."""
+        return self._const(name, encode_flag(value), encode_type(BOOL, ()))
+
+    def add(
+        self, kind: str, name: str, inputs: Mapping[str, str | Sequence[str]], shape: Shape, type: MilType = FP16
+    ) -> str:
+        """Add an operation of one output."""
+        return self.several(kind, [name], inputs, [shape], type)[0]
+
+    def several(
+        self,
+        kind: str,
+        names: Sequence[str],
+        inputs: Mapping[str, str | Sequence[str]],
+        shapes: Sequence[Shape],
+        type: MilType = FP16,
+    ) -> list[str]:
+        """Add an operation of several outputs; its own name is that of the first."""
+        outputs = zip(names, (encode_type(type, shape) for shape in shapes), strict=True)
+        self._operations.append(_operation(kind, list(outputs), {}, inputs))
+        return list(names)
+
+    def _const(self, name: str, value: bytes, type: bytes) -> str:
+        self._operations.append(_operation("const", [(name, type)], {"val": value}, {}))
+        return name
+
+    def template(self, inputs: Sequence[Feature], outputs: Sequence[Feature]) -> Template:
+        """Return the package; always the same bytes for the same program."""
+        weights = _Blank(self._end.end, [(0, header(self._end.count)), *self._blobs], _WEIGHTS)
+        model = (
+            number_field(1, self.version)
+            + bytes_field(2, _description(inputs, outputs))
+            + bytes_field(502, self._program(inputs, outputs))
+        )
+        files = {MANIFEST: _manifest(), f"Data/{_FOLDER}/{_MODEL}": model}
+        parts = {path: Part("u8", len(data), MemorySource(data, path)) for path, data in files.items()}
+        parts[f"Data/{_FOLDER}/{_WEIGHTS}"] = Part("u8", weights.size, weights)
+        return Template(parts)
+
+    def _program(self, inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes:
+        block = b"".join(bytes_field(2, item.name) for item in outputs)
+        block += b"".join(bytes_field(OPERATIONS, item) for item in self._operations)
+        given = b"".join(
+            bytes_field(1, bytes_field(1, item.name) + bytes_field(2, encode_type(item.type, item.shape)))
+            for item in inputs
+        )
+        function = given + bytes_field(2, self._opset) + map_entry(3, self._opset, block)
+        return number_field(1, 1) + map_entry(2, "main", function)
+
+
+def _operation(
+    kind: str,
+    outputs: Sequence[tuple[str, bytes]],
+    attributes: Mapping[str, bytes],
+    inputs: Mapping[str, str | Sequence[str]],
+) -> bytes:
+    bound = b"".join(map_entry(INPUTS, key, _argument(given)) for key, given in inputs.items())
+    given = b"".join(bytes_field(OUTPUTS, bytes_field(1, name) + bytes_field(2, type)) for name, type in outputs)
+    named = {"name": encode_text(outputs[0][0]), **attributes}
+    rest = b"".join(map_entry(ATTRIBUTES, key, value) for key, value in named.items())
+    return bytes_field(TYPE, kind) + bound + given + rest
+
+
+def _argument(given: str | Sequence[str]) -> bytes:
+    names = [given] if isinstance(given, str) else given
+    return b"".join(bytes_field(1, bytes_field(1, name)) for name in names)
+
+
+def _manifest() -> bytes:
+    """Name both items; the identifiers depend on the paths alone, so that a program is always the same bytes."""
+    items = {"model.mlmodel": "CoreML Model Specification", "weights": "CoreML Model Weights"}
+    names = {name: str(uuid.uuid5(uuid.NAMESPACE_URL, f"{_FOLDER}/{name}")) for name in items}
+    entries = {
+        names[name]: {"author": _FOLDER, "description": text, "name": name, "path": f"{_FOLDER}/{name}"}
+        for name, text in items.items()
+    }
+    manifest = {"fileFormatVersion": "1.0.0", "itemInfoEntries": entries, "rootModelIdentifier": names[_MODEL]}
+    return (json.dumps(manifest, indent=4) + "\n").encode()
+
+
+def _description(inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes:
+    """Return the ModelDescription."""
+
+    def feature(item: Feature) -> bytes:
+        sizes = bytes_field(1, b"".join(varint(size) for size in item.shape))
+        array = sizes + number_field(2, _ARRAY_TYPES[item.type.name])
+        return bytes_field(1, item.name) + bytes_field(3, bytes_field(5, array))
+
+    given = b"".join(bytes_field(1, feature(item)) for item in inputs)
+    return given + b"".join(bytes_field(10, feature(item)) for item in outputs)
+
+
+class _Blank:
+    """A byte source of zeros but for a few pieces: a weight file without its numbers, however large."""
+
+    mapped = False
+
+    def __init__(self, size: int, pieces: Sequence[tuple[int, bytes]], name: str) -> None:
+        self.size, self.name = size, name
+        self._pieces = pieces
+
+    def view(self, offset: int, length: int) -> memoryview:
+        out = bytearray(length)
+        self.readinto(offset, memoryview(out))
+        return memoryview(out)
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        out[:] = bytes(out.nbytes)
+        for start, data in self._pieces:
+            first, last = max(start, offset), min(start + len(data), offset + out.nbytes)
+            if first < last:
+                out[first - offset : last - offset] = data[first - start : last - start]
+
+    def changed(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+_: type[ByteSource] = _Blank
