@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.delta.base import added, delta_codec
 from ingot.codecs.delta.flat import PIECE
 from ingot.codecs.delta.int4 import DeltaInt4
 from ingot.codecs.delta.sign import DeltaSign
@@ -268,6 +268,13 @@ def test_arrays_that_overlap_in_part_are_not_mixed_up(id: str, shift: int) -> No
         applier.apply(base, out)
         applier.finish()
         assert bits(out) == bits(wanted)
+
+
+def test_sums_are_made_in_place() -> None:
+    total, base, out = np.ones(5, np.float32), np.arange(5, dtype=np.float16), np.empty(5, np.float16)
+    added(total, base, out)
+    assert np.array_equal(total, np.arange(1, 6, dtype=np.float32))
+    assert np.array_equal(out, np.arange(1, 6, dtype=np.float16))
 
 
 def test_sums_of_signs_are_float32_as_numpy_adds_them() -> None:
