@@ -218,7 +218,7 @@ def _require_own(directory: Directory, tier: Tier) -> None:
             raise ResourceError(
                 "expected a tier in the directory itself, found a link; remove it to build the tier here",
                 rule="tier.link",
-                where=directory.store.place(name),
+                where=directory.store.location_of(name),
             )
 
 

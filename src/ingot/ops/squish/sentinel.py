@@ -55,7 +55,7 @@ def encode(sentinel: Sentinel) -> bytes:
 def read(store: Store, name: str) -> Sentinel | None:
     """Return what Ingot wrote; None for a sentinel of another program, which is usually empty."""
     try:
-        root: Any = json.loads(store.read(name, _LONGEST, "tier.sentinel-length"))
+        root: Any = json.loads(store.read(name, _LONGEST, "npydir.manifest-length"))
     except (IngotError, ValueError, RecursionError):
         return None
     if not isinstance(root, dict) or "ingot_tier" not in root:
