@@ -55,6 +55,7 @@ def test_type_numbers() -> None:
     known = type_numbers()
     assert len(set(known.values())) == len(known) == 12
     assert (typeno(INT8), typeno(FP16), typeno(E4M3)) == (2, 5, 16)
+    assert (known["lut"], known["uint8"], known["uint4"], known["int4"]) == (8, 3, 9, 23)
     assert [index_typeno(bits) for bits in (2, 4, 6, 8)] == [0, 9, 10, 3]
 
 

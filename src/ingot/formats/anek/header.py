@@ -79,6 +79,11 @@ class Header:
         return prod(self.shape[1:])
 
     @property
+    def scale_dtype(self) -> str:
+        """Type of the scales: ``f16``, or ``f32`` where the section has 32 bits (B25 has both)."""
+        return "f32" if self.sections["scale"].bits == 32 else "f16"
+
+    @property
     def scales(self) -> int:
         """Scales per output channel."""
         return -(-self.per_channel // self.block) if self.flags & BLOCKS else 1

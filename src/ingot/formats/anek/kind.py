@@ -44,6 +44,8 @@ def kind_of(header: Header, where: str) -> Kind:
             wanted = " or ".join(str(size) for size in sizes)
             rule = "anek.records" if name == "ocgs" else "anek.kind"
             raise refuse(rule, f"section {name} of {wanted} bytes", header.sections[name].length)
+    if header.scale_dtype == "f32" and header.version == 1:
+        raise refuse("anek.version", "version 2 with scales of f32", "version 1")
     if header.sections["lut"].length and header.version == 1:
         raise refuse("anek.version", "version 2 with an activation table", "version 1")
     return kind
@@ -82,7 +84,7 @@ def _told(header: Header, kind: Kind) -> bool:
 
 def _sizes(header: Header, kind: Kind) -> dict[str, tuple[int, ...]]:
     """Return the bytes that each section may have, but for the weights."""
-    scales = 2 * header.channels * header.scales
+    scales = (4 if header.scale_dtype == "f32" else 2) * header.channels * header.scales
     zeros = header.channels if header.flags & ASYMMETRIC else 0
     given = bool(header.flags & (ASYMMETRIC | BLOCKS))
     tables = formats.palette_lut_bytes(header.kernel_format, header.codebooks, header.vector) if kind.palette else 0

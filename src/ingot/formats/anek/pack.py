@@ -57,7 +57,7 @@ class KernelWeight:
         Of the shape of ``values``: True where a value is kept. Where it is False nothing is stored.
     scale, bias : array or None
         float16 [channels]: after the multiplication, ``y = scale * (w' x) + bias``. With ``block`` scales are
-        [channels, blocks], each for a run of weights.
+        [channels, blocks], each for a run of weights. Scales may be float32.
     lut : ActivationLut or None
     zero : array or None
         int8 [channels] of integers: ``w = scale * (value - zero)``.
@@ -139,8 +139,8 @@ def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
         "lut": lut,
         "pal": pal,
         "ocgs": b"".join(records),
-        "scale": _halves(weight.scale) + (b"" if weight.zero is None else weight.zero.tobytes()),
-        "bias": _halves(weight.bias),
+        "scale": _floats(weight.scale) + (b"" if weight.zero is None else weight.zero.tobytes()),
+        "bias": _floats(weight.bias),
         "weights": b"".join(pieces),
     }
     return _assemble(weight, header, plain)
@@ -165,8 +165,15 @@ def _check(weight: KernelWeight) -> None:
         (weight.mask is None or weight.mask.shape == weight.values.shape, "a mask of the values' shape"),
         (weight.mask is None or vector == 1, "single entries under a mask"),
         (channels % books == 0 and (channels // books) % vector == 0, f"channels that {books} codebooks share evenly"),
-        (weight.scale is None or weight.scale.shape == scales, f"scales {list(scales)}"),
-        (weight.bias is None or weight.bias.shape == (channels,), "a bias per channel"),
+        (
+            weight.scale is None
+            or (weight.scale.shape == scales and weight.scale.dtype.name in ("float16", "float32")),
+            f"scales {list(scales)} of float16 or float32",
+        ),
+        (
+            weight.bias is None or (weight.bias.shape == (channels,) and weight.bias.dtype.name == "float16"),
+            "a bias per channel, float16",
+        ),
         (
             weight.zero is None or (integers and weight.zero.shape == (channels,)),
             "zero points of int8, one per channel",
@@ -248,8 +255,8 @@ def _piece(weight: KernelWeight, first: int, count: int) -> bytes:
     return head + values.astype(values.dtype.newbyteorder("<")).tobytes()
 
 
-def _halves(values: Array | None) -> bytes:
-    return b"" if values is None else values.astype("<f2").tobytes()
+def _floats(values: Array | None) -> bytes:
+    return b"" if values is None else values.astype(values.dtype.newbyteorder("<")).tobytes()
 
 
 def _assemble(weight: KernelWeight, header: Header, plain: dict[str, bytes]) -> bytes:
@@ -278,6 +285,7 @@ def _described(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, 
     channels, code = weight.shape[0], weight.kernel_format
     palette = weight.codebooks is not None
     half = formats.typeno(formats.FP16)
+    single = weight.scale is not None and weight.scale.dtype.name == "float32"
     typeno = formats.index_typeno(weight.bits) if palette else formats.typeno(formats.primary_code(weight.entry))
     return {
         "lut": (1, half, 16),
@@ -285,7 +293,7 @@ def _described(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, 
         if palette
         else (0, 0, 0),
         "ocgs": (records, 0, 8 * RECORD),
-        "scale": (channels, half, 16),
+        "scale": (channels, formats.typeno(formats.FP32), 32) if single else (channels, half, 16),
         "bias": (channels, half, 16),
         "weights": (channels, typeno, weight.bits),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.dtypes import DTYPES
+from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import FormatError
 from ingot.formats.anek.header import (
     ASYMMETRIC,
@@ -273,29 +273,32 @@ class _Stored:
         if kind.entry != "int8":
             dense = None if scaled else DenseLayout("f16" if kind.entry == "half" else "f8_e4m3fn")
             return dense, {}, DATA
-        scales = 2 * header.channels * header.scales
-        parts = {SCALES: unit.section("scale", SCALES, "f16", scales) if scaled else _memory(np.ones(1, "<f2"), "f16")}
+        dtype = header.scale_dtype
+        one = np.ones(1, numpy_dtype(dtype).newbyteorder("<"))
+        scales = one.itemsize * header.channels * header.scales
+        parts = {SCALES: unit.section("scale", SCALES, dtype, scales) if scaled else _memory(one, dtype)}
         zero = POINTS if header.flags & ASYMMETRIC else NO_ZERO
         if header.flags & ASYMMETRIC:
             points = self._read(header.sections["scale"].offset + scales, header.channels).view(np.int8)
-            parts[ZEROS] = _memory(points.astype("<f2"), "f16")
+            parts[ZEROS] = _memory(points.astype(one.dtype), dtype)
         grid = Group(header.block) if header.flags & BLOCKS else ROW if scaled else WHOLE
         own = (header.channels, header.per_channel)
         matrix = None if matrix_shape(header.shape) == own else own
-        return AffineLayout(8, grid, ROWS_LSB, True, zero, "f16", "f16", matrix), parts, CODES
+        return AffineLayout(8, grid, ROWS_LSB, True, zero, "f16", dtype, matrix), parts, CODES
 
     def _palette(self, scaled: bool) -> tuple[Layout | None, dict[str, Part], str]:
         header, kind, unit = self._header, self._kind, self._unit
         entries = _ENTRY_DTYPES[kind.entry]
         parts = {CODEBOOK: unit.section("pal", CODEBOOK, entries)}
         if scaled:
-            raw = self._read(header.sections["scale"].offset, 2 * header.channels).view("<u2")
+            section = header.sections["scale"]
+            raw = self._read(section.offset, section.length).view(f"<u{section.length // header.channels}")
             factors = raw.reshape(header.codebooks, -1)
             if (factors != factors[:, :1]).any():
                 return None, {}, INDICES
-            parts[CODEBOOK_SCALES] = _memory(factors[:, 0].copy(), "f16")
+            parts[CODEBOOK_SCALES] = _memory(factors[:, 0].copy(), header.scale_dtype)
         groups = (header.codebooks, *(1 for _ in header.shape[1:]))
-        scale_dtype = "f16" if scaled else None
+        scale_dtype = header.scale_dtype if scaled else None
         layout = PaletteLayout(kind.bits, groups, header.vector, 0, "f16", entries, scale_dtype)
         return layout, parts, INDICES
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.core.dtypes import numpy_dtype
 from ingot.errors import FormatError
 from ingot.formats.anek.header import (
     ASYMMETRIC,
@@ -141,13 +142,14 @@ class _Reader:
     def _scales(self) -> tuple[Array | None, Array | None]:
         """Return scales [channels] or [channels, blocks], and the zero points behind them."""
         header = self._header
-        if not header.flags & (ASYMMETRIC | BLOCKS):
-            return self._halves("scale"), None
-        raw, count = self.section("scale"), header.channels * header.scales
-        scale = raw[: 2 * count].view("<f2").astype(np.float16)
+        raw, dtype = self.section("scale"), numpy_dtype(header.scale_dtype)
+        if not raw.size:
+            return None, None
+        size = dtype.itemsize * header.channels * header.scales
+        scale = raw[:size].view(dtype.newbyteorder("<")).astype(dtype)
         if header.flags & BLOCKS:
             return scale.reshape(header.channels, header.scales), None
-        return scale, raw[2 * count :].view("i1").copy()
+        return scale, raw[size:].view("i1").copy() if header.flags & ASYMMETRIC else None
 
     def _halves(self, name: str) -> Array | None:
         raw = self.section(name)

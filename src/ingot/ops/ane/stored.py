@@ -84,9 +84,7 @@ def _integers(tensor: Tensor, form: Form, mask: Array | None) -> KernelWeight:
     codes = np.rint(quotient)
     if not (np.abs(codes - quotient) <= 0.01).all():
         raise UsageError("expected zero points that are integers", rule="ane.layout", where=tensor.name)
-    halves = _finite(scale.astype(np.float16), tensor.name)
-    if ((halves == 0) & (scale != 0)).any():
-        raise UsageError("expected scales that float16 holds, found smaller ones", rule="ane.layout", where=tensor.name)
+    factors = _factors(scale, tensor.name)
     zero = None
     if codes.size and not (codes.min() >= -128 and codes.max() <= 127):
         low, high = codes.min(axis=1), codes.max(axis=1)
@@ -99,8 +97,19 @@ def _integers(tensor: Tensor, form: Form, mask: Array | None) -> KernelWeight:
         codes = np.where(mask.reshape(codes.shape), codes, 0)
     found = codes.astype(np.int8).reshape(shape)
     if run:
-        return KernelWeight(shape, found, 8, mask=mask, scale=halves, block=run)
-    return KernelWeight(shape, found, 8, mask=mask, scale=halves[:, 0].copy(), zero=zero)
+        return KernelWeight(shape, found, 8, mask=mask, scale=factors, block=run)
+    return KernelWeight(shape, found, 8, mask=mask, scale=factors[:, 0].copy(), zero=zero)
+
+
+def _factors(scale: Array, where: str) -> Array:
+    """Return scales as float16 where that holds them all exactly, else as float32: a unit has either (B25)."""
+    halves = _rounded(scale)
+    return halves if np.array_equal(halves.astype(np.float32), scale) else _finite(scale.astype(np.float32), where)
+
+
+def _rounded(values: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
 
 
 def _widened(weight: KernelWeight, bits: int | None) -> KernelWeight:
@@ -139,7 +148,7 @@ def _palette(tensor: Tensor, params: Mapping[str, Any], mask: Array | None = Non
     scale = None
     if "codebook_scales" in tensor.parts:
         scales = np.repeat(_floats(tensor, "codebook_scales"), shape[0] // books)
-        scale = _finite(scales.astype(np.float16), tensor.name)
+        scale = _factors(scales, tensor.name)
     count, role = tensor.size // vector, "indices" if mask is None else "nonzeros"
     kept = count if mask is None else int(np.count_nonzero(mask))
     indices = unpack_lsb(_bytes(tensor, role), bits, kept)

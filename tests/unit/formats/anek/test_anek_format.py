@@ -17,6 +17,7 @@ from ingot.cli.main import run
 from ingot.errors import IngotError, IntegrityError, UnsupportedError
 from ingot.formats.anek.pack import KernelWeight, pack_unit
 from ingot.formats.anek.unit import read_unit
+from ingot.model.layouts.affine import AffineLayout
 from ingot.ops.ane.kernel import pack_model
 from ingot.targets.ane.activation import fit_lut
 from ingot.targets.ane.chips import load_chip
@@ -43,6 +44,13 @@ def made(form: str, shape: tuple[int, ...]) -> KernelWeight:
         "int8": KernelWeight(shape, codes, 8, scale=scale),
         "plain int8": KernelWeight(shape, codes, 8),
         "asymmetric int8": KernelWeight(shape, codes, 8, scale=scale, zero=np.arange(rows).astype(np.int8)),
+        "single int8": KernelWeight(shape, codes, 8, scale=rng.random(rows).astype(np.float32)),
+        "single zeros": KernelWeight(
+            shape, codes, 8, scale=rng.random(rows).astype(np.float32), zero=np.arange(rows).astype(np.int8)
+        ),
+        "single palette": KernelWeight(
+            shape, indices, 4, books, scale=np.repeat(rng.random(2).astype(np.float32), rows // 2)
+        ),
         "blocks": KernelWeight(shape, codes, 8, scale=rng.random((rows, -(-cols // 4))).astype(np.float16), block=4),
         "sparse int8": KernelWeight(shape, codes, 8, mask=mask, scale=scale),
         "e4m3": KernelWeight(shape, rng.integers(0, 127, shape).astype(np.uint8), 8),
@@ -60,10 +68,13 @@ CODECS = {
     "half": "dense",
     "sparse half": "sparse_mask",
     "scaled half": "dense",
-    "int8": "quantized_group",
-    "plain int8": "quantized_group",
-    "asymmetric int8": "quantized_group",
-    "blocks": "quantized_group",
+    "int8": AffineLayout.codec,
+    "plain int8": AffineLayout.codec,
+    "asymmetric int8": AffineLayout.codec,
+    "single int8": AffineLayout.codec,
+    "single zeros": AffineLayout.codec,
+    "single palette": "palette",
+    "blocks": AffineLayout.codec,
     "sparse int8": "sparse_mask",
     "e4m3": "dense",
     "palette": "palette",
@@ -115,7 +126,7 @@ codec = "palette"
 options = { bits = 4 }
 [[rules]]
 match = "*int8*"
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 8, group = "row", symmetric = true, scales = "f16", quantizer = "absmax" }
 [[rules]]
 match = "*half_is_zero*"

@@ -98,8 +98,7 @@ def test_every_form_is_packed_as_it_is_planned(model: Path, tmp_path: Path, name
     unit, sizes = load_kernel(out), inspect_kernel(out).sections
     with ingot.open(model) as checkpoint:
         wanted = checkpoint[tensor].numpy("f32")
-    # Scales are f16, so that a weight is off by half of its last bit and of the scale's.
-    np.testing.assert_allclose(unit.dense().astype(np.float32), wanted, rtol=2**-10, atol=1e-6)
+    np.testing.assert_array_equal(unit.dense(), wanted.astype(np.float16))
     if planned.decision is not None and planned.decision.streams:
         stored = sum(sizes[section]["length"] for section in ("pal", "scale", "weights"))
         # Tiles begin at multiples of 64 bytes, and the bits of every group at a byte.
@@ -127,6 +126,17 @@ def test_zero_points_and_widened_codebooks_are_in_the_unit(model: Path, tmp_path
     assert books is not None
     assert books.shape == (1, 16, 1)
     assert not books[:, 8:].any()
+
+
+def test_scales_that_half_does_not_hold_are_single_precision(model: Path, tmp_path: Path) -> None:
+    """The descriptor has either (B25, listing 25.1): values are those of the checkpoint, to the last bit."""
+    out = tmp_path / "x.anek"
+    pack_kernel(model, "a.asym.weight", out, "m4")
+    assert (inspect_kernel(out).sections["scale"]["type"], inspect_kernel(out).sections["scale"]["bits"]) == (6, 32)
+    with ingot.open(model) as checkpoint:
+        np.testing.assert_array_equal(load_kernel(out).dense(), checkpoint["a.asym.weight"].numpy("f16"))
+    pack_kernel(model, "a.sym.weight", tmp_path / "half.anek", "m4")
+    assert inspect_kernel(tmp_path / "half.anek").sections["scale"]["bits"] == 16
 
 
 def test_a_whole_model_is_a_unit_per_kernel(model: Path, tmp_path: Path) -> None:
