@@ -144,6 +144,13 @@ class ConfigKeys(Protocol):
 
 
 @runtime_checkable
+class KeepsAttributes(Protocol):
+    """What a format has beside ``Format`` if it stores attributes of tensors that no codec knows."""
+
+    keeps_attributes: bool
+
+
+@runtime_checkable
 class OneHead(Protocol):
     """A format whose loaders refuse a head where the embeddings are tied to it."""
 

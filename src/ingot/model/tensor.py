@@ -17,6 +17,7 @@ from ingot.model.layouts.table import layout_of
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part, memory_part
 from ingot.model.slices import Index, Readable, piece_of, read_piece
+from ingot.model.sparse import TO_SPARSE, HasSparse
 from ingot.model.spec import PartSpec, TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -65,6 +66,12 @@ def require_output(out: Array, shape: tuple[int, ...], dtype: str, where: str | 
         )
 
 
+def part_of(array: Array) -> Part:
+    """Wrap an array as a raw part in memory, of the storage type that its element type has in files."""
+    row = resolve_dtype(array.dtype)
+    return memory_part(array, row.storage, None if row.is_storage else row.name)
+
+
 @dataclass(slots=True, eq=False)
 class Tensor:
     """A logical array and how it is stored.
@@ -106,7 +113,7 @@ class Tensor:
         layout : Layout
             How the parts are to be read, such as an ``AffineLayout``; its class names the codec.
         parts : mapping of role to Part or array
-            Arrays are taken in C order, in their own element type; codes are bytes.
+            Arrays are taken in C order, in their own element type; packed codes are bytes (u8) or words.
         shape : tuple of int
             Of the values.
         name : str
@@ -121,10 +128,7 @@ class Tensor:
         codecs = _CODECS["codecs"]
         if layout.codec not in codecs:
             raise UnsupportedError(f"no codec {layout.codec[:80]!r}", rule="codec.unknown", where=name)
-        held = {
-            role: part if isinstance(part, Part) else memory_part(part, resolve_dtype(part.dtype).name)
-            for role, part in parts.items()
-        }
+        held = {role: part if isinstance(part, Part) else part_of(part) for role, part in parts.items()}
         attributes = layout.attributes()
         dtype = getattr(layout, "dtype", None) or attributes.get("dtype", "f32")
         tensor = cls(name, tuple(shape), str(dtype), layout.codec, held, attributes, codecs[layout.codec])
@@ -261,6 +265,33 @@ class Tensor:
         convert = FRAMEWORKS.get_or_refuse(framework)
         tensor = self if copy or framework == "np" else self.private()
         return convert(tensor.numpy(dtype, copy=copy), device)
+
+    def sparse(self, framework: str = "scipy", dtype: Any = None) -> Any:
+        """Return the stored values of a sparse tensor, and where they belong, as a sparse object; nothing is decoded.
+
+        Parameters
+        ----------
+        framework : {"scipy", "torch"}
+            ``sparse_csr`` gives a ``scipy.sparse.csr_array`` or a ``torch.sparse_csr`` tensor, ``sparse_coo`` a
+            ``coo_array`` or a ``torch.sparse_coo`` tensor; positions in row-major order, memory of its own.
+        dtype : optional
+            Element type; the tensor's own by default. SciPy has none of 16 bits or less.
+
+        Raises
+        ------
+        UnsupportedError
+            ``tensor.sparse``: another codec; ``adapter.dtype``, ``adapter.layout``: the framework has no such object.
+        CodecError, IntegrityError, FormatError
+            The parts are damaged or do not fit together.
+        """
+        convert = TO_SPARSE.get_or_refuse(framework)
+        if not isinstance(self.decoder, HasSparse):
+            raise UnsupportedError(
+                f"expected a tensor of codec sparse_csr or sparse_coo, found {self.codec}; numpy() decodes it",
+                rule="tensor.sparse",
+                where=self.name,
+            )
+        return convert(self.decoder.sparse(self, self.dtype if dtype is None else resolve_dtype(dtype).name))
 
     def __repr__(self) -> str:
         shape = list(self.shape)

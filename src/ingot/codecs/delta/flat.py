@@ -24,6 +24,8 @@ from ingot.model.tensor import Array, Tensor
 PIECE = 1 << 18
 # Positions that a reader takes at a time.
 _POSITIONS = PIECE // 4
+# Bytes of positions up to which they are held, and read once.
+_HELD = 1 << 20
 # Bytes of positions that are looked at together, whether they ascend.
 _LOOKED_AT = 1 << 17
 
@@ -329,11 +331,13 @@ class Placed:
 
 def _ascending(positions: Part, values: Part, size: int) -> tuple[Values | Held, Values | Held]:
     """Return readers of positions, in ascending order, and of their values."""
-    if _ascends(positions, size):
+    if positions.nbytes > _HELD and _ascends(positions, size):
         return Values(positions), Values(values)
-    stored = [_whole(part) for part in (positions, values)]
-    order = np.argsort(stored[0], kind="stable")
-    return Held(stored[0][order]), Held(stored[1][order])
+    at = _whole(positions)
+    if positions.nbytes <= _HELD and bool((at[1:] > at[:-1]).all()):
+        return Held(at), Values(values)
+    order = np.argsort(at, kind="stable")
+    return Held(at[order]), Held(_whole(values)[order])
 
 
 def _ascends(positions: Part, size: int) -> bool:

@@ -16,6 +16,7 @@ from ingot.codecs.sparse.elements import (
     PIECE,
     Indices,
     WholeEncoder,
+    in_order,
     index_part,
     refuse_options,
     require_below,
@@ -23,10 +24,13 @@ from ingot.codecs.sparse.elements import (
     require_whole,
     scatter,
     stored_positions,
+    stored_values,
     values_spec,
 )
 from ingot.core.dtypes import DTYPES, DType, numpy_dtype
 from ingot.errors import CodecError
+from ingot.model.layouts.sparse import CooLayout
+from ingot.model.sparse import SparseArrays
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -165,6 +169,17 @@ class CooCodec:
         out = result(tensor, dtype, out)
         cast_into(dense, out, tensor.name)
         return out
+
+    def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays:
+        """Return values and coordinates, checked as ``decode`` does, in row-major order."""
+        self.check(tensor)
+        values = stored_values(tensor, dtype)
+        coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)
+        order = in_order(_positions(coords, tensor.shape, values.size, tensor.name), "sparse_coo", tensor.name)
+        axes = tuple(axis.astype(np.int64) for axis in coords)
+        if order is not None:
+            axes, values = tuple(axis[order] for axis in axes), values[order]
+        return SparseArrays(CooLayout(dtype), tensor.shape, values, axes)
 
     def reader(self, tensor: Tensor) -> CooReader:
         self.check(tensor)

@@ -16,6 +16,7 @@ from ingot.codecs.sparse.elements import (
     PIECE,
     U64,
     WholeEncoder,
+    in_order,
     index_part,
     refuse_options,
     require_below,
@@ -23,10 +24,13 @@ from ingot.codecs.sparse.elements import (
     require_whole,
     scatter,
     stored_positions,
+    stored_values,
     values_spec,
 )
 from ingot.core.dtypes import dtype, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.sparse import CsrLayout
+from ingot.model.sparse import SparseArrays
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -166,7 +170,11 @@ class CsrReader(Rows):
         return counts
 
     def _bad_indptr(self, what: str) -> CodecError:
-        return CodecError("sparse_csr.indptr", f"expected indptr {what}", where=self._name)
+        return _bad_indptr(what, self._name)
+
+
+def _bad_indptr(what: str, where: str) -> CodecError:
+    return CodecError("sparse_csr.indptr", f"expected indptr {what}", where=where)
 
 
 class CsrCodec:
@@ -200,6 +208,23 @@ class CsrCodec:
         reader.read_into(out)
         reader.finish()
         return out
+
+    def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays:
+        """Return values, row pointers and columns, checked as ``decode`` does; columns ascend in each row."""
+        self.check(tensor)
+        cols, name = tensor.shape[1], tensor.name
+        indptr, indices = tensor.parts["indptr"].array(), tensor.parts["indices"].array()
+        if indptr[0] or int(indptr[-1]) != indices.size or bool((indptr[1:] < indptr[:-1]).any()):
+            raise _bad_indptr(f"to begin with 0, never to fall and to end at {indices.size}", name)
+        require_below(indices, cols, "sparse_csr", name)
+        counts = np.diff(indptr.astype(np.int64))
+        rows = np.repeat(np.arange(len(counts), dtype=np.int64) * cols, counts)
+        order = in_order(rows + indices.view(np.int64), "sparse_csr", name)
+        columns = indices.astype(np.int64)
+        values = stored_values(tensor, dtype)
+        if order is not None:
+            columns, values = columns[order], values[order]
+        return SparseArrays(CsrLayout(dtype), tensor.shape, values, (indptr.astype(np.int64), columns))
 
     def reader(self, tensor: Tensor) -> CsrReader:
         self.check(tensor)

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.dense.codec import (
-    require_part,
-)
-from ingot.core.dtypes import DTYPES, DType
+from ingot.codecs.cast import cast_into, require_cast
+from ingot.codecs.dense.codec import decodable, require_bool, require_part
+from ingot.core.dtypes import DTYPES, DType, numpy_dtype
 from ingot.errors import CodecError, UsageError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec
@@ -52,6 +51,27 @@ def require_unique(positions: Array, codec: str, where: str) -> None:
     ordered = np.sort(positions)
     if bool((ordered[1:] == ordered[:-1]).any()):
         raise CodecError(f"{codec}.duplicate", "expected every position once, found one twice", where=where)
+
+
+def in_order(positions: Array, codec: str, where: str) -> Array | None:
+    """Return what puts flat positions into ascending order, None for those that ascend; refuse one that comes twice."""
+    if positions.size < 2 or bool((positions[1:] > positions[:-1]).all()):
+        return None
+    order: Array = np.argsort(positions, kind="stable")
+    require_unique(positions[order], codec, where)
+    return order
+
+
+def stored_values(tensor: Tensor, dtype: str) -> Array:
+    """Return the part of values in memory of its own, in an element type that they may be cast to."""
+    row = decodable(tensor)
+    require_cast(row.name, dtype, tensor.name)
+    raw = tensor.parts["values"].array()
+    require_bool(raw, row, tensor.name)
+    stored = raw.view(numpy_dtype(row.name))
+    values = np.empty(stored.size, numpy_dtype(dtype))
+    cast_into(stored, values, tensor.name)
+    return values
 
 
 def require_below(indices: Indices, limit: int, codec: str, where: str) -> None:

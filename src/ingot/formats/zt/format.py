@@ -25,6 +25,7 @@ class ZtFormat(SingleFile):
     suffixes: tuple[str, ...] = (".zt",)
     summary = "zTensor 1.2: all codecs, zstd, digests, one file"
     digests = True
+    keeps_attributes = True
     shards = False
     attachments: tuple[str, ...] = ()
 

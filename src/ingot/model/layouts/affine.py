@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
+from ingot.model.layouts.orientation import AXIS, require_last_axis
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -20,8 +21,8 @@ CODES, SCALES, ZEROS = ROLES = ("packed_weight", "scales", "zeros")
 ROWS_LSB, ROWS_MSB, FLAT_LSB = STREAMS = ("rows_lsb", "rows_msb", "flat_lsb")
 
 _WORDS = re.compile(r"([1-9][0-9]?)_per_([iu])(8|16|32|64)\Z")
-# Attributes that zTensor 1.2 section 3 names for this format, and ``dtype``, which Ingot's writer adds.
-_PLAIN = frozenset(("bits", "group_size", "packing", "dtype"))
+# Attributes that zTensor 1.2 section 3 names for this format, ``dtype``, which Ingot's writer adds, and ``axis``.
+_PLAIN = frozenset(("bits", "group_size", "packing", "dtype", AXIS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +291,20 @@ class AffineLayout:
         Raises
         ------
         CodecError
-            ``affine.params``: an attribute is missing, unknown, of the wrong type or out of range.
+            ``affine.params``: an attribute is missing, unknown, of the wrong type or out of range. ``affine.axis``:
+            codes are packed along another dimension than the last, as GPTQ's own are.
         """
         reader = Attributes(tensor.params, RULE, tensor.name)
         return _own(reader, tensor) if reader.has("codec_version") else _plain(reader, tensor)
 
 
 def _plain(reader: Attributes, tensor: Described) -> AffineLayout:
+    require_last_axis(reader, tensor)
     strange = sorted(str(key) for key in tensor.params if key not in _PLAIN)
     if strange:
-        raise reader.refuse("only bits, group_size, packing and dtype where there is no codec_version", strange[0])
+        raise reader.refuse(
+            "only bits, group_size, packing, dtype and axis where there is no codec_version", strange[0]
+        )
     bits = reader.integer("bits", 1, 8)
     packing = reader.text("packing")
     words = _WORDS.match(packing)

@@ -227,8 +227,19 @@ def test_plain_ztensor_attributes(packing: str, cols: int) -> None:
     without = replace(tensor, parts={role: parts[role] for role in ("packed_weight", "scales")})
     symmetric = reference.dequantize(codes, Grid(4, 8, False, "f16"), scales, None, "f16")
     assert without.numpy().tobytes() == symmetric.tobytes()
-    for wrong in ({"bits": 3}, {"packing": "5_per_i32"}, {"packing": "8_per_f32"}, {"packing": ""}, {"sym": True}):
+    for wrong in (
+        {"bits": 3},
+        {"packing": "5_per_i32"},
+        {"packing": "8_per_f32"},
+        {"packing": ""},
+        {"salt": 1},
+        {"axis": 2},
+    ):
         assert refused(CodecError, replace(tensor, params={**plain, **wrong}).numpy) == "affine.params"
+    for axis in (-1, 1):
+        assert replace(tensor, params={**plain, "axis": axis}).numpy().tobytes() == wanted.tobytes()
+    for other in ({"axis": 0}, {"axis": -2}, {"sym": True}, {"desc_act": False}, {"quant_method": "gptq"}):
+        assert refused(CodecError, replace(tensor, params={**plain, **other}).numpy) == "affine.axis"
     for key in plain:
         missing = {name: value for name, value in plain.items() if name != key}
         assert refused(CodecError, replace(tensor, params=missing).numpy) == "affine.params"
