@@ -398,6 +398,7 @@ def expected(data: bytes) -> dict[str, Any]:
     from ingot.core.encodings import ENCODINGS
     from ingot.formats.zt.reader import read_catalog
     from ingot.model.bytesource import MemorySource
+    from ingot.model.layouts.ids import file_id
 
     catalog = read_catalog(MemorySource(data, "file"))
     tensors = {}
@@ -406,8 +407,13 @@ def expected(data: bytes) -> dict[str, Any]:
             role: hashlib.sha256(part.view()).hexdigest()[:16] if part.encoding in ENCODINGS else "unreadable"
             for role, part in found.parts.items()
         }
-        tensors[name] = {"shape": list(found.shape), "dtype": found.dtype, "codec": found.codec, "parts": parts}
-    return {"tensors": tensors, "notes": sorted({rule for rule, _ in catalog.notes})}
+        tensors[name] = {
+            "shape": list(found.shape),
+            "dtype": found.dtype,
+            "codec": file_id(found.codec),
+            "parts": parts,
+        }
+    return {"tensors": tensors, "notes": sorted({rule for rule, _ in (*catalog.notes, *catalog.remarks)})}
 
 
 def sealed(algorithm: str, **fields: Any) -> dict[str, Any]:

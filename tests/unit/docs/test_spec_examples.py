@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 SPEC = Path(__file__).resolve().parents[3] / "spec"
-PAGES = ("wdelta.md",)
+PAGES = ("wdelta.md", "zt.md")
 
 
 @pytest.mark.parametrize("page", PAGES)

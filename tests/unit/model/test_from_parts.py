@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import ingot
+from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import NO_ZERO, POINTS, ROWS_LSB, AffineLayout, Constant, Group
 from ingot.model.layouts.base import OtherLayout
+from ingot.model.layouts.dense import DenseLayout
 
 CODES = np.array([[0x10, 0x32], [0x54, 0x76]], np.uint8)
 SCALES = np.array([0.5, 1, 2, 4], np.float16)
@@ -54,3 +57,15 @@ def test_what_does_not_fit_is_refused(layout: Any, parts: Any, shape: tuple[int,
     with pytest.raises((CodecError, UnsupportedError)) as caught:
         ingot.Tensor.from_parts(layout, parts, shape)
     assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "complex64"])
+def test_parts_of_types_that_files_store_as_others(tmp_path: Any, dtype: str) -> None:
+    """Types with a storage type of their own (8-bit floats are bytes) are parts as any other."""
+    values = np.arange(6).astype(getattr(ml_dtypes, dtype, dtype)).reshape(2, 3)
+    name = resolve_dtype(values.dtype).name
+    tensor = ingot.Tensor.from_parts(DenseLayout(name), {"data": values}, (2, 3), "w")
+    ingot.save(tmp_path / "w.zt", {"w": tensor})
+    with ingot.open(tmp_path / "w.zt") as checkpoint:
+        assert checkpoint["w"].dtype == name
+        assert checkpoint["w"].numpy().tobytes() == values.tobytes()

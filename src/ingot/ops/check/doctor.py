@@ -27,6 +27,7 @@ EXTRAS = {
     "mlx": ("mlx-lm", "ingot.mlx, state_dict(framework='mlx')"),
     "eval": ("lm-eval", "python -m ingot.lm_eval"),
     "jax": ("jax", "state_dict(framework='jax')"),
+    "scipy": ("scipy", "ckpt[...].sparse('scipy')"),
     "astc": ("astc-encoder-py", "encoding and decoding of ASTC textures"),
 }
 _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value

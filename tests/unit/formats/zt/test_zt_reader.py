@@ -14,7 +14,7 @@ import pytest
 
 import ingot
 from ingot.core import cbor, checksums
-from ingot.errors import FormatError, IngotError, IntegrityError
+from ingot.errors import CodecError, FormatError, IngotError, IntegrityError
 from ingot.formats.base import Catalog
 from ingot.formats.zt.format import ZtFormat
 from ingot.formats.zt.reader import read_catalog
@@ -232,3 +232,31 @@ def test_strictly_a_file_without_digests_is_as_good_as_any(tmp_path: Path) -> No
     assert "zt.encoding-unknown" in [
         item.rule for item in ingot.verify(tmp_path / "b.zt", strict=True) if item.level == "error"
     ]
+
+
+def test_words_packed_along_another_dimension_are_told_or_refused(tmp_path: Path) -> None:
+    """Section 3 leaves the dimension open; GPTQ's own 8_per_i32 of a square matrix has the same number of bytes."""
+    parts = {
+        "packed_weight": component("i32", 64, 128),
+        "scales": component("f16", 192, 128),
+        "zeros": component("f16", 320, 128),
+    }
+    plain = {"bits": 4, "group_size": 4, "packing": "8_per_i32"}
+
+    def opened(**more: Any) -> ingot.Tensor:
+        entry = tensor((16, 16), "quantized_group", parts, attributes={**plain, **more})
+        (tmp_path / "a.zt").write_bytes(zt_file(manifest({"t": entry}), {64: bytes(128), 192: bytes(256)}))
+        return ingot.open(tmp_path / "a.zt")["t"]
+
+    def told() -> set[str]:
+        return {item.rule for item in ingot.verify(tmp_path / "a.zt")}
+
+    assert opened().numpy().shape == (16, 16)
+    assert "zt.axis-unsaid" in told()
+    assert opened(axis=1).numpy().shape == (16, 16)
+    assert "zt.axis-unsaid" not in told()
+    for other in ({"axis": 0}, {"quant_method": "gptq"}, {"desc_act": False}):
+        with pytest.raises(CodecError) as caught:
+            opened(**other).numpy()
+        assert caught.value.rule == "affine.axis"
+        assert "affine.axis" in told()
