@@ -90,6 +90,18 @@ def network(layer: int = 0, kept: tuple[int, ...] = (0, 2)) -> list[Item]:
     return [*rows, pruned(int4(f"{prefix}down_proj.weight", 6, count, 4, layer), 1, 20, 8, kept)]
 
 
+def full_network(layer: int = 0, kept: tuple[int, ...] = (0, 2)) -> list[Item]:
+    """The same in full size, zeros where a block is dropped."""
+    prefix = LAYER.format(layer) + "mlp."
+    stays = np.isin(np.arange(20) // 8, kept)
+    wide, tall = np.where(stays[:, None], codes(20, 16, 4), 0), np.where(stays, codes(6, 20, 4), 0)
+    rows = [
+        quantized(f"{prefix}{name}.weight", wide, 4, pairs(40), 8, layer=layer) for name in ("gate_proj", "up_proj")
+    ]
+    columns = quantized(f"{prefix}down_proj.weight", tall, 4, pairs(30), 4, layer=layer)
+    return [pruned(item, int(item is columns), 20, 8, kept, whole=True) for item in (*rows, columns)]
+
+
 def head(width: int = 4, vocabulary: int = 6) -> list[Item]:
     """An EAGLE-3 draft head as small as can be, two of its matrices quantized."""
     shapes: dict[str, tuple[int, ...]] = {"midlayer.self_attn.v_proj.weight": (width, 2 * width)}
@@ -253,6 +265,9 @@ def valid(*, sealed: bool = False) -> dict[str, bytes]:
         "tca": squizd([triple("t", 5, 70), norm()]),
         "tca-nameless": squizd([triple("t", 5, 9)], named=False),
         "sparse": squizd(network()),
+        "sparse-full": squizd([*full_network(0), *full_network(1, (1,))]),
+        "sparse-full-nameless": squizd([*full_network(0), *full_network(1, (0, 1))], named=False),
+        "sparse-compacted-nameless": squizd(network(), named=False),
         "sparse-layers": squizd([*network(0), norm("model.layers.1.n", 1), *network(2, kept=(1,))]),
         "sparse-dense": squizd([pruned(dense("t", "f32", [2, 3], values("f32", 2, 3)), 1, 9, 1, (0, 4, 8))]),
         "sparse-tca": squizd([pruned(triple("t", 4, 8), 0, 6, 2, (0, 2))]),

@@ -226,6 +226,7 @@ def features(tools: SimpleNamespace) -> Files:
         "INT4": tools.int4("t"),
         "INT2": tools.int2("t"),
     }
+    ambiguous = squizd(tools.full_network(kept=(0, 1, 2)), named=False)
     made = {f"squizd.flag-empty+{name}": plain.patch(6, "I", flag) for name, flag in flags.items()}
     made |= {f"squizd.flag-missing+{name}": squizd([item], flags=0).data for name, item in carriers.items()}
     made |= {
@@ -237,7 +238,9 @@ def features(tools: SimpleNamespace) -> Files:
         "squizd.sparse-layers": sparse.patch(136, "I", 2),
         "squizd.sparse-layers+huge": sparse.patch(136, "I", U32),
         "squizd.sparse-layers+scale-offset": sparse.patch(276, "Q", sparse.main.tables[0][0]),
-        "squizd.sparse-without-directory": squizd(tools.network(), named=False).data,
+        "squizd.sparse-without-directory": squizd(tools.network(kept=(0,)), named=False).data,
+        "squizd.sparse-ambiguous": Made(ambiguous.data, ambiguous.main).patch(140, "f", 0.75),
+        "squizd.sparse-masks": squizd(tools.full_network(), named=False).patch(132, "I", 2),
         "squizd.coreml-missing": plain.patch(6, "I", 64),
         "squizd.coreml-missing+int4": base.patch(6, "I", 4 | 64),
     }

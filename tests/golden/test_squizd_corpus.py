@@ -23,11 +23,11 @@ ROOT = HERE / "squizd"
 PAGE = HERE.parent.parent / "spec" / "squizd.md"
 # A million blocks make no small file; a unit test has them.
 TOO_LARGE = {"squizd.too-many-blocks"}
-NOTES = {"squizd.no-directory"}
-REMARKS = {"squizd.no-directory", "squizd.between", "squizd.trailing-bytes"}
+NOTES = {"squizd.no-directory", "squizd.masks-apart"}
+REMARKS = {"squizd.masks-apart", "squizd.no-directory", "squizd.between", "squizd.trailing-bytes"}
 PACKED = {"f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn"}
 # Verify looks into what Ingot can read; an empty file is of no format.
-NOT_VERIFIED = {"squizd.sparse-without-directory", "squizd.magic+empty"}
+NOT_VERIFIED = {"squizd.sparse-without-directory", "squizd.sparse-ambiguous", "squizd.magic+empty"}
 
 
 def stems(kind: str) -> list[str]:
@@ -99,7 +99,8 @@ def sealed() -> dict[str, bytes]:
 def test_the_writer_gives_the_bytes_of_the_independent_packer(stem: str, tmp_path: Path) -> None:
     """Conversion to .squizd moves every part; where a file is laid out as the page says, nothing changes at all."""
     digest = {"digests-sha256": "sha256", "digests-none": None}.get(stem, "crc32c")
-    report = ingot.convert(path_of("valid", stem), tmp_path / "out.squizd", digest=digest)
+    compact = "full" not in stem
+    report = ingot.convert(path_of("valid", stem), tmp_path / "out.squizd", digest=digest, prune_compact=compact)
     assert report.actions.keys() <= {"moved"}
     assert (tmp_path / "out.squizd").read_bytes() == sealed()[stem]
 

@@ -184,6 +184,11 @@ class Stranger:
             if self.data[offset + number // 8] >> number % 8 & 1:
                 kept.append(channel)
         inner = params["inner_params"]
+        if params.get("stored") == "whole":
+            full = self.array(block.values(*self.scales(name, about, inner, cols)), [rows, cols], about["dtype"])
+            dropped = [channel for channel in range((rows, cols)[axis]) if channel not in kept]
+            full[(slice(None), dropped) if axis else dropped] = 0
+            return full.reshape(shape)
         columns = len(kept) if axis else cols
         stored = block.values(*self.scales(name, about, inner, columns))
         out = [0.0] * (rows * cols)
@@ -235,6 +240,7 @@ class Stranger:
 def readable(path: Path) -> bool:
     data = path.read_bytes()
     unread = {"npcl-own-codes", "entries-swapped-nameless"}  # the latter takes a list of usual names
+    unread |= {"sparse-full-nameless", "sparse-compacted-nameless"}
     return not any(magic in data for magic in (b"ASTW", b"TCAW")) and path.stem not in unread
 
 
@@ -331,9 +337,10 @@ def test_a_stranger_reads_what_convert_writes(convert: Callable[..., Path], opti
 
 @pytest.mark.parametrize("options", [None, "bits = 4, group = 8", "bits = 2, group = 8"])
 def test_a_stranger_reads_masks(convert: Callable[..., Path], options: str | None) -> None:
-    path = convert(options, prune=0.4, prune_block=8)
-    assert path.read_bytes()[6] & 8
-    compare(path)
+    for compact in (False, True):
+        path = convert(options, prune=0.4, prune_block=8, prune_compact=compact, overwrite=True)
+        assert path.read_bytes()[6] & 8
+        compare(path)
 
 
 def test_a_stranger_reads_a_draft_head(convert: Callable[..., Path], tmp_path: Path) -> None:

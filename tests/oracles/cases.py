@@ -189,7 +189,7 @@ def sparse_blocks(rng: Random) -> Made | None:
     shape, axis, block = shape_of(rng, rank=2), int(rng.integers(2)), int(rng.integers(1, 6))
     count = -(-shape[axis] // block)
     mask = np.packbits(rng.random(count) < 0.6, bitorder="little").tobytes()
-    options = {"axis": axis, "block": block, "mask": mask, **inner_of(rng)}
+    options = {"axis": axis, "block": block, "mask": mask, "whole": bool(rng.integers(2)), **inner_of(rng)}
     dtype = pick(rng, "f32", "f16", "bf16")
     return made("sparse_blocks", values_of(rng, shape, dtype), options, dtype)
 

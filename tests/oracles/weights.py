@@ -147,7 +147,11 @@ def sparse_blocks(tensor: Stored, target: str) -> Array:
     parts = {role: part for role, part in tensor.parts.items() if role != "mask"}
     within = tensor.within(shape=tuple(shape), codec=params["inner"], params=params["inner_params"], parts=parts)
     out = np.zeros(tensor.shape, np.float32)
-    found = decode(within, target)
+    if params.get("stored") == "whole":
+        found = decode(within.within(shape=tensor.shape), target)
+        found = found[:, kept] if axis else found[kept]
+    else:
+        found = decode(within, target)
     if axis:
         out[:, kept] = found
     else:

@@ -51,10 +51,14 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes."""
+    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes.
+
+    ``compact`` asks formats that store pruned matrices in full size (``FullSize``) for what is left of them alone.
+    """
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
+    compact: bool = False
 
     def __post_init__(self) -> None:
         if self.digest is not None and self.digest not in HASHERS:
@@ -163,6 +167,17 @@ class Renamed(Protocol):
 
     def original(self, name: str) -> str:
         """Return the name that a tensor had before it was compressed; its own where it was not renamed."""
+        ...
+
+
+@runtime_checkable
+class FullSize(Protocol):
+    """What a format has beside ``Format`` if others read pruned matrices from it only in their full size."""
+
+    full_size: bool
+
+    def compacting(self) -> Format:
+        """Return the format that takes pruned matrices without what is dropped, as whoever asks for it wants them."""
         ...
 
 

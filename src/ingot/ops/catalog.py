@@ -12,6 +12,7 @@ from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.report import Report, Texts, table_of
 from ingot.model.spec import TensorSpec
 from ingot.recipes.load import PRESETS, load_recipe
@@ -48,6 +49,7 @@ class RecipeInfo:
 # A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight.
 _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     AffineLayout.codec: ({}, {"bits": 4, "group": 32, "zero_kind": "offset", "scales": "f32"}, {"bits": 8}),
+    BlocksLayout.codec: ({}, {"whole": True}),
 }
 
 

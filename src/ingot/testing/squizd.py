@@ -141,8 +141,8 @@ def tca(name: str, shape: tuple[int, int], start: int, parts: Mapping[str, bytes
     return Item(name, shape, "bf16", "tca_tbe", head, payload, params, dict(parts), layer=layer)
 
 
-def pruned(inner: Item, axis: int, channels: int, block: int, kept: Sequence[int]) -> Item:
-    """A tensor of which only the blocks ``kept`` are stored, as ``inner``."""
+def pruned(inner: Item, axis: int, channels: int, block: int, kept: Sequence[int], *, whole: bool = False) -> Item:
+    """A tensor of which only the blocks ``kept`` count, stored as ``inner``: alone, or in a ``whole`` matrix."""
     count = -(-channels // block)
     mask = sum(1 << index for index in kept).to_bytes(-(-count // 8), "little")
     shape = (channels, inner.shape[1]) if axis == 0 else (inner.shape[0], channels)
@@ -151,10 +151,11 @@ def pruned(inner: Item, axis: int, channels: int, block: int, kept: Sequence[int
         "axis": axis,
         "block": block,
         "channels": channels,
-        "kept": inner.shape[axis],
+        "kept": sum(min(block, channels - block * index) for index in kept),
         "inner": inner.codec,
         "inner_params": dict(inner.params),
         "dtype": inner.dtype,
+        **({"stored": "whole"} if whole else {}),
     }
     values = {name: getattr(inner, name) for name in inner.__dataclass_fields__}
     values |= {"shape": shape, "codec": "sparse_blocks", "params": params, "mask": mask}

@@ -52,11 +52,16 @@ class BlocksReader(Rows):
         self._reader: RowReader = params.codec.reader(params.inner)
         self._cols, self._width = params.inner.shape[1], tensor.matrix_shape[1]
         self._dtype = numpy_dtype(params.inner.dtype)
+        self._whole = params.layout.whole
         self._row = 0
 
     def fill(self, out: Array) -> None:
         start, stop = self._row, self._row + len(out)
         self._row = stop
+        if self._whole:
+            self._reader.read_into(out)
+            clear_dropped(out, self._spans, self._axis, start)
+            return
         if self._axis:
             read_columns(self._reader, self._spans, self._cols, out)
             return
@@ -72,7 +77,7 @@ class BlocksReader(Rows):
         start, stop = self._row, self._row + count // max(self._width, 1)
         self._row = stop
         rows = stop - start
-        if not self._axis:
+        if not self._axis and not self._whole:
             rows = sum(last - first for first, last in spans_of(self._spans, start, stop))
         pass_over(self._reader, rows * self._cols, self._cols, self._dtype)
 
@@ -99,6 +104,10 @@ class BlocksCodec:
         """Return the matrix in any dtype that the inner codec decodes to; what was dropped is zero."""
         params = _checked(tensor)
         blocks = _blocks(tensor, params)
+        if params.layout.whole:
+            out = params.codec.decode(params.inner, dtype, result(tensor, dtype, out))
+            clear_dropped(out, blocks.spans(), params.layout.axis, 0)
+            return out
         kept = params.codec.decode(params.inner, dtype)
         out = result(tensor, dtype, out)
         clear(out)
@@ -120,7 +129,7 @@ class BlocksCodec:
         params = _checked(tensor)
         same = isinstance(layout, BlocksLayout) and replace(layout, inner=params.layout.inner) == params.layout
         if not isinstance(layout, BlocksLayout) or not same:
-            return cannot(layout, "other blocks are kept")
+            return cannot(layout, "other blocks are kept, or the matrix is stored in another size")
         inner = repack(params.codec, params.inner, layout.inner)
         return repack_kept(tensor, layout, inner, lambda: _blocks(tensor, params).mask)
 
@@ -129,7 +138,7 @@ class BlocksCodec:
 
         ``axis`` 0 for rows, 1 for columns (0); ``block`` channels per block (64); ``mask`` bytes, a bit per block,
         least significant first, 1 where it is kept (all are); ``inner`` codec id (``dense``); ``options`` of that
-        codec.
+        codec; ``whole`` to store the matrix in its full size, zeros where blocks are dropped (false).
         """
         return prepare(shape, dtype, options)
 
@@ -158,6 +167,15 @@ def of_matrix(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks) -> Tenso
     pruned = replace(tensor, codec=ID, params=layout.attributes(), parts=parts, decoder=CODECS[ID])
     _blocks(pruned, _checked(pruned))
     return pruned
+
+
+def clear_dropped(out: Array, spans: Sequence[tuple[int, int]], axis: int, start: int) -> None:
+    """Fill what lies outside ``spans`` with +0: columns, or rows of which ``out`` begins with row ``start``."""
+    stop = out.shape[1] if axis else start + len(out)
+    done = 0 if axis else start
+    for first, last in (*(spans if axis else spans_of(spans, start, stop)), (stop, stop)):
+        clear(out[:, done:first] if axis else out[done - start : first - start])
+        done = last
 
 
 def clear(out: Array) -> None:

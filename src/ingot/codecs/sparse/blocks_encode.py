@@ -17,11 +17,11 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ids import codec_named
-from ingot.model.layouts.sparse import BlocksLayout
+from ingot.model.layouts.sparse import BlocksLayout, stored_shape
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
-OPTIONS = ("axis", "block", "mask", "inner", "options")
+OPTIONS = ("axis", "block", "mask", "inner", "options", "whole")
 BLOCK = 64
 
 
@@ -37,6 +37,7 @@ class BlocksEncoder:
     parts: tuple[PartSpec, ...]
     step: int
     single_chunk: bool
+    whole: bool = False
     codec: str = BlocksLayout.codec
     _spans: list[tuple[int, int]] = field(default_factory=list)
     _scanned: int = 0
@@ -49,7 +50,9 @@ class BlocksEncoder:
         """What the artifact states; what the inner encoder learns in fit passes is in it after them."""
         inner = OtherLayout(self.inner.codec, self.inner.params)
         blocks = self.blocks
-        return BlocksLayout(self.dtype, self.axis, blocks.block, blocks.channels, blocks.kept, inner).attributes()
+        return BlocksLayout(
+            self.dtype, self.axis, blocks.block, blocks.channels, blocks.kept, inner, self.whole
+        ).attributes()
 
     @property
     def fit_passes(self) -> int:
@@ -101,6 +104,10 @@ class BlocksEncoder:
         """Decode what ``encode`` returned: only with its first row does the mask tell where kept rows belong."""
         start = parts.start if isinstance(parts, ChunkParts) else 0
         within = parts.within if isinstance(parts, ChunkParts) else {k: v for k, v in parts.items() if k != "mask"}
+        if self.whole:
+            self.inner.decode(within, out)
+            self._clear(out, start)
+            return
         if out.size:
             out[...] = np.zeros((), out.dtype)
         spans = self._spans if self.axis else spans_of(self._spans, start, start + len(out))
@@ -123,11 +130,22 @@ class BlocksEncoder:
 
     def _before(self, row: int) -> int:
         """Return how many kept rows precede ``row``."""
-        if self.axis:
+        if self.axis or self.whole:
             return row
         return sum(last - first for first, last in spans_of(self._spans, 0, row))
 
+    def _clear(self, rows: Array, start: int) -> None:
+        """Fill what is dropped of rows from ``start`` on with +0."""
+        kept = np.zeros(rows.shape[1] if self.axis else len(rows), bool)
+        for first, last in self._spans if self.axis else spans_of(self._spans, start, start + len(rows)):
+            kept[first if self.axis else first - start : last if self.axis else last - start] = True
+        rows[(slice(None), ~kept) if self.axis else ~kept] = np.zeros((), rows.dtype)
+
     def _kept(self, rows: Array, start: int) -> Array:
+        if self.whole:
+            rows = rows.copy()
+            self._clear(rows, start)
+            return rows
         if self.axis:
             return _joined([rows[:, first:last] for first, last in self._spans], rows, 1)
         spans = spans_of(self._spans, start, start + len(rows))
@@ -163,14 +181,17 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
         )
     if not isinstance(inner_options, Mapping):
         raise _wrong("options as a map", inner_options)
-    reduced = (blocks.kept, shape[1]) if axis == 0 else (shape[0], blocks.kept)
+    whole = options.get("whole", False)
+    if not isinstance(whole, bool):
+        raise _wrong("whole true or false", whole)
+    reduced = stored_shape((shape[0], shape[1]), axis, None if whole else blocks.kept)
     inner = CODECS[name].encoder(reduced, dtype, inner_options)
     if any(part.role == "mask" for part in inner.parts):
         raise UnsupportedError(f"codec {name} has a part 'mask' of its own", rule="sparse_blocks.inner")
     step = row_step(CODECS[name], inner, reduced[1])
     mask = PartSpec("mask", "u8", mask_bytes(shape[axis], block))
     # Rows: chunks that begin at blocks begin at a multiple of the inner step only if blocks are whole steps.
-    fits = axis == 1 or block % step == 0
+    fits = axis == 1 or whole or block % step == 0
     return BlocksEncoder(
         rows=shape[0],
         axis=axis,
@@ -178,8 +199,9 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
         inner=inner,
         dtype=stored_dtype(inner, dtype),
         parts=(mask, *inner.parts),
-        step=step if axis == 1 or step == 1 else block,
+        step=step if axis == 1 or whole or step == 1 else block,
         single_chunk=inner.single_chunk or not fits,
+        whole=whole,
     )
 
 

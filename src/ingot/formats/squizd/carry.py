@@ -55,6 +55,16 @@ def refusal(spec: TensorSpec) -> str | None:
     return None
 
 
+def compacted(spec: TensorSpec) -> str | None:
+    """Return why a reader of the SQUIZD document could not use a tensor that can be carried; None if it could."""
+    if spec.codec != BlocksLayout.codec or BlocksLayout.of(spec).whole:
+        return None
+    return (
+        "its pruned matrices have their full size, which the document has no other place for: `ingot convert` makes it "
+        "so, or stores what is left of them alone, for Ingot to read, with --prune-compact"
+    )
+
+
 def form_of(spec: TensorSpec) -> Form:
     """Return the block and scale entries of a tensor.
 

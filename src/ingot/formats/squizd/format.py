@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
-from ingot.formats.squizd.carry import refusal
+from ingot.formats.squizd.carry import compacted, refusal
 from ingot.formats.squizd.layout import MAGIC
 from ingot.formats.squizd.place import order
 from ingot.formats.squizd.reader import read_catalog
@@ -27,12 +27,19 @@ class SquizdFormat(SingleFile):
     shards = False
     attachments: tuple[str, ...] = ("draft", "coreml")
 
+    def __init__(self, *, compact: bool = False) -> None:
+        self.full_size = not compact
+
+    def compacting(self) -> SquizdFormat:
+        """Return the format that stores what is left of pruned matrices: smaller, and for readers of ``TDIR`` alone."""
+        return SquizdFormat(compact=True)
+
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
         return head[:4] == MAGIC or name.lower().endswith(self.suffixes)
 
     def refuses(self, spec: TensorSpec) -> str | None:
-        return refusal(spec)
+        return refusal(spec) or (compacted(spec) if self.full_size else None)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """By layer; see ``place.order``."""

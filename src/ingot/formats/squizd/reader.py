@@ -8,7 +8,7 @@ from functools import partial
 
 from ingot.core import checksums
 from ingot.core.manifest_digest import KEY
-from ingot.errors import FormatError, IntegrityError, UnsupportedError
+from ingot.errors import FormatError, IntegrityError
 from ingot.formats.base import Catalog
 from ingot.formats.squizd.blocks import FLAG_OF, INT4
 from ingot.formats.squizd.details import details
@@ -28,6 +28,7 @@ from ingot.formats.squizd.layout import (
     Header,
     IndexEntry,
 )
+from ingot.formats.squizd.masks import masked, places_of
 from ingot.formats.squizd.scales import tables
 from ingot.formats.squizd.section_reader import (
     Span,
@@ -38,7 +39,7 @@ from ingot.formats.squizd.section_reader import (
     skip_zeros,
 )
 from ingot.formats.squizd.tensors import Located, tensors_of
-from ingot.formats.squizd.walk import end_of, name_blocks, walk
+from ingot.formats.squizd.walk import end_of, matrices_of, name_blocks, walk
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import ByteSource
 from ingot.model.features import KNOWN, Flags
@@ -109,7 +110,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     if directory is None:
         _require_none_lost(state, start)
         located = _without_directory(state, places)
-        starts: dict[int, int] = {}
+        starts = _masks(state)
     else:
         located = locate(source, directory, state.layers, places, state.notes, state.where)
         starts = masks_by_layer(located, directory)
@@ -142,15 +143,32 @@ def _tables(state: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
 
 
 def _without_directory(state: _Read, places: Sequence[tuple[int, int]]) -> dict[str, Located]:
-    if state.has(Flags.SPARSE):
-        raise UnsupportedError(
-            "expected a directory in a file with SPARSE: without one the shapes before pruning are not stored",
-            rule="squizd.sparse-without-directory",
-            where=state.where,
-        )
     state.remarks.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
-    blocks = walk(state.source, state.layers, state.where)
-    return name_blocks(state.source, blocks, places, state.where)
+    masks = _masks(state)
+    spans = [(start, masks.get(layer, end)) for layer, (start, end) in enumerate(state.layers)]
+    blocks = walk(state.source, spans, state.where)
+    matrices = matrices_of(blocks)
+    layers = [masked(layer, matrices[layer], at, _mask_bytes(state, layer, at)) for layer, at in masks.items()]
+    pruned = places_of(layers, state.header.sparsity, state.where) if layers else {}
+    if pruned is None:
+        state.remarks.append(
+            ("squizd.masks-apart", "masks do not tell which matrices and bits they are for: weights are as stored")
+        )
+    return name_blocks(state.source, blocks, places, state.where, pruned=pruned)
+
+
+def _mask_bytes(state: _Read, layer: int, at: int) -> bytes:
+    """Read a layer's masks: from ``at`` to its end."""
+    size = state.layers[layer][1] - at
+    if size > _CHUNK:
+        raise state.refuse("squizd.sparse-masks", f"expected masks of at most {_CHUNK} bytes a layer, found {size}")
+    return read_bytes(state.source, at, size)
+
+
+def _masks(state: _Read) -> dict[int, int]:
+    """Return where masks begin in the layers that have them: ``scale_offset`` lies in the layer then."""
+    inside = [entry for entry in state.index if entry.offset <= entry.scales < entry.offset + entry.length]
+    return {entry.layer: entry.scales for entry in inside} if state.has(Flags.SPARSE) else {}
 
 
 def _check_flags(state: _Read, located: dict[str, Located]) -> None:

@@ -6,6 +6,7 @@ models, that name.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, Block, p
 from ingot.formats.squizd.carry import SCALE_ROLES, form_of
 from ingot.formats.squizd.entries import assigned, rounds_of
 from ingot.formats.squizd.layout import tensor_id
+from ingot.formats.squizd.masks import Placed, Places
 from ingot.formats.squizd.scales import Run, TablePlaces, read_entries
 from ingot.formats.squizd.section_reader import Span, skip_zeros
 from ingot.formats.squizd.tensors import Located
@@ -23,6 +25,8 @@ from ingot.model.layouts.affine import FLAT_LSB, POINTS, ROWS_LSB, WHOLE, Affine
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.lossless import TcaLayout
+from ingot.model.layouts.sparse import MASK, BlocksLayout
+from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.texture import AstcLayout
 from ingot.model.ranges import read_bytes
 from ingot.model.spec import PartSpec, TensorSpec
@@ -87,10 +91,25 @@ def end_of(blocks: Sequence[Walked], start: int) -> int:
     return max((walked.offset + (walked.block.length or 0) for walked in blocks), default=start)
 
 
+def matrices_of(blocks: Sequence[Walked]) -> defaultdict[int, dict[int, tuple[int, int]]]:
+    """Return rows and columns of the blocks with two dimensions, by layer and number there."""
+    matrices: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+    for walked in blocks:
+        if len(walked.block.shape) == 2:
+            rows, cols = walked.block.shape
+            matrices[walked.layer][walked.number] = rows, cols
+    return matrices
+
+
 def name_blocks(
-    source: ByteSource, blocks: Sequence[Walked], tables: TablePlaces, where: str, stem: str = "layers"
+    source: ByteSource,
+    blocks: Sequence[Walked],
+    tables: TablePlaces,
+    where: str,
+    stem: str = "layers",
+    pruned: Places | None = None,
 ) -> dict[str, Located]:
-    """Give every block a name and its scale entries.
+    """Give every block a name, its scale entries, and its mask where ``pruned`` has one.
 
     Raises
     ------
@@ -107,7 +126,9 @@ def name_blocks(
         first, usual = by_offset.get(walked.offset, (None, None))
         name = usual if usual is not None and usual not in names else f"{stem}.{walked.layer}.{walked.number}"
         second = None if first is None else seconds.get(first.id)
-        names[name] = _located(source, name, walked, first, second, where)
+        located = _located(source, name, walked, first, second, where)
+        placed = (pruned or {}).get((walked.layer, walked.number))
+        names[name] = located if placed is None else _masked(located, placed)
     return names
 
 
@@ -135,6 +156,19 @@ def _located(
         layout = _layout(block)
     spec = TensorSpec(name, block.shape, block.dtype or _SCALE, layout.codec, tuple(parts), layout.attributes())
     return Located(spec, form_of(spec), walked.offset, run)
+
+
+def _masked(located: Located, placed: Placed) -> Located:
+    """Return a matrix with the mask that it lies under."""
+    spec, blocks = located.spec, placed.blocks
+    shape = list(spec.shape)
+    shape[placed.axis] = blocks.channels
+    layout = BlocksLayout(
+        spec.dtype, placed.axis, blocks.block, blocks.channels, blocks.kept, layout_of(spec), placed.whole
+    )
+    parts = (PartSpec(MASK, "u8", len(blocks.mask)), *spec.parts)
+    spec = TensorSpec(spec.name, tuple(shape), spec.dtype, BlocksLayout.codec, parts, layout.attributes())
+    return Located(spec, form_of(spec), located.offset, located.run, placed.offset)
 
 
 def _layout(block: Block) -> Layout:

@@ -15,6 +15,7 @@ from ingot.model.spec import PartSpec
 
 VERSION = 1
 MASK, NONZEROS = "mask", "nonzeros"
+WHOLE = "whole"
 MASK_RULE, BLOCKS_RULE = "sparse_mask.params", "sparse_blocks.params"
 
 
@@ -109,7 +110,9 @@ class BlocksLayout:
     channels, kept : int
         Rows or columns of the whole matrix, and of what is stored.
     inner : Layout
-        Of the smaller matrix that is stored.
+        Of the matrix that is stored: the smaller one, or the whole one.
+    whole : bool
+        The matrix is stored in its full size; what it holds in dropped blocks counts as zeros.
     """
 
     dtype: str
@@ -118,6 +121,7 @@ class BlocksLayout:
     channels: int
     kept: int
     inner: Layout
+    whole: bool = False
     codec: ClassVar[str] = "sparse_blocks"
 
     @property
@@ -127,8 +131,7 @@ class BlocksLayout:
 
     def inner_shape(self, shape: Shape) -> tuple[int, int]:
         """Rows and columns of the matrix that is stored."""
-        rows, cols = matrix_shape(shape)
-        return (self.kept, cols) if self.axis == 0 else (rows, self.kept)
+        return stored_shape(matrix_shape(shape), self.axis, None if self.whole else self.kept)
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the raw parts of a tensor of ``shape`` whose inner layout knows its own."""
@@ -154,6 +157,7 @@ class BlocksLayout:
             "inner": file_id(self.inner.codec),
             "inner_params": self.inner.attributes(),
             "dtype": self.dtype,
+            **({"stored": WHOLE} if self.whole else {}),
         }
 
     @classmethod
@@ -168,6 +172,14 @@ class BlocksLayout:
         dtype = reader.choice("dtype", (tensor.dtype,))
         if params.get("dtype", dtype) != dtype:
             raise reader.refuse(f"dtype {dtype} here and within", params["dtype"])
-        rows, cols = matrix_shape(tensor.shape)
-        shape = (kept, cols) if axis == 0 else (rows, kept)
-        return cls(dtype, axis, block, channels, kept, layout_within(tensor, shape, codec, params))
+        whole = reader.has("stored") and reader.choice("stored", (WHOLE,)) == WHOLE
+        shape = stored_shape(matrix_shape(tensor.shape), axis, None if whole else kept)
+        return cls(dtype, axis, block, channels, kept, layout_within(tensor, shape, codec, params), whole)
+
+
+def stored_shape(matrix: tuple[int, int], axis: int, kept: int | None) -> tuple[int, int]:
+    """Return rows and columns of what is stored of a matrix: all, or ``kept`` channels along ``axis``."""
+    rows, cols = matrix
+    if kept is None:
+        return rows, cols
+    return (kept, cols) if axis == 0 else (rows, kept)

@@ -66,6 +66,14 @@ class ConvertOptions:
     prune_block: int | None = field(
         default=None, metadata=about("Channels that stay or go together; default 64.", panel=_PRUNING)
     )
+    prune_compact: bool = field(
+        default=False,
+        metadata=about(
+            "In .squizd, store of pruned matrices only what is left: smaller, but a reader of the format's document "
+            "cannot recover their shapes. Other formats always do.",
+            panel=_PRUNING,
+        ),
+    )
     activations: AnyPath | None = field(
         default=None,
         metadata=about(

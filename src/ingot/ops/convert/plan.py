@@ -27,7 +27,7 @@ from ingot.engine.specs import encoded_spec, same_storage
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import Fitting, Format, WriteOptions, accepts
+from ingot.formats.base import Fitting, Format, FullSize, WriteOptions, accepts
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
@@ -78,6 +78,11 @@ class _Pruned:
         """Return the options of ``sparse_blocks`` that say so."""
         return {"axis": self.axis, "block": self.blocks.block, "mask": self.blocks.mask}
 
+    def around(self, choice: Choice, format: Format) -> dict[str, object]:
+        """Return the options of ``sparse_blocks`` around a choice: in full size where the format asks for that."""
+        whole = {"whole": True} if _full_size(format) else {}
+        return {**self.options(), "inner": choice.codec, "options": choice.options, **whole}
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -103,6 +108,8 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     """
     if isinstance(format, Fitting):
         format = format.fit(source.attachments)
+    if isinstance(format, FullSize) and request.options.compact:
+        format = format.compacting()
     layer_count = count_layers(source)
     asked = _Asked(request.allow_requantize, dict(_prunings(source)), source.importance)
     with gc_paused():  # many small objects, none of them garbage
@@ -176,9 +183,14 @@ def _step(tensor: Tensor, format: Format, asked: _Asked, decision: Decision) -> 
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
     pruning = asked.prune.get(tensor.name)
-    if choice is None and (pruning is None or pruning.stored):
+    resized = pruning is not None and _full_size(format) and as_stored(tensor, format, rule) is None
+    if choice is None and (pruning is None or pruning.stored) and not resized:
         return _keep(tensor, format, rule)
     return _encode(tensor, format, rule, choice or _DENSE, asked)
+
+
+def _full_size(format: Format) -> bool:
+    return isinstance(format, FullSize) and format.full_size
 
 
 def _measured_step(item: _Open, format: Format, asked: _Asked) -> Step:
@@ -270,7 +282,7 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
     keeps = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, options).lossless
     exact, loses = keeps, False
     if pruning is not None:
-        codec, options = BlocksLayout.codec, {**pruning.options(), "inner": choice.codec, "options": choice.options}
+        codec, options = BlocksLayout.codec, pruning.around(choice, format)
         loses, rule = _pruned(pruning, rule)
         exact = keeps and not loses
 

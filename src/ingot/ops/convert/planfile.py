@@ -24,7 +24,7 @@ from ingot.engine.bind import StepData, bound_steps
 from ingot.engine.data import step_data
 from ingot.engine.resources import Resources
 from ingot.errors import FormatError, IntegrityError, UsageError
-from ingot.formats.base import Fitting, Format, WriteOptions
+from ingot.formats.base import Fitting, Format, FullSize, WriteOptions
 from ingot.model.bytesource import Stamp
 from ingot.model.spec import TensorSpec
 from ingot.ops.convert.convert import Prepared, refuse_same, run, with_config
@@ -62,6 +62,7 @@ class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     format: str
     digest: str | None
     max_shard: int | None
+    compact: bool
 
 
 @warm
@@ -113,6 +114,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "format": place.format.name,
             "digest": plan.options.digest,
             "max_shard": plan.options.max_shard,
+            "compact": plan.options.compact,
         },
         "view": {
             "prune": options.prune,
@@ -210,8 +212,9 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
         view = viewed(checkpoint_of(source), place.format, options, frozenset(data.view.without))
         checkpoint, close = view.checkpoint, view.checkpoint.close
         _require_same(checkpoint.identity(), data.source.identity, source.location)
-        writing = WriteOptions(data.target.digest, data.target.max_shard)
+        writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact)
         format = place.format.fit(checkpoint.attachments) if isinstance(place.format, Fitting) else place.format
+        format = format.compacting() if isinstance(format, FullSize) and writing.compact else format
         steps = list(bound_steps(data.steps, [checkpoint], format))
         _require_order(format, [step.spec for step in steps])
         plan = ConvertPlan(

@@ -35,4 +35,4 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
             where=target.location,
         )
     size = parse_size(shard) if shard is not None else DEFAULT_SHARD if target.directory else None
-    return WriteOptions(digest=options.digest, max_shard=size)
+    return WriteOptions(digest=options.digest, max_shard=size, compact=options.prune_compact)

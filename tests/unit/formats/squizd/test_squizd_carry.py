@@ -75,7 +75,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", CARRIED)
 def test_carried(name: str) -> None:
-    assert FORMAT.refuses(CARRIED[name]) is None
+    assert FORMAT.compacting().refuses(CARRIED[name]) is None
+    assert bool(FORMAT.refuses(CARRIED[name])) == (name == "pruned")
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -174,3 +174,59 @@ def test_a_strict_check_finds_reserved_bytes_and_leaves_what_lies_between(tmp_pa
     page += data[256 + 28 : 288] + bytes(4096 - 288) + data[288:] + b"end"
     notes = dict.fromkeys(("squizd.between", "squizd.trailing-bytes"), "note")
     assert told(write(tmp_path, page)) == OPTIONAL | notes
+
+
+def sparse_layer(bits: Sequence[int], *, whole: bool, block: int = 4, hidden: int = 6, last: int | None = None) -> Any:
+    """A gated network of blocks of ``block`` channels, zeros where a bit is 0: its matrices, blocks and mask."""
+    width = block * len(bits) - (0 if last is None else block - last)
+    kept = np.repeat(np.array(bits, bool), block)[:width]
+    gate, up = (np.where(kept[:, None], codes(width, hidden, seed), 0) for seed in (1, 2))
+    matrices = [gate, up, np.where(kept, codes(hidden, width, 3), 0)]
+    stored = matrices if whole else [gate[kept], up[kept], matrices[2][:, kept]]
+    mask = np.packbits(np.array(bits, np.uint8), bitorder="little").tobytes()
+    return matrices, [int4(matrix) for matrix in stored], mask
+
+
+def sparse_file(tmp_path: Path, layers: Sequence[Any], mean: float, *, block: int = 4, each: bool = False) -> Path:
+    """Section 6: metadata, and each layer's mask behind its blocks; ``each``: one mask for every matrix."""
+    blocks = [stored for _, stored, _ in layers]
+    masks = [mask * (len(stored) if each else 1) for _, stored, mask in layers]
+    meta = struct.pack("<IIIf16x", 1, block, len(layers), mean)
+    entries = [(100 * layer + number, 0.5, 0.0) for layer, some in enumerate(blocks) for number in range(len(some))]
+    return write(tmp_path, document(blocks, INT4_FLAG | SPARSE_FLAG, entries, masks=masks, sparsity=meta))
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("bits", [(1, 0, 1, 1, 0), (1, 0, 1, 0), (1, 1, 0, 1)])
+def test_masks_beside_blocks_of_full_size(tmp_path: Path, bits: Sequence[int], each: bool) -> None:
+    """Nothing in the document leaves anything out of a block: sizes and values are those in it."""
+    layers = [sparse_layer(bits, whole=True), sparse_layer(bits[::-1], whole=True)]
+    path = sparse_file(tmp_path, layers, bits.count(0) / len(bits), each=each)
+    for found, expected in zip(values(path).values(), [one for layer in layers for one in layer[0]], strict=True):
+        assert np.array_equal(found, scaled(expected, 0.5))
+    assert "error" not in told(path).values()
+
+
+def test_what_lies_under_a_mask_of_full_size_counts_as_zeros(tmp_path: Path) -> None:
+    matrices, _, mask = sparse_layer((1, 0, 1, 1), whole=True)
+    noise = [codes(*matrix.shape, 9) for matrix in matrices]
+    path = sparse_file(tmp_path, [(matrices, [int4(one) for one in noise], mask)], 0.25)
+    for found, matrix, one in zip(values(path).values(), matrices, noise, strict=True):
+        dropped = np.zeros(16, bool)
+        dropped[4:8] = True
+        expected = np.where(dropped if matrix.shape[1] == 16 else dropped[:, None], 0, one)
+        assert np.array_equal(found, scaled(expected, 0.5))
+
+
+def test_compacted_blocks_open_where_their_width_can_be_recovered(tmp_path: Path) -> None:
+    layer = sparse_layer((1, 0, 1, 0, 1), whole=False, last=3)
+    for found, expected in zip(values(sparse_file(tmp_path, [layer], 0.4)).values(), layer[0], strict=True):
+        assert np.array_equal(found, scaled(expected, 0.5))
+    lost = sparse_layer((1, 0, 1, 1, 0), whole=False)
+    assert rule_of(sparse_file(tmp_path, [lost], 0.4)) == "squizd.sparse-without-directory"
+
+
+def test_masks_that_fit_both_readings_or_none_are_refused(tmp_path: Path) -> None:
+    both = sparse_layer((1, 1), whole=True)
+    assert rule_of(sparse_file(tmp_path, [both], 0.7)) == "squizd.sparse-ambiguous"
+    assert rule_of(sparse_file(tmp_path, [(*both[:2], bytes(5))], 0.5)) == "squizd.sparse-masks"

@@ -218,7 +218,7 @@ def test_what_is_left_of_a_pruned_matrix_is_re_laid(tmp_path: Path) -> None:
     ingot.convert(
         tmp_path / "in.safetensors", tmp_path / "in.zt", parse_recipe(rule, where="test"), prune=0.25, prune_block=16
     )
-    report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd")
+    report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd", prune_compact=True)
     assert set(actions(report).values()) == {"repacked"}
     assert {item.codec for item in report.tensors} == {"sparse_blocks"}
     assert report.sparsity == 0.25
