@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 
-import numpy as np
-
-from ingot.core.atomic import Staging
-from ingot.core.disk import require_disk
 from ingot.errors import CodecError, UsageError
-from ingot.formats.base import WriteOptions
-from ingot.formats.coreml.format import CoremlFormat
-from ingot.formats.coreml.layer import BIAS, OPSETS, WEIGHT, Layer, layer_template
-from ingot.model.artifact import Artifact
-from ingot.model.attachments import Attachments
+from ingot.formats.coreml.layer import BIAS, OPSETS, WEIGHT, Layer
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
-from ingot.ops.open import open as open_checkpoint
-from ingot.ops.replaceable import require_ours
-from ingot.ops.save import as_tensor, plan_tensors, write_tensors
-from ingot.stores.local import LocalTarget
+from ingot.ops.ane.coreml_program import AnyPath, Execution, opened, with_program
+from ingot.ops.views.names import rename, select
 
-AnyPath = str | PathLike[str]
 SPATIAL = 32
 
 
@@ -60,28 +47,22 @@ def extract_layer(
     """
     if opset not in OPSETS:
         raise UsageError(f"expected the opset {', '.join(OPSETS)}, found {opset!r}", rule="coreml.layer")
-    with open_checkpoint(path) as source:
-        weight, bias = _tensors(source, name)
+    with opened(path, out) as begun:
+        weight, bias = _tensors(begun.checkpoint, name)
         spatial = tuple(max(SPATIAL, size) for size in weight.shape[2:])
         layer = Layer(weight.shape, bias is not None, opset, spatial)
-        attachments, options = Attachments(program=layer_template(layer)), WriteOptions()
-        target = CoremlFormat().fit(attachments)
-        tensors, rounded = {}, False
-        for role, tensor in ((WEIGHT, weight), (BIAS, bias)):
-            if tensor is not None:
-                tensors[role], loses = _carried(target, role, tensor)
-                rounded |= loses
-        planned = plan_tensors(target, tensors)
-        artifact = Artifact([spec for _, spec in planned], attachments=attachments)
-        size = target.size(artifact, options)
-        with Staging(out, directory=True, overwrite=overwrite, require_ours=require_ours) as staging:
-            require_disk(size, Path(out).absolute().parent, str(out))
-            writer = target.writer(LocalTarget(staging.files), "", artifact, options)
-            staging.publish(write_tensors(writer, planned))
-        codec = tensors[WEIGHT].codec
+        roles = {weight.name: WEIGHT, **({} if bias is None else {bias.name: BIAS})}
+        view = with_program(rename(select(begun.checkpoint, roles), roles), layer)
+        try:
+            report = begun.write(view, Execution(overwrite=overwrite))
+        except CodecError as error:
+            raise CodecError("coreml.layer", error.message, where=name) from error
+    codecs = {item.name: item.codec for item in report.tensors}
+    rounded = any(item.error is not None and item.error["rms"] > 0 for item in report.tensors)
     return LayerReport(
-        str(out), name, bias.name if bias is not None else None, codec, layer.input, layer.output, rounded, size
-    )
+        str(out), name, bias.name if bias is not None else None, codecs[WEIGHT], layer.input, layer.output, rounded,
+        report.size,
+    )  # fmt: skip
 
 
 def _tensors(source: Checkpoint, name: str) -> tuple[Tensor, Tensor | None]:
@@ -95,22 +76,6 @@ def _tensors(source: Checkpoint, name: str) -> tuple[Tensor, Tensor | None]:
     if bias is not None and bias.shape != weight.shape[:1]:
         raise _no_layer(f"a bias of shape {list(weight.shape[:1])}, found {list(bias.shape)}", bias.name)
     return weight, bias
-
-
-def _carried(target: CoremlFormat, role: str, tensor: Tensor) -> tuple[Tensor, bool]:
-    """Return the tensor under its name in the program, as it is stored or as f16; and whether that rounds."""
-    stays = as_tensor(role, tensor)
-    if target.refuses(stays.spec()) is None:
-        return stays, False
-    values = tensor.numpy("f32") if tensor.dtype != "f16" else tensor.numpy()
-    with np.errstate(over="ignore"):
-        halves = values.astype(np.float16)
-    back = halves.astype(values.dtype)
-    if not np.array_equal(np.isfinite(back), np.isfinite(values)):
-        raise CodecError(
-            "coreml.layer", "expected values that f16 can hold (up to 65504), found larger ones", where=tensor.name
-        )
-    return as_tensor(role, halves), not np.array_equal(back, values, equal_nan=True)
 
 
 def _no_layer(expected: str, where: str) -> UsageError:

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from os import PathLike
+from collections.abc import Mapping
 
 from ingot.core.llama import LlamaConfig
-from ingot.core.progress import Progress, ProgressCallback
-from ingot.engine.resources import Resources
+from ingot.core.progress import ProgressCallback
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.coreml.build import OPSETS
-from ingot.formats.coreml.format import CoremlFormat
-from ingot.formats.coreml.llama import constant_name, llama_template
+from ingot.formats.coreml.llama import constant_name
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.lazy import Lazy
-from ingot.model.view import derived
-from ingot.ops.convert.convert import Prepared, refuse_same, run
-from ingot.ops.convert.plan import PlanRequest, plan_conversion
+from ingot.ops.ane.coreml_program import AnyPath, Execution, WholeModel, opened, with_program
 from ingot.ops.convert.report import ConvertReport
-from ingot.ops.destination import destination
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source
 from ingot.ops.views.names import rename, select
-from ingot.recipes.choice import Choice
-from ingot.recipes.recipe import Recipe, Rule
 
-AnyPath = str | PathLike[str]
 CONTEXT = 512
 _RULE = "coreml.model"
 # Tensors that older programs store and every reader makes itself.
 _MADE = (".rotary_emb.inv_freq",)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramRequest:
-    """What program is wanted: of which model, for how many tokens at once, in which opset."""
-
-    config: LlamaConfig
-    context: int
-    opset: str
 
 
 def extract_model(
@@ -80,34 +59,12 @@ def extract_model(
     CodecError
         A value that f16 cannot hold.
     """
-    started = time.perf_counter()
-    place = destination(out, CoremlFormat.name)
-    source = open_source(path, io="pread")
-    close = source.close
-    try:
-        refuse_same(source, place)
-        wanted = _request(source, opset, context)
-        view = _view(checkpoint_of(source), wanted)
-        close = view.close
-        format = CoremlFormat().fit(view.attachments)
-        kept = [name for name in view if format.refuses(view[name].spec()) is None]
-        recipe = _recipe(kept)
-        plan = plan_conversion(view, CoremlFormat(), PlanRequest(recipe, allow_requantize=True))
-        resources = Resources(max_ram, None, Progress(plan.in_bytes, progress))
-        with Prepared(source, view, plan, place, recipe) as prepared:
-            report = run(prepared, resources, overwrite=overwrite, resume=resume)
-        return replace(report, seconds=time.perf_counter() - started)
-    finally:
-        close()
+    with opened(path, out) as begun:
+        view = _view(begun.checkpoint, _request(begun.source, opset, context))
+        return begun.write(view, Execution(max_ram, resume, overwrite, progress))
 
 
-def _recipe(kept: Sequence[str]) -> Recipe:
-    half = Rule(Choice("dense", {"dtype": "f16"}), "f16")
-    stays = (Rule(None, "as stored", match=tuple(kept)),) if kept else ()
-    return Recipe("model program", (*stays, half))
-
-
-def _request(source: Source, opset: str, context: int | None) -> ProgramRequest:
+def _request(source: Source, opset: str, context: int | None) -> WholeModel:
     if opset not in OPSETS:
         raise UsageError(f"expected the opset {', '.join(OPSETS)}, found {opset!r}", rule=_RULE)
     values = source.config()
@@ -125,7 +82,7 @@ def _request(source: Source, opset: str, context: int | None) -> ProgramRequest:
         raise UsageError(
             f"expected a context of 1 to {config.context} tokens, found {chosen}", rule=_RULE, where=source.location
         )
-    return ProgramRequest(config, chosen, opset)
+    return WholeModel(config, chosen, opset)
 
 
 def _config(values: Mapping[str, object], where: str) -> LlamaConfig:
@@ -135,7 +92,7 @@ def _config(values: Mapping[str, object], where: str) -> LlamaConfig:
         raise type(error)(error.message, rule=_RULE, where=where) from None
 
 
-def _view(checkpoint: Checkpoint, wanted: ProgramRequest) -> Checkpoint:
+def _view(checkpoint: Checkpoint, wanted: WholeModel) -> Checkpoint:
     """Return the model's tensors under the names of their constants, with the program that they go into."""
     shapes = wanted.config.shapes()
     for name, shape in shapes.items():
@@ -154,13 +111,3 @@ def _view(checkpoint: Checkpoint, wanted: ProgramRequest) -> Checkpoint:
             )
     renamed = rename(select(checkpoint, shapes), {name: constant_name(name) for name in shapes})
     return with_program(renamed, wanted)
-
-
-def with_program(checkpoint: Checkpoint, wanted: ProgramRequest) -> Checkpoint:
-    """Return the checkpoint with a program made for it in place of its own; without companions, which are no part."""
-    said = {"context": wanted.context, "opset": wanted.opset, **asdict(wanted.config)}
-    view = derived(checkpoint, Lazy(checkpoint, checkpoint.__getitem__), with_program, wanted, said)
-    template = llama_template(wanted.config, wanted.context, wanted.opset)
-    view.attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
-    view.companions = {}
-    return view
