@@ -175,10 +175,21 @@ def _rejected_manifests() -> dict[str, Files]:
 
 
 def _rejected_forms() -> dict[str, Files]:
-    foreign = ("pt_df11", "nf4", "aqlm_idx", "vq_idx", "quip_e8", "sqint2_w", "q2", "lra", "awq")
+    foreign = ("pt_df11", "aqlm_idx", "vq_idx", "quip_e8", "sqint2_w", "q2", "awq")
     made = {f"npydir.form+{suffix}": folder({"w": {suffix: b"never opened"}}) for suffix in foreign}
     made["npydir.form+br"] = folder({}, manifest={"w": "w"}, more={"tensors/w__pt.npy.br": b"x"})
-    made["npydir.form+three-with-correction"] = folder({"w": {**INT3, "lra": b"", "lrb": b""}})
+    made["npydir.missing-file+nf4"] = folder({"w": {"nf4": npy(np.zeros((2, 32), np.uint8))}})
+    made["npydir.missing-file+correction"] = folder({"w": {**INT3, "lra": npy(np.zeros((2, 1), "<f4"))}})
+    made["npydir.array-shape+correction"] = folder(
+        {"w": {**INT3, "lra": npy(np.zeros((2, 1), "<f4")), "lrb": npy(np.zeros((2, 3), "<f4"))}}
+    )
+    made["npydir.array-dtype+nf4"] = folder(
+        {"w": {"nf4": npy(np.zeros((2, 32), np.uint8)), "s_nf4": npy(np.zeros((2, 1), "<f2"))}}
+    )
+    done = {"completed_shards": ["a.safetensors"], "total_shards": 2, "delete_source": False, "freed_bytes": 0}
+    made["npydir.unfinished"] = folder({"w": PT}, more={"_compress_progress.json": json.dumps(done).encode()})
+    made["npydir.progress"] = folder({"w": PT}, more={"_compress_progress.json": b"[]"})
+    made["npydir.progress+fields"] = folder({"w": PT}, more={"_compress_progress.json": b'{"total_shards": 2}'})
     made["npydir.form+three-as-bytes"] = folder({"w": {**INT3, "q3": npy(np.zeros((2, 64), np.uint8))}})
     wrong: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {
         "npydir.array-dtype+codes": (INT8, {"q": npy(CODES.astype(np.int16))}),
@@ -201,7 +212,7 @@ def _rejected_forms() -> dict[str, Files]:
         "npydir.shape+product": (INT8, {"shape": npy([3, 7], "<i8")}),
         "npydir.shape+overflow": (INT8, {"shape": npy([2**62, 2**62], "<i8")}),
         "npydir.shape+rank": (INT8, {"shape": npy([1] * 65, "<i8")}),
-        "npydir.shape+three": (INT3, {"shape": npy([5, 32], "<i8")}),
+        "npydir.array-shape+three": (INT3, {"shape": npy([5, 32], "<i8")}),
     }
     for rule, (sound, change) in wrong.items():
         made[rule] = folder({"w": {**sound, **change}})

@@ -212,6 +212,21 @@ def low_rank(rng: Random) -> Made | None:
     return Made(Tensor("t", (rows, cols), "f32", "low_rank", parts, params, CODECS["low_rank"]))
 
 
+def with_low_rank(rng: Random) -> Made | None:
+    inner = pick(rng, "affine", "palette", "scaled_codebook")
+    within = {"affine": affine_options(rng), "palette": {"bits": 3}, "scaled_codebook": scaled_options(rng)}
+    options = {"rank": int(rng.integers(0, 5)), "factors": pick(rng, "f16", "bf16", "f32")}
+    return encoded(rng, "with_low_rank", {**options, "inner": inner, "options": within[inner]})
+
+
+def scaled_options(rng: Random) -> dict[str, Any]:
+    return {"group": pick(rng, "row", 1, 2, 4), "scales": pick(rng, "f16", "bf16", "f32")}
+
+
+def scaled_codebook(rng: Random) -> Made | None:
+    return encoded(rng, "scaled_codebook", scaled_options(rng))
+
+
 def sparse(codec: str) -> Callable[[Random], Made | None]:
     def case(rng: Random) -> Made | None:
         dtype = pick(rng, "f32", "f16", "bf16")
@@ -295,6 +310,8 @@ CASES: dict[str, Callable[[Random], Made | None]] = {
     "sparse_coo": sparse("sparse_coo"),
     "with_outliers": with_outliers,
     "low_rank": low_rank,
+    "with_low_rank": with_low_rank,
+    "scaled_codebook": scaled_codebook,
     "delta_sparse": difference("delta_sparse"),
     "delta_sign": difference("delta_sign"),
     "delta_int4": difference("delta_int4"),

@@ -1,4 +1,6 @@
-"""Weights in codes, from ``spec/affine.md``, ``palette.md``, ``sparse*.md``, ``with_outliers.md``, ``low_rank.md``."""
+"""Weights in codes, from ``spec/affine.md``, ``palette.md``, ``sparse*.md``, ``with_outliers.md``,
+``low_rank.md``, ``with_low_rank.md``, ``scaled_codebook.md``.
+"""
 
 from __future__ import annotations
 
@@ -186,6 +188,34 @@ def low_rank(tensor: Stored, target: str) -> Array:
     return total.reshape(tensor.shape)
 
 
+def with_low_rank(tensor: Stored, target: str) -> Array:
+    params = tensor.params
+    thin = {role: tensor.parts[role] for role in ("left", "right")}
+    rest = {role: part for role, part in tensor.parts.items() if role not in thin}
+    inner = tensor.within(codec=params["inner"], params=params["inner_params"], parts=rest, dtype="f32")
+    product = tensor.within(codec="low_rank", params={"rank": params["rank"]}, parts=thin, dtype="f32")
+    base, more = decode(inner, "f32"), low_rank(product, "f32")
+    with np.errstate(all="ignore"):
+        total = (base + more).astype(np.float32)
+    require_range(total, np.isfinite(base) & np.isfinite(more), target)
+    return total
+
+
+def scaled_codebook(tensor: Stored, target: str) -> Array:
+    params = tensor.params
+    (rows, cols), table = tensor.matrix, tensor.wide("codebook")
+    if not rows * cols:
+        return np.zeros(tensor.shape, np.float32)
+    indices = stream(tensor.parts["indices"][1], params["bits"], rows * cols).reshape(rows, cols)
+    groups = 1 if params["granularity"] == "row" else cols // params["group_size"]
+    scales = tensor.wide("scales").reshape(rows, groups).repeat(cols // groups, axis=1)
+    entries = table[indices.astype(np.int64)]
+    with np.errstate(all="ignore"):
+        total = (scales * entries).astype(np.float32)
+    require_range(total, np.isfinite(table).all() & np.isfinite(scales), target)
+    return total.reshape(tensor.shape)
+
+
 DECODERS: dict[str, Decoder] = {
     "dense": dense,
     "affine": affine,
@@ -197,6 +227,8 @@ DECODERS: dict[str, Decoder] = {
     "sparse_blocks": sparse_blocks,
     "with_outliers": with_outliers,
     "low_rank": low_rank,
+    "with_low_rank": with_low_rank,
+    "scaled_codebook": scaled_codebook,
 }
 
 

@@ -28,7 +28,7 @@ MOST_RATIO = 200
 _ALWAYS = 64 << 20
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_STORED, _DEFLATED = 0, 8
+_STORED, DEFLATED = 0, 8
 _LOCAL, _CENTRAL = b"PK\x03\x04", b"PK\x01\x02"
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _UNIX = 3
@@ -135,7 +135,7 @@ def unpack(
         As when writing any file.
     """
     try:
-        archive = _Archive(read_at, size)
+        archive = Archive(read_at, size)
         entries = archive.entries()
         budget = _Budget(min(most, max(_ALWAYS, MOST_RATIO * size)))
         require_disk(sum(entry.size for entry in entries), folder, str(folder))
@@ -159,7 +159,7 @@ def is_unpacked(read_at: ReadAt, size: int, folder: Path, where: str) -> bool:
     Errors as ``unpack``, for what is wrong with the zip itself.
     """
     try:
-        entries = _Archive(read_at, size).entries()
+        entries = Archive(read_at, size).entries()
     except IngotError as error:
         raise error.at(where) from None
     return all(_is_there(entry, folder / entry.name) for entry in entries)
@@ -190,7 +190,7 @@ class _Budget:
             raise FormatError("archive.bomb", f"expected at most {self._limit} unpacked bytes, found more", where=name)
 
 
-def _unpack_file(archive: _Archive, entry: Entry, target: Path, budget: _Budget, keep: bool) -> None:
+def _unpack_file(archive: Archive, entry: Entry, target: Path, budget: _Budget, keep: bool) -> None:
     crc, count, head = 0, 0, b""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - of a descriptor that was opened exclusively
@@ -215,7 +215,7 @@ def _refuse_nested(head: bytes, name: str) -> None:
         raise FormatError("archive.nested", "expected no archive in the archive, found one", where=name)
 
 
-class _Archive:
+class Archive:
     """A zip whose every byte is accounted for."""
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
@@ -255,8 +255,8 @@ class _Archive:
 
     def content(self, entry: Entry) -> Iterator[bytes]:
         """Yield an entry's bytes, unpacked, never more than a chunk at once."""
-        start = entry.offset + _local_size(self.read(entry.offset, 30))
-        inflate = zlib.decompressobj(-15) if entry.method == _DEFLATED else None
+        start = entry.offset + local_size(self.read(entry.offset, 30))
+        inflate = zlib.decompressobj(-15) if entry.method == DEFLATED else None
         for offset in range(0, entry.stored, _CHUNK):
             data = self.read(start + offset, min(_CHUNK, entry.stored - offset))
             yield from _inflated(inflate, data, entry.name) if inflate else (data,)
@@ -298,7 +298,7 @@ class _Archive:
         )
         if header[:4] != _LOCAL or _text(name, flags) != entry.name or method != entry.method or not agrees:
             raise FormatError("archive.layout", "expected the local header that the directory says", where=entry.name)
-        end = entry.offset + _local_size(header) + entry.stored
+        end = entry.offset + local_size(header) + entry.stored
         if entry.described:
             end = self._past_descriptor(entry, end)
         if end > limit:
@@ -320,7 +320,8 @@ def _fit(sizes: str, stored: int, size: int) -> tuple[int, int]:
     return stored & mask, size & mask
 
 
-def _local_size(header: bytes) -> int:
+def local_size(header: bytes) -> int:
+    """Return the bytes of a local header, name and extra field included, from its first 30."""
     return 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
 
 
@@ -377,7 +378,7 @@ def _wide(extra: bytes, values: tuple[int, int, int], name: str) -> tuple[int, i
 def _check_entry(name: str, flags: int, method: int, mode: int, sizes: tuple[int, int]) -> None:
     if flags & (1 | 1 << 6 | 1 << 13):
         raise FormatError("archive.encrypted", "expected no encryption, found an encrypted entry", where=name)
-    if method not in (_STORED, _DEFLATED):
+    if method not in (_STORED, DEFLATED):
         raise FormatError("archive.method", f"expected stored or deflated entries, found method {method}", where=name)
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFDIR if name.endswith("/") else stat.S_IFREG):

@@ -18,7 +18,8 @@ HEAD = 16
 class _Foreign:
     """What is not for us: first bytes at an offset, what it is, what to do, and the rule of the refusal.
 
-    With ``suffixes`` only files so named are meant; ``text`` are compared without case and white space in front.
+    With ``suffixes`` only files so named are meant, with ``but`` all but such; ``text`` are compared without case and
+    white space in front.
     """
 
     magic: bytes
@@ -27,6 +28,7 @@ class _Foreign:
     advice: str
     offset: int = 0
     suffixes: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
     text: bool = False
 
 
@@ -36,9 +38,14 @@ _AGAIN = "the download failed: look at what the file says, and download it again
 
 # Order matters: of several rows with one magic, the first whose suffixes fit (or that has none) is taken.
 _FOREIGN = (
-    _Foreign(b"PK\x03\x04", "detect.npz", "a NumPy .npz archive", _CONVERT, suffixes=(".npz",)),
     _Foreign(b"PK\x03\x04", "detect.zip", "a Keras archive", _CONVERT, suffixes=(".keras",)),
-    _Foreign(b"PK\x03\x04", "detect.pickle", "a zip archive as torch.save writes it, with a pickle inside", _PICKLE),
+    _Foreign(
+        b"PK\x03\x04",
+        "detect.pickle",
+        "a zip archive as torch.save writes it, with a pickle inside",
+        _PICKLE,
+        but=(".npz",),
+    ),
     _Foreign(b"\x80\x02", "detect.pickle", "a pickle", _PICKLE),
     _Foreign(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE),
     _Foreign(b"\x80\x04", "detect.pickle", "a pickle", _PICKLE),
@@ -113,6 +120,7 @@ def _row(name: str, head: bytes) -> _Foreign | None:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for row in _FOREIGN:
         head_part = start if row.text else head[row.offset :]
-        if head_part.startswith(row.magic) and (not row.suffixes or name.lower().endswith(row.suffixes)):
+        named = not row.suffixes or name.lower().endswith(row.suffixes)
+        if head_part.startswith(row.magic) and named and not name.lower().endswith(row.but or "\0"):
             return row
     return None

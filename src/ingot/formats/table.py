@@ -15,6 +15,7 @@ FORMATS: Instances[Format] = Instances(
         ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
         ("npydir", "ingot.formats.npydir.format:NpydirFormat"),
         ("npy", "ingot.formats.npydir.finalized:NpyFormat"),
+        ("npz", "ingot.formats.npydir.npz:NpzFormat"),
         ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
         ("anek", "ingot.formats.anek.format:AnekFormat"),
     ),

@@ -35,7 +35,6 @@ def test_formats_by_head_and_name(name: str, head: bytes, format: str) -> None:
         ("model.ckpt", b"\x80\x02}q\x00", "detect.pickle"),
         ("model.safetensors", b"\x80\x04\x95", "detect.pickle"),
         ("model.zt", b"\x80\x05", "detect.pickle"),
-        ("a.npz", b"PK\x03\x04\x14\x00", "detect.npz"),
         ("a.keras", b"PK\x03\x04\x14\x00", "detect.zip"),
         ("a.gguf", b"GGUF\x03\0\0\0", "detect.gguf"),
         ("a.h5", b"\x89HDF\r\n\x1a\n", "detect.hdf5"),

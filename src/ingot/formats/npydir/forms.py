@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -20,6 +20,7 @@ from ingot.formats.npydir.narrowed import NarrowedSource
 from ingot.formats.npydir.sidecar import Entry
 from ingot.model.layouts.affine import (
     CODES,
+    FLAT_LSB,
     NO_ZERO,
     OFFSETS,
     POINTS,
@@ -31,26 +32,42 @@ from ingot.model.layouts.affine import (
     Group,
     Zero,
 )
-from ingot.model.layouts.base import Shape
+from ingot.model.layouts.base import Layout, OtherLayout, Shape, matrix_shape
 from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.part import Part
+from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, NF4, ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import SCALES as CODEBOOK_SCALES
+from ingot.model.part import Part, memory_part
+from ingot.model.tensor import Array as Values
 from ingot.model.tensor import Tensor
 
 Arrays = Mapping[str, Array]
-Stored = tuple[Shape, AffineLayout]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a form's arrays are: the original's shape, how they are to be read, and by role the type and suffix of
+    each part. ``lengths`` are bytes of parts that are shorter than their arrays, ``tables`` parts that no array has."""
+
+    shape: Shape
+    layout: Layout
+    parts: Mapping[str, tuple[str, str]]
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, tuple[str, Values]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """One way to store a tensor: the suffixes of its arrays, the first of which tells that it is there.
 
-    ``make`` returns the original's shape and the layout; None for values as they are.
+    ``make`` gets the arrays, the original's shape where it is stated, where they lie, and the element type; None for
+    values as they are.
     """
 
     name: str
     suffixes: tuple[str, ...]
     bits: int
-    make: Callable[[Arrays, Shape | None, str], Stored] | None = None
+    make: Callable[[Arrays, Shape | None, str, str], Stored] | None = None
 
     def in_group(self, group: Arrayed) -> bool:
         return self.suffixes[0] in group.paths
@@ -59,13 +76,15 @@ class Form:
 def choose(group: Arrayed, *, int4_ready: bool) -> Form | None:
     """Return the form that is read, in squish's order; None if there is none.
 
-    Four-bit forms beside the eight-bit one count only where the directory's sentinel says that they are complete, and
-    three bits with a low-rank correction not at all.
+    Four-bit forms beside the eight-bit one count only where the directory's sentinel says that they are complete.
     """
     for form in FORMS:
-        unfinished = form.bits == 4 and "q" in group.paths and not int4_ready
-        corrected = form.bits == 3 and any(suffix.startswith("lr") for suffix in group.foreign)
-        if form.in_group(group) and not unfinished and not corrected:
+        unfinished = form.name in ("q4a", "q4") and "q" in group.paths and not int4_ready
+        # As squish's reader does: indices without scales are no form where another is there.
+        torn = (
+            form.name == "nf4" and any(suffix not in group.paths for suffix in form.suffixes) and len(group.paths) > 1
+        )
+        if form.in_group(group) and not unfinished and not torn:
             return form
     return None
 
@@ -87,24 +106,31 @@ def tensor_of(name: str, form: Form, arrays: Arrays, entry: Entry | None, verify
     if dtype not in FLOATS:
         raise FormatError("npydir.sidecar-dtype", f"expected {', '.join(FLOATS)}, found {dtype}", where=where)
     stated = _original_shape(arrays["shape"], _digest(entry, "shape"), verify) if "shape" in arrays else None
-    shape, layout = form.make(arrays, stated, where)
-    layout = replace(layout, dtype=dtype)
+    stored = form.make(arrays, stated, where, dtype)
     parts = {
-        role: _part(arrays[suffix], "u8" if role == CODES else layout.scales, _digest(entry, suffix), verify)
-        for role, suffix in zip(ROLES, form.suffixes, strict=False)
+        role: _part(arrays[suffix], kind, _digest(entry, suffix), verify, length=stored.lengths.get(role))
+        for role, (kind, suffix) in stored.parts.items()
     }
-    return Tensor(name, shape, dtype, layout.codec, parts, layout.attributes())
+    parts.update({role: memory_part(table, kind) for role, (kind, table) in stored.tables.items()})
+    return Tensor(name, stored.shape, dtype, stored.layout.codec, parts, stored.layout.attributes())
 
 
 def _digest(entry: Entry | None, suffix: str) -> str | None:
     return None if entry is None else entry.digests.get(suffix)
 
 
-def _part(array: Array, dtype: str, digest: str | None, verify: bool, type: str | None = None) -> Part:
+def _part(
+    array: Array,
+    dtype: str,
+    digest: str | None,
+    verify: bool,
+    type: str | None = None,
+    length: int | None = None,
+) -> Part:
     header = array.header
     return Part(
         dtype=dtype,
-        length=header.nbytes,
+        length=header.nbytes if length is None else length,
         source=array.source,
         offset=header.offset,
         type=type,
@@ -161,14 +187,24 @@ def _expect(array: Array, dtype: str, shape: tuple[int, ...] | None = None, ndim
     return header.shape
 
 
-def _stored(stated: Shape | None, matrix: tuple[int, int], layout: AffineLayout, where: str) -> Stored:
-    """Return the tensor's shape, and the layout with how codes are cut where that is not by the last dimension."""
+def _affine(
+    stated: Shape | None, matrix: tuple[int, int], layout: AffineLayout, where: str, suffixes: tuple[str, ...]
+) -> Stored:
+    """Return the tensor, and the layout with how codes are cut where that is not by the last dimension."""
+    shape = _shape(stated, matrix, where)
+    cut = layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
+    types = ("u8", layout.scales, layout.scales)
+    roles = ROLES if layout.zeros else ROLES[:2]
+    return Stored(shape, cut, dict(zip(roles, zip(types, suffixes, strict=False), strict=False)))
+
+
+def _shape(stated: Shape | None, matrix: tuple[int, int], where: str) -> Shape:
     shape = stated if stated is not None else matrix
     if prod(shape) != prod(matrix):
         raise FormatError(
             "npydir.shape", f"expected a shape of {matrix[0]} x {matrix[1]} elements, found {list(shape)}", where=where
         )
-    return shape, layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
+    return shape
 
 
 def _scales(array: Array, known: tuple[str, ...]) -> str:
@@ -193,32 +229,51 @@ def _grid(array: Array, rows: int, cols: int) -> Grid:
     return Group(cols // shape[1])
 
 
-def _int8(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
+def _int8(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
     rows, cols = _expect(arrays["q"], "i8")
     scales = _scales(arrays["s"], (SCALE,))
-    layout = AffineLayout(8, _grid(arrays["s"], rows, cols), ROWS_LSB, True, NO_ZERO, SCALE, scales)
-    return _stored(stated, (rows, cols), layout, where)
+    layout = AffineLayout(8, _grid(arrays["s"], rows, cols), ROWS_LSB, True, NO_ZERO, dtype, scales)
+    return _affine(stated, (rows, cols), layout, where, ("q", "s"))
 
 
-def _nibbles(arrays: Arrays, stated: Shape | None, where: str, suffixes: tuple[str, str], zero: Zero) -> Stored:
-    codes, scales = suffixes
-    rows, half = _expect(arrays[codes], "u8")
-    dtype = _scales(arrays[scales], SHORT_SCALES)
-    layout = AffineLayout(4, _grid(arrays[scales], rows, 2 * half), ROWS_LSB, False, zero, SCALE, dtype)
-    return _stored(stated, (rows, 2 * half), layout, where)
+def _int4_offset(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    stored = _nibbles(arrays, stated, (where, dtype), ("q4a", "s4a", "z4a"), OFFSETS)
+    _expect(arrays["z4a"], arrays["s4a"].header.dtype, arrays["s4a"].header.shape)
+    return stored
 
 
-def _int4_offset(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
-    shape, layout = _nibbles(arrays, stated, where, ("q4a", "s4a"), OFFSETS)
-    _expect(arrays["z4a"], layout.scales, arrays["s4a"].header.shape)
-    return shape, layout
+def _int4_legacy(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    return _nibbles(arrays, stated, (where, dtype), ("q4", "s4"), LEGACY_ZERO)
 
 
-def _int4_legacy(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
-    return _nibbles(arrays, stated, where, ("q4", "s4"), LEGACY_ZERO)
+def _nibbles(
+    arrays: Arrays, stated: Shape | None, known: tuple[str, str], suffixes: tuple[str, ...], zero: Zero
+) -> Stored:
+    where, dtype = known
+    rows, half = _expect(arrays[suffixes[0]], "u8")
+    scales = arrays[suffixes[1]]
+    types = _scales(scales, SHORT_SCALES)
+    layout = AffineLayout(4, _grid(scales, rows, 2 * half), ROWS_LSB, False, zero, dtype, types)
+    return _affine(stated, (rows, 2 * half), layout, where, suffixes)
 
 
-def _int3(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
+def _nf4(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    rows, half = _expect(arrays["nf4"], "u8")
+    matrix = (rows, 2 * half)
+    _scales(arrays["s_nf4"], (SCALE,))
+    grid = _grid(arrays["s_nf4"], *matrix)
+    shape = _shape(stated, matrix, where)
+    if matrix_shape(shape) != matrix:
+        raise FormatError(
+            "npydir.shape", f"expected a shape of {matrix[0]} rows of {matrix[1]}, found {list(shape)}", where=where
+        )
+    layout = ScaledCodebookLayout(4, grid.columns if isinstance(grid, Group) else None, dtype, "f32", SCALE)
+    parts = {INDICES: ("u8", "nf4"), CODEBOOK_SCALES: (SCALE, "s_nf4")}
+    return Stored(shape, layout, parts, tables={CODEBOOK: ("f32", np.array(NF4, np.float32))})
+
+
+def _int3(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    """Three bits as MiLo packs them: the row-major codes eight in three bytes, a scale and a zero point per run."""
     if len(arrays["q3"].header.shape) == 2:
         raise UnsupportedError(
             "expected three-bit codes packed eight in three bytes, found a matrix of codes: squish has layouts that do "
@@ -227,29 +282,63 @@ def _int3(arrays: Arrays, stated: Shape | None, where: str) -> Stored:
             where=where,
         )
     shape = stated or ()
-    size = prod(shape)
-    if size % FLAT_GROUP or not size:
+    size, runs = prod(shape), prod(arrays["s3"].header.shape)
+    run = _run_length(size, runs)
+    if run is None:
         raise FormatError(
-            "npydir.shape",
-            f"expected a multiple of {FLAT_GROUP} elements at three bits, found {list(shape)}",
+            "npydir.array-shape",
+            f"expected elements in {runs} runs of one length, {FLAT_GROUP} or another power of two, found "
+            f"{list(shape)}",
             where=where,
         )
-    matrix = (size // FLAT_GROUP, FLAT_GROUP)
-    layout = AffineLayout(3, ROW, ROWS_LSB, False, POINTS, SCALE)
-    _expect(arrays["q3"], "u8", (layout.packed_bytes(*matrix),))
+    flat = arrays["s3"].header.shape == (runs, 1)
     for suffix in ("s3", "z3"):
-        flat = arrays[suffix].header.shape == (matrix[0], 1)
-        _expect(arrays[suffix], SCALE, (matrix[0], 1) if flat else matrix[:1])
-    return _stored(shape, matrix, layout, where)
+        _expect(arrays[suffix], SCALE, (runs, 1) if flat else (runs,))
+    _expect(arrays["q3"], "u8", (-(-size // 8) * 3,))
+    whole = size % run == 0
+    matrix = (runs, run) if whole else (1, size)
+    grid: Grid = ROW if whole else Group(run)
+    layout = AffineLayout(3, grid, ROWS_LSB if whole and run % 8 == 0 else FLAT_LSB, False, POINTS, dtype, SCALE)
+    stored = _affine(shape, matrix, layout, where, ("q3", "s3", "z3"))
+    return replace(stored, lengths={CODES: -(-size * 3 // 8)})
+
+
+def _run_length(size: int, runs: int) -> int | None:
+    """Return how many elements share a scale where ``runs`` of them cover ``size``; None where that is not known."""
+    if not size or not runs:
+        return None
+    fitting = [run for run in (FLAT_GROUP, *(1 << power for power in range(2, 21))) if -(-size // run) == runs]
+    if fitting:
+        return fitting[0]
+    least = -(-size // runs)
+    return least if -(-size // least) == runs and -(-size // (least + 1)) != runs else None
+
+
+def _milo(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    """Three bits and the two factors of what they lose."""
+    inner = _int3(arrays, stated, where, dtype)
+    rows, cols = matrix_shape(inner.shape)
+    rank = _expect(arrays["lra"], SCALE)[1]
+    _expect(arrays["lra"], SCALE, (rows, rank))
+    _expect(arrays["lrb"], SCALE, (rank, cols))
+    params = {
+        "codec_version": 1,
+        "rank": rank,
+        "inner": file_id(inner.layout.codec),
+        "inner_params": inner.layout.attributes(),
+        "dtype": dtype,
+    }
+    parts = {**inner.parts, "left": (SCALE, "lra"), "right": (SCALE, "lrb")}
+    return Stored(inner.shape, OtherLayout("with_low_rank", params), parts, inner.lengths)
 
 
 FORMS = (
     Form("q4a", ("q4a", "s4a", "z4a"), 4, _int4_offset),
     Form("q4", ("q4", "s4"), 4, _int4_legacy),
+    Form("milo", ("lra", "lrb", "q3", "s3", "z3"), 3, _milo),
     Form("q3", ("q3", "s3", "z3"), 3, _int3),
+    Form("nf4", ("nf4", "s_nf4"), 4, _nf4),
     Form("pt", ("pt",), 0),
     Form("q", ("q", "s"), 8, _int8),
 )
 """In the order in which they are preferred."""
-
-BY_NAME = {form.name: form for form in FORMS}

@@ -15,18 +15,21 @@ SIDECAR = "ingot.json"
 FOLDER = "tensors"
 READY = "tensors/.manifest_ready"
 INT4_READY = ".squish_int4_ready"
+PROGRESS = "_compress_progress.json"
+"""What squish's program notes of the shards that it has done; it stays when all are."""
 MAX_MANIFEST = 100_000_000
 # The longest file name that the usual file systems take, in bytes.
 _MAX_NAME = 255
 
-KNOWN = ("q", "s", "shape", "pt", "q4", "s4", "q4a", "s4a", "z4a", "q3", "s3", "z3")
-"""Suffixes of arrays that are read and written; a file is ``tensors/{safe_key}__{suffix}.npy``."""
+KNOWN = (
+    *("q", "s", "shape", "pt", "q4", "s4", "q4a", "s4a", "z4a", "q3", "s3", "z3"),
+    *("lra", "lrb", "nf4", "s_nf4"),
+)
+"""Suffixes of arrays that are read; a file is ``tensors/{safe_key}__{suffix}.npy``."""
 
 # Suffixes by how they begin, the longest that fits counts.
 _FOREIGN = {
     "pt_df11": "DFloat11, stored as a pickle, which can run code: Ingot never opens one",
-    "nf4": "NF4",
-    "s_nf4": "NF4",
     "aqlm": "AQLM codebooks",
     "vq": "VPTQ codebooks",
     "vptq": "VPTQ codebooks",
@@ -35,8 +38,6 @@ _FOREIGN = {
     "q2": "two bits",
     "s2": "two bits",
     "z2": "two bits",
-    "lra": "a low-rank correction of three bits (MiLo)",
-    "lrb": "a low-rank correction of three bits (MiLo)",
     "awq": "AWQ scales",
 }
 COMPRESSIONS = ("", ".zst", ".br")

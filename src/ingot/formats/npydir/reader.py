@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ingot.core import checksums, manifest_digest
 from ingot.core.gcpause import gc_paused
+from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.npydir.arrays import Array, Group, extra_file, foreign, list_arrays, open_arrays
@@ -16,6 +17,7 @@ from ingot.formats.npydir.names import (
     INT4_READY,
     MANIFEST,
     MAX_MANIFEST,
+    PROGRESS,
     READY,
     SIDECAR,
     file_of,
@@ -30,6 +32,7 @@ from ingot.model.tensor import Tensor
 
 # Bytes of a manifest that cost next to nothing to parse, and the most that one tensor takes in it.
 _SMALL, _PER_TENSOR = 1 << 20, 4096
+_MOST_PROGRESS = 16 << 20
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
     Raises ``FormatError``, ``IntegrityError`` and ``UnsupportedError`` with the rules of spec/npydir.md.
     """
     store = Listed(store)
+    _require_finished(store)
     raw = store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
     with gc_paused():
         groups, others = list_arrays(store)
@@ -89,6 +93,24 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
     )
 
 
+def _require_finished(store: Store) -> None:
+    """Refuse what squish's program has left of a run that did not end: the manifest names the first shards' tensors."""
+    if not store.exists(PROGRESS):
+        return
+    raw = store.read(PROGRESS, _MOST_PROGRESS, "npydir.progress")
+    noted = strict_json(raw, "npydir.progress", "npydir.progress", PROGRESS)
+    done, total = noted.get("completed_shards"), noted.get("total_shards")
+    if not isinstance(done, list) or not isinstance(total, int) or isinstance(total, bool):
+        raise FormatError("npydir.progress", "expected completed_shards and total_shards, found others", where=PROGRESS)
+    if len(done) < total:
+        raise FormatError(
+            "npydir.unfinished",
+            f"expected all {total} shards of the model, found {len(done)}: squish was interrupted; let it compress the "
+            "model again",
+            where=PROGRESS,
+        )
+
+
 def _require_files(size: int, groups: int) -> None:
     """Refuse a manifest that names more tensors than there are files of, before it is parsed.
 
@@ -117,7 +139,7 @@ def _tensor(name: str, group: Group, entry: Entry | None, reading: _Reading) -> 
     tensor = _form_of(name, form, group, entry, reading)
     _check_sentinel(tensor, form, group, reading)
     for other in FORMS:
-        if other is not form and other.in_group(group):
+        if other.in_group(group) and not set(other.suffixes) <= set(form.suffixes):
             _check_other(tensor, other, group, entry, reading)
     reading.unused += [f"{group.key}: {what}" for what in group.foreign.values()]
     return tensor

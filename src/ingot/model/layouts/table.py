@@ -21,6 +21,7 @@ LAYOUTS: Registry[_Family] = Registry(
         ("dense", "ingot.model.layouts.dense:DenseLayout"),
         ("affine", "ingot.model.layouts.affine:AffineLayout"),
         ("palette", "ingot.model.layouts.palette:PaletteLayout"),
+        ("scaled_codebook", "ingot.model.layouts.scaled_codebook:ScaledCodebookLayout"),
         ("sparse_csr", "ingot.model.layouts.sparse:CsrLayout"),
         ("sparse_coo", "ingot.model.layouts.sparse:CooLayout"),
         ("sparse_mask", "ingot.model.layouts.sparse:MaskLayout"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 
+from ingot.codecs.table import CODECS
 from ingot.errors import UsageError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import AffineLayout
@@ -70,4 +71,7 @@ def kept(path: str | PathLike[str], tier: Tier) -> Kept:
 
 
 def _bits(tensor: Tensor) -> int:
-    return int(tensor.params["bits"]) if tensor.codec == AffineLayout.codec else _FEW
+    """Return the bits of a code; of other codecs that round as few as 4, which no tier takes as they are."""
+    if tensor.codec == AffineLayout.codec:
+        return int(tensor.params["bits"])
+    return _FEW if tensor.codec not in CODECS or CODECS[tensor.codec].lossless else int(tensor.params.get("bits", 4))

@@ -1,0 +1,236 @@
+"""``with_low_rank``: a product of two thin matrices added to what another codec stores (``spec/with_low_rank.md``).
+
+What a quantizer of few bits loses of a matrix is in good part of low rank; MiLo stores it so (arXiv:2504.02658).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import Encoder, Rows, decode_by_rows, forget, held, ready, scratch
+from ingot.codecs.table import CODECS, LOW_RANK, WITH_LOW_RANK
+from ingot.codecs.wrap.low_rank import FACTORS, LowRankCodec, LowRankReader, product_into
+from ingot.codecs.wrap.low_rank_fit import factors
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import cast, cast_into, float_name
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.base import matrix_shape
+from ingot.model.layouts.ids import codec_named, codec_of, file_id
+from ingot.model.slices import pass_over
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+ID = WITH_LOW_RANK
+VERSION = 1
+LEFT, RIGHT = "left", "right"
+OPTIONS = ("rank", "error", "factors", "inner", "options")
+RANK = 8
+_SCRATCH = 1 << 18
+
+
+def added_into(base: Array, correction: Array, out: Array) -> None:
+    """Write ``base + correction``, both f32, into ``out``: one sum in f32, rounded once.
+
+    Raises ``CodecError`` ``with_low_rank.overflow`` where finite numbers give a value past the range of ``out.dtype``.
+    """
+    sound = np.isfinite(base) & np.isfinite(correction)
+    with np.errstate(over="ignore", invalid="ignore"):
+        base += correction
+        cast_into(base, out)
+    if bool((sound & ~np.isfinite(cast(out, "f32"))).any()):
+        raise CodecError(f"{ID}.overflow", f"expected sums that {float_name(out)} can hold")
+
+
+class CorrectedReader(Rows):
+    """Sequential decoding: rows of the inner codec, and the product's."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        inner, correction = _checked(tensor)
+        self._inner, self._correction = CODECS[inner.codec].reader(inner), LowRankReader(correction)
+        self._cols, self._where = tensor.matrix_shape[1], tensor.name
+        self._step = max(1, _SCRATCH // max(self._cols, 1))
+
+    def fill(self, out: Array) -> None:
+        for start in range(0, len(out) if out.size else 0, self._step):
+            target = out[start : start + self._step]
+            base, correction = np.empty(target.shape, np.float32), np.empty(target.shape, np.float32)
+            self._inner.read_into(base)
+            self._correction.read_into(correction)
+            try:
+                added_into(base, correction, target)
+            except CodecError as error:
+                raise error.at(self._where) from None
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them."""
+        pass_over(self._inner, count, self._cols, np.dtype(np.float32))
+        self._correction.skip(count)
+
+    def finish(self) -> None:
+        self._inner.finish()
+        self._correction.finish()
+
+
+class CorrectedEncoder:
+    """Gives the matrix to an inner encoder, and factors what that loses; both are kept until they are written."""
+
+    codec: str = ID
+    fit_passes: int = 1
+    step: int = 1
+    single_chunk: bool = True
+    lossless: bool = False
+
+    def __init__(self, matrix: tuple[int, int], inner: Encoder, most: int, error: float | None, kind: str) -> None:
+        self._inner, self._most, self._error, self._kind = inner, most, error, kind
+        self._factors: tuple[Array, Array] | None = None
+        self.params: Mapping[str, Any] = self._stated(None)
+        (rows, cols), width = matrix, numpy_dtype(kind).itemsize
+        self.scratch = scratch(inner) + 8 * (2 * (rows + cols) * (most + 8) + 512 * cols) + 8 * rows * cols
+        self.parts: tuple[PartSpec, ...] = (
+            *inner.parts,
+            PartSpec(LEFT, kind, None, limit=rows * most * width),
+            PartSpec(RIGHT, kind, None, limit=cols * most * width),
+        )
+
+    def _stated(self, rank: int | None) -> Mapping[str, Any]:
+        return {
+            "codec_version": VERSION,
+            **({} if rank is None else {"rank": rank}),
+            "inner": file_id(self._inner.codec),
+            "inner_params": dict(self._inner.params),
+            "dtype": str(self._inner.params["dtype"]),
+        }
+
+    @property
+    def held(self) -> int:
+        return held(self._inner)
+
+    def ready(self) -> None:
+        ready(self._inner)
+
+    def forget(self) -> None:
+        self._factors = None
+        forget(self._inner)
+
+    def fit_pass(self, rows: Array) -> None:
+        """Encode, and factor the residual.
+
+        Raises ``CodecError``: ``with_low_rank.non-finite``, ``with_low_rank.factor-overflow``, and what the inner
+        encoder raises.
+        """
+        if not np.isfinite(cast(rows, "f32")).all():
+            raise CodecError(
+                f"{ID}.non-finite", "expected finite values, found NaN or infinity; keep this tensor dense"
+            )
+        for _ in range(self._inner.fit_passes):
+            self._inner.fit_pass(rows)
+        decoded = np.empty(rows.shape, np.float32)
+        if rows.size:
+            self._inner.decode(self._inner.encode(rows), decoded)
+        left, right = factors(cast(rows, "f32") - decoded, self._most, self._error)
+        with np.errstate(over="ignore"):
+            self._factors = cast(left, self._kind), cast(right, self._kind)
+        if not all(np.isfinite(cast(factor, "f32")).all() for factor in self._factors):
+            raise CodecError(f"{ID}.factor-overflow", f"expected factors that {self._kind} can hold; take f32")
+        self.params = self._stated(len(right))
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        if self._factors is None:
+            raise ValueError("expected a fit pass before encoding")
+        left, right = self._factors
+        return {**self._inner.encode(rows, start), LEFT: left.copy(), RIGHT: right.copy()}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        if not out.size:
+            return
+        base, correction = np.empty(out.shape, np.float32), np.empty(out.shape, np.float32)
+        self._inner.decode({role: data for role, data in parts.items() if role not in (LEFT, RIGHT)}, base)
+        left, right = (cast(parts[role], "f32") for role in (LEFT, RIGHT))
+        product_into(left.reshape(len(out), -1), right.reshape(-1, out.shape[1]), correction)
+        added_into(base, correction, out)
+
+
+class CorrectedCodec:
+    """Another codec's values, plus a product of two thin matrices."""
+
+    id: ClassVar[str] = ID
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``with_low_rank.params``, ``.inner``, those of ``low_rank`` and of the inner codec."""
+        _checked(tensor)
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Return the sums in f32, f16 or bf16, rounded once from f32."""
+        return decode_by_rows(self, tensor, dtype, out)
+
+    def reader(self, tensor: Tensor) -> CorrectedReader:
+        return CorrectedReader(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CorrectedEncoder:
+        """Prepare to encode. Options, all with defaults:
+
+        ``rank`` the largest (8), ``error`` as of ``low_rank`` (none), ``factors`` f32, f16 or bf16 (f32); ``inner`` the
+        codec of the matrix (affine), ``options`` of that.
+        """
+        source = resolve_dtype(dtype).name
+        if source not in FACTORS:
+            raise UnsupportedError(f"expected weights of type {', '.join(FACTORS)}, found {source}", rule=f"{ID}.dtype")
+        unknown = sorted(str(key) for key in options if key not in OPTIONS)
+        if unknown:
+            raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+        most, error, kind = options.get("rank", RANK), options.get("error"), options.get("factors", "f32")
+        if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= 2**31:
+            raise _wrong("rank of at least 0", most)
+        if error is not None and (not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < 1):
+            raise _wrong("error from 0 to below 1", error)
+        if kind not in FACTORS:
+            raise _wrong(f"factors {', '.join(FACTORS)}", kind)
+        name, within = codec_named(options.get("inner", "affine")), options.get("options", {})
+        if name not in _INNER or not isinstance(within, Mapping):
+            raise _wrong(f"inner {', '.join(_INNER)} with a map of options", name)
+        matrix = matrix_shape(shape)
+        inner = CODECS[name].encoder(shape, dtype, within)
+        return CorrectedEncoder(matrix, inner, min(most, *matrix), error, kind)
+
+
+_INNER = ("affine", "palette", "scaled_codebook")
+"""Codecs that may store the matrix."""
+
+
+def _checked(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the inner codec stores and the product, as tensors of their own."""
+    params = tensor.params
+    if params.get("codec_version") != VERSION or params.get("dtype") != tensor.dtype or tensor.dtype not in FACTORS:
+        raise _bad(tensor, f"codec_version {VERSION} and a float dtype, that of the tensor", dict(params))
+    name, within = params.get("inner"), params.get("inner_params")
+    codec = codec_of(name) if isinstance(name, str) else ""
+    if codec not in _INNER or not isinstance(within, Mapping):
+        raise CodecError(
+            f"{ID}.inner",
+            f"expected inner {', '.join(file_id(known) for known in _INNER)} with inner_params, found {name!r:.80}",
+            where=tensor.name,
+        )
+    parts = {role: part for role, part in tensor.parts.items() if role not in (LEFT, RIGHT)}
+    inner = replace(tensor, codec=codec, params=within, parts=parts, decoder=CODECS[codec])
+    CODECS[codec].check(inner)
+    thin = {role: part for role, part in tensor.parts.items() if role in (LEFT, RIGHT)}
+    stated = {"codec_version": VERSION, "rank": params.get("rank"), "dtype": "f32"}
+    correction = replace(tensor, dtype="f32", codec=LOW_RANK, params=stated, parts=thin, decoder=LowRankCodec())
+    LowRankCodec().check(correction)
+    return inner, correction
+
+
+def _bad(tensor: Tensor, expected: str, found: object) -> CodecError:
+    return CodecError(f"{ID}.params", f"expected {expected}, found {str(found)[:80]!r}", where=tensor.name)
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")
