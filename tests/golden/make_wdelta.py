@@ -43,6 +43,9 @@ def valid() -> dict[str, tuple[Made, int]]:
     reversed_records.records.reverse()
     interleaved = sparse(sparse(Made(), "a"), "b")
     interleaved.records[1], interleaved.records[2] = interleaved.records[2], interleaved.records[1]
+    matrices = three(Made())
+    shapes = ([3, 1], [1, 3], [3, 1], [1, 2], [1, 1, 2], [2], [], [1, 1], [1, 9])
+    matrices.records[:] = [replace(item, shape=shape) for item, shape in zip(matrices.records, shapes, strict=True)]
     extra = sparse(Made())
     extra.tensors["x"] |= {"note": [1, {"a": None}], "base_dtype": "float16"}
     bare = sparse(Made())
@@ -75,6 +78,7 @@ def valid() -> dict[str, tuple[Made, int]]:
         "int4-v2-of-layout-1": (int4(Made()), 2),
         "records-in-reverse": (reversed_records, 1),
         "records-interleaved": (interleaved, 1),
+        "matrix-records": (matrices, 1),
         "mixed-strategies": (three(Made()), 2),
         "unknown-fields": (extra, 1),
         "no-sparsity": (bare, 1),
@@ -300,7 +304,8 @@ def _reject_records() -> dict[str, bytes]:
         "wdelta.record-dtype+long": record(sparse, 1, dtype="float32, (1000000000,)"),
         "wdelta.record-dtype+32-bit-indices": record(sparse, 0, dtype="int32", data=bytes(12)),
         "wdelta.record-dtype+32-bit-outliers-in-layout-1": int4(Made(), index="int32").file(2),
-        "wdelta.record-shape+two-dimensions": record(sparse, 1, shape=[3, 1]),
+        "wdelta.record-shape+two-dimensions": record(quantized, 0, shape=[2, 1], data=bytes(4)),
+        "wdelta.record-shape+past-63-bits": record(sparse, 1, shape=[2**32, 2**32]),
         "wdelta.record-shape+none": record(sparse, 1, shape=[], data=bytes(4)),
         "wdelta.record-shape+huge-rank": record(sparse, 1, shape=[0] * 300),
         "wdelta.record-shape+values": record(sparse, 1, data=bytes(8)),

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ingot.core.checked import MAX_RANK, element_count
 from ingot.errors import FormatError
 from ingot.formats.wdelta.header import Entry
 from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, head_size
@@ -143,12 +144,16 @@ def _read_head(source: ByteSource, position: int, end: int, longest: int, where:
     name = taken.text(LONGEST_FIELD, "wdelta.record-foreign", "a field's name")
     dtype = taken.text(LONGEST_DTYPE, "wdelta.record-dtype", "an element type")
     rank = taken.number("I")
-    if rank != 1:
-        raise FormatError(
-            "wdelta.record-shape", f"expected one dimension, found {rank}", where=f"{where}: {tensor[:200]}: {name}"
-        )
-    count, length = taken.number("Q"), taken.number("Q")
-    return Head(tensor, name, dtype, count, length), taken.position
+    spot = f"{where}: {tensor[:200]}: {name}"
+    if rank > MAX_RANK:
+        raise FormatError("wdelta.record-shape", f"expected at most {MAX_RANK} dimensions, found {rank}", where=spot)
+    if rank > 1:  # every writer has one
+        rest = position + taken.position
+        sizes = _Head(read_bytes(source, rest, min(8 * rank + 8, end - rest)), where)
+        count = element_count([sizes.number("Q") for _ in range(rank)], "wdelta.record-shape", spot)
+        return Head(tensor, name, dtype, count, sizes.number("Q")), taken.position + sizes.position
+    count = taken.number("Q") if rank else 1
+    return Head(tensor, name, dtype, count, taken.number("Q")), taken.position
 
 
 def _check_head(head: Head, entry: Entry, where: str) -> None:
