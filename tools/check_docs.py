@@ -6,7 +6,8 @@
 Checked: relative links and their anchors; paths and make targets named in the text; every ``ingot ...`` command line
 parses; Python and TOML blocks compile; the table of formats and codecs equals ``ingot formats``; every rule that the
 source raises is on a spec page and every rule on a spec page is in the source; the version is the same everywhere; the
-tables of benchmarks and of the demo are those that ``tools/bench_table.py`` renders.
+tables of benchmarks and of the demo are those that ``tools/bench_table.py`` renders; every test that the page of
+statements names is there.
 """
 
 from __future__ import annotations
@@ -335,6 +336,37 @@ def check_index(root: Path) -> Iterator[str]:
             yield f"spec/README.md: does not list {page.name}"
 
 
+def named_tests(root: Path) -> list[str]:
+    """Return the tests that the page of statements names, as pytest takes them."""
+    page = root / "spec" / "conformance.md"
+    return re.findall(r"tests/[\w/.-]+\.py::\w[\w:]*(?:\[[^]\n]*\])?", page.read_text("utf-8")) if page.exists() else []
+
+
+def check_named_tests(root: Path) -> Iterator[str]:
+    """Every test that ``spec/conformance.md`` names is in its file, or in a suite that its class is derived from."""
+    suites = _tests_of(*sorted((root / "src" / "ingot" / "testing").glob("*.py")))
+    for name in dict.fromkeys(re.sub(r"\[.*", "", name) for name in named_tests(root)):
+        path, _, test = name.partition("::")
+        own, _, method = test.rpartition("::")
+        held = _tests_of(root / path) if (root / path).exists() else {}
+        inherited = {each for base in held.get(own, (set(), ()))[1] for each in suites.get(base, (set(), ()))[0]}
+        if own not in held or method not in held[own][0] | inherited:
+            yield f"spec/conformance.md: no such test: {name}"
+
+
+def _tests_of(*paths: Path) -> dict[str, tuple[set[str], tuple[str, ...]]]:
+    """Return the tests of files by class, "" for those of no class, each with the names of the class's bases."""
+    found: dict[str, tuple[set[str], tuple[str, ...]]] = {"": (set(), ())}
+    for path in paths:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                found[""][0].add(node.name)
+            elif isinstance(node, ast.ClassDef):
+                bases = tuple(base.id for base in node.bases if isinstance(base, ast.Name))
+                found[node.name] = ({item.name for item in node.body if isinstance(item, ast.FunctionDef)}, bases)
+    return found
+
+
 def check_version(root: Path) -> Iterator[str]:
     """Package, build file and changelog state one version."""
     import ingot
@@ -354,7 +386,7 @@ def faults(root: Path) -> list[str]:
         place = document.path.relative_to(root)
         checks = (check_links(document), check_paths(document, root), check_blocks(document), check_commands(document))
         found += [f"{place}: {fault}" for check in checks for fault in check]
-    for check in (check_rules, check_tables, check_index, check_version):
+    for check in (check_rules, check_tables, check_index, check_named_tests, check_version):
         found += check(root)
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -154,3 +156,32 @@ def test_versions(check_docs, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "9.9.9"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [9.9.8] - unreleased\n")
     assert len(list(check_docs.check_version(tmp_path))) == 2
+
+
+def test_tests_that_are_named(check_docs, tmp_path):
+    for folder in ("spec", "tests", "src/ingot/testing"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/ingot/testing/suites.py").write_text("class Suite:\n    def test_shared(self): ...\n")
+    (tmp_path / "tests/test_a.py").write_text(
+        "def test_one(): ...\n\nclass TestMine(Suite):\n    def test_own(self): ...\n"
+    )
+    named = ("test_one", "test_one[a.b+c d]", "TestMine::test_own", "TestMine::test_shared")
+    gone = ("test_two", "TestMine::test_one", "TestOther::test_own", "test_own")
+    rows = [f"| 1 | x | tests/test_a.py::{name} | — |" for name in (*named, *gone)]
+    (tmp_path / "spec/conformance.md").write_text("\n".join([*rows, "| 2 | x | tests/test_b.py::test_one | — |"]))
+    faults = list(check_docs.check_named_tests(tmp_path))
+    assert [fault.rpartition(" ")[2] for fault in faults] == [
+        *(f"tests/test_a.py::{name}" for name in gone),
+        "tests/test_b.py::test_one",
+    ]
+
+
+@pytest.mark.slow
+def test_every_named_test_can_be_run(check_docs):
+    """With its parameters: pytest collects each, or says that there is none."""
+    named = list(dict.fromkeys(check_docs.named_tests(check_docs.ROOT)))
+    assert len(named) > 100
+    options = ["-q", "--collect-only", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    command = [sys.executable, "-m", "pytest", *options, *named]
+    done = subprocess.run(command, cwd=check_docs.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
