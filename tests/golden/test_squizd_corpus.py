@@ -76,7 +76,7 @@ def test_valid_files_verify_and_give_weights(stem: str) -> None:
     expected |= {"squizd.unused-sparsity-crc"} if stem in ("toy", "toy-usual-names") else set()
     expected -= {"squizd.no-directory"} if stem == "eagle-nameless" else set()
     without = any(word in stem for word in ("nameless", "digests-none", "toy"))
-    unread = {"part.no-digest", "draft.missing"} if without else set[str]()
+    unread = {"part.no-digest", "draft.nameless"} if without else set[str]()
     unread |= set() if stem == "manifest-digest" else {"format.no-manifest-digest"}
     for strict in (False, True):
         findings = ingot.verify(path_of("valid", stem), strict=strict)

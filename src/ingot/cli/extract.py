@@ -81,7 +81,7 @@ def command(
         figures["layer"] = dataclasses.asdict(extract_layer(path, layer, out, opset=opset, overwrite=overwrite))
     if draft is not None:
         shape = extract_draft(path, draft, format=format, overwrite=overwrite)
-        figures["draft"] = {"path": draft, **dataclasses.asdict(shape)}
+        figures["draft"] = {"path": draft, **({} if shape is None else dataclasses.asdict(shape))}
     if coreml:
         figures["coreml"] = {"path": str(extract_coreml(path, cache))}
     if json:
@@ -89,6 +89,9 @@ def command(
         return
     if draft is not None:
         head = figures["draft"]
+        if "layers" not in head:
+            print(f"{printable(draft)}: draft head without names")
+    if draft is not None and "layers" in figures["draft"]:
         print(
             f"{printable(draft)}: draft head, {head['layers']} layer(s), hidden size {head['hidden']}, vocabulary "
             f"{head['draft_vocab']} of {head['vocab']}"

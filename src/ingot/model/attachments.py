@@ -17,6 +17,8 @@ class Attachments:
     ----------
     draft : mapping of name to Tensor, optional
         The tensors of a speculative-decoding draft head, under the names of its own checkpoint.
+    draft_vocab : int
+        The vocabulary that the file states of a head, where its tensors do not tell.
     coreml : Part, optional
         The bytes of a zipped Core ML package.
     program : mapping of path to Part, optional
@@ -26,6 +28,7 @@ class Attachments:
     draft: Mapping[str, Tensor] | None = None
     coreml: Part | None = None
     program: Mapping[str, Part] | None = None
+    draft_vocab: int = 0
 
     def kinds(self) -> Iterator[str]:
         """Yield the names of those that are there."""

@@ -21,7 +21,7 @@ from ingot.core.rename import exchange
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.model.part import Part
-from ingot.ops.convert.draft import DraftShape, check_draft
+from ingot.ops.convert.draft import DraftShape, check_head
 from ingot.ops.destination import destination
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.save import plan_tensors, save_planned
@@ -165,7 +165,9 @@ def default_cache() -> Path:
     return Path(chosen) if chosen else user_cache_path("ingot", appauthor=False)
 
 
-def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, overwrite: bool = False) -> DraftShape:
+def extract_draft(
+    path: AnyPath, out: AnyPath, *, format: str | None = None, overwrite: bool = False
+) -> DraftShape | None:
     """Write the draft head of the artifact ``path`` to ``out`` (a file by its suffix, or a folder), names included.
 
     Raises
@@ -181,7 +183,7 @@ def extract_draft(path: AnyPath, out: AnyPath, *, format: str | None = None, ove
         if draft is None:
             raise no_attachment("draft", path)
         with located(str(path)):
-            shape = check_draft(draft)
+            shape = check_head(draft)
         target_place = destination(out, format)
         target = target_place.format
         tensors = {

@@ -16,6 +16,7 @@ from ingot.formats.squizd.layout import COREML_HEADER, COREML_MAGIC, DRAFT_HEADE
 from ingot.formats.squizd.place import Placement, lay_out, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
 from ingot.model.bytesource import Buffer, Sink
+from ingot.model.draft import is_nameless
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.part import Part, StoredReader
 from ingot.model.spec import TensorSpec
@@ -45,6 +46,8 @@ def draft_specs(draft: Mapping[str, Tensor]) -> list[TensorSpec]:
 
 def draft_layers(names: Sequence[str]) -> int:
     """Return the number of decoder layers of a draft head: numbered ones, or EAGLE-3's single ``midlayer``."""
+    if is_nameless(names):
+        return len({name.split(".")[1] for name in names})
     numbers = {layer for name in names if (layer := layer_of(name)) is not None}
     return len(numbers) or int(any(name.startswith("midlayer.") for name in names))
 
@@ -64,7 +67,7 @@ def draft_placement(draft: Mapping[str, Tensor]) -> Placement:
 
 
 def write_draft(
-    sink: Sink, draft: Mapping[str, Tensor], start: int, digest: str | None
+    sink: Sink, draft: Mapping[str, Tensor], start: int, digest: str | None, vocab: int = 0
 ) -> tuple[DraftMeta, str | None]:
     """Write the section: magic, number of layers, blocks, scale tables, a directory of its own.
 
@@ -85,7 +88,7 @@ def write_draft(
     tail = section.finish()
     data = build(Directory(VERSION, section.entries))
     sink.write_at(tail, data)
-    meta = DraftMeta(start, tail + len(data) - start, layers, draft_vocab(draft))
+    meta = DraftMeta(start, tail + len(data) - start, layers, draft_vocab(draft) or vocab)
     return meta, None if digest is None else checksums.digest(digest, data)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ingot.core import checksums
@@ -39,9 +39,10 @@ from ingot.formats.squizd.section_reader import (
     skip_zeros,
 )
 from ingot.formats.squizd.tensors import Located, tensors_of
-from ingot.formats.squizd.walk import end_of, matrices_of, name_blocks, walk
+from ingot.formats.squizd.walk import SCALED, Walked, end_of, matrices_of, name_blocks, walk
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import ByteSource
+from ingot.model.draft import names_by_shape
 from ingot.model.features import KNOWN, Flags
 from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, read_bytes
@@ -61,6 +62,7 @@ class _Read:
     notes: Notes
     verify: bool
     remarks: Notes = field(default_factory=list)
+    scaled: int = 0  # quantized matrices of a model without names
 
     @property
     def where(self) -> str:
@@ -109,16 +111,17 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         check_directory(directory, raw, head, state.where)
     if directory is None:
         _require_none_lost(state, start)
-        located = _without_directory(state, places)
+        located = _without_directory(state, places, tail)
         starts = _masks(state)
     else:
         located = locate(source, directory, state.layers, places, state.notes, state.where)
         starts = masks_by_layer(located, directory)
     _check_flags(state, located)
+    main = places
     if not places:
         places = [(place + TABLE_HEADER, 0) for place in (start, behind)]  # where the tables would be
     _check_index_scales(state, places, starts)
-    attachments, tail = _appendices(state, directory, tail)
+    attachments, tail = _appendices(state, directory, tail, main)
     _check_end(state, tail)
     return Catalog(
         tensors=tensors_of(file, located, verify=verify),
@@ -142,7 +145,7 @@ def _tables(state: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
     return tables(state.source, start, state.where)
 
 
-def _without_directory(state: _Read, places: Sequence[tuple[int, int]]) -> dict[str, Located]:
+def _without_directory(state: _Read, places: Sequence[tuple[int, int]], tail: int) -> dict[str, Located]:
     state.remarks.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
     masks = _masks(state)
     spans = [(start, masks.get(layer, end)) for layer, (start, end) in enumerate(state.layers)]
@@ -154,7 +157,9 @@ def _without_directory(state: _Read, places: Sequence[tuple[int, int]]) -> dict[
         state.remarks.append(
             ("squizd.masks-apart", "masks do not tell which matrices and bits they are for: weights are as stored")
         )
-    return name_blocks(state.source, blocks, places, state.where, pruned=pruned)
+    state.scaled = sum(walked.block.magic in SCALED for walked in blocks)
+    share = (0, _draft_entries(state, tail))
+    return name_blocks(state.source, blocks, places, state.where, pruned=pruned, share=share)
 
 
 def _mask_bytes(state: _Read, layer: int, at: int) -> bytes:
@@ -205,26 +210,36 @@ def _check_index_scales(state: _Read, places: Sequence[tuple[int, int]], masks: 
             )
 
 
-def _appendices(state: _Read, directory: Directory | None, tail: int) -> tuple[Attachments, int]:
+def _appendices(
+    state: _Read, directory: Directory | None, tail: int, main: Sequence[tuple[int, int]]
+) -> tuple[Attachments, int]:
     draft, coreml = None, None
     if state.has(Flags.EAGLE):
         meta = state.header.draft
-        if meta.offset < tail or meta.length > state.source.size - meta.offset or meta.length < DRAFT_HEADER:
-            raise state.refuse(
-                "squizd.draft-out-of-bounds",
-                f"expected a draft head between byte {tail} and the file's end {state.source.size}, found "
-                f"{meta.length} bytes at {meta.offset}",
-            )
+        _check_draft_place(state, tail)
         note_gaps(state.source, [], [(tail, meta.offset)], state.remarks, _BETWEEN)
-        draft = tensors_of(state.file, _draft(state, directory), verify=state.verify)
+        draft = tensors_of(state.file, _draft(state, directory, main), verify=state.verify)
         tail = meta.offset + meta.length
     if state.has(Flags.ANE_COREML):
         coreml, tail = _coreml(state, directory, tail)
-    return Attachments(draft, coreml), tail
+    return Attachments(draft, coreml, draft_vocab=state.header.draft.vocab if draft is not None else 0), tail
 
 
-def _draft(state: _Read, directory: Directory | None) -> dict[str, Located]:
-    """Locate the tensors of the draft head in its section."""
+def _check_draft_place(state: _Read, tail: int) -> None:
+    meta = state.header.draft
+    if meta.offset < tail or meta.length > state.source.size - meta.offset or meta.length < DRAFT_HEADER:
+        raise state.refuse(
+            "squizd.draft-out-of-bounds",
+            f"expected a draft head between byte {tail} and the file's end {state.source.size}, found "
+            f"{meta.length} bytes at {meta.offset}",
+        )
+
+
+def _draft(state: _Read, directory: Directory | None, main: Sequence[tuple[int, int]]) -> dict[str, Located]:
+    """Locate the tensors of the draft head in its section; a head without tables has its entries in the ``main`` ones.
+
+    These are the last ones then: one for each quantized matrix, in the order of the blocks.
+    """
     source, meta, where = state.source, state.header.draft, f"{state.where}: draft head"
     end = meta.offset + meta.length
     head = read_bytes(source, meta.offset, DRAFT_HEADER)
@@ -238,7 +253,7 @@ def _draft(state: _Read, directory: Directory | None) -> dict[str, Located]:
             where=where,
         )
     span = (meta.offset + DRAFT_HEADER, end)
-    blocks = walk(source, [span], where, stops=(SCALES_MAGIC, DIRECTORY_MAGIC))
+    blocks = _draft_blocks(state)
     if not blocks:
         raise FormatError("squizd.draft-missing", "expected weight blocks in the draft head, found none", where=where)
     behind = end_of(blocks, span[0])
@@ -257,8 +272,31 @@ def _draft(state: _Read, directory: Directory | None) -> dict[str, Located]:
         if algorithm is not None:
             checksums.check(stated, checksums.digest(algorithm, raw), "squizd.draft-digest", where)
     if own is None:
-        return name_blocks(source, blocks, places, where, "draft")
+        before = 0 if places or directory is not None else state.scaled
+        located = name_blocks(source, blocks, places or main, where, "draft", share=(before, 0))
+        names = names_by_shape([(item.spec.shape, item.spec.dtype) for item in located.values()], layers)
+        return {
+            name: replace(item, spec=replace(item.spec, name=name))
+            for name, item in zip(names, located.values(), strict=True)
+        }
     return locate(source, own, [(span[0], behind)], places, state.notes, where)
+
+
+def _draft_blocks(state: _Read) -> list[Walked]:
+    meta = state.header.draft
+    span = (meta.offset + DRAFT_HEADER, meta.offset + meta.length)
+    return walk(state.source, [span], f"{state.where}: draft head", stops=(SCALES_MAGIC, DIRECTORY_MAGIC))
+
+
+def _draft_entries(state: _Read, tail: int) -> int:
+    """Return how many entries of the main tables are those of a draft head without tables of its own."""
+    if not state.has(Flags.EAGLE):
+        return 0
+    _check_draft_place(state, tail)
+    blocks = _draft_blocks(state)
+    behind = end_of(blocks, state.header.draft.offset + DRAFT_HEADER)
+    own = tables(state.source, behind, f"{state.where}: draft head")[0]
+    return 0 if own else sum(walked.block.magic in SCALED for walked in blocks)
 
 
 def _coreml(state: _Read, directory: Directory | None, tail: int) -> tuple[Part, int]:

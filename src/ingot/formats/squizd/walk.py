@@ -33,7 +33,7 @@ from ingot.model.spec import PartSpec, TensorSpec
 
 MAX_BLOCKS = 1 << 20
 _SCALE = "f32"
-_SCALED = (INT4, INT2, ASTC)
+SCALED = (INT4, INT2, ASTC)
 
 _IN_LAYER = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.qkv_proj",
@@ -108,8 +108,11 @@ def name_blocks(
     where: str,
     stem: str = "layers",
     pruned: Places | None = None,
+    share: tuple[int, int] = (0, 0),
 ) -> dict[str, Located]:
     """Give every block a name, its scale entries, and its mask where ``pruned`` has one.
+
+    ``share`` are the entries of the tables' first round that are for other blocks, before and behind those of these.
 
     Raises
     ------
@@ -117,8 +120,9 @@ def name_blocks(
         ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-id``, ``squizd.scale-rounds``,
         ``squizd.sub-blocks``.
     """
-    scaled = [walked for walked in blocks if walked.block.magic in _SCALED]
-    firsts, seconds = rounds_of(source, tables, len(scaled), where)
+    scaled = [walked for walked in blocks if walked.block.magic in SCALED]
+    firsts, seconds = rounds_of(source, tables, share[0] + len(scaled) + share[1], where)
+    firsts = firsts[share[0] : share[0] + len(scaled)]
     entries = assigned(firsts, [walked.layer for walked in scaled], _usual_names, where)
     by_offset = {walked.offset: entry for walked, entry in zip(scaled, entries, strict=True)}
     names: dict[str, Located] = {}

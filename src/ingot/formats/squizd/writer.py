@@ -117,7 +117,7 @@ class SquizdWriter:
         if attached.draft is not None:
             start = align(end)
             self._sink.write_at(end, bytes(start - end))
-            draft, draft_digest = write_draft(self._sink, attached.draft, start, digest)
+            draft, draft_digest = write_draft(self._sink, attached.draft, start, digest, attached.draft_vocab)
             end = start + draft.length
         if attached.coreml is not None:
             end, coreml_digest = write_coreml(self._sink, attached.coreml, end)

@@ -25,13 +25,13 @@ from ingot.model.part import Part
 from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.attachments import check_package
-from ingot.ops.convert.draft import check_draft
+from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
 
 _CHUNK = 4 << 20
-OPTIONAL = ("part.no-digest", "part.unknown-digest")
-"""Notes on what every format leaves to the writer: no errors however strict the check."""
+OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
+"""Notes on what a format leaves to the writer: no errors however strict the check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,9 @@ def _attachments(source: Source) -> Iterator[Finding]:
         findings = [item for tensor in attached.draft.values() for item in _tensor(tensor)[1]]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)
         try:
-            check_draft(attached.draft)
+            if check_head(attached.draft) is None:
+                message = "a draft head without names: its tensors were checked one by one, not against each other"
+                yield Finding("note", "draft.nameless", "draft head", message)
         except IngotError as error:
             yield _finding(error.at("draft head"), "draft head")
     if attached.coreml is not None:

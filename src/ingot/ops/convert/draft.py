@@ -15,17 +15,10 @@ import numpy as np
 
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
+from ingot.model.draft import IN_DRAFT, MATRICES, NORMS, TO_TARGET, is_nameless
 from ingot.model.tensor import Tensor
 
-TO_TARGET, IN_DRAFT = "d2t", "t2d"
-"""Names of the mapping between vocabularies: an offset per draft token, and a mask over the target's tokens."""
-
 _LAYER = re.compile(r"(?:midlayer|layers\.([0-9]{1,4}))\.(.+)")
-_MATRICES = (
-    *(f"self_attn.{one}_proj.weight" for one in "qkvo"),
-    *(f"mlp.{one}_proj.weight" for one in ("gate", "up", "down")),
-)
-_LAYER_NORMS = ("hidden_norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight")
 # A head reads the inputs of three of its target's layers.
 _FEATURES = 3
 
@@ -49,6 +42,11 @@ class DraftShape:
     draft_vocab: int
     mapped: bool
     embedded: bool
+
+
+def check_head(tensors: Mapping[str, Tensor]) -> DraftShape | None:
+    """Check a draft head that may have no names, of which nothing is known: then None. Errors as ``check_draft``."""
+    return None if is_nameless(tensors) else check_draft(tensors)
 
 
 def check_draft(tensors: Mapping[str, Tensor]) -> DraftShape:
@@ -136,7 +134,7 @@ class _Head:
 
         The first layer takes the embedding beside the hidden state; what follows it may take the hidden state alone.
         """
-        q, k, v, o, gate, up, down = (start + name for name in _MATRICES)
+        q, k, v, o, gate, up, down = (start + name for name in MATRICES)
         attention, taken = self.matrix(q)
         if taken not in ((2 * hidden,) if first else (hidden, 2 * hidden)):
             _refuse("draft.shape", f"expected {2 * hidden} columns, found {taken}", q)
@@ -146,7 +144,7 @@ class _Head:
         inner, _ = self.matrix(gate, cols=hidden)
         self.matrix(up, inner, hidden)
         self.matrix(down, hidden, inner)
-        for name in _LAYER_NORMS:
+        for name in NORMS:
             if start + name in self._tensors:
                 self.vector(start + name, hidden)
         return attention, kv, inner

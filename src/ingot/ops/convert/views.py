@@ -9,7 +9,7 @@ from ingot.errors import UsageError
 from ingot.formats.base import Format
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.attachments import KINDS, located, require_carried
-from ingot.ops.convert.draft import check_draft
+from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.importance import read_importance
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
@@ -53,7 +53,7 @@ def viewed(opened: Checkpoint, format: Format, options: ConvertOptions, without:
         view = detach(view, stay)
     if view.attachments.draft is not None and "draft" not in paths:
         with located("draft head"):
-            check_draft(view.attachments.draft)
+            check_head(view.attachments.draft)
     if paths:
         view = attach(view, **paths)
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]

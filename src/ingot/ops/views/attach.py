@@ -14,7 +14,7 @@ from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.view import derived
 from ingot.ops.attachments import located, no_attachment, pack_package
-from ingot.ops.convert.draft import check_draft
+from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
 
 AnyPath = str | PathLike[str]
@@ -55,7 +55,8 @@ def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
     """Return the checkpoint without its attachments of some kinds: ``draft``, ``coreml``, ``program``."""
     tensors, chosen = Lazy(checkpoint, checkpoint.__getitem__), sorted(kinds)
     view = derived(checkpoint, tensors, detach, chosen, chosen)
-    view.attachments = replace(checkpoint.attachments, **dict.fromkeys(chosen))
+    gone: dict[str, Any] = dict.fromkeys(chosen)
+    view.attachments = replace(checkpoint.attachments, **gone)
     return view
 
 
@@ -101,7 +102,7 @@ class _Opened:
         if kind == "draft":
             head = checkpoint_of(source)
             with located(str(path)):
-                check_draft(head)
+                check_head(head)
             self.attachments = replace(self.attachments, draft=head)
         else:
             self.attachments = replace(self.attachments, program=_program(source, path))

@@ -13,6 +13,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
+from ingot.ops.attachments import extract_draft
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Entry = tuple[int, float, float]
@@ -230,3 +231,67 @@ def test_masks_that_fit_both_readings_or_none_are_refused(tmp_path: Path) -> Non
     both = sparse_layer((1, 1), whole=True)
     assert rule_of(sparse_file(tmp_path, [both], 0.7)) == "squizd.sparse-ambiguous"
     assert rule_of(sparse_file(tmp_path, [(*both[:2], bytes(5))], 0.5)) == "squizd.sparse-masks"
+
+
+def draft_payload(blocks: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, Array], list[Entry]]:
+    """Section 7.2: a head's blocks, matrices as INT4 and vectors as float32; what they hold, and scale entries."""
+    payload, held, entries = b"", dict[str, Array](), list[Entry]()
+    for number, (name, shape) in enumerate(blocks):
+        if len(shape) == 1:
+            held[name] = np.arange(shape[0], dtype=np.float32) + number
+            payload += npcl(held[name])
+        else:
+            matrix = codes(*shape, number)
+            held[name] = scaled(matrix, 2.0**-number)
+            payload += int4(matrix)
+            entries.append((1000 + number, 2.0**-number, 0.0))
+    return payload, held, entries
+
+
+HEAD = [
+    ("midlayer.self_attn.q_proj.weight", (6, 8)),
+    *((f"midlayer.self_attn.{name}_proj.weight", (2, 8)) for name in "kv"),
+    ("midlayer.self_attn.o_proj.weight", (4, 6)),
+    *((f"midlayer.mlp.{name}_proj.weight", (10, 4)) for name in ("gate", "up")),
+    ("midlayer.mlp.down_proj.weight", (4, 10)),
+    *((f"midlayer.{name}.weight", (4,)) for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")),
+    ("norm.weight", (4,)),
+    ("fc.weight", (4, 24)),
+    ("lm_head.weight", (12, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tables", ["main", "own"])
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_head_as_the_document_has_it_opens_verifies_extracts_and_travels(
+    tmp_path: Path, alike: bool, tables: str
+) -> None:
+    """Section 7: blocks and nothing else, so no names. By shapes where they leave one way; else as they are."""
+    blocks = [(name, (10, 4) if alike and name == "lm_head.weight" else shape) for name, shape in HEAD]
+    payload, held, entries = draft_payload(blocks)
+    own = [(1, 0.5, 0.0), *(entries if tables == "main" else [])]
+    payload += table(entries) if tables == "own" else b""
+    matrix = codes(4, 6)
+    data = document([[int4(matrix)]], INT4_FLAG | EAGLE_FLAG, own, draft=(payload, 1, 12))
+    path = write(tmp_path, data)
+    names = [f"draft.0.{number}" if alike else name for number, (name, _) in enumerate(blocks)]
+
+    def same(where: Path) -> None:
+        with ingot.open(where) as checkpoint:
+            draft = checkpoint.attachments.draft
+            assert draft is not None
+            assert sorted(draft) == sorted(names)
+            for name, expected in zip(names, held.values(), strict=True):
+                assert np.array_equal(draft[name].numpy(), expected)
+            assert checkpoint.attachments.draft_vocab == 12 if alike else True
+            assert np.array_equal(next(iter(checkpoint.values())).numpy(), scaled(matrix, 0.5))
+
+    same(path)
+    assert told(path) == OPTIONAL | ({"draft.nameless": "note"} if alike else {})
+    ingot.convert(path, tmp_path / "b.squizd")
+    same(tmp_path / "b.squizd")
+    extract_draft(tmp_path / "b.squizd", tmp_path / "head.safetensors")
+    for name, value in zip(names, held.values(), strict=True):
+        assert np.array_equal(values(tmp_path / "head.safetensors")[name], value)
+    ingot.convert(path, tmp_path / "c.squizd", draft=tmp_path / "head.safetensors")
+    assert "error" not in {item.level for item in ingot.verify(tmp_path / "c.squizd")}
