@@ -25,7 +25,7 @@ description = "all"
 label = "all"
 match = ["*"]
 min_ndim = 2
-codec = "quantized_group"
+codec = "affine"
 options = { bits = 4, group = 16 }
 """
 

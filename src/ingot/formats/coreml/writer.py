@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.core import checksums
-from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.errors import IntegrityError, UnsupportedError
 from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadata, moved_metadata
 from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
 from ingot.formats.coreml.package import MANIFEST
 from ingot.formats.coreml.patch import patched
 from ingot.formats.coreml.template import Template
+from ingot.formats.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Buffer, MemorySource, Sink, Target
@@ -62,13 +63,11 @@ class CoremlWriter:
     def __init__(self, target: Target, artifact: Artifact) -> None:
         specs = artifact.tensors
         self._target, self._specs = target, list(specs)
-        if len({spec.name for spec in specs}) != len(specs):
-            raise UsageError("expected each tensor name once", rule="writer.duplicate")
+        self._order = Order(specs)
         self._template = template_of(artifact.attachments)
         self._layout = Layout(self._template, specs)
         self._plans: list[TensorPlan] = []
         self._current: TensorPlan | None = None
-        self._written: dict[str, int] = {}
         self._held: dict[str, bytearray] = {}
         self._last: dict[str, int] = {}
         self._digests: dict[str, checksums.Hasher] = {}
@@ -76,12 +75,11 @@ class CoremlWriter:
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor; blobs that are no tensor's and lay before it are copied now."""
-        self._expect(spec.name)
+        self._order.begin(spec)
         plan = self._layout.plan(spec)
         self._copy_left(*plan.site.first_offset)
         self._layout.place(plan)
         roles = [part.role for part in spec.parts]
-        self._written = dict.fromkeys(roles, 0)
         self._last = dict.fromkeys(roles, 0)
         self._digests = {role: checksums.hasher("crc32c") for role in roles}
         self._held = {
@@ -91,33 +89,22 @@ class CoremlWriter:
 
     def write(self, role: str, data: Buffer) -> None:
         """Append to a part; small ones and zero points are held until ``end``."""
-        if self._current is None or role not in self._written:
-            raise UsageError(f"expected bytes of a part of an open tensor, found {role!r}", rule="writer.role")
-        plan, entry = self._current, self._current.entry(role)
         piece = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        if self._written[role] + piece.nbytes > entry.stored.part_length:
-            raise UsageError(
-                f"expected {entry.stored.part_length} bytes, found more", rule="writer.length", where=plan.spec.name
-            )
+        position = self._order.write(role, piece.nbytes)
+        assert self._current is not None
+        plan, entry = self._current, self._current.entry(role)
         if role in self._held:
             self._held[role] += piece
         else:
-            self._put(plan, entry, self._written[role], piece)
+            self._put(plan, entry, position, piece)
             self._digests[role].update(piece)
         if piece.nbytes:
             self._last[role] = piece[-1]
-        self._written[role] += piece.nbytes
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; the record tells where its blobs lie, and what stands in the program."""
-        plan = self._current
-        if plan is None:
-            raise UsageError("no tensor is open", rule="writer.role")
-        name = plan.spec.name
-        for role, written in self._written.items():
-            expected = plan.entry(role).stored.part_length
-            if written != expected:
-                raise UsageError(f"expected {expected} bytes, found {written}", rule="writer.length", where=name)
+        name, plan = self._order.end().name, self._current
+        assert plan is not None
         digests = [self._complete(plan, entry) for entry in plan.entries]
         self._done(plan)
         state = self._layout.files[plan.file] if plan.file else None
@@ -135,8 +122,7 @@ class CoremlWriter:
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote with the same specs."""
-        self._expect(record["name"])
-        plan = self._layout.plan(self._specs[len(self._plans)])
+        plan = self._layout.plan(self._order.expect(record["name"]))
         self._copy_left(*plan.site.first_offset)
         if len(record["offsets"]) != len(plan.entries):
             raise IntegrityError(
@@ -148,6 +134,7 @@ class CoremlWriter:
             state = self._layout.files[plan.file]
             state.end, state.count = record["end"]
         self._layout.remember(plan)
+        self._order.restored(plan.spec.name)
         self._done(plan)
 
     def finish(self) -> list[str]:
@@ -156,8 +143,7 @@ class CoremlWriter:
         The written package is read once more, as far as that reads no weights: a program that could not be opened, or
         that holds other tensors, is an ``IntegrityError`` ``coreml.self-check``.
         """
-        if len(self._plans) != len(self._specs) or self._current is not None:
-            raise UsageError(f"expected {len(self._specs)} tensors, found {len(self._plans)}", rule="writer.incomplete")
+        self._order.finish()
         self._copy_left()
         for name, state in self._layout.files.items():
             sink = self._sink(name)
@@ -261,12 +247,6 @@ class CoremlWriter:
         if file not in self._sinks:
             self._sinks[file] = self._target.create(self._path(file))
         return self._sinks[file]
-
-    def _expect(self, name: str) -> None:
-        at = len(self._plans)
-        if self._current is not None or at >= len(self._specs) or self._specs[at].name != name:
-            wanted = self._specs[at].name if at < len(self._specs) else "no more tensors"
-            raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
 
     def _done(self, plan: TensorPlan) -> None:
         self._plans.append(plan)

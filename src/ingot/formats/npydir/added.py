@@ -53,7 +53,7 @@ class AddedFormsWriter(NpydirWriter):
 
     def finish(self) -> list[str]:
         """Write ``ingot.json`` and the sentinel; return all names in the order in which they may appear."""
-        self._require_complete()
+        self._order.finish()
         sidecar = self._format.sidecar
         if sidecar is not None:
             algorithm = sidecar.digest.partition(":")[0] if sidecar.digest else None

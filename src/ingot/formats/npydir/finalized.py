@@ -7,12 +7,13 @@ from math import prod
 from typing import Any
 
 from ingot.core.dtypes import DTYPES
-from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
+from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
 from ingot.formats.npydir.names import MANIFEST, refuses_name
+from ingot.formats.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -131,48 +132,45 @@ class NpyWriter:
     """A ``FormatWriter`` of one file per tensor."""
 
     def __init__(self, target: Target, specs: Sequence[TensorSpec]) -> None:
-        self._target, self._specs = target, list(specs)
+        self._target, self._order = target, Order(specs)
         self._done: list[str] = []
         self._open: ArrayFile | None = None
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs."""
-        wanted = self._next()
-        if self._open is not None or spec.name != wanted.name:
-            raise UsageError(f"expected {wanted.name!r} next", rule="writer.order", where=spec.name)
-        path = wanted.name + SUFFIX
-        self._open = ArrayFile(self._target.create(path), path, wanted.dtype, wanted.shape)
+        self._order.begin(spec)
+        path = spec.name + SUFFIX
+        self._open = ArrayFile(self._target.create(path), path, spec.dtype, spec.shape)
 
     def write(self, role: str, data: Buffer) -> None:
         """Append values."""
-        if self._open is None or role != "data":
-            raise UsageError(f"expected bytes of an open tensor's part, found {role!r}", rule="writer.role")
+        self._order.write(role, memoryview(data).nbytes)
+        assert self._open is not None
         self._open.write(data)
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; its record has ``name`` and ``blobs``."""
-        if self._open is None:
-            raise UsageError("no tensor is open", rule="writer.role")
+        name = self._order.end().name
+        assert self._open is not None
         blob, self._open = self._open.close(), None
-        name = self._next().name
         self._done.append(blob[0])
         return {"name": name, "blobs": [blob]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote."""
-        spec = self._next()
+        spec = self._order.expect(record["name"])
         path = spec.name + SUFFIX
         wanted = [path, len(npy.encode(spec.dtype, spec.shape)), _nbytes(spec)]
-        if record["name"] != spec.name or [list(blob)[:3] for blob in record["blobs"]] != [wanted]:
+        if [list(blob)[:3] for blob in record["blobs"]] != [wanted]:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the files out differently: start anew", where=spec.name
             )
+        self._order.restored(spec.name)
         self._done.append(path)
 
     def finish(self) -> list[str]:
         """Return all names."""
-        if self._open is not None or len(self._done) != len(self._specs):
-            raise UsageError(f"expected {len(self._specs)} tensors, found {len(self._done)}", rule="writer.incomplete")
+        self._order.finish()
         return list(self._done)
 
     def abort(self) -> None:
@@ -180,11 +178,6 @@ class NpyWriter:
         if self._open is not None:
             self._open.abort()
             self._open = None
-
-    def _next(self) -> TensorSpec:
-        if len(self._done) >= len(self._specs):
-            raise UsageError("expected no more tensors", rule="writer.order")
-        return self._specs[len(self._done)]
 
 
 def _nbytes(spec: TensorSpec) -> int:

@@ -29,6 +29,7 @@ from ingot.formats.npydir.names import (
 )
 from ingot.formats.npydir.sidecar import Entry, Sidecar
 from ingot.formats.npydir.sidecar import encode as encode_sidecar
+from ingot.formats.order import Order
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.spec import TensorSpec
 
@@ -82,11 +83,10 @@ class NpydirWriter:
     ) -> None:
         self._target, self._metadata, self._digest = target, dict(metadata), options.digest
         self._arrays = checked_arrays(specs)
-        self._order = [spec.name for spec in specs]
+        self._order = Order(specs)
         self._dtypes = {spec.name: spec.dtype for spec in specs}
         self._shapes = {spec.name: spec.shape for spec in specs}
         self._entries: dict[str, Entry] = {}
-        self._current: str | None = None
         self._open: dict[str, _Array] = {}
         self._files: list[str] = []
 
@@ -96,9 +96,8 @@ class NpydirWriter:
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs; its files are created now."""
-        self._expect(spec.name)
+        self._order.begin(spec)
         key, dtype = self._key(spec.name), self._dtypes[spec.name]
-        self._current = spec.name
         for array in self._arrays[spec.name]:
             path = file_of(key, array.suffix)
             file = ArrayFile(self._target.create(path), path, array.dtype, array.shape)
@@ -107,26 +106,22 @@ class NpydirWriter:
 
     def write(self, role: str, data: Buffer) -> None:
         """Append to a part's bytes."""
-        if role not in self._open:
-            raise UsageError(f"expected bytes of an open tensor's parts, found {role!r}", rule="writer.role")
+        self._order.write(role, memoryview(data).nbytes)
         self._open[role].write(data)
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; its record has ``name``, ``blobs`` in the parts' order, and the values' ``digests``."""
-        name = self._current
-        if name is None:
-            raise UsageError("no tensor is open", rule="writer.role")
+        name = self._order.end().name
         blobs = [opened.file.close() for opened in self._open.values()]
         texts = [opened.digest.text() if opened.digest else None for opened in self._open.values()]
         digests = {array.suffix: text for array, text in zip(self._arrays[name], texts, strict=True)}
-        self._open, self._current = {}, None
+        self._open = {}
         self._accept(name, digests)
         return {"name": name, "blobs": blobs, "digests": digests}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
-        name = record["name"]
-        self._expect(name)
+        name = self._order.expect(record["name"]).name
         key = self._key(name)
         wanted = [
             [file_of(key, array.suffix), len(npy.encode(array.dtype, array.shape))] for array in self._arrays[name]
@@ -135,12 +130,13 @@ class NpydirWriter:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the files out differently: start anew", where=name
             )
+        self._order.restored(name)
         self._accept(name, dict(record["digests"]))
 
     def finish(self) -> list[str]:
         """Write the manifest, ``ingot.json`` and the sentinels, in this order; return all names."""
-        self._require_complete()
-        manifest = encode_manifest(self._order)
+        self._order.finish()
+        manifest = encode_manifest(list(self._arrays))
         self._small(MANIFEST, manifest)
         self._small(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries), manifest, self._digest))
         for name in sentinels(self._arrays):
@@ -152,18 +148,6 @@ class NpydirWriter:
         for opened in self._open.values():
             opened.file.abort()
         self._open = {}
-
-    def _require_complete(self) -> None:
-        if self._current is not None or len(self._entries) != len(self._order):
-            raise UsageError(
-                f"expected {len(self._order)} tensors, found {len(self._entries)}", rule="writer.incomplete"
-            )
-
-    def _expect(self, name: str) -> None:
-        done = len(self._entries)
-        if self._current is not None or done >= len(self._order) or self._order[done] != name:
-            wanted = self._order[done] if done < len(self._order) else "no more tensors"
-            raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
 
     def _accept(self, name: str, digests: dict[str, str | None]) -> None:
         key = self._key(name)

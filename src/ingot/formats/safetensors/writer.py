@@ -13,6 +13,7 @@ from ingot.core import checksums, manifest_digest
 from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
+from ingot.formats.order import Order
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
 from ingot.formats.safetensors.patch import ALGORITHM, CODEC, refusal, written_metadata
@@ -180,48 +181,30 @@ class SafetensorsWriter:
         self._late = KEY in metadata
         self._metadata = dict(metadata)
         self._found: dict[str, str] | None = {} if is_patch(specs, metadata) and options.digest else None
-        self._next = 0
-        self._current: TensorSpec | None = None
+        self._order = Order(specs)
         self._pieces: dict[str, Piece] = {}
-        self._written: dict[str, int] = {}
         self._digests: dict[str, checksums.Hasher] = {}
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs; its file is created now if it is the first there."""
-        self._expect(spec.name)
+        self._order.begin(spec)
         self._shard_of[spec.name].open(self._target)
-        self._current = self._specs[self._next]
-        self._pieces = {piece.role: piece for piece in pieces(self._current)}
-        self._written = dict.fromkeys(self._pieces, 0)
+        self._pieces = {piece.role: piece for piece in pieces(spec)}
         self._digests = {role: checksums.hasher("crc32c") for role in self._pieces}
 
     def write(self, role: str, data: Buffer) -> None:
         """Append to one part's bytes; more than its entry has are refused."""
-        if self._current is None or role not in self._pieces:
-            wanted = " or ".join(self._pieces) or "data"
-            raise UsageError(f"expected bytes of role {wanted} of an open tensor, found {role!r}", rule="writer.role")
-        shard, piece = self._shard_of[self._current.name], self._pieces[role]
-        size, position = memoryview(data).nbytes, self._written[role]
-        if position + size > piece.nbytes:
-            raise UsageError(
-                f"expected {piece.nbytes} bytes, found more", rule="writer.length", where=self._current.name
-            )
+        size = memoryview(data).nbytes
+        position = self._order.write(role, size)
+        assert self._order.current is not None
+        shard, piece = self._shard_of[self._order.current.name], self._pieces[role]
         shard.open(self._target).write_at(shard.places[piece.key] + position, data)
         self._digests[role].update(memoryview(data).cast("B") if size else b"")
-        self._written[role] = position + size
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; the record tells each part's file, offset, length and CRC-32C."""
-        if self._current is None:
-            raise UsageError("no tensor is open", rule="writer.role")
-        spec, shard = self._current, self._shard_of[self._current.name]
-        for role, piece in self._pieces.items():
-            if self._written[role] != piece.nbytes:
-                raise UsageError(
-                    f"expected {piece.nbytes} bytes, found {self._written[role]}",
-                    rule="writer.length",
-                    where=spec.name,
-                )
+        spec = self._order.end()
+        shard = self._shard_of[spec.name]
         blobs = [
             [shard.name, shard.places[piece.key], piece.nbytes, self._digests[role].text()]
             for role, piece in self._pieces.items()
@@ -237,14 +220,15 @@ class SafetensorsWriter:
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
-        self._expect(record["name"])
-        shard = self._shard_of[record["name"]]
+        spec = self._order.expect(record["name"])
+        shard = self._shard_of[spec.name]
         blobs = [list(blob)[:2] for blob in record["blobs"]]
-        if blobs != [[shard.name, shard.places[piece.key]] for piece in pieces(self._specs[self._next])]:
+        if blobs != [[shard.name, shard.places[piece.key]] for piece in pieces(spec)]:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
             )
-        self._note(pieces(self._specs[self._next]), record["blobs"])
+        self._note(pieces(spec), record["blobs"])
+        self._order.restored(spec.name)
         self._done(shard)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
@@ -261,8 +245,7 @@ class SafetensorsWriter:
 
     def finish(self) -> list[str]:
         """Complete all files, write the index if there are shards; return the names."""
-        if self._next != len(self._specs):
-            raise UsageError(f"expected {len(self._specs)} tensors, found {self._next}", rule="writer.incomplete")
+        self._order.finish()
         if self._found is not None:
             self._amend(self._found)
         for shard in self._shards:
@@ -283,14 +266,7 @@ class SafetensorsWriter:
         for shard in self._shards:
             shard.close()
 
-    def _expect(self, name: str) -> None:
-        if self._current is not None or self._next >= len(self._specs) or self._specs[self._next].name != name:
-            wanted = self._specs[self._next].name if self._next < len(self._specs) else "no more tensors"
-            raise UsageError(f"expected {wanted!r} next", rule="writer.order", where=name)
-
     def _done(self, shard: Shard) -> None:
-        self._current = None
-        self._next += 1
         shard.missing -= 1
         if shard.missing == 0 and not self._late:
             shard.complete(self._target)
@@ -302,8 +278,7 @@ def layout(name: str, artifact: Artifact, options: WriteOptions, refusal: Refusa
     Raises ``UnsupportedError`` for a tensor that ``refusal`` names, ``UsageError`` for a repeated name.
     """
     specs, metadata = artifact.tensors, artifact.metadata
-    if len({spec.name for spec in specs}) != len(specs):
-        raise UsageError("expected each tensor name once", rule="writer.duplicate")
+    Order(specs)
     for spec in specs:
         reason = refusal(spec)
         if reason is not None:

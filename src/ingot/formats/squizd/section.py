@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.core.chunk_digests import PartDigests, StatedChunks, as_stated
-from ingot.errors import UsageError
+from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import Piece, tca
 from ingot.formats.squizd.carry import SCALE_ROLES
@@ -26,7 +26,7 @@ class _Role:
     """One part being written: its digests, and where its bytes go (nowhere yet: a spool or memory)."""
 
     def __init__(self, length: int | None, digest: str | None) -> None:
-        self.length, self.written = length, 0
+        self.written = 0
         self.kept = bytearray()
         self.spool: Spool | None = None
         self.digests = PartDigests(length, digest)
@@ -43,9 +43,16 @@ class TensorWriter:
     """
 
     def __init__(
-        self, sink: Sink, placed: Placed, offset: int, digest: str | None, scales: EntryWriter | None = None
+        self,
+        sink: Sink,
+        placed: Placed,
+        offset: int,
+        digest: str | None,
+        order: Order,
+        scales: EntryWriter | None = None,
     ) -> None:
-        self._sink, self._placed, self._offset, self._scales = sink, placed, offset, scales
+        order.begin(placed.spec)
+        self._sink, self._offset, self._order, self._scales = sink, offset, order, scales
         self.block = placed.form.block
         self._pieces = {piece.role: piece for piece in self.block.pieces}
         self._roles = {part.role: _Role(part.length, digest) for part in placed.spec.parts}
@@ -53,15 +60,11 @@ class TensorWriter:
 
     def write(self, role: str, data: Buffer) -> None:
         """Take the next bytes of a part; more than its length are refused."""
-        sink = self._roles.get(role)
-        if sink is None:
-            raise self._misuse(f"it has no part {role!r}")
         view = memoryview(data)
+        position = self._order.write(role, view.nbytes)
         if not view.nbytes:
             return
-        view = view.cast("B")
-        if sink.length is not None and sink.written + view.nbytes > sink.length:
-            raise self._misuse(f"part {role!r} is {sink.length} bytes long, found more")
+        view, sink = view.cast("B"), self._roles[role]
         piece = self._pieces.get(role)
         if piece is None and role in SCALE_ROLES and self._scales is not None:
             self._scales.write(role, view)
@@ -71,14 +74,12 @@ class TensorWriter:
             sink.spool = sink.spool or Spool(self._sink)
             sink.spool.write(view)
         else:
-            self._sink.write_at(self._offset + piece.start + sink.written, view)
+            self._sink.write_at(self._offset + piece.start + position, view)
         sink.take(view)
 
     def finish(self) -> int:
         """Check that all bytes came, settle what waited; return the block's end."""
-        for role, sink in self._roles.items():
-            if sink.length not in (None, sink.written):
-                raise self._misuse(f"part {role!r} is {sink.length} bytes long, found {sink.written} at its end")
+        self._order.end()
         if self.block.length is None:
             self._settle()
         for piece, following in zip(self.block.pieces[:-1], self.block.pieces[1:], strict=True):
@@ -133,9 +134,6 @@ class TensorWriter:
     def _write_header(self) -> None:
         self._sink.write_at(self._offset, self.block.header)
 
-    def _misuse(self, message: str) -> UsageError:
-        return UsageError(f"{self._placed.spec.name!r}: {message}", rule="squizd.writer")
-
 
 class Section:
     """Writes blocks one after the other behind ``start``, masks behind each layer, and tables behind the last layer.
@@ -145,6 +143,7 @@ class Section:
 
     def __init__(self, sink: Sink, placement: Placement, start: int, tables: int, digest: str | None) -> None:
         self._sink, self._placement, self._tables, self._digest = sink, placement, tables, digest
+        self.order = Order([placed.spec for placed in placement.tensors])
         self.cursor = Cursor(start, placement.layer_count)
         self.entries: dict[str, Entry] = {}
         self.mask_of: dict[str, int] = {}  # bit i: block i is kept
@@ -158,7 +157,7 @@ class Section:
         gap, offset = self.cursor.block(placed.layer, placed.form.block.lead)
         self._flush_masks()
         self._sink.write_at(gap, bytes(offset - gap))
-        self._writer = TensorWriter(self._sink, placed, offset, self._digest, self._scales_of(placed))
+        self._writer = TensorWriter(self._sink, placed, offset, self._digest, self.order, self._scales_of(placed))
         return self._writer
 
     def end(self, placed: Placed, writer: TensorWriter) -> dict[str, Any]:

@@ -43,10 +43,8 @@ class SquizdWriter:
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         specs = artifact.tensors
         names = [spec.name for spec in specs]
-        if len(set(names)) != len(names):
-            raise UsageError("expected each tensor name once", rule="squizd.writer")
         if order(specs) != list(range(len(specs))):
-            raise UsageError("expected the tensors in the format's order", rule="squizd.writer")
+            raise UsageError("expected the tensors in the format's order", rule="writer.order", where=name)
         layers, count = layers_of(names)
         self._specs, self._name, self._options = specs, name, options
         self._metadata, self._attachments = dict(artifact.metadata), artifact.attachments
@@ -55,39 +53,39 @@ class SquizdWriter:
         _, end = lay_out(self._placement, self._start)  # without unknown lengths, which no quantized tensor has
         self._sink = target.create(name)
         self._section = Section(self._sink, self._placement, self._start, end.tail, options.digest)
-        self._next = 0
+        self._order = self._section.order
         self._open: tuple[Placed, TensorWriter] | None = None
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs."""
-        placed = replace(self._expect(spec.name), spec=spec, form=form_of(spec))
+        self._order.expect(spec.name)
+        placed = replace(self._placement.tensors[self._order.done], spec=spec, form=form_of(spec))
         self._open = (placed, self._section.begin(placed))
 
     def write(self, role: str, data: Buffer) -> None:
         """Take the next bytes of a part."""
         if self._open is None:
-            raise UsageError("no tensor is open", rule="squizd.writer")
+            raise UsageError("no tensor is open", rule="writer.role", where=self._name)
         self._open[1].write(role, data)
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; the record holds where its parts and scale entries lie, their digests and its mask."""
         if self._open is None:
-            raise UsageError("no tensor is open", rule="squizd.writer")
+            raise UsageError("no tensor is open", rule="writer.role", where=self._name)
         placed, writer = self._open
         record = self._section.end(placed, writer)
         self._open = None
-        self._next += 1
         return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take a tensor back as an earlier run wrote it."""
-        self._section.restore(self._expect(record["name"]), record)
-        self._next += 1
+        self._order.expect(record["name"])
+        self._section.restore(self._placement.tensors[self._order.done], record)
+        self._order.restored(record["name"])
 
     def finish(self) -> list[str]:
         """Write everything that depends on the whole, and close the file."""
-        if self._open is not None or self._next != len(self._specs):
-            raise UsageError(f"expected {len(self._specs)} whole tensors, found {self._next}", rule="squizd.writer")
+        self._order.finish()
         tail = self._section.finish()
         directory, size, draft = self._finish_appendices(tail)
         head = self._head(tail - self._placement.tables.size, draft)
@@ -161,9 +159,3 @@ class SquizdWriter:
             shares.setdefault(layer, []).append(1 - kept / max(blocks, 1))
         means = [sum(values) / len(values) for values in shares.values()]
         return Sparsity(1, next(iter(pruned.values()))[1].block, len(shares), sum(means) / len(means))
-
-    def _expect(self, name: str) -> Placed:
-        if self._open is not None or self._next >= len(self._specs) or self._specs[self._next].name != name:
-            wanted = self._specs[self._next].name if self._next < len(self._specs) else "no more tensors"
-            raise UsageError(f"expected {wanted!r} next, found {name!r}", rule="squizd.writer")
-        return self._placement.tensors[self._next]

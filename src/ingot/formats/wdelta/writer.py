@@ -12,6 +12,7 @@ from typing import Any
 
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.order import Order
 from ingot.formats.wdelta.carry import change_refusal, refusal
 from ingot.formats.wdelta.digest import TrailingDigest
 from ingot.formats.wdelta.header import HASH, describe, version_of
@@ -31,7 +32,6 @@ class _Blob:
     head: bytes
     offset: int
     length: int
-    written: int = 0
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> int:
@@ -47,11 +47,7 @@ def header_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bytes
     ------
     UnsupportedError
         ``wdelta.metadata``, ``wdelta.change``, ``wdelta.unsupported``, ``wdelta.header-too-large``.
-    UsageError
-        ``wdelta.writer``: a name twice.
     """
-    if len({spec.name for spec in specs}) != len(specs):
-        raise UsageError("expected each tensor name once", rule="wdelta.writer")
     for spec in specs:
         reason = refusal(spec)
         if reason is not None:
@@ -86,6 +82,7 @@ class WdeltaWriter:
 
     def __init__(self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
         self._name, self._specs = name, list(specs)
+        self._order = Order(specs, name)
         self._head = b""
         self._known = False
         self._set_metadata(metadata)
@@ -94,62 +91,48 @@ class WdeltaWriter:
         self._sink = target.create(name)
         self._trail: TrailingDigest | None = None
         self._start_digest()
-        self._next = 0
-        self._open: TensorSpec | None = None
         self._crcs: dict[str, checksums.Hasher] = {}
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs and write the heads of its records."""
-        self._expect(spec.name)
-        self._open = self._specs[self._next]
-        self._crcs = {part.role: checksums.hasher("crc32c") for part in self._open.parts}
-        self._write_heads(self._open)
+        self._order.begin(spec)
+        self._crcs = {part.role: checksums.hasher("crc32c") for part in spec.parts}
+        self._write_heads(spec)
 
     def write(self, role: str, data: Buffer) -> None:
         """Take the next bytes of one array; refuses more than its spec says."""
-        if self._open is None or role not in self._crcs:
-            raise self._misuse(f"expected bytes of a part of an open tensor, found {role!r}")
-        blob = self._places[self._open.name][role]
         view = memoryview(data)
-        if not view.nbytes:
+        position = self._order.write(role, view.nbytes)
+        spec = self._order.current
+        if spec is None or not view.nbytes:
             return
-        if blob.written + view.nbytes > blob.length:
-            raise self._misuse(f"part {role!r} of {self._open.name!r} is {blob.length} bytes long, found more")
-        self._sink.write_at(blob.offset + blob.written, view)
+        self._sink.write_at(self._places[spec.name][role].offset + position, view)
         self._crcs[role].update(view.cast("B"))
-        blob.written += view.nbytes
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; the record tells file, offset, length and CRC-32C of every array."""
-        if self._open is None:
-            raise self._misuse("no tensor is open")
-        blobs = self._places[self._open.name]
-        for role, blob in blobs.items():
-            if blob.written != blob.length:
-                raise self._misuse(
-                    f"part {role!r} of {self._open.name!r} is {blob.length} bytes long, found {blob.written} at its end"
-                )
-        record = {
-            "name": self._open.name,
-            "blobs": [[self._name, blob.offset, blob.length, self._crcs[role].text()] for role, blob in blobs.items()],
+        spec = self._order.end()
+        self._advance(spec)
+        blobs = self._places[spec.name].items()
+        return {
+            "name": spec.name,
+            "blobs": [[self._name, blob.offset, blob.length, self._crcs[role].text()] for role, blob in blobs],
         }
-        self._complete(self._open)
-        return record
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take a tensor back as an earlier run wrote it.
 
         Raises ``IntegrityError`` ``writer.record`` where that run laid the file out differently.
         """
-        self._expect(record["name"])
-        spec = self._specs[self._next]
+        spec = self._order.expect(record["name"])
         expected = [[self._name, blob.offset, blob.length] for blob in self._places[spec.name].values()]
         if [list(blob)[:3] for blob in record["blobs"]] != expected:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=spec.name
             )
         self._write_heads(spec)
-        self._complete(spec)
+        self._order.restored(spec.name)
+        self._advance(spec)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata, which must take as many bytes as before: the arrays have their places already.
@@ -160,15 +143,15 @@ class WdeltaWriter:
         self._set_metadata(metadata)
         if len(self._head) != length:
             length_before, self._head = len(self._head), before
-            raise self._misuse(f"expected a header of {length} bytes as before, found {length_before}")
+            message = f"expected a header of {length} bytes as before, found {length_before}"
+            raise UsageError(message, rule="writer.metadata", where=self._name)
         if self._trail is not None:
             self._trail.close()
             self._trail = None
 
     def finish(self) -> list[str]:
         """Write header and digest, cut off whatever an earlier run left behind them, close."""
-        if self._open is not None or self._next != len(self._specs):
-            raise self._misuse(f"expected {len(self._specs)} whole tensors, found {self._next}")
+        self._order.finish()
         if not self._known:
             raise UsageError("the parent hash was never given", rule="wdelta.parent-hash", where=self._name)
         if self._trail is None:
@@ -201,20 +184,10 @@ class WdeltaWriter:
         for blob in self._places[spec.name].values():
             self._sink.write_at(blob.offset - len(blob.head), blob.head)
 
-    def _complete(self, spec: TensorSpec) -> None:
+    def _advance(self, spec: TensorSpec) -> None:
         last = list(self._places[spec.name].values())[-1]
-        self._open = None
-        self._next += 1
         if self._trail is not None:
             self._trail.advance(last.offset + last.length)
-
-    def _expect(self, name: str) -> None:
-        if self._open is not None or self._next >= len(self._specs) or self._specs[self._next].name != name:
-            wanted = self._specs[self._next].name if self._next < len(self._specs) else "no more tensors"
-            raise self._misuse(f"expected {wanted!r} next, found {name!r}")
-
-    def _misuse(self, message: str) -> UsageError:
-        return UsageError(message, rule="wdelta.writer", where=self._name)
 
 
 def _layout(specs: Sequence[TensorSpec], start: int) -> dict[str, dict[str, _Blob]]:

@@ -16,6 +16,7 @@ from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, stand_in
 from ingot.core.encodings import compress_frame
 from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAX_MANIFEST, align, place
 from ingot.formats.zt.manifest import Blob, build, describe
@@ -75,11 +76,11 @@ class ZtWriter:
             raise UsageError(
                 f"expected a digest {' or '.join(checksums.HASHERS)} or None, found {digest!r}", rule="zt.digest-option"
             )
-        self._sink, self._specs, self._digest, self._name = sink, specs, digest, name
+        self._sink, self._digest, self._name = sink, digest, name
+        self._order = Order(specs, name)
         self._metadata = dict(metadata or {})
         self._objects: dict[str, Any] = {}
         self._tail = len(MAGIC)
-        self._open: TensorSpec | None = None
         self._blobs: dict[str, _Blob] = {}
         sink.write_at(0, MAGIC)
 
@@ -89,17 +90,12 @@ class ZtWriter:
         Raises
         ------
         UsageError
-            A tensor is open, the name was written already, or the spec is not the next one.
+            ``writer.order``, ``writer.duplicate``: a tensor is open, the spec is not the next one, a name twice.
         UnsupportedError
             ``.zt`` cannot carry the tensor; the rule says why.
         """
-        if self._open is not None:
-            raise self._misuse(f"tensor {self._open.name!r} has not ended")
-        if spec.name in self._objects:
-            raise UsageError(f"expected every name once, found {spec.name!r} twice", rule="zt.duplicate-name")
-        if self._specs is not None and self._next_spec().name != spec.name:
-            raise self._misuse(f"expected tensor {self._next_spec().name!r} next, found {spec.name!r}")
         check_spec(spec)
+        self._order.begin(spec)
         places = {}
         for part in spec.parts:
             if part.length is not None:
@@ -108,49 +104,35 @@ class ZtWriter:
         unknown = [part.role for part in spec.parts if part.length is None]
         if unknown:
             places[unknown[0]] = self._reserve()
-        self._open = spec
         self._blobs = {part.role: _Blob(part, places.get(part.role), self._digest) for part in spec.parts}
 
     def write(self, role: str, data: Buffer) -> None:
         """Take the next stored bytes of one part; refuses more than its spec says."""
-        if self._open is None:
-            raise self._misuse("no tensor is open")
-        blob = self._blobs.get(role)
-        if blob is None:
-            raise self._misuse(f"tensor {self._open.name!r} has no part {role!r}")
         view = memoryview(data)
+        position = self._order.write(role, view.nbytes)
         if not view.nbytes:
             return
-        view = view.cast("B")
-        length = blob.length + view.nbytes
-        if blob.spec.length is not None and length > blob.spec.length:
-            raise self._misuse(f"part {role!r} of {self._open.name!r} is {blob.spec.length} bytes long, found {length}")
+        view, blob = view.cast("B"), self._blobs[role]
         if blob.offset is None:
             blob.spool = blob.spool or Spool(self._sink)
             blob.spool.write(view)
         else:
-            self._sink.write_at(blob.offset + blob.length, view)
+            self._sink.write_at(blob.offset + position, view)
         blob.digests.update(view)
-        blob.length = length
+        blob.length = position + view.nbytes
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and what the manifest states of
         them: ``digests``, ``chunks``."""
-        spec = self._open
-        if spec is None:
-            raise self._misuse("no tensor is open")
         for role, blob in self._blobs.items():
             if blob.spec.encoding == "zstd" and blob.length == 0:
                 self.write(role, compress_frame(b""))  # nothing at all would not be a zstd stream
-            if blob.spec.length not in (None, blob.length):
-                raise self._misuse(
-                    f"part {role!r} of {spec.name!r} is {blob.spec.length} bytes long, found {blob.length} at its end"
-                )
+        spec = self._order.end()
         self._settle()
         settled = [self._blobs[part.role].settled() for part in spec.parts]
         sums = [self._blobs[part.role].digests.crc for part in spec.parts]
         self._accept(spec, settled)
-        self._open, self._blobs = None, {}
+        self._blobs = {}
         return {
             "name": spec.name,
             "blobs": [[self._name, blob.offset, blob.length, crc] for blob, crc in zip(settled, sums, strict=True)],
@@ -173,15 +155,12 @@ class ZtWriter:
         UsageError
             ``zt.resume-record``: the record is not of the next tensor or not of this layout.
         """
-        if self._open is not None or self._specs is None:
-            raise self._misuse("restore needs the specs of all tensors, and no tensor open")
-        spec = self._next_spec()
+        spec = self._order.expect(record.get("name", ""))
         try:
             chunks = [None if digests is None else bytes.fromhex(digests) for digests in record["chunks"]]
             stated = zip(record["blobs"], record["digests"], chunks, strict=True)
             blobs = [Blob(int(entry[1]), int(entry[2]), digest, each) for entry, digest, each in stated]
-            fits = record["name"] == spec.name and len(blobs) == len(spec.parts)
-            fits = fits and all(self._has_chunks(blob) for blob in blobs)
+            fits = len(blobs) == len(spec.parts) and all(self._has_chunks(blob) for blob in blobs)
         except (KeyError, TypeError, ValueError):
             fits = False
         if fits:
@@ -194,6 +173,7 @@ class ZtWriter:
                 rule="zt.resume-record",
                 where=self._name,
             )
+        self._order.restored(spec.name)
         self._accept(spec, blobs)
         self._tail = tail
 
@@ -203,10 +183,7 @@ class ZtWriter:
 
     def finish(self) -> list[str]:
         """Write the manifest and the footer, cut off whatever an earlier run left behind them, close."""
-        if self._open is not None:
-            raise self._misuse(f"tensor {self._open.name!r} has not ended")
-        if self._specs is not None and len(self._objects) != len(self._specs):
-            raise self._misuse(f"expected {len(self._specs)} tensors, found {len(self._objects)}")
+        self._order.finish()
         manifest = build(self._objects, self._metadata, self._digest)
         if len(manifest) > MAX_MANIFEST:
             raise UnsupportedError(
@@ -243,12 +220,6 @@ class ZtWriter:
         """Whether a part of an earlier run has as many bytes of chunks' digests as it is to have."""
         return len(blob.chunks or b"") == len(stand_in(self._digest, blob.length) or b"")
 
-    def _next_spec(self) -> TensorSpec:
-        assert self._specs is not None
-        if len(self._objects) >= len(self._specs):
-            raise self._misuse(f"all {len(self._specs)} tensors were written already")
-        return self._specs[len(self._objects)]
-
     def _reserve(self) -> int:
         """Move the tail to the next place for a blob; the gap is written, a resumed file may hold other bytes there."""
         offset = align(self._tail)
@@ -274,9 +245,6 @@ class ZtWriter:
             if blob.spool is not None:
                 blob.spool.close()
                 blob.spool = None
-
-    def _misuse(self, message: str) -> UsageError:
-        return UsageError(message, rule="zt.writer", where=self._name)
 
 
 def _layout_order(parts: Sequence[PartSpec]) -> list[int]:

@@ -109,17 +109,22 @@ def test_the_writer_wants_the_right_calls_in_order() -> None:
     specs = [item.spec for item in items]
     with pytest.raises(UsageError) as caught:
         FORMAT.writer(MemoryTarget(), "f", Artifact([specs[0], specs[0]]), WriteOptions())
-    assert caught.value.rule == "squizd.writer"
+    assert caught.value.rule == "writer.duplicate"
     writer = FORMAT.writer(MemoryTarget(), "f", Artifact(specs), WriteOptions())
-    for wrong in (lambda: writer.begin(specs[1]), lambda: writer.write("data", b""), writer.end, writer.finish):
+    for wrong, rule in (
+        (lambda: writer.begin(specs[1]), "order"),
+        (lambda: writer.write("data", b""), "role"),
+        (writer.end, "role"),
+        (writer.finish, "incomplete"),
+    ):
         with pytest.raises(UsageError) as caught:
             wrong()
-        assert caught.value.rule == "squizd.writer"
+        assert caught.value.rule == f"writer.{rule}"
     writer.begin(specs[0])
-    for role, data in (("scales", b"x"), ("data", b"xyz")):
+    for role, data, rule in (("scales", b"x", "role"), ("data", b"xyz", "length")):
         with pytest.raises(UsageError) as caught:
             writer.write(role, data)
-        assert caught.value.rule == "squizd.writer"
+        assert caught.value.rule == f"writer.{rule}"
     writer.abort()
 
 

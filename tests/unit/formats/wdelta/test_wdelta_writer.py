@@ -133,7 +133,7 @@ def test_metadata_of_another_length_is_refused_late() -> None:
     write(writer)
     with pytest.raises(UsageError) as caught:
         writer.amend({**metadata(), "more": "text"})
-    assert caught.value.rule == "wdelta.writer"
+    assert caught.value.rule == "writer.metadata"
     writer.finish()
     assert bytes(target.files["x.wdelta"]) == made(metadata())
 
@@ -234,7 +234,7 @@ def test_dense_weights_are_refused_with_advice(tmp_path: Path) -> None:
 def test_a_name_twice_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact([ITEMS[0][0]] * 2, metadata()), WriteOptions())
-    assert caught.value.rule == "wdelta.writer"
+    assert caught.value.rule == "writer.duplicate"
 
 
 def test_a_record_of_another_layout_is_refused() -> None:

@@ -184,11 +184,18 @@ def test_a_record_that_does_not_fit_is_refused(spec: Spec) -> None:
         record = writer.add(specs[0], {"data": F32})
         writer.add(specs[1], {"data": F32})
     moved = {**record, "blobs": [["f", 128, 16, "crc32c:0x0"]]}
-    for bad in ({}, {**record, "name": "b"}, moved, {**record, "blobs": []}, {**record, "blobs": [["f", "x", 1, ""]]}):
+    other, layout = "writer.order", "zt.resume-record"
+    for bad, rule in (
+        ({}, other),
+        ({**record, "name": "b"}, other),
+        (moved, layout),
+        ({**record, "blobs": []}, layout),
+        ({**record, "blobs": [["f", "x", 1, ""]]}, layout),
+    ):
         writer = ZtWriter(MemoryTarget().create("f"), specs)
         with pytest.raises(UsageError) as caught:
             writer.restore(bad)
-        assert caught.value.rule == "zt.resume-record"
+        assert caught.value.rule == rule
     writer = ZtWriter(MemoryTarget().create("f"), specs)
     with pytest.raises(FormatError) as refused:
         writer.restore({**record, "blobs": [["f", 64, 12, "crc32c:0x0"]]})
@@ -222,24 +229,24 @@ def test_misuse_is_refused(spec: Spec) -> None:
         w.write("dada", F32)
 
     cases: list[tuple[Callable[[ZtWriter], Any], str]] = [
-        (too_much, "zt.writer"),
-        (too_little, "zt.writer"),
-        (begun_twice, "zt.writer"),
-        (finished_open, "zt.writer"),
-        (unknown_role, "zt.writer"),
-        (lambda w: w.write("data", F32), "zt.writer"),
-        (lambda w: w.end(), "zt.writer"),
-        (lambda w: w.restore({}), "zt.writer"),
-        (lambda w: [w.add(spec(), {"data": F32}) for _ in range(2)], "zt.duplicate-name"),
+        (too_much, "writer.length"),
+        (too_little, "writer.length"),
+        (begun_twice, "writer.order"),
+        (finished_open, "writer.incomplete"),
+        (unknown_role, "writer.role"),
+        (lambda w: w.write("data", F32), "writer.role"),
+        (lambda w: w.end(), "writer.role"),
+        (lambda w: w.restore({"name": "t"}), "writer.order"),
+        (lambda w: [w.add(spec(), {"data": F32}) for _ in range(2)], "writer.duplicate"),
     ]
     for act, rule in cases:
         with pytest.raises(UsageError) as caught:
             act(writer())
         assert caught.value.rule == rule
-    for act in (lambda w: w.begin(spec("b")), lambda w: w.finish()):
+    for act, rule in ((lambda w: w.begin(spec("b")), "writer.order"), (lambda w: w.finish(), "writer.incomplete")):
         with pytest.raises(UsageError) as caught:
             act(writer(spec("a")))
-        assert caught.value.rule == "zt.writer"
+        assert caught.value.rule == rule
     with pytest.raises(UsageError) as caught:
         ZtWriter(MemoryTarget().create("f"), digest="md5")
     assert caught.value.rule == "zt.digest-option"
