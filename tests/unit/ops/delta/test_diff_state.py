@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.main import run
 from ingot.errors import UsageError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -67,6 +68,11 @@ def test_a_state_dict_cannot_be_resumed_and_a_delta_is_no_state(tmp_path: Path) 
 def test_each_container_has_a_strategy_of_its_own(tmp_path: Path) -> None:
     for suffix, strategy in (("zt", "exact"), ("wdelta", "int4"), ("safetensors", "sparse-patch")):
         assert ingot.diff(weights(0), weights(1), tmp_path / f"x.{suffix}").strategy == strategy
+    for name, seed in (("base", 0), ("tuned", 1)):
+        ingot.save(tmp_path / f"{name}.zt", weights(seed))
+    files = [str(tmp_path / name) for name in ("base.zt", "tuned.zt", "y.wdelta")]
+    assert run(["diff", *files[:2], "--out", files[2], "--quiet"]) == 0
+    assert (tmp_path / "y.wdelta").read_bytes() == (tmp_path / "x.wdelta").read_bytes()
 
 
 def test_differences_too_small_for_f16_scales_are_kept(tmp_path: Path) -> None:
