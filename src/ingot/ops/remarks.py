@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.orientation import says_no_axis
+from ingot.model.tensor import Tensor
 from ingot.ops.dialects import RULE
 from ingot.ops.open import Source
 
@@ -14,6 +17,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     """Return pairs of rule and message.
 
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
+    ``affine.axis-unsaid``: quantized words whose attributes leave open along which dimension they are packed.
     """
     notes = []
     dialect = source.dialect()
@@ -22,7 +26,15 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     shard = _shard(source)
     if shard:
         notes.append(("open.one-shard", shard))
+    unsaid = [tensor.name for tensor in source.catalog.tensors.values() if _is_unsaid(tensor)]
+    if unsaid:
+        told = f"{len(unsaid)} quantized tensors do not say along which dimension they are packed: taken as the last"
+        notes.append(("affine.axis-unsaid", f"{told}, GPTQ's own are packed along the first; {unsaid[0][:200]!r}"))
     return notes
+
+
+def _is_unsaid(tensor: Tensor) -> bool:
+    return tensor.codec == AffineLayout.codec and says_no_axis(tensor.params)
 
 
 def _shard(source: Source) -> str:

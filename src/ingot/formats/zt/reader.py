@@ -16,15 +16,11 @@ from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIF
 from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
 from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
-from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.ids import codec_of, file_id
-from ingot.model.layouts.orientation import AXIS, says_no_axis
+from ingot.model.layouts.ids import codec_of
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.ranges import read_bytes
 from ingot.model.tensor import Tensor
-
-_WORDS = file_id(AffineLayout.codec)
 
 
 def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> Catalog:
@@ -144,9 +140,3 @@ def _remarks(manifest: Manifest) -> Iterator[tuple[str, str]]:
     parts = [part for obj in manifest.objects.values() for part in obj.components.values()]
     for kind, count in Counter(part.type for part in parts if part.type and part.type not in DTYPES).items():
         yield "zt.type-unknown", f"{count} parts have a logical type that is not known here: {str(kind)[:80]!r}"
-    unsaid = sum(says_no_axis(obj.attributes or {}) for obj in manifest.objects.values() if obj.format == _WORDS)
-    if unsaid:
-        yield (
-            "zt.axis-unsaid",
-            f"{unsaid} quantized tensors do not say what {AXIS} they are packed along: read as the last",
-        )
