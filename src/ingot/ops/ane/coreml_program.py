@@ -15,6 +15,7 @@ from ingot.formats.coreml.format import CoremlFormat
 from ingot.formats.coreml.layer import Layer, layer_template
 from ingot.formats.coreml.llama import llama_template
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.view import derived
 from ingot.ops.convert.convert import Prepared, refuse_same, run
@@ -101,6 +102,6 @@ def with_program(checkpoint: Checkpoint, wanted: Wanted) -> Checkpoint:
 
 
 def _recipe(kept: Sequence[str]) -> Recipe:
-    half = Rule(Choice("dense", {"dtype": "f16"}), "f16")
+    half = Rule(Choice(DenseLayout.codec, {"dtype": "f16"}), "f16")
     stays = (Rule(None, "as stored", match=tuple(kept)),) if kept else ()
     return Recipe("program", (*stays, half))
