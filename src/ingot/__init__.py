@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ingot import numpy as numpy
     from ingot import torch as torch
     from ingot import views as views
+    from ingot.adapters.compressed import load_compressed_model as load_compressed_model
     from ingot.adapters.transformers import load_model as load_model
     from ingot.errors import IngotError as IngotError
     from ingot.model.checkpoint import Checkpoint as Checkpoint
@@ -41,6 +42,7 @@ _NAMES = {
     "convert": "ingot.ops.convert.convert",
     "diff": "ingot.ops.delta.diff",
     "execute": "ingot.ops.convert.planfile",
+    "load_compressed_model": "ingot.adapters.compressed",
     "load_model": "ingot.adapters.transformers",
     "open": "ingot.ops.open",
     "patch": "ingot.ops.delta.patch",
@@ -60,6 +62,7 @@ __all__ = [
     "convert",
     "diff",
     "execute",
+    "load_compressed_model",
     "load_model",
     "mlx",
     "numpy",

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from ingot.adapters.compressed import load_compressed_mlx as load_compressed_model
 from ingot.adapters.mlx import from_numpy, to_numpy
 from ingot.adapters.mlx_load import load_model
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.save import save as save_checkpoint
 
-__all__ = ["load_file", "load_model", "save_file"]
+__all__ = ["load_compressed_model", "load_file", "load_model", "save_file"]
 
 
 def load_file(

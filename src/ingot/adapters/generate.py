@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath, model_folder
-from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require

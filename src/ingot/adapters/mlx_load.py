@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from os import fspath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ingot.adapters.load_report import LoadReport, Meter
 from ingot.adapters.mlx import from_numpy
 from ingot.adapters.model_source import AnyPath, resolve
 from ingot.adapters.transformers_config import one_line, read_json
@@ -23,7 +25,7 @@ from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.mlx import layers as mlx_layers
 from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.affine import SCALE_DTYPES, AffineLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
@@ -34,7 +36,13 @@ _LOADED = frozenset({"f32", "f16", "bf16", "i8", "i16", "i32", "i64", "u8", "u16
 
 
 def load_model(
-    path: AnyPath, *, cache: bool = True, lazy: bool = False, max_ram: int | str | None = None
+    path: AnyPath,
+    *,
+    cache: bool = True,
+    lazy: bool = False,
+    max_ram: int | str | None = None,
+    model_dir: AnyPath | None = None,
+    report: Callable[[LoadReport], object] | None = None,
 ) -> tuple[Any, Any]:
     """Return a model of mlx_lm in evaluation mode, and its tokenizer: what ``mlx_lm.load`` returns.
 
@@ -52,6 +60,10 @@ def load_model(
         Leave weights of safetensors files unread until they are used.
     max_ram : int or str, optional
         A size that replaces what the machine says is free; weights that take more are refused.
+    model_dir : path, optional
+        The folder of config.json and the tokenizer, where it is another than that of the weights.
+    report : callable, optional
+        Called once with a ``LoadReport``; ``decoded`` are all bytes that MLX holds of weights that are not packed.
 
     Raises
     ------
@@ -67,14 +79,17 @@ def load_model(
     IngotError
         As ``ingot.open`` and ``Tensor.numpy``.
     """
-    mx, utils = require("mlx.core", EXTRA), require("mlx_lm.utils", EXTRA)
-    source = resolve(path, "mlx", True, cache)
+    meter = Meter()
+    with meter.importing():
+        mx, utils = require("mlx.core", EXTRA), require("mlx_lm.utils", EXTRA)
+    source = resolve(path, "mlx", True, cache, model_dir=model_dir)
     with source.checkpoint as checkpoint:
         location = Path(checkpoint.location)
-        own = _opens(checkpoint.format, location)
+        own = model_dir is None and _opens(checkpoint.format, location)
         folder = location if own else source.folder
         config = read_json(folder / CONFIG, "model.config", "model.config-missing")
-        _require_architecture(utils, config, folder)
+        with meter.importing():  # of the architecture's module
+            _require_architecture(utils, config, folder)
         try:
             if own:
                 model = _opened(utils, folder, checkpoint, lazy, max_ram)
@@ -86,9 +101,26 @@ def load_model(
             raise FormatError(
                 "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=str(folder)
             ) from error
+        figures = _figures(checkpoint)
     if not lazy:
         mx.eval(model.parameters())
+    if report is not None:
+        shown: dict[str, Any] = {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
+        report(LoadReport(fspath(path), **shown, **figures, **meter.taken()))
     return model, _tokenizer(utils, folder)
+
+
+def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a report says of the weights: their format and type, and the bytes of what is packed and is not."""
+    forms = {name: packed_form(tensor) for name, tensor in checkpoint.items()}
+    floats = (tensor.dtype for tensor in checkpoint.values() if tensor.dtype in SCALE_DTYPES)
+    return {
+        "format": checkpoint.format,
+        "dtype": next(floats, ""),
+        "mapped": 0,
+        "decoded": sum(_nbytes(tensor, None) for name, tensor in checkpoint.items() if forms[name] is None),
+        "packed": sum(tensor.nbytes for name, tensor in checkpoint.items() if forms[name] is not None),
+    }
 
 
 def _opens(format: str, location: Path) -> bool:

@@ -12,6 +12,7 @@ from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.choose import Choice
 from ingot.ops.squish.prepare import prepare
 from ingot.ops.squish.status import is_squish_directory
+from ingot.ops.squish.wanted import wanted_dtype
 from ingot.stores.table import locate
 
 AnyPath = str | PathLike[str]
@@ -39,6 +40,7 @@ def resolve(
     *,
     verify: bool = True,
     dtype: Any = None,
+    model_dir: AnyPath | None = None,
 ) -> ModelSource:
     """Open the checkpoint that is best loaded for ``path``.
 
@@ -56,6 +58,8 @@ def resolve(
         As for ``ingot.open``.
     dtype : optional
         Element type that the weights are wanted in; by default the model's own.
+    model_dir : path, optional
+        The folder of config.json and the tokenizer, where it is another than that of ``path``.
 
     Raises
     ------
@@ -63,18 +67,19 @@ def resolve(
         As ``ingot.open``.
     """
     if is_squish_directory(path):
-        choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=dtype)
-        return _of_tiers(path, choice, verify)
+        wanted = dtype if dtype is not None or model_dir is None else wanted_dtype(model_dir)
+        choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=wanted)
+        return _of_tiers(path, choice, verify, model_dir)
     checkpoint = open_checkpoint(path, verify=verify)
-    return ModelSource(checkpoint, model_folder(path), "as stored", f"{fspath(path)} is the only form there is")
+    folder = model_folder(path if model_dir is None else model_dir)
+    return ModelSource(checkpoint, folder, "as stored", f"{fspath(path)} is the only form there is")
 
 
-def _of_tiers(path: AnyPath, choice: Choice, verify: bool) -> ModelSource:
-    """Open the tier that was chosen; config.json and the tokenizer lie in the directory itself."""
+def _of_tiers(path: AnyPath, choice: Choice, verify: bool, model_dir: AnyPath | None) -> ModelSource:
+    """Open the tier that was chosen; config.json and the tokenizer lie in the directory itself, or in ``model_dir``."""
     told = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
-    return ModelSource(
-        open_checkpoint(choice.path, verify=verify), model_folder(path), choice.tier.name, "; ".join(told)
-    )
+    folder = model_folder(path if model_dir is None else model_dir)
+    return ModelSource(open_checkpoint(choice.path, verify=verify), folder, choice.tier.name, "; ".join(told))
 
 
 def model_folder(path: AnyPath) -> Path:

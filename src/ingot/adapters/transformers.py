@@ -5,7 +5,6 @@ What a ``.squizd`` runs on is chosen by ``ingot.targets.dispatch``; all but Core
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from os import fspath
 from typing import Any, TypedDict, Unpack
 
 from ingot.adapters.coreml import load_package
+from ingot.adapters.load_report import LoadReport, Meter
 from ingot.adapters.model_source import AnyPath, ModelSource, resolve
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
@@ -38,34 +38,6 @@ from ingot.model.features import Flags
 from ingot.targets import dispatch
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What ``load_model`` did.
-
-    ``format`` is that of the files that were read; ``tier`` and ``why`` say which stored form was chosen and what for;
-    ``dtype`` is a canonical name; ``seconds`` from the path to the complete model, without the import of
-    torch and with that of the architecture's module; ``mapped``, ``decoded`` and
-    ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed; ``streamed`` those
-    that every pass decodes, of which at most ``window`` are in memory at a time. ``dispatch`` is the
-    stack that was taken of those that a ``.squizd`` holds, why, and why not those before it; None for other formats.
-    """
-
-    path: str
-    format: str
-    tier: str
-    why: str
-    model: str
-    dtype: str
-    device: str
-    seconds: float
-    mapped: int
-    decoded: int
-    packed: int
-    streamed: int = 0
-    window: int = 0
-    dispatch: dispatch.Dispatch | None = None
-
-
 class LoadOptions(TypedDict, total=False):
     """What ``load_model`` may be told beside what is wanted.
 
@@ -74,7 +46,8 @@ class LoadOptions(TypedDict, total=False):
     that are used, which reads all of them once, at the speed of memory. ``strict`` (true): refuse tensors that the
     architecture has no place for. ``coreml`` (true): whether a Core ML package that the file carries may be loaded in
     place of the weights, where the machine runs it. ``stream`` (false): decode weights layer by layer, each time that a
-    pass comes to them, and hold no more than two layers of them. ``report``: called once with a ``LoadReport``.
+    pass comes to them, and hold no more than two layers of them. ``model_dir``: the folder of config.json and the
+    tokenizer, where it is another than that of the weights. ``report``: called once with a ``LoadReport``.
     """
 
     cache: bool
@@ -83,6 +56,7 @@ class LoadOptions(TypedDict, total=False):
     strict: bool
     coreml: bool
     stream: bool
+    model_dir: AnyPath | None
     report: Callable[[LoadReport], object] | None
 
 
@@ -139,21 +113,22 @@ def load_model(
     if unknown:
         known = ", ".join(LoadOptions.__annotations__)
         raise UsageError(f"expected the options {known}, found {unknown[0][:80]!r}", rule="model.option")
-    began = time.perf_counter()
+    meter = Meter()
     dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
     verify, cache = options.get("verify", True), options.get("cache", True)
-    source = resolve(path, "torch", bool(keep_packed), cache, verify=verify, dtype=dtype)
+    folder = options.get("model_dir")
+    source = resolve(path, "torch", bool(keep_packed), cache, verify=verify, dtype=dtype, model_dir=folder)
     with ExitStack() as stack:
         checkpoint = stack.enter_context(source.checkpoint)
         try:
-            model, done = _run(source, _Wanted(device, dtype, keep_packed, options))
+            model, done = _run(source, _Wanted(device, dtype, keep_packed, options, meter))
         except IngotError as error:
             raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
         if done.get("streamed"):
             stack.pop_all()  # the model goes on reading; its files are closed when it goes
     report = options.get("report")
     if report is not None:
-        report(LoadReport(fspath(path), seconds=time.perf_counter() - began, **done))
+        report(LoadReport(fspath(path), **{**done, **meter.taken()}))
     return model
 
 
@@ -163,6 +138,7 @@ class _Wanted:
     dtype: Any
     keep_packed: bool | None
     options: LoadOptions
+    meter: Meter
 
     def wishes(self) -> dispatch.Wishes:
         """Return what of this decides on stacks."""
@@ -192,8 +168,9 @@ def _run(source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[str, Any]]:
                 return _package(source, choice)
             except UnsupportedError as error:
                 choice = dispatch.own_dispatch(checkpoint.features, machine, replace(wishes, refused=str(error)))
-    torch = require("torch", EXTRA)
-    require("transformers", EXTRA)
+    with wanted.meter.importing():
+        torch = require("torch", EXTRA)
+        require("transformers", EXTRA)
     model, done = _load(torch, source, replace(wanted, device=_device(torch, wanted.device)), choice)
     if choice is not None:
         done |= {"why": f"{done['why']}; {choice.told()}", "dispatch": choice}
@@ -224,8 +201,9 @@ def _load(
 ) -> tuple[Any, dict[str, Any]]:
     """Build the model; return it with what the report says of it."""
     checkpoint, device, options = source.checkpoint, wanted.device, wanted.options
-    config = read_config(source.folder, len(checkpoint))
-    kind = model_class(config, str(source.folder))
+    with wanted.meter.importing():  # of the architecture's modules
+        config = read_config(source.folder, len(checkpoint))
+        kind = model_class(config, str(source.folder))
     target = _target(torch, wanted.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
     packed = _packed(checkpoint, wanted.keep_packed, choice)

@@ -65,6 +65,13 @@ def anonymous_rss() -> int:
     return int(used.rss - used.shared if hasattr(used, "shared") else process.memory_full_info().uss)
 
 
+def resident() -> int:
+    """Return this process's resident set in bytes, mapped files that were touched included."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
 def peak_rss() -> int:
     """Return the highest resident set of this process so far in bytes, mapped files included.
 

@@ -15,8 +15,9 @@ import torch
 
 import ingot
 from ingot.adapters.generate import generate
+from ingot.adapters.load_report import LoadReport
 from ingot.adapters.packed_linear import PackedLinear
-from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.transformers import load_model
 from ingot.model.features import Flags
 from ingot.targets import dispatch
 from ingot.testing.models import make, make_tokenizer, output_of

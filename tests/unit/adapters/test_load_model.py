@@ -10,7 +10,8 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.load_report import LoadReport
+from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_weights import materialize
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.memory import anonymous_rss

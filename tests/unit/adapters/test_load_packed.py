@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import ingot
+from ingot.adapters.load_report import LoadReport
 from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear
-from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_packed import put_packed
 from ingot.adapters.transformers_weights import Loading, Weight
 from ingot.codecs.affine.codec import AffineCodec

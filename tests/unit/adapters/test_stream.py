@@ -14,7 +14,8 @@ import torch
 
 import ingot
 from ingot.adapters.generate import generate
-from ingot.adapters.transformers import LoadReport, load_model
+from ingot.adapters.load_report import LoadReport
+from ingot.adapters.transformers import load_model
 from ingot.cli.main import run
 from ingot.errors import IngotError, IntegrityError
 from ingot.testing.models import KINDS, make, make_tokenizer, output_of, tokens
