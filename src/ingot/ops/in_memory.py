@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -65,6 +66,18 @@ def opened(
     if not isinstance(weights, Mapping):
         return open_source(weights, io=io, verify=verify, max_decompressed=max_decompressed)
     catalog = Catalog({item.name: item for item in named_tensors(weights)})
+    source = _StateSource(_STATE, MemoryStore({}, _STATE), _STATE, FORMATS[_HOLDER], _STATE, catalog, "mmap", verify)
     if isinstance(weights, Checkpoint):
-        catalog.metadata, catalog.check_whole = weights.metadata, weights.require_whole
-    return Source(_STATE, MemoryStore({}, _STATE), _STATE, FORMATS[_HOLDER], _STATE, catalog, "mmap", verify)
+        catalog.metadata, catalog.check_whole, source.checkpoint = weights.metadata, weights.require_whole, weights
+    return source
+
+
+@dataclass(slots=True)
+class _StateSource(Source):
+    """A mapping as a source; ``checkpoint`` where it is an open one, whose files stay open with it."""
+
+    checkpoint: Checkpoint | None = None
+
+    def require_unchanged(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.require_unchanged()

@@ -12,7 +12,7 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.errors import UsageError
+from ingot.errors import IntegrityError, UsageError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -63,6 +63,17 @@ def test_a_state_dict_cannot_be_resumed_and_a_delta_is_no_state(tmp_path: Path) 
     with ingot.open(tmp_path / "x.zt") as delta, pytest.raises(UsageError) as caught:
         ingot.diff(weights(0), delta, tmp_path / "y.zt")
     assert caught.value.rule == "delta.of-delta"
+
+
+def test_an_open_checkpoint_that_is_written_to_meanwhile_is_no_base(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "base.safetensors", weights(0))
+    with ingot.open(tmp_path / "base.safetensors", io="pread") as base:
+        with (tmp_path / "base.safetensors").open("ab") as file:
+            file.write(b"x")
+        with pytest.raises(IntegrityError) as caught:
+            ingot.diff(base, weights(1), tmp_path / "x.zt")
+    assert caught.value.rule == "store.changed"
+    assert not (tmp_path / "x.zt").exists()
 
 
 def test_each_container_has_a_strategy_of_its_own(tmp_path: Path) -> None:
