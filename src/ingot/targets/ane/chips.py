@@ -201,8 +201,9 @@ def contradictions() -> Mapping[str, Contradiction]:
     }
 
 
-def data(name: str) -> dict[str, Any]:
-    """Return one of the data files of this folder, parsed."""
+@cache
+def data(name: str) -> Mapping[str, Any]:
+    """Return one of the data files of this folder, parsed once: nobody may change it."""
     return tomllib.loads(resources.files(__package__).joinpath("data", f"{name}.toml").read_text("utf-8"))
 
 

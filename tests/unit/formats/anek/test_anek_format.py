@@ -28,6 +28,7 @@ from ingot.ops.open import with_decoders
 from ingot.stores.memory import MemoryStore
 from ingot.targets.ane.activation import fit_lut
 from ingot.targets.ane.chips import load_chip
+from ingot.testing.stores import CountingStore
 
 M1, M6 = load_chip("m1"), load_chip("m6")
 LUT = fit_lut("tanh", domain=(-3.0, 3.0)).lut
@@ -299,3 +300,13 @@ def test_forged_units_open_as_they_are_read_or_are_refused(form: str, data: st.D
         return
     with suppress(IngotError):  # padding and copies are verify's to find
         np.testing.assert_array_equal(values.astype(np.float16), read_unit(bytes(unit)).dense())
+
+
+def test_a_folder_opens_with_a_read_per_unit(model: Path) -> None:
+    """A header each; of a sparse one also the masks of its groups."""
+    files = {file.name: file.read_bytes() for file in (model / "kernels").iterdir()}
+    store = CountingStore(MemoryStore(files))
+    assert len(AnekFormat().read(store, "kernels.json").tensors) == len(KERNELS) + 1
+    groups = len(read_unit(files["a.half_is_zero.weight.anek"]).records)
+    assert store.requests == 1 + len(KERNELS) + groups
+    assert store.nbytes == len(files["kernels.json"]) + HEADER * len(KERNELS) + 96 * 64 // 8
