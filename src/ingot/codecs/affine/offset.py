@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, AffineRepackReader, difference, pieces
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import cast
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import POINTS, ROWS_LSB, SCALES, ZEROS, AffineLayout
 from ingot.model.tensor import Array, Tensor
@@ -20,6 +20,8 @@ from ingot.model.tensor import Array, Tensor
 _MOST_ZERO = 255.0
 # Times a code or the difference of two it is still a number of float32.
 _MOST_SCALE = 2.0**118
+# Bits of a float32 past the first 11 of its significand.
+_MORE_BITS = np.uint32(0x1FFF)
 
 
 def repack(tensor: Tensor, stored: AffineLayout, target: AffineLayout) -> Repacked:
@@ -31,8 +33,8 @@ def repack(tensor: Tensor, stored: AffineLayout, target: AffineLayout) -> Repack
         plain = AffineRepack(tensor, stored, target)
         return _repacked(plain, target, plain.why_not(), plain.reader)
     points = AffineRepack(tensor, stored, replace(target, zero=POINTS))
-    if target.packing != ROWS_LSB or target.signed or target.scales not in ("f16", "bf16"):
-        return cannot(target, f"offsets belong to unsigned codes in {ROWS_LSB}, with scales of f16 or bf16")
+    if target.packing != ROWS_LSB or target.signed:
+        return cannot(target, f"offsets belong to unsigned codes in {ROWS_LSB}")
     return _repacked(points, target, points.why_not() or _why_no_offsets(points), lambda: OffsetRepackReader(points))
 
 
@@ -49,7 +51,7 @@ def _why_no_offsets(points: AffineRepack) -> str | None:
     zeros = pieces(tensor.parts[ZEROS]) if points.stored.zeros else None
     for scales in pieces(tensor.parts[SCALES]):
         shifted = points.new_zeros(scales.size) if zeros is None else points.shift(next(zeros))
-        fits = fits and offsets(scales, shifted) is not None
+        fits = fits and offsets(cast(scales, points.target.scales), shifted) is not None
     for _ in zeros or ():  # to the end, where the digest is checked
         pass
     return None if fits else f"an offset, -scale * zero point, is no number of {points.target.scales}"
@@ -81,9 +83,11 @@ def offsets(scales: Array, zeros: Array) -> Array | None:
     """Return ``-scales * zeros`` in their type; None unless every value that they give keeps its bits.
 
     With at most 11 bits of a scale and 9 of an integer, every product and difference is a number of float32; what is
-    left to prove is that the offset is one of the scales' type, and that no zero changes its sign.
+    left to prove is that the offset is one of the scales' type, and that no zero changes its sign. Scales in f32 may
+    have no more bits than that: those that were f16 or bf16 have not.
     """
-    if scales.dtype not in (numpy_dtype("f16"), numpy_dtype("bf16")):
+    few = scales.dtype != np.float32 or not (scales.view(np.uint32) & _MORE_BITS).any()
+    if not few:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         wide, points = scales.astype(np.float64), zeros.astype(np.float64)

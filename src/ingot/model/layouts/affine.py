@@ -256,8 +256,8 @@ class AffineLayout:
 
         Low bits first, signed codes as they are or shifted by half their range, one zero point for all codes kept as an
         attribute or spread out as a part, scales as f32 where that lets more zero points be shifted, zero points as
-        offsets. Which of them keeps every value, the codec's ``repack`` tells. Blocks, and codes packed as another
-        matrix than the tensor's own, have no other layout.
+        offsets, last with f32 scales. Which of them keeps every value, the codec's ``repack`` tells. Blocks, and codes
+        packed as another matrix than the tensor's own, have no other layout.
         """
         stored = natural(self, tensor.shape)
         if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
@@ -278,6 +278,8 @@ class AffineLayout:
                     if packing is in_rows and not signed and zero == POINTS and scales in ("f16", "bf16"):
                         offsets.setdefault(scales, replace(target, zero=OFFSETS))
         yield from offsets.values()
+        if not stored.offset and stored.scales in ("f16", "bf16"):  # an offset of more bits than these have
+            yield replace(in_rows, signed=False, scales="f32", zero=OFFSETS)
 
     @classmethod
     def of(cls, tensor: Described) -> AffineLayout:

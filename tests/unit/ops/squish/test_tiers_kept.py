@@ -46,7 +46,7 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("options", [{}, {"group": 64, "scales": "f16"}])
+@pytest.mark.parametrize("options", [{}, {"group": 64, "scales": "f16"}, {"form": "q4", "scales": "f16"}])
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_tier_of_four_bit_arrays_has_their_values(squish, options, drop):
     add_int4(squish, drop_int8=drop, **options)
