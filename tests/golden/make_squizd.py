@@ -228,7 +228,7 @@ def with_zeroed(data: bytes, start: int, size: int) -> bytes:
 
 def valid(*, sealed: bool = False) -> dict[str, bytes]:
     """The valid files; ``sealed`` ones as the writer makes them today, with a digest of directory and header."""
-    squizd = partial(packed, sealed=sealed)
+    squizd = partial(packed, sealed=sealed, earlier=not sealed)
     usual = tuple(LAYER.format(layer) + "mlp.up_proj.weight" for layer in range(2))
     odd = [int4("t", 3, 5, 3), int4("u", 3, 7, "row", zeros=True), int4("v", 5, 1, "tensor")]
     mixed = [*model()[:-2], *network(1, kept=(1,)), *model()[-2:]]
@@ -282,7 +282,8 @@ def valid(*, sealed: bool = False) -> dict[str, bytes]:
         "tca-sparse-eagle": squizd([triple("a", 4, 8), pruned(triple("t", 4, 8), 0, 6, 2, (0, 2))], draft=head()),
         "digests-sha256": squizd(mixed, digest="sha256", **everything),
         "digests-none": squizd(mixed, digest=None, **everything),
-        "manifest-digest": packed(mixed, sealed=True, **everything),
+        "manifest-digest": squizd(mixed, **everything) if sealed else packed(mixed, sealed=True, **everything),
+        "written-today": packed(mixed, sealed=True, earlier=False, **everything),
     }
     plain = squizd(model())
     files = {name: item.data for name, item in made.items()} | noted() | by_ids()

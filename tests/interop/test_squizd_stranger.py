@@ -162,6 +162,11 @@ class Stranger:
             count = struct.unpack_from("<I", self.data, at + 4)[0]
             tables.append([struct.unpack_from("<Qff", self.data, at + 8 + 16 * i) for i in range(count)])
             at += 8 + 16 * count
+        if stem == "layers" and self.data[at : at + 4] != b"TDIR":
+            if self.flags & 16:
+                at = sum(struct.unpack_from("<QQ", self.data, 160))
+            if self.flags & 64 and self.data[at : at + 4] == b"ANLX":
+                at += 12 + struct.unpack_from("<Q", self.data, at + 4)[0]
         if self.data[at : at + 4] == b"TDIR" and at < end:
             length = struct.unpack_from("<Q", self.data, at + 4)[0]
             directory = cbor(self.data[at + 12 : at + 12 + length])

@@ -185,11 +185,16 @@ class Section:
         return max([self.start, *(end for _, end in self.spans)])
 
 
-def section(start: int, items: Sequence[Item], layers: int, tables: Edit | None = None) -> Section:
-    """Lay out blocks, masks and scale tables; ``tables`` may change the entries (id, scale, zero) of all tables."""
+def section(
+    start: int, items: Sequence[Item], layers: int, tables: Edit | None = None, *, padded: bool = True
+) -> Section:
+    """Lay out blocks, masks and scale tables; ``tables`` may change the entries (id, scale, zero) of all tables.
+
+    ``padded`` as files were earlier: every payload at a multiple of 64, not only a layer's first.
+    """
     made = Section(start)
     for layer in range(layers):
-        _layer(made, [item for item in items if item.layer == layer])
+        _layer(made, [item for item in items if item.layer == layer], padded)
     scaled = [item for item in items if item.scales is not None]
     first = [(item.tensor_id, *((1.0, 0.0) if item.second else item.entries[0])) for item in scaled]
     second = [(item.tensor_id | 1 << 63, *entry) for item in scaled if item.second for entry in item.entries]
@@ -209,10 +214,10 @@ def section(start: int, items: Sequence[Item], layers: int, tables: Edit | None 
     return made
 
 
-def _layer(made: Section, items: Sequence[Item]) -> None:
+def _layer(made: Section, items: Sequence[Item], padded: bool) -> None:
     begun = made.tail
     for number, item in enumerate(items):
-        made.body += bytes(-(made.tail + len(item.head)) % 64)
+        made.body += bytes(-(made.tail + len(item.head)) % 64 if padded or not number else 0)
         begun = begun if number else made.tail
         made.blocks[item.name] = made.tail
         made.places[item.name] = {"layer": item.layer, "offset": made.tail}
@@ -275,7 +280,8 @@ class Made:
 class File:
     """What goes into a file. ``named``: it has a directory; the edits change directories and scale tables.
 
-    ``sealed``: the directory ends with a digest of itself, the header and the layer index.
+    ``sealed``: the directory ends with a digest of itself, the header and the layer index. ``earlier``: as files were
+    before the directory went behind the appendices, with padding between the blocks of a layer.
     """
 
     items: Sequence[Item]
@@ -291,12 +297,17 @@ class File:
     edit: Edit | None = None
     draft_edit: Edit | None = None
     tables: Edit | None = None
+    earlier: bool = True
 
     def make(self) -> Made:
         count = self.layers if self.layers is not None else 1 + max((item.layer for item in self.items), default=0)
-        main = section(256 + 32 * count, self.items, count, self.tables)
+        main = section(256 + 32 * count, self.items, count, self.tables, padded=self.earlier)
+        tables_end = main.tail
         if self.named:
             self._directory(main)
+        late = b"" if self.earlier else bytes(main.body[tables_end - main.start :])
+        if late:
+            del main.body[tables_end - main.start :]
         body, draft = bytes(main.body), None
         if self.draft:
             start = main.tail + -main.tail % 64
@@ -305,7 +316,10 @@ class File:
         at = main.start + len(body)
         if self.coreml is not None:
             body += b"ANLX" + struct.pack("<Q", len(self.coreml)) + self.coreml
-        index = _index(main, main.tables[0][0] if main.tables else main.directory)
+        if late:
+            main.directory = main.start + len(body)
+            body += late
+        index = _index(main, main.tables[0][0] if main.tables else main.directory + (0 if self.earlier else 12))
         flags = _flags(self.items, self.draft, self.coreml) if self.flags is None else self.flags
         header = _header(flags, count, self.items, _draft_meta(self.draft, draft))
         data = header + index + body
@@ -328,7 +342,8 @@ class File:
         tail = main.tail
         for _ in range(2):
             if self.draft and self.draft_named and self.digest is not None:
-                data = self._draft(main.tail + -main.tail % 64)[1]
+                end = main.tail if self.earlier else tail
+                data = self._draft(end + -end % 64)[1]
                 fields["draft_digest"] = checksums.digest(self.digest, data)
             if self.sealed and self.digest is not None:
                 fields["ingot_digest"] = fields.pop("ingot_digest", self._stand_in())  # the last entry
@@ -337,7 +352,7 @@ class File:
 
     def _draft(self, start: int) -> tuple[Section, bytes]:
         """Return the section behind ``EGDH`` at ``start``, and its directory block."""
-        made = section(start + 8, self.draft, 1)
+        made = section(start + 8, self.draft, 1, padded=self.earlier)
         if not self.draft_named:
             return made, b""
         directory(made, self.draft, self.digest, self.draft_edit)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.core.checksums import fnv1a64
+from ingot.errors import UsageError
 
 MAGIC = b"SQZD"
 VERSION = 1
 HEADER = 256
 INDEX_ENTRY = 32
 MAX_LAYERS = 0xFFFF
+MAX_ARCHITECTURE = 0xFFFF
 ALIGNMENT = 64
 
 SCALES_MAGIC = b"SCZT"
@@ -32,6 +36,26 @@ _HEADER = struct.Struct("<4sHIHHIQ")
 _INDEX = struct.Struct("<IQQQI")
 _SPARSITY = struct.Struct("<IIIf16s")
 _DRAFT = struct.Struct("<QQII8s")
+
+
+ARCHITECTURE = "squizd.arch_id"
+"""Key of a checkpoint's metadata under which the header's arch_id is kept where it is not 0, generic."""
+
+
+def split_metadata(metadata: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the arch_id that metadata states, 0 without, and what else they hold.
+
+    Raises ``UsageError`` ``squizd.arch-id``: no number of 16 bits (text of one counts: some formats hold only text).
+    """
+    rest = dict(metadata)
+    stated = rest.pop(ARCHITECTURE, 0)
+    number = int(stated) if isinstance(stated, str) and stated.isascii() and stated.isdigit() else stated
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_ARCHITECTURE:
+        raise UsageError(
+            f"expected {ARCHITECTURE} from 0 to {MAX_ARCHITECTURE} in the metadata, found {stated!r:.80}",
+            rule="squizd.arch-id",
+        )
+    return number, rest
 
 
 def align(offset: int) -> int:

@@ -151,8 +151,8 @@ def place(specs: Sequence[TensorSpec], layers: Sequence[int], layer_count: int) 
 class Cursor:
     """Runs through the weight blocks in file order and knows where the next one goes.
 
-    Before a block lie at most 63 zero bytes, so that its payload begins at a multiple of 64. A layer's masks follow its
-    last block: one per pruned tensor, in order.
+    Before a layer lie at most 63 zero bytes, so that its first payload begins at a multiple of 64. Its blocks follow
+    each other without a gap, since others read them so, and its masks the last block: one per pruned tensor, in order.
     """
 
     def __init__(self, start: int, layer_count: int) -> None:
@@ -168,9 +168,8 @@ class Cursor:
         """Return where the zero bytes before the next block begin and where its magic goes; closes earlier layers."""
         self.enter(layer)
         gap = self.tail
-        self.tail = gap + gap_to(gap, lead)
         if self._begun is None:
-            self._begun = self.tail
+            self.tail = self._begun = gap + gap_to(gap, lead)
         return gap, self.tail
 
     def enter(self, layer: int) -> None:

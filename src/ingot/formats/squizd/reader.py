@@ -16,8 +16,10 @@ from ingot.formats.squizd.directory import Directory
 from ingot.formats.squizd.directory import check as check_directory
 from ingot.formats.squizd.header import Notes, read_header, read_index
 from ingot.formats.squizd.layout import (
+    ARCHITECTURE,
     COREML_HEADER,
     COREML_MAGIC,
+    DIRECTORY_HEADER,
     DIRECTORY_MAGIC,
     DRAFT_HEADER,
     DRAFT_MAGIC,
@@ -62,6 +64,7 @@ class _Read:
     notes: Notes
     verify: bool
     remarks: Notes = field(default_factory=list)
+    limit: int = 0  # where the last appendix has to end
     scaled: int = 0  # quantized matrices of a model without names
 
     @property
@@ -105,13 +108,14 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     start = max([begin, *(end for _, end in state.layers)])
     note_gaps(source, [span for span in state.layers if span[1] > span[0]], [(begin, start)], state.remarks, _BETWEEN)
     places, behind = _tables(state, start)
-    directory, raw, tail = read_directory(source, behind, source.size, state.where)
+    at = _directory_place(state, behind)
+    directory, raw, end = read_directory(source, at, source.size, state.where)
     head = read_bytes(source, 0, begin)
     if directory is not None and verify:
         check_directory(directory, raw, head, state.where)
     if directory is None:
-        _require_none_lost(state, start)
-        located = _without_directory(state, places, tail)
+        _require_none_lost(state, start, at)
+        located = _without_directory(state, places, behind)
         starts = _masks(state)
     else:
         located = locate(source, directory, state.layers, places, state.notes, state.where)
@@ -120,12 +124,19 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     main = places
     if not places:
         places = [(place + TABLE_HEADER, 0) for place in (start, behind)]  # where the tables would be
+        if directory is not None:
+            places.append((at + DIRECTORY_HEADER + TABLE_HEADER, 0))
     _check_index_scales(state, places, starts)
-    attachments, tail = _appendices(state, directory, tail, main)
-    _check_end(state, tail)
+    early = at == behind  # as files had it before the appendices of the document came first
+    state.limit = source.size if early else at
+    attachments, tail = _appendices(state, directory, end if early else behind, main)
+    _check_end(state, tail if early else max(tail, end))
     return Catalog(
         tensors=tensors_of(file, located, verify=verify),
-        metadata=directory.metadata if directory is not None else {},
+        metadata={
+            **(directory.metadata if directory is not None else {}),
+            **({ARCHITECTURE: header.arch} if header.arch else {}),
+        },
         headers={name or source.name: head + raw},
         sources=(file,),
         notes=tuple(state.notes),
@@ -310,10 +321,11 @@ def _coreml(state: _Read, directory: Directory | None, tail: int) -> tuple[Part,
             f"expected {COREML_MAGIC!r} at byte {start} with flag ANE_COREML, found {head[:4]!r}",
         )
     length = int.from_bytes(head[4:], "little")
-    if length != source.size - start - COREML_HEADER:
+    if length != state.limit - start - COREML_HEADER:
         raise state.refuse(
             "squizd.coreml-length",
-            f"expected a section of {source.size - start - COREML_HEADER} bytes, up to the file's end, found {length}",
+            f"expected a section of {state.limit - start - COREML_HEADER} bytes, up to the directory or the end of the "
+            f"file, found {length}",
         )
     part = Part(
         dtype="u8",
@@ -324,23 +336,50 @@ def _coreml(state: _Read, directory: Directory | None, tail: int) -> tuple[Part,
         where=f"{state.where}: Core ML package",
         verify=state.verify,
     )
-    return part, source.size
+    return part, state.limit
 
 
-def _require_none_lost(state: _Read, start: int) -> None:
+def _directory_place(state: _Read, behind: int) -> int:
+    """Return where the directory is: at the end, or, as in earlier files, before the appendices, at ``behind``.
+
+    What is wrong with an appendix is said when it is read: here it is none that could be passed over.
+    """
+    source, meta = state.source, state.header.draft
+    if read_bytes(source, behind, min(4, source.size - behind)) == DIRECTORY_MAGIC:
+        return behind
+    at = behind
+    if state.has(Flags.EAGLE):
+        if meta.offset < at or meta.length > source.size - meta.offset:
+            return behind
+        at = meta.offset + meta.length
+    if state.has(Flags.ANE_COREML):
+        start = skip_zeros(source, at, source.size)
+        head = read_bytes(source, start, min(COREML_HEADER, source.size - start))
+        length = int.from_bytes(head[4:], "little")
+        if head[:4] != COREML_MAGIC or length > source.size - start - COREML_HEADER:
+            return behind
+        at = start + COREML_HEADER + length
+    return at if read_bytes(source, at, min(4, source.size - at)) == DIRECTORY_MAGIC else behind
+
+
+def _require_none_lost(state: _Read, start: int, end: int) -> None:
     """Refuse a file whose directory is not where it must be: header, index or tables lead past it."""
-    end = min(state.header.draft.offset, state.source.size) if state.has(Flags.EAGLE) else state.source.size
-    mark, previous = KEY.encode(), b""
-    for at in range(start, end, _CHUNK):
-        piece = previous + read_bytes(state.file, at, min(_CHUNK, end - at))
-        if mark in piece:
-            raise IntegrityError(
-                "squizd.directory-lost",
-                f"expected the directory behind the scale tables, found its end near byte {at} and nothing before it: "
-                "the file is damaged",
-                where=state.where,
-            )
-        previous = piece[-len(mark) :]
+    size = state.source.size
+    middle = min(state.header.draft.offset, size) if state.has(Flags.EAGLE) else size
+    behind = min(state.header.draft.offset + state.header.draft.length, size)
+    mark = KEY.encode()
+    for first, last in ((start, middle), (max(behind, end), size) if middle < size else (size, size)):
+        previous = b""
+        for at in range(first, last, _CHUNK):
+            piece = previous + read_bytes(state.file, at, min(_CHUNK, last - at))
+            if mark in piece:
+                raise IntegrityError(
+                    "squizd.directory-lost",
+                    f"expected the directory behind tables and appendices, found its end near byte {at} and nothing "
+                    "before it: the file is damaged",
+                    where=state.where,
+                )
+            previous = piece[-len(mark) :]
 
 
 def _check_end(state: _Read, tail: int) -> None:

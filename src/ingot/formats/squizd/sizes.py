@@ -9,7 +9,7 @@ from ingot.core import checksums, chunk_digests
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import draft_placement
 from ingot.formats.squizd.directory import VERSION, Directory, build
-from ingot.formats.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align
+from ingot.formats.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align, split_metadata
 from ingot.formats.squizd.place import Placement, lay_out, layers_of, place
 from ingot.formats.squizd.section import entry_of, with_mask
 from ingot.model.artifact import Artifact
@@ -21,12 +21,12 @@ def file_size(artifact: Artifact, options: WriteOptions) -> int:
     layers, count = layers_of([spec.name for spec in artifact.tensors])
     placement = place(artifact.tensors, layers, count)
     start, digest = HEADER + INDEX_ENTRY * count, options.digest
-    directory, end = stand_in(placement, start, digest, artifact.metadata, artifact.attachments)
-    return appendices_end(end + len(build(directory, digest)), artifact.attachments, digest)
+    directory, end = stand_in(placement, start, digest, split_metadata(artifact.metadata)[1], artifact.attachments)
+    return appendices_end(end, artifact.attachments, digest) + len(build(directory, digest))
 
 
 def appendices_end(tail: int, attached: Attachments, digest: str | None) -> int:
-    """Return the end of the file whose directory ends at ``tail``."""
+    """Return where the appendices of a file end whose scale tables end at ``tail``."""
     if attached.draft is not None:
         start = align(tail)
         directory, end = stand_in(draft_placement(attached.draft), start + DRAFT_HEADER, digest)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ingot.core import checksums
 from ingot.core.blocks import block_count
 from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
@@ -15,6 +14,7 @@ from ingot.formats.squizd.appendix import write_coreml, write_draft
 from ingot.formats.squizd.carry import form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.layout import (
+    DIRECTORY_HEADER,
     HEADER,
     INDEX_ENTRY,
     DraftMeta,
@@ -23,6 +23,7 @@ from ingot.formats.squizd.layout import (
     Sparsity,
     align,
     sparsity_crc,
+    split_metadata,
 )
 from ingot.formats.squizd.place import Placed, flags_of, lay_out, layers_of, order, place
 from ingot.formats.squizd.section import Section, TensorWriter
@@ -47,7 +48,8 @@ class SquizdWriter:
             raise UsageError("expected the tensors in the format's order", rule="writer.order", where=name)
         layers, count = layers_of(names)
         self._specs, self._name, self._options = specs, name, options
-        self._metadata, self._attachments = dict(artifact.metadata), artifact.attachments
+        self._arch, self._metadata = split_metadata(artifact.metadata)
+        self._attachments = artifact.attachments
         self._placement = place(specs, layers, count)
         self._start = HEADER + INDEX_ENTRY * count
         _, end = lay_out(self._placement, self._start)  # without unknown lengths, which no quantized tensor has
@@ -87,11 +89,14 @@ class SquizdWriter:
         """Write everything that depends on the whole, and close the file."""
         self._order.finish()
         tail = self._section.finish()
-        directory, size, draft = self._finish_appendices(tail)
-        head = self._head(tail - self._placement.tables.size, draft)
-        self._sink.write_at(tail, build(directory, self._options.digest, head))
+        directory, end, draft = self._finish_appendices(tail)
+        # Without tables offsets point into the directory: past the end of a file that was cut off before it.
+        tables = tail - self._placement.tables.size if self._placement.tables.counts else end + DIRECTORY_HEADER
+        head = self._head(tables, draft)
+        data = build(directory, self._options.digest, head)
+        self._sink.write_at(end, data)
         self._sink.write_at(0, head)  # the last bytes written: a file that lacks them is not taken for whole
-        self._sink.truncate(size)
+        self._sink.truncate(end + len(data))
         self._sink.close()
         return [self._name]
 
@@ -101,17 +106,9 @@ class SquizdWriter:
         self._sink.close()
 
     def _finish_appendices(self, tail: int) -> tuple[Directory, int, DraftMeta]:
-        """Write draft head and Core ML package behind the directory at ``tail``; return it and the file's size."""
+        """Write draft head and Core ML package behind the tables; return the directory, where it goes, and the head."""
         attached, digest = self._attachments, self._options.digest
-        stand_in = Directory(
-            VERSION,
-            self._section.entries,
-            self._metadata,
-            draft_digest=None if attached.draft is None or digest is None else checksums.digest(digest, b""),
-            coreml_digest=None if attached.coreml is None else checksums.digest("sha256", b""),
-        )
-        end = tail + len(build(stand_in, digest))
-        draft, draft_digest, coreml_digest = DraftMeta(), None, None
+        draft, draft_digest, coreml_digest, end = DraftMeta(), None, None, tail
         if attached.draft is not None:
             start = align(end)
             self._sink.write_at(end, bytes(start - end))
@@ -119,8 +116,8 @@ class SquizdWriter:
             end = start + draft.length
         if attached.coreml is not None:
             end, coreml_digest = write_coreml(self._sink, attached.coreml, end)
-        whole = Directory(VERSION, stand_in.tensors, stand_in.metadata, draft_digest, coreml_digest)
-        return whole, end, draft
+        directory = Directory(VERSION, self._section.entries, self._metadata, draft_digest, coreml_digest)
+        return directory, end, draft
 
     def _head(self, tables: int, draft: DraftMeta) -> bytes:
         """Return header and layer index."""
@@ -130,6 +127,7 @@ class SquizdWriter:
         sparsity = self._sparsity()
         header = Header(
             flags=flags,
+            arch=self._arch,
             layer_count=self._placement.layer_count,
             sparsity_crc=sparsity_crc(sparsity.pack()) if flags & Flags.SPARSE else 0,
             draft_hash=fnv1a64(draft.pack()) if draft.offset else 0,

@@ -295,3 +295,58 @@ def test_a_head_as_the_document_has_it_opens_verifies_extracts_and_travels(
         assert np.array_equal(values(tmp_path / "head.safetensors")[name], value)
     ingot.convert(path, tmp_path / "c.squizd", draft=tmp_path / "head.safetensors")
     assert "error" not in {item.level for item in ingot.verify(tmp_path / "c.squizd")}
+
+
+def test_arch_id_is_kept_through_other_formats_and_set_by_metadata(tmp_path: Path) -> None:
+    """Section 3: an identifier, 0 for any architecture; the document has no other number."""
+    data = bytearray(document([[npcl(np.ones(3, np.float32))]], 0))
+    data[12:14] = struct.pack("<H", 513)
+    path = write(tmp_path, bytes(data))
+    ingot.convert(path, tmp_path / "b.squizd")
+    ingot.convert(path, tmp_path / "b.safetensors")
+    ingot.convert(tmp_path / "b.safetensors", tmp_path / "c.squizd")
+    ingot.save(tmp_path / "d.squizd", {"t": np.ones(3, np.float32)}, metadata={"squizd.arch_id": 513})
+    for name in "bcd":
+        assert (tmp_path / f"{name}.squizd").read_bytes()[12:14] == data[12:14]
+        with ingot.open(tmp_path / f"{name}.squizd") as checkpoint:
+            assert dict(checkpoint.metadata) == {"squizd.arch_id": 513}
+    with pytest.raises(IngotError) as caught:
+        ingot.save(tmp_path / "e.squizd", {"t": np.ones(3, np.float32)}, metadata={"squizd.arch_id": 65536})
+    assert caught.value.rule == "squizd.arch-id"
+
+
+def test_what_is_written_lies_as_the_document_has_it(tmp_path: Path) -> None:
+    """Sections 2, 4 and 7, by offsets alone: blocks side by side, tables behind them, appendices before all else."""
+    rng = np.random.default_rng(0)
+    shapes = {"input_layernorm.weight": (6,), "mlp.up_proj.weight": (4, 6), "mlp.down_proj.weight": (6, 4)}
+    weights = {
+        f"model.layers.{layer}.{name}": rng.standard_normal(shape).astype(np.float32)
+        for layer in range(2)
+        for name, shape in shapes.items()
+    }
+    ingot.save(tmp_path / "a.safetensors", weights)
+    rule = '[[rules]]\nmatch = "*proj*"\ncodec = "affine"\noptions = { bits = 4, group = "tensor" }\n'
+    (tmp_path / "r.toml").write_text(rule)
+    payload, _, entries = draft_payload(HEAD)
+    head = write(tmp_path, document([[npcl(np.ones(2, np.float32))]], EAGLE_FLAG, entries, draft=(payload, 1, 12)))
+    extract_draft(head, tmp_path / "head.safetensors")
+    ingot.convert(
+        tmp_path / "a.safetensors", tmp_path / "b.squizd", tmp_path / "r.toml", draft=tmp_path / "head.safetensors"
+    )
+    data = (tmp_path / "b.squizd").read_bytes()
+    end = 256 + 2 * 32
+    for layer in range(2):
+        at, length, scales = struct.unpack_from("<QQQ", data, 256 + 32 * layer + 4)
+        assert not any(data[end:at])
+        end, kinds = at + length, []
+        while at < end:
+            magic, first, second = struct.unpack_from("<4sII", data, at)
+            kinds.append(magic)
+            at += 12 + ((first * second + 1) // 2 if magic == b"INT4" else 4 * second + 4 * 6)
+        assert (at, sorted(kinds)) == (end, [b"INT4", b"INT4", b"NPCL"])
+        assert data[scales : scales + 4] == b"SCZT"
+    assert scales == end
+    draft, length = struct.unpack_from("<QQ", data, 160)
+    assert 0 <= draft - (end + 8 + 16 * 4) < 64
+    assert data[draft : draft + 4] == b"EGDH"
+    assert data[draft + length :].startswith(b"TDIR")
