@@ -13,7 +13,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.config import CONFIG, stored_config
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.formats.base import Catalog, Format
+from ingot.formats.base import Catalog, ConfigKeys, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, listing
 from ingot.formats.foreign import HEAD
 from ingot.formats.safetensors.patch import read_pairs
@@ -81,9 +81,10 @@ class Source:
     def dialect(self) -> Dialect | None:
         """Return who packed the weights, where that is a program whose words Ingot does not decode.
 
-        Told by the folder's ``config.json``, and by the tensors themselves.
+        Told by the folder's ``config.json``, unless its format goes by that, and by the tensors themselves.
         """
-        return of_config(self.config(), self.store.location_of(CONFIG)) or of_tensors(self.catalog.tensors)
+        config = {} if isinstance(self.format, ConfigKeys) else self.config()
+        return of_config(config, self.store.location_of(CONFIG)) or of_tensors(self.catalog.tensors)
 
     def config(self) -> dict[str, Any]:
         """Return what the folder's ``config.json`` says; nothing for a file, or where no object can be read."""

@@ -31,6 +31,7 @@ def _example(name: str, code: str) -> ModuleType:
 
 
 CODE, STORE = _code("A codec in an hour"), _code("A store in an hour")
+DIALECT = _code("A dialect in half an hour")
 EXAMPLE = _example("contributing_example", CODE)
 TestFixed8 = EXAMPLE.TestFixed8  # collected and run like any other
 TestZipStore = _example("contributing_store", STORE).TestZipStore
@@ -45,6 +46,30 @@ assert [(tensor.codec, tensor.nbytes) for tensor in report.tensors] == [("fixed8
 with ingot.open("model.zt") as ckpt:
     ingot.save("back.safetensors", {name: tensor.numpy() for name, tensor in ckpt.items()})
 assert not [finding for finding in ingot.verify("model.zt") if finding.level == "error"]
+"""
+
+
+USE_DIALECT = """
+import numpy as np
+import ingot
+from ingot.errors import FormatError
+from ingot.formats.table import FORMATS
+
+FORMATS.add("rows8", "rows8:Rows8Format")  # instead of the line in formats/table.py
+with ingot.open("packed") as ckpt:
+    assert (ckpt.format, ckpt["w"].codec, ckpt["w"].shape) == ("rows8", "affine", (8, 16))
+    values = np.load("values.npy")
+    assert np.array_equal(ckpt["w"].numpy(), values)
+    assert np.array_equal(ckpt["w"][2:5, 3:7], values[2:5, 3:7])
+report = ingot.convert("packed", "model.zt")
+assert [(tensor.codec, tensor.action) for tensor in report.tensors] == [("dense", "moved"), ("affine", "moved")]
+assert ingot.compare("packed", "model.zt").same
+try:
+    ingot.open("broken")
+except FormatError as error:
+    assert error.rule == "rows8.scale"
+else:
+    raise AssertionError
 """
 
 
@@ -70,6 +95,21 @@ except UsageError as error:
 else:
     raise AssertionError
 """
+
+
+def test_a_dialect_is_opened_and_its_codes_move(tmp_path: Path) -> None:
+    codes = np.random.default_rng(0).integers(-128, 128, (8, 16), np.int8)
+    scale = np.linspace(0.5, 2, 8, dtype=np.float32)
+    np.save(tmp_path / "values.npy", codes * scale[:, None])
+    for folder, scales in (("packed", scale), ("broken", scale[1:])):
+        arrays = {"norm": np.ones(3, np.float32), "w.q": codes, "w.scale": scales}
+        (tmp_path / folder).mkdir()
+        ingot.save(tmp_path / folder / "model.safetensors", arrays)
+        (tmp_path / folder / "config.json").write_text('{"quantization_config": {"quant_method": "rows8"}}')
+    (tmp_path / "rows8.py").write_text(DIALECT, "utf-8")
+    (tmp_path / "use.py").write_text(USE_DIALECT, "utf-8")
+    run = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_an_archive_is_opened_like_a_folder(tmp_path: Path) -> None:

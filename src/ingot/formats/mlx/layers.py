@@ -63,7 +63,9 @@ def read_config(store: Store, names: Sequence[str]) -> dict[str, Any]:
 
 def is_quantized(config: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` is that of an MLX folder with packed layers."""
-    stated = config.get("quantization")
+    stated, other = config.get("quantization"), config.get("quantization_config")
+    if isinstance(other, dict) and other.get("quant_method"):
+        return False  # what another program packed
     return isinstance(stated, dict) and "bits" in stated and "group_size" in stated
 
 
