@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from ingot.adapters.load_report import LoadReport
@@ -14,6 +15,66 @@ from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
 from ingot.errors import FormatError, UnsupportedError, UsageError
+from ingot.ops.attachments import located, no_attachment
+from ingot.ops.convert.draft import config_of_draft
+from ingot.ops.open import open as open_checkpoint
+
+MOST_DRAFTED = 7
+"""The most tokens that are proposed at a time: kernels of packed weights take eight rows in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Which draft head, and how far ahead it looks.
+
+    Parameters
+    ----------
+    path : path, optional
+        A head's own file or folder; by default the artifact itself, which carries it.
+    tokens : int
+        How many tokens are proposed at a time, 1 to 7.
+    """
+
+    path: AnyPath | None = None
+    tokens: int = 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tokens <= MOST_DRAFTED:
+            raise UsageError(
+                f"expected 1 to {MOST_DRAFTED} tokens to draft at a time, found {self.tokens}", rule="draft.tokens"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a draft head did for a generation, whose tokens are those without it.
+
+    Parameters
+    ----------
+    passes : int
+        Passes of the model over proposals, behind the prompt.
+    proposed, accepted : int
+        Tokens that the head proposed, and how many of them the model would have chosen too.
+    accepted_lengths : tuple of int
+        Accepted tokens of each of those passes; each gives one token more.
+    tokens_per_pass : float or None
+        Tokens that a pass behind the prompt gave.
+    seconds_alone : float or None
+        What a pass over one token takes, the median of those that this generation needed.
+    speed_up : float or None
+        Tokens per second with the head, over those of passes over one token each.
+    dropped : str
+        Why the head was given up on the way; empty where it was not.
+    """
+
+    passes: int
+    proposed: int
+    accepted: int
+    accepted_lengths: tuple[int, ...]
+    tokens_per_pass: float | None
+    seconds_alone: float | None
+    speed_up: float | None
+    dropped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +82,8 @@ class Generated:
     """A continuation and what it took.
 
     ``first_token_seconds`` is the pass over the prompt; ``tokens_per_second`` counts the tokens after the first, None
-    where there is only one. ``stopped`` tells whether the model ended by itself.
+    where there is only one. ``stopped`` tells whether the model ended by itself. ``drafted`` is there where a
+    draft head was used.
     """
 
     prompt: str
@@ -31,6 +93,7 @@ class Generated:
     load: LoadReport
     first_token_seconds: float
     tokens_per_second: float | None
+    drafted: Drafted | None = None
 
 
 def generate(
@@ -39,6 +102,7 @@ def generate(
     max_tokens: int = 32,
     keep_packed: bool | None = None,
     dtype: Any = None,
+    draft: Draft | None = None,
     **options: Any,
 ) -> Generated:
     """Load a model, continue ``prompt`` by the most likely token at each step, and time it.
@@ -49,6 +113,8 @@ def generate(
         As for ``load_model``; the tokenizer lies in the same folder.
     max_tokens : int
         At most so many new tokens, at least 1.
+    draft : Draft, optional
+        Decode speculatively with an EAGLE-3 head; the tokens are those without it.
     **options :
         For ``load_model``; always a model of transformers, never a Core ML package.
 
@@ -56,9 +122,11 @@ def generate(
     ------
     UsageError
         ``generate.max-tokens``, ``generate.prompt``: the prompt has no tokens, or with the new ones too many for the
-        model.
+        model; ``attachments.none``: the artifact carries no draft head; ``draft.tokens``.
     UnsupportedError
-        ``generate.no-head``: a model without a language head.
+        ``generate.no-head``: a model without a language head; ``draft.model``: one that no head can draft for.
+    FormatError
+        ``draft.*``: a head that does not fit, or none is one.
     IngotError
         As ``load_model``; ``model.tokenizer``, ``model.vocabulary``.
     """
@@ -72,17 +140,60 @@ def generate(
     require_room(model, tokens.shape[1], max_tokens)
     require_vocabulary(model, tokens)
     ends = end_tokens(model)
-    new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
+    if draft is None:
+        new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
+        first, rest, drafted = seconds[0], sum(seconds[1:]), None
+    else:
+        head = draft_head(path if draft.path is None else draft.path, model)
+        speculate = require("ingot.adapters.speculate", EXTRA).speculate
+        done = speculate(model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens)
+        new_tokens, first, rest, drafted = done.tokens, done.first, done.rest, _drafted(done)
     text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
-    rest = sum(seconds[1:])
     return Generated(
         prompt=prompt,
         text=text,
         tokens=tuple(new_tokens),
         stopped=new_tokens[-1] in ends,
         load=reports[0],
-        first_token_seconds=seconds[0],
-        tokens_per_second=len(seconds[1:]) / rest if rest else None,
+        first_token_seconds=first,
+        tokens_per_second=len(new_tokens[1:]) / rest if rest else None,
+        drafted=drafted,
+    )
+
+
+def draft_head(path: AnyPath, model: Any) -> Any:
+    """Return the draft head at ``path``, or that which the artifact there carries, beside its target ``model``.
+
+    Raises
+    ------
+    UsageError
+        ``attachments.none``: neither.
+    FormatError
+        ``draft.*``.
+    """
+    eagle = require("ingot.adapters.eagle", EXTRA)
+    with open_checkpoint(path) as checkpoint, located(checkpoint.location):
+        carried = checkpoint.attachments.draft
+        if carried is None and "fc.weight" not in checkpoint:
+            raise no_attachment("draft", path)
+        own = config_of_draft(checkpoint)
+        return eagle.DraftHead(checkpoint if carried is None else carried, model, own)
+
+
+def _drafted(done: Any) -> Drafted:
+    """Return the figures of a speculative generation."""
+    alone = median(done.alone) if done.alone else None
+    behind = len(done.tokens) - 1
+    accepted = sum(done.accepted)
+    return Drafted(
+        passes=len(done.accepted),
+        proposed=done.proposed,
+        accepted=accepted,
+        accepted_lengths=tuple(done.accepted),
+        tokens_per_pass=1 + accepted / len(done.accepted) if done.accepted else None,
+        seconds_alone=alone,
+        speed_up=behind * alone / done.rest if alone and behind and done.rest > 0 else None,
+        dropped=done.dropped,
     )
 
 

@@ -16,6 +16,7 @@ EPILOG = (
     '  ingot generate ./Llama-3-8B "Once upon a time"\n\n'
     '  ingot generate ./packed "The kernel" --keep-packed --max-tokens 64\n\n'
     '  ingot generate model.zt "The kernel" --dtype f32 --json\n\n'
+    '  ingot generate ./model.squizd "The kernel" --draft\n\n'
     '  ingot generate ./larger-than-memory "The kernel" --stream --max-ram 2GiB'
 )
 
@@ -44,15 +45,24 @@ def command(
     stream: Annotated[
         bool, typer.Option("--stream", help="Decode weights layer by layer as they are needed, in the memory of two.")
     ] = False,
+    draft: Annotated[
+        bool, typer.Option("--draft", help="Decode speculatively with the EAGLE-3 head that the model carries.")
+    ] = False,
+    draft_head: Annotated[str | None, typer.Option(help="Do so with the head in this file or folder.")] = None,
+    draft_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens that a head proposes at a time, 1 to 7.")] = 4,
     json: Json = False,
 ) -> None:
     """Load a model with transformers, continue a prompt, always by the likeliest token, and say what it took.
 
-    Needs the extra transformers. The text goes to stdout, the figures to stderr.
+    Needs the extra transformers. The text goes to stdout, the figures to stderr. With a draft head the text is the
+    same, and sooner there where the head is often right.
     """
-    from ingot.adapters.generate import generate
+    from ingot.adapters.generate import Draft, generate
 
-    generated = generate(model, prompt, max_tokens, keep_packed, dtype, cache=cache, max_ram=max_ram, stream=stream)
+    head = Draft(draft_head, draft_tokens) if draft or draft_head is not None else None
+    generated = generate(
+        model, prompt, max_tokens, keep_packed, dtype, head, cache=cache, max_ram=max_ram, stream=stream
+    )
     if json:
         print_json(generated)
         return
@@ -73,4 +83,13 @@ def summary(generated: Any) -> list[str]:
         f"{load.model}, {load.dtype}, from {load.format}: {load.tier} ({printable(load.why)})",
         f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {packed}{streamed}",
         f"{times}; {len(generated.tokens)} tokens{end}",
+        *([] if generated.drafted is None else [_drafted(generated.drafted)]),
     ]
+
+
+def _drafted(drafted: Any) -> str:
+    if drafted.dropped:
+        return f"draft head not used: {drafted.dropped}"
+    each = "-" if drafted.tokens_per_pass is None else f"{drafted.tokens_per_pass:.2f}"
+    faster = "" if drafted.speed_up is None else f", {drafted.speed_up:.2f} times as fast as token by token"
+    return f"draft head: {drafted.accepted} of {drafted.proposed} proposed tokens right, {each} tokens a pass{faster}"

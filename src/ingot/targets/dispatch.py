@@ -212,9 +212,7 @@ def _adds(flags: int) -> tuple[str, ...]:
     if flags & Flags.SPARSE:
         adds.append("SPARSE: only kept blocks of feed-forward channels are stored; Ingot decodes the others to zeros")
     if flags & Flags.EAGLE:
-        adds.append(
-            "EAGLE: a draft head for speculative decoding; Ingot hands its tensors on and does not decode with it"
-        )
+        adds.append("EAGLE: a draft head for speculative decoding, by ingot generate --draft")
     return tuple(adds)
 
 

@@ -7,13 +7,15 @@ import numpy as np
 from ingot.model.tensor import Array
 
 
-def draft_head(layer: str = "midlayer.", vocab: int = 50, draft_vocab: int = 20, seed: int = 7) -> dict[str, Array]:
-    """Return an EAGLE-3 head of hidden size 16 for a target of hidden size 24; ``layer`` begins its layer's names."""
+def draft_head(
+    layer: str = "midlayer.", vocab: int = 50, draft_vocab: int = 20, seed: int = 7, hidden: int = 16, target: int = 24
+) -> dict[str, Array]:
+    """Return a random EAGLE-3 head of some hidden size for a target of another; ``layer`` begins its layer's names."""
     rng = np.random.default_rng(seed)
-    hidden, kv, inner = 16, 8, 40
+    kv, inner = hidden // 2, 40
     targets = np.sort(rng.choice(vocab, draft_vocab, replace=False)).astype(np.int64)
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, 3 * 24),
+        "fc.weight": (hidden, 3 * target),
         f"{layer}self_attn.q_proj.weight": (hidden, 2 * hidden),
         f"{layer}self_attn.k_proj.weight": (kv, 2 * hidden),
         f"{layer}self_attn.v_proj.weight": (kv, 2 * hidden),

@@ -9,14 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
+from ingot.core.config import CONFIG, parse_config, read_config
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
+from ingot.model.checkpoint import Checkpoint
 from ingot.model.draft import IN_DRAFT, MATRICES, NORMS, TO_TARGET, is_nameless
 from ingot.model.tensor import Tensor
+
+CONFIG_KEY = "draft_config"
+"""Key of the metadata of an artifact that carries a head: the head's own ``config.json``, as JSON text."""
 
 _LAYER = re.compile(r"(?:midlayer|layers\.([0-9]{1,4}))\.(.+)")
 # A head reads the inputs of three of its target's layers.
@@ -75,6 +81,18 @@ def check_draft(tensors: Mapping[str, Tensor]) -> DraftShape:
         head.size(TO_TARGET, "i64", draft_vocab)
         _check_mapping(tensors[TO_TARGET], tensors[IN_DRAFT], draft_vocab, vocab)
     return DraftShape(len(layers), hidden, fused // _FEATURES, *widths[0], vocab, draft_vocab, mapped, embedded)
+
+
+def config_of_draft(head: Checkpoint) -> dict[str, Any]:
+    """Return what a head's own ``config.json`` says: that of its folder, or, of an artifact that carries a head, as the
+    artifact has it; empty where there is none.
+
+    Raises ``FormatError`` ``draft.config`` for one that is no JSON object.
+    """
+    if head.attachments.draft is None:
+        return read_config(Path(head.companions[CONFIG]), "draft.config") if CONFIG in head.companions else {}
+    text = head.metadata.get(CONFIG_KEY, "{}")
+    return parse_config(str(text).encode(), "draft.config", head.location)
 
 
 class _Head:

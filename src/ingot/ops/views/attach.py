@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +15,7 @@ from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.view import derived
 from ingot.ops.attachments import located, no_attachment, pack_package
-from ingot.ops.convert.draft import check_head
+from ingot.ops.convert.draft import CONFIG_KEY, check_head, config_of_draft
 from ingot.ops.open import Source, checkpoint_of, open_source
 
 AnyPath = str | PathLike[str]
@@ -57,6 +58,8 @@ def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
     view = derived(checkpoint, tensors, detach, chosen, chosen)
     gone: dict[str, Any] = dict.fromkeys(chosen)
     view.attachments = replace(checkpoint.attachments, **gone)
+    if "draft" in chosen:
+        view.metadata = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
     return view
 
 
@@ -74,6 +77,9 @@ def _attach(checkpoint: Checkpoint, paths: Mapping[str, AnyPath]) -> Checkpoint:
             also_close=stack.pop_all().close,
         )
     view.attachments = opened.attachments
+    if "draft" in paths:
+        own = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
+        view.metadata = own | opened.metadata
     view.check_unchanged = _each(checkpoint.require_unchanged, *(source.require_unchanged for source in opened.sources))
     whole = view.check_whole or checkpoint.require_whole
     view.check_whole = _each(whole, *(source.require_whole for source in opened.sources))
@@ -87,6 +93,7 @@ class _Opened:
         self._stack = stack
         self.attachments, self.sources = own, list[Source]()
         self.identity: dict[str, Any] = {}
+        self.metadata: dict[str, str] = {}
 
     def add(self, kind: str, path: AnyPath) -> None:
         if kind == "coreml":
@@ -103,6 +110,9 @@ class _Opened:
             head = checkpoint_of(source)
             with located(str(path)):
                 check_head(head)
+                config = config_of_draft(head)
+            if config:
+                self.metadata[CONFIG_KEY] = json.dumps(config, sort_keys=True)
             self.attachments = replace(self.attachments, draft=head)
         else:
             self.attachments = replace(self.attachments, program=_program(source, path))
