@@ -14,79 +14,21 @@ import pytest
 import ingot
 from ingot.errors import IngotError
 from ingot.ops.attachments import extract_draft
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Entry = tuple[int, float, float]
-
-INT4_FLAG, SPARSE_FLAG, EAGLE_FLAG, INT2_FLAG, COREML_FLAG = 4, 8, 16, 32, 64
-
-
-def fnv(data: bytes) -> int:
-    value = 0xCBF29CE484222325
-    for byte in data:
-        value = (value ^ byte) * 0x100000001B3 % 2**64
-    return value
-
-
-def id_of(layer: int, name: str) -> int:
-    """Section 8: a hash of layer and name; which, and the clear top bit, are the page's decision."""
-    return fnv(struct.pack("<I", layer) + name.encode()) % 2**63
-
-
-def int4(codes: Array) -> bytes:
-    """Section 5.3."""
-    flat = codes.reshape(-1).astype(np.int64) & 15
-    flat = np.append(flat, np.zeros(flat.size % 2, np.int64))
-    packed = (flat[::2] | flat[1::2] << 4).astype(np.uint8)
-    return b"INT4" + struct.pack("<II", *codes.shape) + packed.tobytes()
-
-
-def npcl(values: Array) -> bytes:
-    """Section 5.5."""
-    code = {"float32": 0, "float16": 1}[values.dtype.name]
-    return b"NPCL" + struct.pack(f"<II{values.ndim}I", code, values.ndim, *values.shape) + values.tobytes()
-
-
-def table(entries: Sequence[Entry]) -> bytes:
-    """Section 8."""
-    return b"SCZT" + struct.pack("<I", len(entries)) + b"".join(struct.pack("<Qff", *entry) for entry in entries)
-
-
-def document(
-    layers: Sequence[Sequence[bytes]],
-    flags: int,
-    entries: Sequence[Entry] = (),
-    *,
-    masks: Sequence[bytes] = (),
-    sparsity: bytes = bytes(32),
-    crc: int | None = None,
-    draft: tuple[bytes, int, int] | None = None,
-    coreml: bytes | None = None,
-) -> bytes:
-    """Sections 2 to 4: header, index, blocks with each layer's masks, scale tables, appendices; nothing between."""
-    at = start = 256 + 32 * len(layers)
-    tables = table(entries) if entries else b""
-    behind = start + sum(map(len, (block for blocks in layers for block in blocks))) + sum(map(len, masks))
-    index, body = b"", b""
-    for layer, blocks in enumerate(layers):
-        data = b"".join(blocks)
-        mask = masks[layer] if masks else b""
-        scales = at + len(data) if mask else behind
-        index += struct.pack("<IQQQI", layer, at, len(data + mask), scales, 0)
-        body += data + mask
-        at += len(data + mask)
-    head = bytes(32)
-    tail = tables
-    if draft is not None:
-        payload, count, vocabulary = draft
-        head = struct.pack("<QQII8x", behind + len(tables), 8 + len(payload), count, vocabulary)
-        tail += b"EGDH" + struct.pack("<I", count) + payload
-    if coreml is not None:
-        tail += b"ANLX" + struct.pack("<Q", len(coreml)) + coreml
-    if crc is None:
-        crc = zlib.crc32(sparsity) if flags & SPARSE_FLAG else 0
-    fixed = struct.pack("<4sHIHHIQ102x", b"SQZD", 1, flags, len(layers), 0, crc, fnv(head) if any(head) else 0)
-    return fixed + sparsity + head + bytes(64) + index + body + tail
+from ingot.testing.squizd_document import (
+    COREML_FLAG,
+    EAGLE_FLAG,
+    INT2_FLAG,
+    INT4_FLAG,
+    SPARSE_FLAG,
+    Array,
+    Entry,
+    document,
+    id_of,
+    int2,
+    int4,
+    npcl,
+    table,
+)
 
 
 def codes(rows: int, cols: int, seed: int = 0) -> Array:
@@ -350,3 +292,52 @@ def test_what_is_written_lies_as_the_document_has_it(tmp_path: Path) -> None:
     assert 0 <= draft - (end + 8 + 16 * 4) < 64
     assert data[draft : draft + 4] == b"EGDH"
     assert data[draft + length :].startswith(b"TDIR")
+
+
+@pytest.mark.parametrize("sub_block", [0, 3, 4, 7])
+def test_a_sub_block_length_without_a_second_round_leaves_the_matrix_one_scale(tmp_path: Path, sub_block: int) -> None:
+    matrix = codes(5, 7) % 4 - 2
+    data = document([[int2(matrix, sub_block)]], INT2_FLAG, [(7, 0.5, 1.0)])
+    assert np.array_equal(next(iter(values(write(tmp_path, data)).values())), scaled(matrix, 0.5, 1.0))
+
+
+def test_a_second_round_has_a_scale_for_every_sub_block(tmp_path: Path) -> None:
+    """Section 8: in the same layout, ids with the high bit set."""
+    matrix, per_row = codes(2, 7) % 4 - 2, 3
+    second = [(7 | 1 << 63, 2.0**-at, float(at)) for at in range(2 * per_row)]
+    data = document([[int2(matrix, 3)]], INT2_FLAG, [(7, 1.0, 0.0), *second])
+    scales = np.array([entry[1:] for entry in second], np.float32).reshape(2, per_row, 2).repeat(3, axis=1)[:, :7]
+    expected = scales[..., 0] * (matrix.astype(np.float32) - scales[..., 1])
+    assert np.array_equal(next(iter(values(write(tmp_path, data)).values())), expected)
+    short = document([[int2(matrix, 3)]], INT2_FLAG, [(7, 1.0, 0.0), *second[:-1]])
+    assert rule_of(write(tmp_path, short)) == "squizd.sub-blocks"
+
+
+def test_headers_that_the_document_rules_out_are_refused(tmp_path: Path) -> None:
+    """Sections 3, 4, 6 and 7: magic, version, order of layers, checksums."""
+    layer = sparse_layer((1, 0, 1), whole=True)
+    payload, _, entries = draft_payload(HEAD)
+    sparse = sparse_file(tmp_path, [layer], 1 / 3).read_bytes()
+    eagle = document([[npcl(np.ones(2, np.float32))]], EAGLE_FLAG, entries, draft=(payload, 1, 12))
+    two = document([[npcl(np.ones(2, np.float32))], [npcl(np.ones(2, np.float32))]], 0)
+    for data, at, rule in (
+        (two, 0, "squizd.magic"),
+        (two, 4, "squizd.version"),
+        (two, 256, "squizd.index-order"),
+        (sparse, 14, "squizd.sparsity-crc"),
+        (sparse, 140, "squizd.sparsity-crc"),
+        (eagle, 18, "squizd.draft-hash"),
+        (eagle, 180, "squizd.draft-hash"),
+    ):
+        assert rule_of(write(tmp_path, data[:at] + bytes([data[at] ^ 2]) + data[at + 1 :])) == rule
+
+
+def test_a_core_ml_package_ends_a_file_and_weights_stay_beside_it(tmp_path: Path) -> None:
+    """Section 9: magic, length, a zip; the main blocks are still there."""
+    package = b"PK" + bytes(30)
+    data = document([[npcl(np.arange(3, dtype=np.float32))]], COREML_FLAG, coreml=package)
+    with ingot.open(write(tmp_path, data)) as checkpoint:
+        assert checkpoint.attachments.coreml is not None
+        assert bytes(checkpoint.attachments.coreml.view()) == package
+        assert np.array_equal(next(iter(checkpoint.values())).numpy(), np.arange(3, dtype=np.float32))
+    assert rule_of(write(tmp_path, data + b"x")) == "squizd.coreml-length"
