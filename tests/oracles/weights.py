@@ -212,7 +212,7 @@ def scaled_codebook(tensor: Stored, target: str) -> Array:
     entries = table[indices.astype(np.int64)]
     with np.errstate(all="ignore"):
         total = (scales * entries).astype(np.float32)
-    require_range(total, np.isfinite(table).all() & np.isfinite(scales), target)
+    require_range(total, np.isfinite(entries) & np.isfinite(scales), target)
     return total.reshape(tensor.shape)
 
 

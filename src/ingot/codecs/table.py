@@ -7,7 +7,6 @@ from ingot.core.registry import Instances
 
 # Names of codecs whose layouts only their own families look into.
 FLOAT_ENTROPY, LOW_RANK, WITH_OUTLIERS, DELTA_EXACT = "float_entropy", "low_rank", "with_outliers", "delta_exact"
-WITH_LOW_RANK = "with_low_rank"
 
 CODECS: Instances[Codec] = Instances(
     "codec",
@@ -24,7 +23,7 @@ CODECS: Instances[Codec] = Instances(
         ("sparse_mask", "ingot.codecs.sparse.mask:MaskCodec"),
         ("sparse_blocks", "ingot.codecs.sparse.blocks:BlocksCodec"),
         (LOW_RANK, "ingot.codecs.wrap.low_rank:LowRankCodec"),
-        (WITH_LOW_RANK, "ingot.codecs.wrap.with_low_rank:CorrectedCodec"),
+        ("with_low_rank", "ingot.codecs.wrap.with_low_rank:CorrectedCodec"),
         (WITH_OUTLIERS, "ingot.codecs.wrap.with_outliers:OutlierCodec"),
         (DELTA_EXACT, "ingot.codecs.delta.exact:ExactCodec"),
         ("sparse_patch", "ingot.codecs.delta.sparse_patch:SparsePatchCodec"),

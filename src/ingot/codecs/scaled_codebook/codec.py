@@ -12,7 +12,7 @@ from ingot.codecs.palette.rows import BitReader, Lookup, chunk_step, pack
 from ingot.codecs.reach import Reach
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import cast, cast_into, float_name
+from ingot.core.floats import LARGEST, cast, cast_into, float_name
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.palette import PaletteLayout
@@ -31,7 +31,7 @@ from ingot.model.tensor import Array, Tensor
 ID = ScaledCodebookLayout.codec
 OPTIONS = ("table", "group", "scales")
 GROUP = 64
-_SCRATCH = 1 << 18
+_SCRATCH = 1 << 16  # elements that stay in cache
 
 TABLES: Mapping[str, Array] = {"nf4": np.array(NF4, np.float32)}
 """Tables that options name; each ascending, with entries from -1 to 1."""
@@ -54,12 +54,13 @@ def scaled_into(layout: ScaledCodebookLayout, lookup: Lookup, packed: Array, sca
     values: Array = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
     lookup(packed, 0, values.reshape(-1))
     grouped = values.reshape(*scales.shape, -1)
-    finite = np.isfinite(values).all() and np.isfinite(scales).all()
+    most = float(np.abs(values).max(initial=0)) * float(np.abs(scales).max(initial=0))
     with np.errstate(over="ignore", invalid="ignore"):
+        sound = None if most <= LARGEST[float_name(out)] else np.isfinite(grouped) & np.isfinite(scales)[:, :, None]
         grouped *= scales[:, :, None]
         if values is not out:
             cast_into(values, out)
-    if finite and not np.isfinite(cast(out, "f32") if values is not out else values).all():
+    if sound is not None and bool((sound.reshape(out.shape) & ~np.isfinite(cast(out, "f32"))).any()):
         dtype = float_name(out)
         raise CodecError(f"{ID}.overflow", f"expected products of scale and entry that {dtype} can hold")
 

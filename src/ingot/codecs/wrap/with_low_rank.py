@@ -12,25 +12,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.base import Encoder, Rows, decode_by_rows, forget, held, ready, scratch
-from ingot.codecs.table import CODECS, LOW_RANK, WITH_LOW_RANK
-from ingot.codecs.wrap.low_rank import FACTORS, LowRankCodec, LowRankReader, product_into
+from ingot.codecs.table import CODECS, LOW_RANK
+from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, product_into
 from ingot.codecs.wrap.low_rank_fit import factors
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import cast, cast_into, float_name
+from ingot.core.floats import LARGEST, cast, cast_into, float_name
 from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import matrix_shape
-from ingot.model.layouts.ids import codec_named, codec_of, file_id
+from ingot.model.layouts.corrected import FACTORS, INNER, LEFT, RIGHT, VERSION, CorrectedLayout
+from ingot.model.layouts.ids import codec_named, file_id
 from ingot.model.slices import pass_over
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-ID = WITH_LOW_RANK
-VERSION = 1
-LEFT, RIGHT = "left", "right"
+ID = CorrectedLayout.codec
 OPTIONS = ("rank", "error", "factors", "inner", "options")
 RANK = 8
-_SCRATCH = 1 << 18
+_SCRATCH = 1 << 16  # elements that stay in cache
 
 
 def added_into(base: Array, correction: Array, out: Array) -> None:
@@ -38,10 +38,12 @@ def added_into(base: Array, correction: Array, out: Array) -> None:
 
     Raises ``CodecError`` ``with_low_rank.overflow`` where finite numbers give a value past the range of ``out.dtype``.
     """
-    sound = np.isfinite(base) & np.isfinite(correction)
     with np.errstate(over="ignore", invalid="ignore"):
-        base += correction
-        cast_into(base, out)
+        total = base + correction
+        cast_into(total, out)
+    if float(np.abs(total).max(initial=0)) <= LARGEST[float_name(out)]:
+        return
+    sound = np.isfinite(base) & np.isfinite(correction)
     if bool((sound & ~np.isfinite(cast(out, "f32"))).any()):
         raise CodecError(f"{ID}.overflow", f"expected sums that {float_name(out)} can hold")
 
@@ -164,7 +166,7 @@ class CorrectedCodec:
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``with_low_rank.params``, ``.inner``, those of ``low_rank`` and of the inner codec."""
+        """Rule ``with_low_rank.params``, those of ``low_rank`` and of the inner codec."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
@@ -193,43 +195,26 @@ class CorrectedCodec:
             raise _wrong("error from 0 to below 1", error)
         if kind not in FACTORS:
             raise _wrong(f"factors {', '.join(FACTORS)}", kind)
-        name, within = codec_named(options.get("inner", "affine")), options.get("options", {})
-        if name not in _INNER or not isinstance(within, Mapping):
-            raise _wrong(f"inner {', '.join(_INNER)} with a map of options", name)
+        name, within = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
+        if name not in INNER or not isinstance(within, Mapping):
+            raise _wrong(f"inner {', '.join(INNER)} with a map of options", name)
         matrix = matrix_shape(shape)
         inner = CODECS[name].encoder(shape, dtype, within)
         return CorrectedEncoder(matrix, inner, min(most, *matrix), error, kind)
 
 
-_INNER = ("affine", "palette", "scaled_codebook")
-"""Codecs that may store the matrix."""
-
-
 def _checked(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the inner codec stores and the product, as tensors of their own."""
-    params = tensor.params
-    if params.get("codec_version") != VERSION or params.get("dtype") != tensor.dtype or tensor.dtype not in FACTORS:
-        raise _bad(tensor, f"codec_version {VERSION} and a float dtype, that of the tensor", dict(params))
-    name, within = params.get("inner"), params.get("inner_params")
-    codec = codec_of(name) if isinstance(name, str) else ""
-    if codec not in _INNER or not isinstance(within, Mapping):
-        raise CodecError(
-            f"{ID}.inner",
-            f"expected inner {', '.join(file_id(known) for known in _INNER)} with inner_params, found {name!r:.80}",
-            where=tensor.name,
-        )
+    layout = CorrectedLayout.of(tensor)
+    codec = CODECS[layout.inner.codec]
     parts = {role: part for role, part in tensor.parts.items() if role not in (LEFT, RIGHT)}
-    inner = replace(tensor, codec=codec, params=within, parts=parts, decoder=CODECS[codec])
-    CODECS[codec].check(inner)
+    inner = replace(tensor, codec=codec.id, params=tensor.params["inner_params"], parts=parts, decoder=codec)
+    codec.check(inner)
     thin = {role: part for role, part in tensor.parts.items() if role in (LEFT, RIGHT)}
-    stated = {"codec_version": VERSION, "rank": params.get("rank"), "dtype": "f32"}
+    stated = {"codec_version": VERSION, "rank": layout.rank, "dtype": "f32"}
     correction = replace(tensor, dtype="f32", codec=LOW_RANK, params=stated, parts=thin, decoder=LowRankCodec())
     LowRankCodec().check(correction)
     return inner, correction
-
-
-def _bad(tensor: Tensor, expected: str, found: object) -> CodecError:
-    return CodecError(f"{ID}.params", f"expected {expected}, found {str(found)[:80]!r}", where=tensor.name)
 
 
 def _wrong(expected: str, found: object) -> UsageError:

@@ -32,9 +32,9 @@ from ingot.model.layouts.affine import (
     Group,
     Zero,
 )
-from ingot.model.layouts.base import Layout, OtherLayout, Shape, matrix_shape
+from ingot.model.layouts.base import Layout, Shape, matrix_shape
+from ingot.model.layouts.corrected import LEFT, RIGHT, CorrectedLayout
 from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.layouts.ids import file_id
 from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, NF4, ScaledCodebookLayout
 from ingot.model.layouts.scaled_codebook import SCALES as CODEBOOK_SCALES
 from ingot.model.part import Part, memory_part
@@ -319,17 +319,13 @@ def _milo(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Store
     inner = _int3(arrays, stated, where, dtype)
     rows, cols = matrix_shape(inner.shape)
     rank = _expect(arrays["lra"], SCALE)[1]
+    if rank > min(rows, cols):
+        expected = f"a rank of at most {min(rows, cols)}, as rows and columns allow"
+        raise FormatError("npydir.array-shape", f"expected {expected}, found {rank}", where=arrays["lra"].name)
     _expect(arrays["lra"], SCALE, (rows, rank))
     _expect(arrays["lrb"], SCALE, (rank, cols))
-    params = {
-        "codec_version": 1,
-        "rank": rank,
-        "inner": file_id(inner.layout.codec),
-        "inner_params": inner.layout.attributes(),
-        "dtype": dtype,
-    }
-    parts = {**inner.parts, "left": (SCALE, "lra"), "right": (SCALE, "lrb")}
-    return Stored(inner.shape, OtherLayout("with_low_rank", params), parts, inner.lengths)
+    parts = {**inner.parts, LEFT: (SCALE, "lra"), RIGHT: (SCALE, "lrb")}
+    return Stored(inner.shape, CorrectedLayout(inner.layout, rank, dtype), parts, inner.lengths)
 
 
 FORMS = (

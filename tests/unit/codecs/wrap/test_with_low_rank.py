@@ -54,9 +54,9 @@ def test_values_are_those_of_the_inner_codec_plus_the_product() -> None:
     ("change", "rule"),
     [
         ({"rank": 5}, "low_rank.size"),
-        ({"rank": -1}, "low_rank.params"),
-        ({"inner": "with_low_rank"}, "with_low_rank.inner"),
-        ({"inner_params": 3}, "with_low_rank.inner"),
+        ({"rank": -1}, "with_low_rank.params"),
+        ({"inner": "with_low_rank"}, "with_low_rank.params"),
+        ({"inner_params": 3}, "with_low_rank.params"),
         ({"codec_version": 2}, "with_low_rank.params"),
     ],
 )

@@ -59,6 +59,14 @@ def test_three_bits_with_their_correction(tmp_path: Path, shape: tuple[int, ...]
     assert not np.allclose(rows, wanted.reshape(rows.shape), rtol=0, atol=1e-2)
 
 
+def test_a_rank_past_the_matrix_is_refused(tmp_path: Path) -> None:
+    arrays, _ = milo((2, 64), 64, 2)
+    arrays |= {"lra": np.ones((2, 3), np.float32), "lrb": np.ones((3, 64), np.float32)}
+    with pytest.raises(IngotError) as caught:
+        ingot.open(directory(tmp_path / "squish", arrays))
+    assert caught.value.rule == "npydir.array-shape"
+
+
 @pytest.mark.parametrize("runs", [3, 5])
 def test_runs_of_unknown_length_are_refused(tmp_path: Path, runs: int) -> None:
     arrays, _ = milo((10, 100), 64)  # 334 to 499 elements a run, and 200 to 249: no power of two
