@@ -339,7 +339,8 @@ def test_models_that_no_head_drafts_for(tmp_path: Path) -> None:
 @pytest.mark.models
 def test_the_trainer_makes_a_head_that_helps(tmp_path: Path) -> None:
     """It compares the tokens itself; a moment of training is enough to be right more often than chance."""
-    options = ["--steps", "30", "--texts", "16", "--measured", "32"]
+    text = ["--text", str(MODELS / "heldout_prose.txt"), "--texts", "300"]
+    options = [*text, "--steps", "40", "--measured", "12"]
     command = [
         sys.executable,
         str(ROOT / "tools" / "train_draft.py"),
