@@ -18,21 +18,18 @@ from ingot.codecs.delta.flat import (
     PIECE,
     Addition,
     AddsByPieces,
-    Codes,
     F16Scales,
-    Placed,
-    Values,
     WholeEncoder,
     check_parts,
     matrix_rows,
     require_count,
     require_options,
     require_source,
-    rounded,
     scale_reach,
     share_option,
     to_f16,
 )
+from ingot.codecs.delta.readers import Codes, Placed, Values, rounded
 from ingot.codecs.delta.top import RangeOfRest, Rest, StreamedEncoder, grid_of, streams
 from ingot.codecs.reach import Reach
 from ingot.core import native

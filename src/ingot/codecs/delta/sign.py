@@ -15,9 +15,7 @@ from ingot.codecs.delta.flat import (
     PIECE,
     Addition,
     AddsByPieces,
-    Codes,
     F16Scales,
-    Values,
     check_parts,
     flat_values,
     matrix_rows,
@@ -25,10 +23,10 @@ from ingot.codecs.delta.flat import (
     require_count,
     require_options,
     require_source,
-    rounded,
     scale_reach,
     to_f16,
 )
+from ingot.codecs.delta.readers import Codes, Values, rounded
 from ingot.codecs.reach import Reach
 from ingot.core import native
 from ingot.core.floats import as_bits, written

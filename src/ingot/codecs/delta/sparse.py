@@ -15,16 +15,15 @@ from ingot.codecs.delta.flat import (
     PIECE,
     Addition,
     AddsByPieces,
-    Placed,
     WholeEncoder,
     check_parts,
     matrix_rows,
-    place,
     require_count,
     require_options,
     require_source,
     share_option,
 )
+from ingot.codecs.delta.readers import Placed, place
 from ingot.codecs.delta.top import StreamedEncoder, grid_of, streams
 from ingot.core import native
 from ingot.errors import CodecError

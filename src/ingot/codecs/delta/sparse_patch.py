@@ -14,7 +14,8 @@ import numpy as np
 
 from ingot.codecs.base import Encoder, RowReader
 from ingot.codecs.cast import flat
-from ingot.codecs.delta.flat import PIECE, Values, require_count
+from ingot.codecs.delta.flat import PIECE, require_count
+from ingot.codecs.delta.readers import Values
 from ingot.core import native
 from ingot.core.dtypes import DTYPES, STORAGE_DTYPES, numpy_dtype
 from ingot.core.dtypes import dtype as resolve_dtype
