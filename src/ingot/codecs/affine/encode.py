@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.codecs.affine.fit import TensorFit
 from ingot.codecs.affine.options import parse
-from ingot.codecs.affine.rows import decode_rows, layout
+from ingot.codecs.affine.rows import align_rows, decode_rows, join_rows, layout
 from ingot.codecs.affine.sign import SIGNS, sign_codes, sign_scales, unbiased_scales
 from ingot.codecs.reach import Reach
 from ingot.core import native
@@ -19,7 +19,7 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS, as_bits, float_name
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.affine import ROWS_LSB, AffineLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
@@ -31,6 +31,7 @@ class AffineEncoder:
     """Quantizes chunks of rows. One scale for a whole tensor (``fit``) is learnt in fit passes and stored with row 0.
 
     Rows have ``width`` columns; codes are packed in rows of ``cols``, of which a chunk holds whole ones (``step``).
+    ``flat`` joins these rows to one stream of bits; ``settings`` have them as they are before.
     """
 
     settings: AffineLayout
@@ -42,6 +43,7 @@ class AffineEncoder:
     reach: Reach
     fit: TensorFit | None = None
     unbiased: bool = False
+    flat: bool = False
     codec: str = AffineLayout.codec
     step: int = 1
     single_chunk: bool = False
@@ -81,7 +83,7 @@ class AffineEncoder:
         if self.width != self.cols:
             start, rows = start * self.width // self.cols, rows.reshape(-1, self.cols)
         if self.quantizer in SIGNS:
-            return self._signs(rows, start)
+            return self._joined(self._signs(rows, start))
         packed = np.empty((len(rows), self.settings.row_bytes(self.cols)), np.uint8)
         scales, zeros = self._scales(len(rows))
         if rows.size:
@@ -96,13 +98,23 @@ class AffineEncoder:
             scales = scales[:0]
             zeros = None if zeros is None else zeros[:0]
         parts = {"packed_weight": packed, "scales": scales}
-        return parts if zeros is None else {**parts, "zeros": zeros}
+        return self._joined(parts if zeros is None else {**parts, "zeros": zeros})
+
+    def _joined(self, parts: dict[str, Array]) -> dict[str, Array]:
+        """Return the parts with rows of codes as they are stored."""
+        packed = parts["packed_weight"]
+        if not self.flat or not packed.size:
+            return parts
+        return {**parts, "packed_weight": join_rows(packed, self.cols * self.settings.bits)}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         scales, zeros = (self.fit.scales, self.fit.zeros) if self.fit else (parts["scales"], parts.get("zeros"))
         if self.width != self.cols:
             out = out.reshape(-1, self.cols)
-        decode_rows(self.settings, parts["packed_weight"], scales, zeros if self.settings.zeros else None, out)
+        packed = parts["packed_weight"]
+        if self.flat and out.size:
+            packed = align_rows(packed, 0, (len(out), self.cols * self.settings.bits))
+        decode_rows(self.settings, packed, scales, zeros if self.settings.zeros else None, out)
 
     def _scales(self, count: int) -> tuple[Array, Array | None]:
         """Return scales and zero points for so many rows: the fitted ones, or ones to be filled in."""
@@ -176,6 +188,8 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
     settings = chosen.settings
     rows, cols = settings.matrix_of(shape)
     width = shape[-1] if shape else 1
+    flat = not settings.in_rows(cols)
+    stored, settings = settings, replace(settings, packing=ROWS_LSB) if flat else settings
     fit = TensorFit(settings, chosen.quantizer == "mse", rows) if settings.per_tensor else None
     return AffineEncoder(
         settings=settings,
@@ -183,9 +197,10 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
         unbiased=chosen.unbiased,
         cols=cols,
         width=width,
-        params=settings.attributes(),
-        parts=settings.part_specs(shape),
+        flat=flat,
+        params=stored.attributes(),
+        parts=stored.part_specs(shape),
         reach=Reach("scales", settings.scales, ("bf16", "f32") if chosen.auto else (), chosen.levels, source),
         fit=fit,
-        step=cols // gcd(cols, width) if cols else 1,
+        step=8 // gcd(cols * settings.bits, 8) if flat else cols // gcd(cols, width) if cols else 1,
     )

@@ -11,6 +11,7 @@ from ingot.codecs.affine.sign import SIGNS
 from ingot.codecs.reach import AUTO
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import (
+    FLAT_LSB,
     NO_ZERO,
     OFFSETS,
     POINTS,
@@ -25,6 +26,7 @@ from ingot.model.layouts.affine import (
 )
 
 QUANTIZERS = ("absmax", "minmax", "mse", *SIGNS)
+FLAT = "flat"
 OPTIONS = (
     "bits",
     "group",
@@ -85,14 +87,18 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Ch
         scale_dtype = "f16"
     elif scale_dtype == "source":
         scale_dtype = source if source in SCALE_DTYPES else "f32"
-    order = _choice(options, "bit_order", ("lsb", "msb"), "lsb")
+    order = _choice(options, "bit_order", ("lsb", "msb", FLAT), "lsb")
+    if order == FLAT and options.get("cut", "rows") != "rows":
+        raise _wrong("cut rows for bit_order flat", options["cut"])
     unbiased = options.get("unbiased", False)
     if not isinstance(unbiased, bool):
         raise _wrong("unbiased true or false", unbiased)
     zero: Zero = (OFFSETS if zero_kind == "offset" else POINTS) if not symmetric else NO_ZERO
     if zero_point is not None:
         zero = Constant(zero_point)
-    settings = AffineLayout(bits, grid, f"rows_{order}", signed, zero, source, scale_dtype)
+    settings = AffineLayout(
+        bits, grid, FLAT_LSB if order == FLAT else f"rows_{order}", signed, zero, source, scale_dtype
+    )
     _refuse_contradictions(settings, quantizer, symmetric=symmetric, offset=zero_kind == "offset")
     if unbiased and (settings.per_tensor or quantizer in SIGNS or zero_kind == "offset"):
         raise _wrong("unbiased false for one scale per tensor, for signs and for offsets", unbiased)

@@ -29,6 +29,7 @@ from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, FullSize, WriteOptions, accepts
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
@@ -295,15 +296,13 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
     encoder = made(options)
     spec = specified(encoder)
     reason = format.refuses(spec)
-    if reason is not None and choice.codec == DenseLayout.codec and pruning is None:
-        if tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
+    if reason is not None and pruning is None:
+        if choice.codec == tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
             return _keep(tensor, format, rule)
-        holder = holder_of(encoder)
-        if holder is not None and choice.encoding == "raw":
-            options = {**options, "holder": holder}
-            encoder = made(options)
+        instead = _instead(choice, options, encoder)
+        if instead is not None and format.refuses(specified(made(instead))) is None:
+            options, encoder, reason = instead, made(instead), None
             spec = specified(encoder)
-            reason = format.refuses(spec)
     if reason is None and not loses and same_storage(tensor, spec):
         return Move(tensor, tensor.spec(), rule=rule)
     if reason is not None:
@@ -322,6 +321,16 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
     if not keeps:
         _refuse_requantizing(tensor, rule, asked)
     return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
+
+
+def _instead(choice: Choice, options: Mapping[str, Any], encoder: Encoder) -> Mapping[str, Any] | None:
+    """Return options for a layout that other formats take: values in a wider type, rows of codes without padding."""
+    if choice.codec == DenseLayout.codec and choice.encoding == "raw":
+        holder = holder_of(encoder)
+        return None if holder is None else {**options, "holder": holder}
+    if choice.codec == AffineLayout.codec and "bit_order" not in options and options.get("cut", "rows") == "rows":
+        return {**options, "bit_order": "flat"}
+    return None
 
 
 def _pruned(pruning: _Pruned, rule: str) -> tuple[bool, str]:

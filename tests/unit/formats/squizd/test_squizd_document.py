@@ -341,3 +341,16 @@ def test_a_core_ml_package_ends_a_file_and_weights_stay_beside_it(tmp_path: Path
         assert bytes(checkpoint.attachments.coreml.view()) == package
         assert np.array_equal(next(iter(checkpoint.values())).numpy(), np.arange(3, dtype=np.float32))
     assert rule_of(write(tmp_path, data + b"x")) == "squizd.coreml-length"
+
+
+@pytest.mark.parametrize("options", ["bits = 4, group = 4", "bits = 2, group = 'row'"])
+def test_odd_columns_are_quantized_as_one_stream(tmp_path: Path, options: str) -> None:
+    """Sections 5.3 and 5.4: rows are not padded. The values are those of the rows that other formats pad."""
+    weight = np.random.default_rng(0).standard_normal((9, 7)).astype(np.float32)
+    ingot.save(tmp_path / "a.safetensors", {"t": weight})
+    (tmp_path / "r.toml").write_text(f"[[rules]]\ncodec = 'affine'\noptions = {{ {options} }}\n")
+    for name in ("b.squizd", "b.zt"):
+        ingot.convert(tmp_path / "a.safetensors", tmp_path / name, tmp_path / "r.toml")
+    assert np.array_equal(values(tmp_path / "b.squizd")["t"], values(tmp_path / "b.zt")["t"])
+    with ingot.open(tmp_path / "b.squizd") as checkpoint:
+        assert checkpoint["t"].params["packing"] == "flat_lsb"
