@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.options import MaxDecompressed
+from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar, reader_may_leave
 from ingot.cli.render import render
+from ingot.ops.check.options import CompareOptions
+
+if TYPE_CHECKING:
+    from ingot.model.report import Report
 
 EPILOG = (
     "Examples:\n\n"
@@ -20,17 +25,15 @@ EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("compare", epilog=EPILOG)(command)
+    app.command("compare", epilog=EPILOG)(derived(command))
 
 
 def command(
-    a: Annotated[str, typer.Argument(help="Reference checkpoint.")],
-    b: Annotated[str, typer.Argument(help="Checkpoint to compare with it.")],
+    options: CompareOptions,
     delta: Annotated[
         str | None, typer.Option(help="A delta from A: show its size per tensor, and how far A + delta is from B.")
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to print, worst first; 0 for all.")] = 20,
-    max_decompressed: MaxDecompressed = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; exit code only.")] = False,
     json: Json = False,
 ) -> None:
@@ -39,22 +42,26 @@ def command(
     With --delta, A is its base and B the fine-tune. Exit code 0 if all values are equal, 1 if not.
     """
     if delta is not None:
-        _cost(a, b, delta, top, quiet, json)
+        same, shown = _cost(options, delta, top, quiet=quiet or json)
+    else:
+        same, shown = _compare(options, top, quiet=quiet or json)
+    with reader_may_leave():  # the exit code is an answer of its own
+        render(shown, json=json, quiet=quiet)
+    raise typer.Exit(0 if same else 1)
+
+
+def _compare(options: CompareOptions, top: int, *, quiet: bool) -> tuple[bool, Report]:
     from ingot.ops.check.compare import compare
 
-    with progress_bar("comparing", quiet=quiet or json) as progress:
-        report = compare(a, b, max_decompressed=max_decompressed, progress=progress)
-    with reader_may_leave():  # the exit code is an answer of its own
-        render(report.report(top), json=json, quiet=quiet)
-    raise typer.Exit(0 if report.same else 1)
+    with progress_bar("comparing", quiet=quiet) as progress:
+        report = compare(replace(options, progress=progress))
+    return report.same, report.report(top)
 
 
-def _cost(base: str, tuned: str, delta: str, top: int, quiet: bool, json: bool) -> None:
-    """Show what a delta costs, largest error first."""
+def _cost(options: CompareOptions, delta: str, top: int, *, quiet: bool) -> tuple[bool, Report]:
+    """Return whether a delta is exact, and what it costs, largest error first."""
     from ingot.ops.delta.cost import cost_report, delta_cost
 
-    with progress_bar("comparing", quiet=quiet or json) as progress:
-        costs = delta_cost(base, delta, tuned, progress=progress)
-    with reader_may_leave():
-        render(cost_report(base, delta, tuned, costs, top), json=json, quiet=quiet)
-    raise typer.Exit(0 if all(item.exact for item in costs) else 1)
+    with progress_bar("comparing", quiet=quiet) as progress:
+        costs = delta_cost(options.a, delta, options.b, progress=progress)
+    return all(item.exact for item in costs), cost_report(options.a, delta, options.b, costs, top)

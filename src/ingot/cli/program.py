@@ -5,9 +5,10 @@ from __future__ import annotations
 from ingot.cli.output import number, print_json, shape_text, size_text
 from ingot.cli.tables import line, table
 from ingot.errors import printable
+from ingot.ops.options import AnyPath
 
 
-def show(path: str, list_registers: bool, json: bool) -> None:
+def show(path: AnyPath, list_registers: bool, json: bool) -> None:
     """Print sections, kernels and tasks; with ``list_registers`` the registers that are not 0."""
     from ingot.ops.ane.program import inspect_program
 

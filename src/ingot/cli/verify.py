@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from ingot.cli.options import MaxDecompressed
+from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar, reader_may_leave
 from ingot.cli.render import render
 from ingot.cli.tables import line
+from ingot.ops.check.options import VerifyOptions
 
 EPILOG = (
     "Examples:\n\n  ingot verify model.zt\n\n  ingot verify ./Llama-3-8B --json\n\n  ingot verify model.squizd --strict"
@@ -18,15 +20,11 @@ EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify", epilog=EPILOG)(command)
+    app.command("verify", epilog=EPILOG)(derived(command))
 
 
 def command(
-    path: Annotated[str, typer.Argument(help="File or folder.")],
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Treat what is allowed but not canonical as an error.")
-    ] = False,
-    max_decompressed: MaxDecompressed = None,
+    options: VerifyOptions,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; print errors only.")] = False,
     json: Json = False,
 ) -> None:
@@ -37,12 +35,12 @@ def command(
     from ingot.ops.check.verify import finding_text, verify, verify_report
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
-        findings = verify(path, strict, max_decompressed=max_decompressed, progress=progress)
+        findings = verify(replace(options, progress=progress))
     errors = [item for item in findings if item.level == "error"]
     with reader_may_leave():  # the exit code is an answer of its own
         if quiet and not json:
             for item in errors:
                 line(finding_text(item))
         else:
-            render(verify_report(path, findings), json=json)
+            render(verify_report(options.path, findings), json=json)
     raise typer.Exit(1 if errors else 0)

@@ -17,6 +17,7 @@ from ingot.cli.derive import derived
 from ingot.cli.main import app as ingot_app
 from ingot.core.options import about, about_of, takes
 from ingot.errors import UsageError
+from ingot.ops.check.options import CompareOptions, VerifyOptions
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.delta.options import DiffOptions, PatchOptions
 
@@ -141,7 +142,14 @@ def test_wrong_calls_name_the_operation_and_the_option(given: dict[str, Any], wo
 
 
 @pytest.mark.parametrize(
-    ("name", "struct"), [("convert", ConvertOptions), ("diff", DiffOptions), ("patch", PatchOptions)]
+    ("name", "struct"),
+    [
+        ("convert", ConvertOptions),
+        ("diff", DiffOptions),
+        ("patch", PatchOptions),
+        ("compare", CompareOptions),
+        ("verify", VerifyOptions),
+    ],
 )
 def test_commands_functions_and_structs_have_the_same_options(name: str, struct: type[Any]) -> None:
     known = {item.name for item in fields(struct)}

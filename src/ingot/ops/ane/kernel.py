@@ -12,6 +12,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ingot.core.atomic import Staging, atomic_write
+from ingot.core.options import takes
 from ingot.core.oserrors import read_error
 from ingot.core.paths import local_path
 from ingot.errors import UnsupportedError, UsageError
@@ -23,6 +24,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
+from ingot.ops.ane.options import KernelOptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
 from ingot.ops.ane.stored import dense, halves, identity, stored
 from ingot.ops.open import open as open_checkpoint
@@ -58,29 +60,12 @@ class KernelReport:
         return Report(figures, lines)
 
 
-def pack_kernel(
-    path: str | PathLike[str],
-    name: str,
-    out: str | PathLike[str],
-    chip: str = "m1",
-    *,
-    bias: str | None = None,
-    activation: str | ActivationLut | None = None,
-    assume: Sequence[str] = (),
-    overwrite: bool = False,
-) -> KernelReport:
+@takes(KernelOptions, "kernel")
+def pack_kernel(options: KernelOptions) -> KernelReport:
     """Pack one tensor of a checkpoint into a kernel unit at ``out``; a weight that folds is packed as dense fp16.
 
-    Parameters
-    ----------
-    path, name
-        Checkpoint and tensor, output channels first; ``bias`` is another tensor, one value per channel.
-    activation : str or ActivationLut, optional
-        A function whose table goes in, fitted as ``ingot lut`` does; or the table.
-    assume : sequence of str
-        As ``ingot.plan`` takes them.
-    overwrite : bool
-        Replace a file that exists.
+    ``name`` is the tensor's, ``bias`` that of another, one value per channel. ``activation`` is a function, whose table
+    is fitted as ``ingot lut`` does, within ``domain`` and ``outside`` of it; or the table.
 
     Raises
     ------
@@ -90,18 +75,29 @@ def pack_kernel(
     UnsupportedError
         ``ane.refused``: the chip refuses the form that the tensor has.
     """
-    known = load_chip(chip)
-    assumptions = parse_assumptions(assume, [known.name])
+    name, out = options.name, options.out
+    if out is None:
+        raise UsageError("expected a file to write, found none", rule="ane.layout")
+    lut = _table(options)
+    known = load_chip(options.chip)
+    assumptions = parse_assumptions(options.assume, [known.name])
     known = assumptions.apply(known)
-    with open_checkpoint(path) as checkpoint:
-        for wanted in (name, bias):
+    with open_checkpoint(options.path) as checkpoint:
+        for wanted in (name, options.bias):
             if wanted is not None and wanted not in checkpoint:
                 raise checkpoint.no_tensor(wanted)
-        found = checkpoint[bias] if bias is not None else None
-        lut = fit_lut(activation).lut if isinstance(activation, str) else activation
-        data, form, decision = _unit(checkpoint[name], found, lut, known, assumptions.conditions(name))
-    atomic_write(out, data, overwrite=overwrite)
+        bias = checkpoint[options.bias] if options.bias is not None else None
+        data, form, decision = _unit(checkpoint[name], bias, lut, known, assumptions.conditions(name))
+    atomic_write(out, data, overwrite=options.overwrite)
     return KernelReport(fspath(out), name, known.name, form, decision, len(data))
+
+
+def _table(options: KernelOptions) -> ActivationLut | None:
+    if isinstance(options.activation, str):
+        return fit_lut(options.activation, None, options.domain, options.outside or "clamp").lut
+    if (options.domain, options.outside) != (None, None):
+        raise UsageError("expected --activation NAME with --domain and --outside", rule="ane.function")
+    return options.activation
 
 
 @dataclass(frozen=True, slots=True)

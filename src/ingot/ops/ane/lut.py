@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from ingot.core.options import takes
 from ingot.model.report import Figure, Line, Report
-from ingot.targets.ane.activation import Fitted
+from ingot.ops.ane.options import LutOptions
+from ingot.targets.ane.activation import Fitted, fit_lut
 
 _ENDS = ("first", "last", "low", "high", "clamp_low", "clamp_high")
+
+
+@takes(LutOptions, "lut")
+def lut(options: LutOptions) -> Fitted:
+    """Build the activation table of a function; errors as ``targets.ane.activation.fit_lut``."""
+    return fit_lut(options.name, options.range, options.domain, options.outside)
 
 
 def lut_report(name: str, fitted: Fitted) -> Report:

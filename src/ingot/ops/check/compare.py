@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from ingot.core.floats import FLOATS
+from ingot.core.options import takes
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
@@ -22,6 +22,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
 from ingot.model.report import Column, Figure, Line, Report, Table
 from ingot.model.tensor import Array, Tensor
+from ingot.ops.check.options import CompareOptions
 from ingot.ops.open import open as open_checkpoint
 
 IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
@@ -130,38 +131,27 @@ def _words(status: str, count: int) -> str:
     return status if count == 1 else status.replace("differs", "differ")
 
 
-def compare(
-    a: str | PathLike[str],
-    b: str | PathLike[str],
-    *,
-    max_decompressed: int | str | None = None,
-    progress: ProgressCallback | None = None,
-) -> CompareReport:
-    """Compare two checkpoints in any formats; A is the reference.
+@takes(CompareOptions, "compare")
+def compare(options: CompareOptions) -> CompareReport:
+    """Compare two checkpoints in any formats, anything that ``ingot.open`` opens; A is the reference.
 
-    Parameters
-    ----------
-    a, b : path
-        Anything that ``ingot.open`` opens.
-    max_decompressed : int or str, optional
-        As ``ingot.open``.
-    progress : callable, optional
-        Called with a ``ProgressEvent`` by stored bytes of both.
+    ``progress`` counts stored bytes of both.
 
     Returns
     -------
     CompareReport
         Decoded values are compared in chunks; memory stays that of a few chunks.
     """
+    limit = options.max_decompressed
     with (
-        open_checkpoint(a, io="pread", max_decompressed=max_decompressed) as first,
-        open_checkpoint(b, io="pread", max_decompressed=max_decompressed) as second,
+        open_checkpoint(options.a, io="pread", max_decompressed=limit) as first,
+        open_checkpoint(options.b, io="pread", max_decompressed=limit) as second,
     ):
         for checkpoint in (first, second):
             require_in_proportion(checkpoint.values(), checkpoint.location)
             checkpoint.require_whole()
-        results = sorted(_all(first, second, progress), key=_badness)
-    return CompareReport(str(a), str(b), results)
+        results = sorted(_all(first, second, options.progress), key=_badness)
+    return CompareReport(str(options.a), str(options.b), results)
 
 
 def _badness(item: TensorComparison) -> tuple[int, float, str]:

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingot.core.layers import equal_layers
+from ingot.core.options import takes
 from ingot.errors import printable
 from ingot.model.checkpoint import unknown_tensor
 from ingot.model.delta import KEY, delta_of
 from ingot.model.report import Column, Figure, Line, Report, Table, figures_of, table_of
-from ingot.ops.check.inspect import Inspection, PartInfo, TensorInfo
+from ingot.ops.check.inspect import Inspection, PartInfo, TensorInfo, inspect
+from ingot.ops.check.options import InspectOptions
 from ingot.ops.codec_name import codec_name
+from ingot.ops.identity import content_id
+from ingot.ops.open import open as open_checkpoint
 
 KEYS = ("layer", "codec", "dtype", "role")
 
@@ -37,6 +41,24 @@ _PARTS = {
     "length": Column("length", "position", "stored"),
     "nbytes": Column("nbytes", "position", "decoded", drop=2),
 }
+
+
+@takes(InspectOptions, "inspect")
+def describe(options: InspectOptions) -> Report:
+    """Return what ``ingot inspect`` tells of a checkpoint: all that headers tell, one tensor, or the content id.
+
+    Raises
+    ------
+    UsageError
+        ``tensor.unknown``, and those of ``ingot.open``.
+    """
+    if options.content_id:
+        with open_checkpoint(options.path, io="pread") as checkpoint:
+            return identity_report(str(options.path), content_id(checkpoint, progress=options.progress))
+    found = inspect(options.path)
+    if options.tensor is not None:
+        return one_tensor(found, options.tensor)
+    return overview(found, options.by, tensors=options.tensors, every=options.every)
 
 
 def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, every: bool = False) -> Report:

@@ -15,6 +15,7 @@ from ingot.codecs.sparse.blocks import stored_matrix
 from ingot.codecs.table import CODECS
 from ingot.core import checksums
 from ingot.core.dtypes import DTYPES
+from ingot.core.options import takes
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
@@ -25,6 +26,7 @@ from ingot.model.part import Part
 from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.attachments import check_package
+from ingot.ops.check.options import VerifyOptions
 from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
@@ -69,29 +71,14 @@ def finding_text(item: Finding) -> str:
     return f"{item.level}: {item.where}: {item.message} [{item.rule}]"
 
 
-def verify(
-    path: str | PathLike[str],
-    strict: bool = False,
-    *,
-    io: str = "pread",
-    max_decompressed: int | str | None = None,
-    progress: ProgressCallback | None = None,
-) -> list[Finding]:
+@takes(VerifyOptions, "verify")
+def verify(options: VerifyOptions) -> list[Finding]:
     """Check structure, digests, and that every tensor decodes.
 
-    Parameters
-    ----------
-    path : path
-        Anything that ``ingot.open`` opens.
-    strict : bool
-        Report as errors what the format's document asks for otherwise, and codecs not known here. What the document
-        leaves to the writer, such as digests, stays a note.
-    io : str
-        ``pread`` by default, so that a file that shrinks meanwhile is a finding and not a crash.
-    max_decompressed : int or str, optional
-        As ``ingot.open``: a compressed part that states more is an error.
-    progress : callable, optional
-        Called with a ``ProgressEvent`` by stored bytes.
+    ``strict`` reports as errors what the format's document asks for otherwise, and codecs not known here. What the
+    document leaves to the writer, such as digests, stays a note. ``io`` is pread by default, so that a file that
+    shrinks meanwhile is a finding and not a crash. A compressed part that states more than ``max_decompressed`` is an
+    error. ``progress`` counts stored bytes.
 
     Returns
     -------
@@ -105,11 +92,11 @@ def verify(
         No such path, or nothing there that looks like a checkpoint.
     """
     try:
-        source = open_source(path, io=io, max_decompressed=max_decompressed)
+        source = open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
-        return [_finding(error, str(path))]
+        return [_finding(error, str(options.path))]
     try:
-        return examine(source, strict, progress)
+        return examine(source, options.strict, options.progress)
     finally:
         source.close()
 

@@ -1,0 +1,52 @@
+"""The options of what is done for a Neural Engine. The command line is made from them: nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
+
+from ingot.core.options import about
+from ingot.ops.options import AnyPath
+
+if TYPE_CHECKING:
+    from ingot.targets.ane.activation import ActivationLut
+
+_OVERWRITE = about("Replace a file that exists.")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOptions:
+    """A kernel unit: of which tensor, for which chip, with what beside it."""
+
+    path: AnyPath = field(metadata=about("Checkpoint.", argument=True))
+    name: str = field(
+        metadata=about("Tensor, output channels first; without OUT a folder for all of them.", argument=True)
+    )
+    out: AnyPath | None = field(default=None, metadata=about("File to write, .anek by custom.", argument=True))
+    chip: str = field(default="m1", metadata=about("Chip to pack for."))
+    _: KW_ONLY
+    bias: str | None = field(default=None, metadata=about("Tensor with a bias per output channel."))
+    activation: str | ActivationLut | None = field(
+        default=None, metadata=about("Function whose table goes in; see `ingot lut`.")
+    )
+    domain: tuple[float, float] | None = field(
+        default=None, metadata=about("Where the table's knots lie: LOW,HIGH; as `ingot lut`.")
+    )
+    outside: str | None = field(default=None, metadata=about("Beyond the knots: clamp, line or best; as `ingot lut`."))
+    assume: Sequence[str] = field(default=(), metadata=about("KEY=VALUE, as `ingot plan` takes it."))
+    overwrite: bool = field(default=False, metadata=_OVERWRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class LutOptions:
+    """An activation table: of which function, and over which inputs."""
+
+    name: str = field(metadata=about("sigmoid, tanh, gelu, silu, exp or rsqrt.", argument=True))
+    range: tuple[float, float] | None = field(default=None, metadata=about("Inputs that matter: LOW,HIGH.", "--range"))
+    domain: tuple[float, float] | None = field(
+        default=None, metadata=about("Where the 33 knots lie: LOW,HIGH; fitted by default.")
+    )
+    outside: str = field(
+        default="clamp", metadata=about("Beyond the knots: clamp to the end knots, as published; line; or best.")
+    )

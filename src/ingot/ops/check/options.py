@@ -1,0 +1,53 @@
+"""The options of ``compare``, ``verify`` and ``inspect``. The command line is made from them: import nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ingot.core.options import about
+from ingot.ops.options import IO, MAX_DECOMPRESSED, PROGRESS, AnyPath
+
+if TYPE_CHECKING:
+    from ingot.core.progress import ProgressCallback
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """A comparison: of what with what."""
+
+    a: AnyPath = field(metadata=about("Reference checkpoint.", argument=True))
+    b: AnyPath = field(metadata=about("Checkpoint to compare with it.", argument=True))
+    _: KW_ONLY
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """A check: of what, and how strict."""
+
+    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    strict: bool = field(default=False, metadata=about("Treat what is allowed but not canonical as an error."))
+    _: KW_ONLY
+    io: str = field(default="pread", metadata=IO)
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    """A description: of what, and which part of it."""
+
+    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    _: KW_ONLY
+    tensor: str | None = field(default=None, metadata=about("Show one tensor with its parts and parameters."))
+    by: Literal["layer", "codec", "dtype", "role"] = field(
+        default="layer", metadata=about("Totals by layer, codec, dtype or role.", metavar="KEY")
+    )
+    tensors: bool = field(default=True, metadata=about("List the tensors."))
+    every: bool = field(default=False, metadata=about("Show every tensor, not one line for equal layers.", "--all"))
+    content_id: bool = field(
+        default=False, metadata=about("Hash all weights: the same id for the same tensors in any container.")
+    )
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
