@@ -70,11 +70,11 @@ def _members(kind: Any) -> tuple[list[Any], bool]:
     return [member for member in members if member is not NoneType], NoneType in members
 
 
-def _plain(kind: Any) -> Any:
-    """Return the type of a field as a command line can take it, None left aside."""
+def _plain(kind: Any, default: Any) -> Any:
+    """Return the type of a field as a command line can take it, None left aside; one text where the default is one."""
     members, _ = _members(kind)
     origins = [typing.get_origin(member) or member for member in members]
-    if Sequence in origins or Mapping in origins:
+    if (Sequence in origins and not isinstance(default, str)) or Mapping in origins:
         return list[str]
     if str in members or Any in members or tuple in origins:
         return str
@@ -85,7 +85,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _parameter(item: Field[Any], kind: Any) -> inspect.Parameter:
-    known, plain = about_of(item), _plain(kind)
+    known, plain = about_of(item), _plain(kind, item.default)
     required = item.default is MISSING and item.default_factory is MISSING
     optional = not required and (item.default is MISSING or item.default is None)
     default: Any = inspect.Parameter.empty if required else None if optional else item.default
@@ -94,6 +94,12 @@ def _parameter(item: Field[Any], kind: Any) -> inspect.Parameter:
     taken: Any = plain | None if optional else plain
     annotation = Annotated[taken, _info(item, known, plain)]
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def option(struct: type[Any], name: str) -> Any:
+    """Return what a parameter of a command's own is annotated with that stands for a field of another operation."""
+    item = next(item for item in fields(struct) if item.name == name)
+    return _info(item, about_of(item), _plain(_types(struct)[name], item.default))
 
 
 def _info(item: Field[Any], known: About, plain: Any) -> Any:
@@ -115,7 +121,7 @@ def _value(item: Field[Any], kind: Any, value: Any) -> Any:
         return None
     if Mapping in origins:
         return pairs(value, (about_of(item).flags or (f"--{item.name}",))[0])
-    if Sequence in origins:
+    if Sequence in origins and not isinstance(value, str):
         return tuple(value)
     if tuple in origins:
         return low_high(value, (about_of(item).flags or (f"--{item.name}",))[0])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli.derive import derived, option
 from ingot.cli.output import Json, number, print_json, shape_text, size_text
 from ingot.cli.tables import line, table
 from ingot.core.layers import equal_layers
 from ingot.errors import UsageError, printable
+from ingot.ops.ane.options import PlanOptions, SuggestOptions
 
 if TYPE_CHECKING:
     from ingot.ops.ane.plan import ChipPlan, WeightPlan
@@ -28,28 +31,16 @@ EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("plan", epilog=EPILOG)(command)
+    app.command("plan", epilog=EPILOG)(derived(command))
 
 
 def command(
-    path: Annotated[str, typer.Argument(help="Checkpoint: a file or folder in any format that Ingot reads.")],
-    chip: Annotated[str, typer.Option(help="One or several of m1 to m6, m1-pro, a12 to a20-pro, ...: m1,m4.")] = "m1",
-    assume: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=VALUE, CHIP.KEY=VALUE or PATTERN:CONDITION=VALUE in place of what the tables say."),
-    ] = None,
+    options: PlanOptions,
     every: Annotated[bool, typer.Option("--all", help="Show every weight, not one line for equal layers.")] = False,
     list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List the weights.")] = True,
-    suggest: Annotated[
-        str | None, typer.Option(help="Write a recipe of the fastest forms within --max-error; reads the weights.")
-    ] = None,
-    max_error: Annotated[
-        float | None,
-        typer.Option(
-            help="Largest error of a weight for --suggest: RMS of the error over RMS of the weight, at most 1; 0.1."
-        ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists, for --suggest.")] = False,
+    suggest: Annotated[str | None, option(SuggestOptions, "recipe")] = None,
+    max_error: Annotated[float | None, option(SuggestOptions, "max_error")] = None,
+    overwrite: Annotated[bool, option(SuggestOptions, "overwrite")] = False,
     json: Json = False,
 ) -> None:
     """Say which weights stream, fold or are refused on an Apple Neural Engine, by which gate, and what that costs.
@@ -60,20 +51,24 @@ def command(
     if suggest is None and max_error is not None:
         raise UsageError("expected --suggest FILE with --max-error", rule="ane.suggest")
     if suggest is not None:
-        from ingot.ops.ane.suggest import suggest as find
-
-        largest = 0.1 if max_error is None else max_error
-        answer = find(path, chip, suggest, largest, assume=assume or (), overwrite=overwrite)
-        print_json(answer) if json else _print_suggestion(answer)
+        wanted = SuggestOptions(options.path, options.chip, suggest, assume=options.assume, overwrite=overwrite)
+        _suggest(wanted if max_error is None else replace(wanted, max_error=max_error), json)
         return
     from ingot.ops.ane.plan import plan
 
-    planned = plan(path, chip, assume=assume or ())
+    planned = plan(options)
     if json:
         print_json({"path": planned.path, "format": planned.format, "chips": [_data(item) for item in planned.chips]})
         return
     for item in planned.chips:
         _print_chip(item, every, list_tensors)
+
+
+def _suggest(options: SuggestOptions, json: bool) -> None:
+    from ingot.ops.ane.suggest import suggest
+
+    answer = suggest(options)
+    print_json(answer) if json else _print_suggestion(answer)
 
 
 def _data(plan: ChipPlan) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Toy:
     size: int | str | None = field(default=None, metadata=about("How much."))
     options: Mapping[str, Any] = field(default_factory=dict, metadata=about("Any.", "--option"))
     skip: Sequence[str] = field(default=(), metadata=about("Not these."))
+    chips: str | Sequence[str] = field(default="m1", metadata=about("Some."))
     span: tuple[float, float] | None = field(default=None, metadata=about("From, to."))
     told: Callback | None = field(default=None, metadata=about("Called.", command=False))
 
@@ -70,6 +71,7 @@ def test_what_is_not_said_is_the_structs_own() -> None:
         (("--proof", "--digest", "none", "--size", "2GiB"), {"proof": True, "digest": None, "size": "2GiB"}),
         (("--digest", "sha256", "--skip", "a", "--skip", "b"), {"digest": "sha256", "skip": ("a", "b")}),
         (("--option", "a=1", "--option", "b=x", "--option", "c=true"), {"options": {"a": 1, "b": "x", "c": True}}),
+        (("--chips", "m1,m4"), {"chips": "m1,m4"}),
         (("--span=-1,2.5",), {"span": (-1.0, 2.5)}),
     ],
 )

@@ -15,6 +15,41 @@ if TYPE_CHECKING:
 _OVERWRITE = about("Replace a file that exists.")
 
 
+_CHECKPOINT = about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True)
+_CHIPS = about("One or several of m1 to m6, m1-pro, a12 to a20-pro, ...: m1,m4.")
+_ASSUME = about("KEY=VALUE, CHIP.KEY=VALUE or PATTERN:CONDITION=VALUE in place of what the tables say.")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """A plan: of what, for which chips, under which assumptions."""
+
+    path: AnyPath = field(metadata=_CHECKPOINT)
+    chip: str | Sequence[str] = field(default="m1", metadata=_CHIPS)
+    _: KW_ONLY
+    assume: Sequence[str] = field(default=(), metadata=_ASSUME)
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestOptions:
+    """A suggestion: for what, on which chips, where to, and what it may lose."""
+
+    path: AnyPath = field(metadata=_CHECKPOINT)
+    chip: str | Sequence[str] = field(metadata=_CHIPS)
+    recipe: AnyPath = field(
+        metadata=about("Write a recipe of the fastest forms within --max-error; reads the weights.", "--suggest")
+    )
+    max_error: float = field(
+        default=0.1,
+        metadata=about(
+            "Largest error of a weight for --suggest: RMS of the error over RMS of the weight, at most 1; 0.1."
+        ),
+    )
+    _: KW_ONLY
+    assume: Sequence[str] = field(default=(), metadata=_ASSUME)
+    overwrite: bool = field(default=False, metadata=about("Replace a file that exists, for --suggest.", "--overwrite"))
+
+
 @dataclass(frozen=True, slots=True)
 class KernelOptions:
     """A kernel unit: of which tensor, for which chip, with what beside it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from os import PathLike, fspath
+from os import fspath
 
 from ingot.core.dtypes import DTYPES
 from ingot.core.names import role_of
+from ingot.core.options import takes
 from ingot.errors import UsageError
 from ingot.formats.anek.pack import channels_per_group
 from ingot.model.checkpoint import Checkpoint
@@ -16,6 +17,7 @@ from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
+from ingot.ops.ane.options import PlanOptions
 from ingot.ops.open import open as open_checkpoint
 from ingot.targets.ane.candidates import Better, nearest_better, outcomes
 from ingot.targets.ane.chips import EVIDENCE, Chip, Contradiction, contradictions, load_chip
@@ -119,31 +121,27 @@ class Plan:
         raise KeyError(chip)
 
 
-def plan(path: str | PathLike[str], chip: str | Sequence[str] = "m1", *, assume: Sequence[str] = ()) -> Plan:
+@takes(PlanOptions, "plan")
+def plan(options: PlanOptions) -> Plan:
     """Say what becomes of every weight on one or several chips; reads headers, no weights.
 
-    Parameters
-    ----------
-    path : path
-        Any checkpoint that ``ingot.open`` takes.
-    chip : str or sequence of str
-        ``"m1"``, ``"m1,m4"``, ``["a17-pro"]``: see ``ingot.targets.ane.chips.chip_names``.
-    assume : sequence of str
-        ``KEY=VALUE`` in place of what the data files say: a cell or the outcome of a form, ``bandwidth=60``,
-        ``int8=streams``, of one chip with ``m5.int8=streams``; or a condition, ``stride=2``, of some tensors with
-        ``*conv1*:stride=2``.
+    ``chip`` is ``"m1"``, ``"m1,m4"`` or ``["a17-pro"]``: see ``ingot.targets.ane.chips.chip_names``. Each text of
+    ``assume`` replaces what the data files say: a cell or the outcome of a form, ``bandwidth=60``, ``int8=streams``, of
+    one chip with ``m5.int8=streams``; or a condition, ``stride=2``, of some tensors with ``*conv1*:stride=2``.
 
     Raises
     ------
     UsageError
         ``ane.chip``, ``ane.assume``, ``ane.delta``, and those of ``ingot.open``.
     """
-    chips = load_chips(chip)
-    assumptions = parse_assumptions(assume, [item.name for item in chips])
-    with open_checkpoint(path) as checkpoint:
+    chips = load_chips(options.chip)
+    assumptions = parse_assumptions(options.assume, [item.name for item in chips])
+    with open_checkpoint(options.path) as checkpoint:
         if delta_of(checkpoint.metadata, checkpoint.location) is not None:
             raise UsageError(
-                "expected a checkpoint, found a delta; patch its base first", rule="ane.delta", where=fspath(path)
+                "expected a checkpoint, found a delta; patch its base first",
+                rule="ane.delta",
+                where=fspath(options.path),
             )
         return plan_checkpoint(checkpoint, chips, assumptions)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from os import PathLike, fspath
+from os import fspath
 from pathlib import PurePath
 from typing import Any
 
@@ -15,6 +15,7 @@ import tomli_w
 
 from ingot.codecs.table import CODECS
 from ingot.core.atomic import atomic_write
+from ingot.core.options import takes
 from ingot.engine.specs import encoded_spec
 from ingot.errors import IngotError, UsageError
 from ingot.formats.base import Fitting, Format
@@ -25,6 +26,7 @@ from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
+from ingot.ops.ane.options import SuggestOptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.ops.convert.measure import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
@@ -98,15 +100,8 @@ class Suggestion:
         return max((pick.error for pick in self.picks), default=0.0)
 
 
-def suggest(
-    path: str | PathLike[str],
-    chip: str | Sequence[str],
-    recipe: str | PathLike[str],
-    max_error: float,
-    *,
-    assume: Sequence[str] = (),
-    overwrite: bool = False,
-) -> Suggestion:
+@takes(SuggestOptions, "suggest")
+def suggest(options: SuggestOptions) -> Suggestion:
     """Write a recipe with the least predicted time on the chips, no weight's error above ``max_error``.
 
     For each kernel the ways are tried from the fastest on: encoded on a sample of the weight (all of it up to about a
@@ -120,16 +115,17 @@ def suggest(
     UsageError
         ``ane.suggest``: ``max_error`` is not above 0 or is above 1; those of ``ingot.plan``.
     """
+    recipe, max_error = options.recipe, options.max_error
     if not 0 < max_error <= 1:
         raise UsageError(
             "expected an error above 0 and at most 1: the RMS of the error over the RMS of the weight, no percentage "
             f"and no decibels (0.1 is 20 dB), found {max_error}",
             rule="ane.suggest",
         )
-    chips = load_chips(chip)
-    assumptions = parse_assumptions(assume, [item.name for item in chips])
+    chips = load_chips(options.chip)
+    assumptions = parse_assumptions(options.assume, [item.name for item in chips])
     known = [assumptions.apply(item) for item in chips]
-    with open_checkpoint(path) as checkpoint:
+    with open_checkpoint(options.path) as checkpoint:
         program = _program(checkpoint)
         picks = [
             _pick(checkpoint[name], known, assumptions, max_error, program)
@@ -138,8 +134,8 @@ def suggest(
         ]
     names = tuple(item.name for item in chips)
     text = recipe_text(PurePath(recipe).stem, picks, names, max_error)
-    atomic_write(recipe, text.encode(), overwrite=overwrite)
-    return Suggestion(fspath(path), fspath(recipe), names, max_error, tuple(picks))
+    atomic_write(recipe, text.encode(), overwrite=options.overwrite)
+    return Suggestion(fspath(options.path), fspath(recipe), names, max_error, tuple(picks))
 
 
 def _program(checkpoint: Checkpoint) -> Format | None:
