@@ -15,6 +15,7 @@ import msgspec
 
 from ingot.core.archive import Entry, is_unpacked, pack, unpack
 from ingot.core.atomic import flush, flush_tree
+from ingot.core.options import takes
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.core.rename import exchange
@@ -23,6 +24,7 @@ from ingot.formats.base import Format
 from ingot.model.part import Part
 from ingot.ops.convert.draft import DraftShape, check_head
 from ingot.ops.destination import destination
+from ingot.ops.extract_options import CoremlOptions, DraftOptions
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.save import plan_tensors, save_planned
 from ingot.stores.files import UnnamedSource
@@ -165,9 +167,8 @@ def default_cache() -> Path:
     return Path(chosen) if chosen else user_cache_path("ingot", appauthor=False)
 
 
-def extract_draft(
-    path: AnyPath, out: AnyPath, *, format: str | None = None, overwrite: bool = False
-) -> DraftShape | None:
+@takes(DraftOptions, "extract")
+def extract_draft(options: DraftOptions) -> DraftShape | None:
     """Write the draft head of the artifact ``path`` to ``out`` (a file by its suffix, or a folder), names included.
 
     Raises
@@ -177,6 +178,7 @@ def extract_draft(
     FormatError
         ``draft.*``.
     """
+    path = options.path
     source = open_source(path)
     try:
         draft = checkpoint_of(source).attachments.draft
@@ -184,28 +186,29 @@ def extract_draft(
             raise no_attachment("draft", path)
         with located(str(path)):
             shape = check_head(draft)
-        target_place = destination(out, format)
+        target_place = destination(options.out, options.format)
         target = target_place.format
         tensors = {
             name: tensor if not target.refuses(tensor.spec()) else tensor.numpy() for name, tensor in draft.items()
         }
-        save_planned(target_place, plan_tensors(target, tensors), {}, overwrite=overwrite)
+        save_planned(target_place, plan_tensors(target, tensors), {}, overwrite=options.overwrite)
     finally:
         source.close()
     return shape
 
 
-def extract_coreml(path: AnyPath, cache: AnyPath | None = None) -> Path:
+@takes(CoremlOptions, "extract")
+def extract_coreml(options: CoremlOptions) -> Path:
     """Unpack the Core ML package of the artifact ``path``; see ``extract_package``.
 
     Raises ``UsageError`` ``attachments.none`` where the artifact carries none.
     """
-    source = open_source(path, io="pread")
+    source = open_source(options.path, io="pread")
     try:
         part = source.catalog.attachments.coreml
         if part is None:
-            raise no_attachment("coreml", path)
-        return extract_package(part, cache)
+            raise no_attachment("coreml", options.path)
+        return extract_package(part, options.cache)
     finally:
         source.close()
 

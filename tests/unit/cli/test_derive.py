@@ -13,7 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import ingot
-from ingot.cli.derive import derived
+from ingot.cli.derive import derived, option
 from ingot.cli.main import app as ingot_app
 from ingot.core.options import about, about_of, takes
 from ingot.errors import UsageError
@@ -44,6 +44,13 @@ class Toy:
     chips: str | Sequence[str] = field(default="m1", metadata=about("Some."))
     span: tuple[float, float] | None = field(default=None, metadata=about("From, to."))
     told: Callback | None = field(default=None, metadata=about("Called.", command=False))
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another."""
+
+    out: str = field(metadata=about("Elsewhere.", "--elsewhere"))
 
 
 def line(*words: str) -> tuple[int, Toy | None, bool, str]:
@@ -125,6 +132,20 @@ def test_an_option_added_to_a_struct_is_in_python_and_on_the_command_line() -> N
     assert paint("a") == paint(More("a")) == "red"
     assert signature(paint).parameters["colour"].default == "red"
     assert "Which colour." in (paint.__doc__ or "")
+
+
+def test_a_commands_own_option_can_stand_for_a_field_of_another_struct() -> None:
+    made: list[str | None] = []
+
+    def command(options: Toy, other: str | None = None) -> None:
+        made.append(other)
+
+    command.__annotations__ = {"options": Toy, "other": Annotated[str | None, option(Other, "out")], "return": None}
+    app = typer.Typer()
+    app.command()(derived(command))
+    assert "Elsewhere." in CliRunner().invoke(app, ["--help"]).output
+    CliRunner().invoke(app, ["a", "--elsewhere", "x"], catch_exceptions=False)
+    assert made == ["x"]
 
 
 @pytest.mark.parametrize(("given", "word"), [({"color": "x"}, "colour"), ({"depth": 0}, "depth")])

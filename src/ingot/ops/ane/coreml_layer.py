@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ingot.core.options import takes
 from ingot.errors import CodecError, UsageError
 from ingot.formats.coreml.layer import BIAS, OPSETS, WEIGHT, Layer
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
-from ingot.ops.ane.coreml_program import AnyPath, Execution, opened, with_program
+from ingot.ops.ane.coreml_program import Execution, opened, with_program
+from ingot.ops.extract_options import LayerOptions
 from ingot.ops.views.names import rename, select
 
 SPATIAL = 32
@@ -28,9 +30,8 @@ class LayerReport:
     size: int
 
 
-def extract_layer(
-    path: AnyPath, name: str, out: AnyPath, *, opset: str = "iOS16", overwrite: bool = False
-) -> LayerReport:
+@takes(LayerOptions, "extract")
+def extract_layer(options: LayerOptions) -> LayerReport:
     """Make a package of the linear or convolution layer whose weight is the tensor ``name``.
 
     The weight keeps its codec where an operation of the opset says the same, else it is written as f16. The bias is the
@@ -45,24 +46,31 @@ def extract_layer(
     CodecError
         ``coreml.layer``: a value that f16 cannot hold.
     """
+    name, opset = options.name, options.opset
     if opset not in OPSETS:
         raise UsageError(f"expected the opset {', '.join(OPSETS)}, found {opset!r}", rule="coreml.layer")
-    with opened(path, out) as begun:
+    with opened(options.path, options.out) as begun:
         weight, bias = _tensors(begun.checkpoint, name)
         spatial = tuple(max(SPATIAL, size) for size in weight.shape[2:])
         layer = Layer(weight.shape, bias is not None, opset, spatial)
         roles = {weight.name: WEIGHT, **({} if bias is None else {bias.name: BIAS})}
         view = with_program(rename(select(begun.checkpoint, roles), roles), layer)
         try:
-            report = begun.write(view, Execution(overwrite=overwrite))
+            report = begun.write(view, Execution(overwrite=options.overwrite))
         except CodecError as error:
             raise CodecError("coreml.layer", error.message, where=name) from error
     codecs = {item.name: item.codec for item in report.tensors}
     rounded = any(item.error is not None and item.error["rms"] > 0 for item in report.tensors)
     return LayerReport(
-        str(out), name, bias.name if bias is not None else None, codecs[WEIGHT], layer.input, layer.output, rounded,
-        report.size,
-    )  # fmt: skip
+        path=str(options.out),
+        weight=name,
+        bias=bias.name if bias is not None else None,
+        codec=codecs[WEIGHT],
+        input=layer.input,
+        output=layer.output,
+        rounded=rounded,
+        size=report.size,
+    )
 
 
 def _tensors(source: Checkpoint, name: str) -> tuple[Tensor, Tensor | None]:

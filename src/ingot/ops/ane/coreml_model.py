@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingot.core.llama import LlamaConfig
-from ingot.core.progress import ProgressCallback
+from ingot.core.options import takes
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.coreml.build import OPSETS
 from ingot.formats.coreml.llama import constant_name
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.ane.coreml_program import AnyPath, Execution, WholeModel, opened, with_program
+from ingot.ops.ane.coreml_program import Execution, WholeModel, opened, with_program
 from ingot.ops.convert.report import ConvertReport
+from ingot.ops.extract_options import ModelOptions
 from ingot.ops.open import Source
 from ingot.ops.views.names import rename, select
 
@@ -21,34 +22,16 @@ _RULE = "coreml.model"
 _MADE = (".rotary_emb.inv_freq",)
 
 
-def extract_model(
-    path: AnyPath,
-    out: AnyPath,
-    *,
-    opset: str = "iOS16",
-    context: int | None = None,
-    max_ram: int | str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: ProgressCallback | None = None,
-) -> ConvertReport:
+@takes(ModelOptions, "extract")
+def extract_model(options: ModelOptions) -> ConvertReport:
     """Make an ML program of a Llama, and a package of it and of the checkpoint's tensors.
 
     The program takes ``input_ids``, int32 [1, context], and gives ``logits``, f16 [1, context, vocabulary]: position t
     depends on the tokens up to t alone, so that a shorter text may be filled up with any token. A tensor of f16 keeps
     its codec where an operation of the opset says the same; all others are written as f16.
 
-    Parameters
-    ----------
-    path : path
-        A model folder with the ``config.json`` of a Llama.
-    out : path
-        ``X.mlpackage``.
-    opset : {"iOS16", "iOS17", "iOS18"}
-    context : int, optional
-        By default the model's own, at most 512: scores take its square of memory.
-    max_ram, resume, overwrite, progress
-        As in ``ingot.convert``.
+    ``path`` is a model folder with the ``config.json`` of a Llama. ``context`` is the model's own by default, at most
+    512: scores take its square of memory. The rest is as in ``ingot.convert``.
 
     Raises
     ------
@@ -59,9 +42,10 @@ def extract_model(
     CodecError
         A value that f16 cannot hold.
     """
-    with opened(path, out) as begun:
-        view = _view(begun.checkpoint, _request(begun.source, opset, context))
-        return begun.write(view, Execution(max_ram, resume, overwrite, progress))
+    execution = Execution(options.max_ram, options.resume, options.overwrite, options.progress)
+    with opened(options.path, options.out) as begun:
+        view = _view(begun.checkpoint, _request(begun.source, options.opset, options.context))
+        return begun.write(view, execution)
 
 
 def _request(source: Source, opset: str, context: int | None) -> WholeModel:

@@ -279,6 +279,32 @@ def test_wrong_tensors_are_refused(model: Path, tmp_path: Path, tensor: str, bia
     assert found.value.rule == rule
 
 
+def test_the_tables_knots_lie_where_asked(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "w.anek"
+    pack_kernel(model, "conv.weight", out, activation="tanh", domain=(-3.0, 3.0), outside="line")
+    lut = load_kernel(out).weight.lut
+    assert lut is not None
+    assert (lut.places[0], lut.outside) == (pytest.approx(-3, abs=0.01), "line")
+
+
+@pytest.mark.parametrize(
+    ("out", "more", "rule"),
+    [
+        ("w.anek", {"domain": (-3.0, 3.0)}, "ane.function"),
+        ("w.anek", {"outside": "line"}, "ane.function"),
+        (None, {}, "ane.layout"),
+        ("w.anek", {"biass": "x"}, "kernel.option"),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(
+    model: Path, tmp_path: Path, out: str | None, more: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(UsageError) as found:
+        pack_kernel(model, "conv.weight", None if out is None else tmp_path / out, **more)
+    assert found.value.rule == rule
+    assert not (tmp_path / "w.anek").exists()
+
+
 def test_values_past_float16_are_refused(tmp_path: Path) -> None:
     tensors = {"large": np.full((8, 8), 1e30, numpy_dtype("bf16")), "infinite": np.full((8, 8), np.inf, np.float16)}
     ingot.save(tmp_path / "m.safetensors", tensors)
