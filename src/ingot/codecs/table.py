@@ -15,6 +15,7 @@ CODECS: Instances[Codec] = Instances(
         ("affine", "ingot.codecs.affine.codec:AffineCodec"),
         ("palette", "ingot.codecs.palette.codec:PaletteCodec"),
         ("scaled_codebook", "ingot.codecs.scaled_codebook.codec:ScaledCodebookCodec"),
+        ("ggml_blocks", "ingot.codecs.blocks.codec:BlocksCodec"),
         (FLOAT_ENTROPY, "ingot.codecs.lossless.float_entropy:EntropyCodec"),
         ("tca_tbe", "ingot.codecs.lossless.tca_tbe:TcaCodec"),
         ("sparse_csr", "ingot.codecs.sparse.csr:CsrCodec"),

@@ -27,7 +27,7 @@ def detect_file(name: str, head: bytes) -> Format:
     FormatError
         ``detect.empty``: nothing in it.
     UnsupportedError
-        ``detect.pickle``, ``detect.gguf``, ...: another container, by its magic; ``detect.unknown``: none known.
+        ``detect.pickle``, ``detect.hdf5``, ...: another container, by its magic; ``detect.unknown``: none known.
     """
     if not head:
         raise FormatError("detect.empty", "expected a checkpoint, found an empty file", where=name)

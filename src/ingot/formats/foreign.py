@@ -50,7 +50,6 @@ _FOREIGN = (
     _Foreign(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE),
     _Foreign(b"\x80\x04", "detect.pickle", "a pickle", _PICKLE),
     _Foreign(b"\x80\x05", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"GGUF", "detect.gguf", "a GGUF file", "Ingot does not read GGUF; start from the original checkpoint"),
     _Foreign(b"\x89HDF\r\n\x1a\n", "detect.hdf5", "an HDF5 file", _CONVERT),
     _Foreign(b"\x93NUMPY", "detect.npy", "a NumPy .npy array", "load it with numpy.load and save it with ingot.save"),
     _Foreign(b"TFL3", "detect.tflite", "a TensorFlow Lite model", _CONVERT, offset=4),
@@ -76,7 +75,7 @@ _FOREIGN = (
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download", ".aria2")
 
 WEIGHT_SUFFIXES = (
-    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".ggml", ".h5", ".keras", ".msgpack", ".onnx", ".onnx_data"),
+    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".ggml", ".h5", ".keras", ".msgpack", ".onnx", ".onnx_data"),
     *(".npz", ".npy", ".tflite", ".pb", ".mlmodel", ".engine"),
     *_UNFINISHED,
 )
@@ -95,7 +94,7 @@ def foreign_file(name: str, head: bytes) -> UnsupportedError | None:
     Returns
     -------
     UnsupportedError or None
-        ``detect.pickle``, ``detect.gguf``, ``detect.lfs-pointer``, ``detect.html``, ...; ``detect.unfinished`` by the
+        ``detect.pickle``, ``detect.hdf5``, ``detect.lfs-pointer``, ``detect.html``, ...; ``detect.unfinished`` by the
         name.
     """
     row = _row(name, head)

@@ -16,6 +16,7 @@ FORMATS: Instances[Format] = Instances(
         ("npydir", "ingot.formats.npydir.format:NpydirFormat"),
         ("npy", "ingot.formats.npydir.finalized:NpyFormat"),
         ("npz", "ingot.formats.npydir.npz:NpzFormat"),
+        ("gguf", "ingot.formats.gguf.format:GgufFormat"),
         ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
         ("anek", "ingot.formats.anek.format:AnekFormat"),
     ),

@@ -22,6 +22,7 @@ LAYOUTS: Registry[_Family] = Registry(
         ("affine", "ingot.model.layouts.affine:AffineLayout"),
         ("palette", "ingot.model.layouts.palette:PaletteLayout"),
         ("scaled_codebook", "ingot.model.layouts.scaled_codebook:ScaledCodebookLayout"),
+        ("ggml_blocks", "ingot.model.layouts.ggml:GgmlBlocksLayout"),
         ("with_low_rank", "ingot.model.layouts.corrected:CorrectedLayout"),
         ("sparse_csr", "ingot.model.layouts.sparse:CsrLayout"),
         ("sparse_coo", "ingot.model.layouts.sparse:CooLayout"),

@@ -1,0 +1,1 @@
+"""Codecs whose numbers lie in blocks, as other programs keep them: ggml."""

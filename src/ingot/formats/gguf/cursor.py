@@ -1,0 +1,104 @@
+"""Reading a header whose length nobody states: numbers and strings one after the other, each proven to be there."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import FormatError
+from ingot.model.bytesource import ByteSource
+from ingot.model.ranges import read_bytes
+
+MAX_HEADER = 100_000_000
+"""Metadata and tensor infos may not take more bytes."""
+
+_WINDOW = 1 << 18
+
+
+class Cursor:
+    """The bytes of a file from its beginning, read in windows that double.
+
+    Raises ``FormatError`` ``gguf.truncated`` where the file ends, ``gguf.header-length`` past ``MAX_HEADER``.
+    """
+
+    def __init__(self, source: ByteSource, name: str) -> None:
+        self._source, self.name, self.size = source, name, source.size
+        self.position = 0
+        self._data = bytearray()
+        self.order = "<"
+        self._length = Struct("<Q")
+
+    def big_endian(self) -> None:
+        """Read all numbers that follow in big-endian order."""
+        self.order, self._length = ">", Struct(">Q")
+
+    def consumed(self) -> bytes:
+        """Return the bytes that were read so far."""
+        return bytes(self._data[: self.position])
+
+    def take(self, count: int) -> memoryview:
+        """Return the next ``count`` bytes; the memory is the cursor's and is not kept."""
+        start = self.position
+        self._need(start + count)
+        self.position = start + count
+        return memoryview(self._data)[start : start + count]
+
+    def number(self, code: str) -> Any:
+        """Return the next number; ``code`` as ``struct`` has it."""
+        form = Struct(self.order + code)
+        return form.unpack(self.take(form.size))[0]
+
+    def numbers(self, code: str, count: int) -> list[Any]:
+        """Return ``count`` numbers of a NumPy type code, such as ``u2``."""
+        form = np.dtype(self.order + code)
+        with self.take(count * form.itemsize) as raw:
+            values: list[Any] = np.frombuffer(raw, form).tolist()
+        return values
+
+    def count(self, least: int, rule: str, what: str) -> int:
+        """Return the next 64-bit count of things that take ``least`` bytes each; refuse more than the file has room for."""
+        count = self.number("Q")
+        room = (self.size - self.position) // least
+        if count > room:
+            raise FormatError(
+                rule, f"expected at most {room} {what}, which the file has room for, found {count}", where=self.name
+            )
+        return int(count)
+
+    def string(self, where: str | None = None) -> str:
+        """Return the next string; raises ``FormatError`` ``gguf.string``, ``gguf.utf8``."""
+        start = self.position + 8
+        if start > len(self._data):
+            self._need(start)
+        (length,) = self._length.unpack_from(self._data, self.position)
+        if length > self.size - start:
+            raise FormatError(
+                "gguf.string",
+                f"expected a string of at most {self.size - start} bytes, which the file has, found {length}",
+                where=where or self.name,
+            )
+        end = start + length
+        if end > len(self._data):
+            self._need(end)
+        self.position = end
+        try:
+            return self._data[start:end].decode()
+        except UnicodeDecodeError as error:
+            raise FormatError("gguf.utf8", f"expected UTF-8, found {error.reason}", where=where or self.name) from None
+
+    def _need(self, end: int) -> None:
+        have = len(self._data)
+        if end <= have:
+            return
+        if end > self.size:
+            raise FormatError(
+                "gguf.truncated", f"expected {end} bytes of header or more, found a file of {self.size}", where=self.name
+            )
+        if end > MAX_HEADER:
+            raise FormatError(
+                "gguf.header-length", f"expected a header of at most {MAX_HEADER} bytes, found more", where=self.name
+            )
+        wanted = min(max(end, 2 * have, _WINDOW), self.size, MAX_HEADER)
+        self._data = self._data + read_bytes(self._source, have, wanted - have)

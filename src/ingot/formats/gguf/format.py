@@ -1,0 +1,72 @@
+"""GGUF as a ``Format``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from ingot.errors import UnsupportedError
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.gguf.header import MAGIC
+from ingot.formats.gguf.reader import SUFFIX, read, split_name
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import Target
+from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
+
+_WHY = "GGUF is only read; write .zt, .safetensors or another format of `ingot formats`"
+
+
+class GgufFormat:
+    """The files of llama.cpp: tensors in blocks, all metadata and the tokenizer in one file or a split."""
+
+    name = "gguf"
+    suffixes: tuple[str, ...] = (SUFFIX,)
+    summary = "llama.cpp's files, one or a split, with all types of blocks; read only"
+    digests = False
+    shards = False
+    attachments: tuple[str, ...] = ()
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """By the suffix, or by the first four bytes."""
+        return name.lower().endswith(SUFFIX) or head.startswith(MAGIC)
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """``model.gguf``, or the only file that has the suffix; of one split its first file that is there."""
+        matching = sorted(name for name in names if name.lower().endswith(SUFFIX) and not name.startswith("."))
+        if f"model{SUFFIX}" in matching:
+            return f"model{SUFFIX}"
+        artifacts = {(split[0], split[2]) if (split := split_name(name)) else name for name in matching}
+        return matching[0] if len(artifacts) == 1 else None
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Everything: there is no writer."""
+        return _WHY
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Any order will do."""
+        return range(len(specs))
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate the header of the file, and of all files of its split; there are no digests."""
+        return read(store, name)
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Any metadata can be carried as it is."""
+        return values
+
+    def file_name(self, stem: str) -> str:
+        """The stem with the suffix."""
+        return stem + SUFFIX
+
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        """Nothing is written: raises ``UnsupportedError`` ``gguf.read-only``."""
+        _refuse()
+
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
+        """Raise ``UnsupportedError`` ``gguf.read-only``."""
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise UnsupportedError(_WHY, rule="gguf.read-only")

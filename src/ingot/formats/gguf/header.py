@@ -1,0 +1,220 @@
+"""The header of a GGUF file: bytes to checked metadata and a checked table of tensors.
+
+Layout (``docs/gguf.md`` of ggml): ``GGUF``, u32 version, u64 tensors, u64 metadata pairs; pairs of key, type and value;
+for each tensor its name, u32 dimensions, u64 sizes with the fastest first, u32 type, u64 offset from the data's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.core.checked import element_count
+from ingot.core.dtypes import DTYPES
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.gguf.cursor import Cursor
+from ingot.formats.gguf.types import BLOCKED, DENSE, VALUES
+from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.ggml import TYPES
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
+MAX_RANK, MAX_NAME = 4, 63
+_LEAST_PAIR, _LEAST_TENSOR = 14, 24  # bytes
+_CODES = {"f32": "f4", "f64": "f8", "bool": "u1"}
+_STRUCT = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f32": "f", "f64": "d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: ``type`` is a dense element type or a type of block, ``offset`` counts from the data's start."""
+
+    shape: tuple[int, ...]
+    type: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header.
+
+    ``types`` are the types of the metadata by key, ``array:T`` for arrays; ``start`` is where the data begins, ``end``
+    where the last tensor does; ``raw`` are the header's bytes; ``stated`` is false where the alignment that the
+    metadata state is not the one that tensors lie by.
+    """
+
+    version: int
+    big_endian: bool
+    metadata: Mapping[str, Any]
+    types: Mapping[str, str]
+    entries: Mapping[str, Entry]
+    start: int
+    end: int
+    raw: bytes
+    stated: bool
+
+
+def parse(source: ByteSource, name: str) -> Header:
+    """Read and check the header of a file.
+
+    Raises
+    ------
+    FormatError
+        With the rules of ``spec/gguf.md``.
+    UnsupportedError
+        ``gguf.version``, ``gguf.type``: an older version, a type of tensor that no llama.cpp of today reads.
+    """
+    cursor = Cursor(source, name)
+    version = _version(cursor)
+    tensors = cursor.count(_LEAST_TENSOR, "gguf.count", "tensors")
+    pairs = cursor.count(_LEAST_PAIR, "gguf.count", "metadata pairs")
+    metadata: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    for _ in range(pairs):
+        key = cursor.string()
+        if not key or key in metadata or "\0" in key:
+            what = "it twice" if key in metadata else "an empty one or one with a NUL"
+            raise FormatError("gguf.key", f"expected each key once, found {what}", where=f"{name}: {key[:80]!r}")
+        types[key], metadata[key] = _value(cursor, f"{name}: {key[:80]}")
+    alignment = _alignment(metadata, types, name)
+    entries: dict[str, Entry] = {}
+    for _ in range(tensors):
+        tensor, entry = _entry(cursor, name)
+        if tensor in entries:
+            raise FormatError("gguf.name", "expected each tensor once, found it twice", where=f"{name}: {tensor}")
+        entries[tensor] = entry
+    start, end, stated = _places(entries, alignment, cursor, name)
+    return Header(version, cursor.order == ">", metadata, types, entries, start, end, cursor.consumed(), stated)
+
+
+def _version(cursor: Cursor) -> int:
+    if cursor.size < 4 or bytes(cursor.take(4)) != MAGIC:
+        raise FormatError("gguf.magic", "expected a file that begins with GGUF", where=cursor.name)
+    version = int(cursor.number("I"))
+    if version & 0xFFFF == 0 and version:
+        cursor.big_endian()
+        version = int.from_bytes(version.to_bytes(4, "little"), "big")
+    if version not in VERSIONS:
+        raise UnsupportedError(
+            f"expected version {' or '.join(map(str, VERSIONS))}, found {version}; llama.cpp's gguf tools rewrite "
+            "older files",
+            rule="gguf.version",
+            where=cursor.name,
+        )
+    return version
+
+
+def _type(cursor: Cursor, where: str) -> str:
+    number = cursor.number("I")
+    if number not in VALUES:
+        raise FormatError("gguf.value-type", f"expected a type from 0 to 12, found {number}", where=where)
+    return VALUES[number]
+
+
+def _value(cursor: Cursor, where: str) -> tuple[str, Any]:
+    """Return a value's type and the value: text, a number, true or false, or a list of these."""
+    kind = _type(cursor, where)
+    if kind != "array":
+        return kind, _single(cursor, kind, where)
+    kind = _type(cursor, where)
+    if kind == "array":
+        raise FormatError("gguf.value-type", "expected an array of numbers or strings, found arrays", where=where)
+    form = _CODES.get(kind) or kind[0] + str(int(kind[1:]) // 8) if kind != "string" else ""
+    count = cursor.count(int(form[1:]) if form else 8, "gguf.array", f"elements ({kind})")
+    if kind == "string":
+        return "array:string", [cursor.string(where) for _ in range(count)]
+    values = cursor.numbers(form, count)
+    return f"array:{kind}", [_truth(value, where) for value in values] if kind == "bool" else values
+
+
+def _single(cursor: Cursor, kind: str, where: str) -> Any:
+    if kind == "string":
+        return cursor.string(where)
+    return _truth(cursor.number("B"), where) if kind == "bool" else cursor.number(_STRUCT[kind])
+
+
+def _truth(value: int, where: str) -> bool:
+    if value > 1:
+        raise FormatError("gguf.bool", f"expected 0 or 1, found {value}", where=where)
+    return bool(value)
+
+
+def _alignment(metadata: Mapping[str, Any], types: Mapping[str, str], name: str) -> int:
+    value = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+    if types.get(ALIGNMENT, "u32") != "u32" or value < 1 or value & (value - 1):
+        raise FormatError(
+            "gguf.alignment",
+            f"expected {ALIGNMENT} to be a power of two in u32, found {str(value)[:40]} in {types[ALIGNMENT]}",
+            where=name,
+        )
+    return int(value)
+
+
+def _entry(cursor: Cursor, name: str) -> tuple[str, Entry]:
+    tensor = cursor.string()
+    where = f"{name}: {tensor[:80]}"
+    if len(tensor.encode()) > MAX_NAME or "\0" in tensor:
+        raise FormatError(
+            "gguf.name", f"expected a name of at most {MAX_NAME} bytes without NUL, found {tensor[:80]!r}", where=name
+        )
+    rank = cursor.number("I")
+    if rank > MAX_RANK:
+        raise FormatError("gguf.rank", f"expected at most {MAX_RANK} dimensions, found {rank}", where=where)
+    shape = tuple(cursor.numbers("u8", rank))[::-1]
+    count = element_count(shape, "gguf.shape", where)
+    number, offset = cursor.number("I"), cursor.number("Q")
+    if number in DENSE:
+        return tensor, Entry(shape, DENSE[number], offset, DTYPES[DENSE[number]].nbytes(count))
+    if number not in BLOCKED:
+        raise UnsupportedError(
+            f"expected a type of tensor that llama.cpp reads, found number {number}", rule="gguf.type", where=where
+        )
+    block = TYPES[BLOCKED[number]]
+    columns = shape[-1] if shape else 1
+    if columns % block.elements:
+        raise FormatError(
+            "gguf.columns",
+            f"expected rows of whole blocks of {block.elements} for {BLOCKED[number]}, found {columns} columns",
+            where=where,
+        )
+    return tensor, Entry(shape, BLOCKED[number], offset, count // block.elements * block.nbytes)
+
+
+def _places(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, name: str) -> tuple[int, int, bool]:
+    """Return where the data begins and ends, and whether they lie by the alignment that is stated.
+
+    ``llama-quantize`` keeps the key of another alignment and pads to 32: tried where the stated one does not fit.
+    """
+    try:
+        return (*_laid(entries, alignment, cursor.position, cursor.size, name), True)
+    except FormatError:
+        if alignment == DEFAULT_ALIGNMENT:
+            raise
+        try:
+            return (*_laid(entries, DEFAULT_ALIGNMENT, cursor.position, cursor.size, name), False)
+        except FormatError:
+            pass
+        raise
+
+
+def _laid(entries: Mapping[str, Entry], alignment: int, header: int, size: int, name: str) -> tuple[int, int]:
+    """Check that every tensor lies where the ones before it and their padding end, and in the file."""
+    start = -(-header // alignment) * alignment
+    expected, end = 0, 0
+    for tensor, entry in entries.items():
+        if entry.offset != expected:
+            raise FormatError(
+                "gguf.offset",
+                f"expected the tensor at {expected}, right after the one before, found {entry.offset}",
+                where=f"{name}: {tensor}",
+            )
+        end = expected + entry.nbytes
+        expected = -(-end // alignment) * alignment
+    if entries and start + end > size:
+        raise FormatError(
+            "gguf.data", f"expected {start + end} bytes for all tensors, found a file of {size}", where=name
+        )
+    return start, start + end

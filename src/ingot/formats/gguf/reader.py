@@ -1,0 +1,195 @@
+"""Reading: one file, or all files of a split, as one catalog."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ingot.errors import FormatError, UsageError
+from ingot.formats.base import Catalog
+from ingot.formats.gguf.header import ALIGNMENT, Entry, Header, parse
+from ingot.formats.gguf.swapped import SwappedSource
+from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
+from ingot.model.lazy import Lazy
+from ingot.model.part import Part
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+
+SUFFIX = ".gguf"
+ABOUT = "ingot.gguf"
+"""Key of the metadata under which the types of the others are kept, for whoever writes them again."""
+
+_NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_MAX_SPLITS = 10_000
+
+
+class File(NamedTuple):
+    """One opened and checked file."""
+
+    name: str
+    source: ByteSource
+    header: Header
+
+
+def split_name(name: str) -> tuple[str, int, int] | None:
+    """Return stem, number (from 1) and count of a split's file name; None for any other."""
+    match = _SPLIT.fullmatch(name)
+    return (match[1], int(match[2]), int(match[3])) if match else None
+
+
+def read(store: Store, name: str) -> Catalog:
+    """Read a file, and the others of its split, whichever of them is named.
+
+    Raises ``FormatError``, ``UnsupportedError`` with the rules of ``spec/gguf.md``.
+    """
+    files: list[File] = []
+    try:
+        files.append(_open(store, name))
+        count = _split_count(files[0])
+        if count > 1:
+            files = _open_others(store, files, count)
+        _require_distinct(files)
+        return _catalog(files)
+    except BaseException:
+        for file in files:
+            file.source.close()
+        raise
+
+
+def _open(store: Store, name: str) -> File:
+    source = store.open(name)
+    try:
+        return File(name, source, parse(source, name))
+    except BaseException:
+        source.close()
+        raise
+
+
+def _split_count(file: File) -> int:
+    count = file.header.metadata.get(_COUNT, 1)
+    if not isinstance(count, int) or not 0 <= count <= _MAX_SPLITS:
+        raise FormatError(
+            "gguf.split", f"expected {_COUNT} of at most {_MAX_SPLITS}, found {str(count)[:40]}", where=file.name
+        )
+    return count
+
+
+def _open_others(store: Store, files: list[File], count: int) -> list[File]:
+    """Open the other files of a split into ``files``; return all in order."""
+    named = split_name(files[0].name)
+    if named is None or named[2] != count:
+        raise FormatError(
+            "gguf.split",
+            f"expected a name that ends in -NUMBER-of-{count:05d}{SUFFIX}, as the files of a split are called",
+            where=files[0].name,
+        )
+    stem, given, _ = named
+    for number in range(1, count + 1):
+        if number == given:
+            continue
+        other = f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}"
+        try:
+            files.append(_open(store, other))
+        except UsageError as error:
+            raise FormatError(
+                "gguf.split-missing", f"expected the file {other!r}: {error.message}", where=files[0].name
+            ) from error
+    ordered = sorted(files, key=lambda file: file.name)
+    total = sum(len(file.header.entries) for file in ordered)
+    for index, file in enumerate(ordered):
+        found = file.header.metadata
+        if (
+            found.get(_NUMBER) != index
+            or found.get(_COUNT) != count
+            or found.get(_TENSORS, total) != total
+            or file.header.big_endian != ordered[0].header.big_endian
+        ):
+            raise FormatError(
+                "gguf.split-mixed",
+                f"expected number {index} of {count} files with {total} tensors, found number "
+                f"{str(found.get(_NUMBER))[:20]} of {str(found.get(_COUNT))[:20]} with "
+                f"{str(found.get(_TENSORS))[:20]}",
+                where=file.name,
+            )
+    return ordered
+
+
+def _require_distinct(files: Sequence[File]) -> None:
+    if ABOUT in files[0].header.metadata:
+        raise FormatError("gguf.key", f"expected no key {ABOUT}, which is Ingot's own", where=files[0].name)
+    names: set[str] = set()
+    for file in files:
+        for name in file.header.entries:
+            if name in names:
+                raise FormatError(
+                    "gguf.name", "expected each tensor once, found it in two files", where=f"{file.name}: {name}"
+                )
+            names.add(name)
+
+
+def _catalog(files: Sequence[File]) -> Catalog:
+    metadata, types = _metadata(files)
+    first = files[0].header
+    about = {"version": first.version, "big_endian": first.big_endian, "types": types}
+    notes, remarks = [], []
+    for file in files:
+        if not file.header.stated:
+            notes.append(
+                (
+                    "gguf.alignment-ignored",
+                    f"{file.name} states {ALIGNMENT} {file.header.metadata[ALIGNMENT]}, its tensors lie at multiples "
+                    "of 32 (llama-quantize writes so)",
+                )
+            )
+        if file.header.entries and file.source.size - file.header.end >= file.header.metadata.get(ALIGNMENT, 32):
+            remarks.append(
+                ("gguf.trailing", f"{file.source.size - file.header.end} bytes follow the last tensor in {file.name}")
+            )
+    return Catalog(
+        _tensors(files),
+        metadata={**metadata, ABOUT: about},
+        headers={file.name: file.header.raw for file in files},
+        sources=tuple(file.source for file in files),
+        notes=notes,
+        remarks=remarks,
+    )
+
+
+def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the metadata of all files as that of one: the first file's value where they differ, none on the split."""
+    metadata: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    for file in reversed(files):
+        metadata.update(file.header.metadata)
+        types.update(file.header.types)
+    for key in (_NUMBER, _COUNT, _TENSORS):
+        metadata.pop(key, None)
+        types.pop(key, None)
+    return metadata, types
+
+
+def _tensors(files: Sequence[File]) -> Mapping[str, Tensor]:
+    entries = {name: (file, entry) for file in files for name, entry in file.header.entries.items()}
+
+    def make(name: str) -> Tensor:
+        file, entry = entries[name]
+        return _tensor(file, name, entry)
+
+    return Lazy(entries, make)
+
+
+def _tensor(file: File, name: str, entry: Entry) -> Tensor:
+    source, offset = file.source, file.header.start + entry.offset
+    if file.header.big_endian:
+        source, offset = SwappedSource(source, offset, entry.nbytes, entry.type), 0
+    blocked = entry.type in TYPES
+    role = BLOCKS if blocked else DATA
+    part = Part("u8" if blocked else entry.type, entry.nbytes, source, offset, where=f"{file.name}: {name}: {role}")
+    if not blocked:
+        return Tensor(name, entry.shape, entry.type, DenseLayout.codec, {role: part})
+    layout = GgmlBlocksLayout(entry.type)
+    return Tensor(name, entry.shape, layout.dtype, layout.codec, {role: part}, layout.attributes())
