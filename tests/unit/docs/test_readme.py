@@ -98,7 +98,6 @@ def test_what_the_limits_say(after_demo: Path) -> None:
     """Containers that are said to be recognised and refused by name are."""
     for head, rule in (
         (b"\x89ZT2\r\n\x1a\n", "zt.container-v2"),
-        (b"GGUF", "detect.gguf"),
         (b"\x80\x02", "detect.pickle"),
     ):
         Path("x.bin").write_bytes(head + bytes(64))

@@ -25,8 +25,8 @@ class BlockReader(Rows):
         layout = _checked(tensor)
         if layout.type not in DECODERS:
             raise UnsupportedError(
-                f"expected a type of block that Ingot decodes ({', '.join(DECODERS)}), found {layout.type}: it can be "
-                "copied as it is, into .zt",
+                f"expected a type of block that Ingot decodes, found {layout.type}, which it only copies as it is, "
+                "into .zt (spec/gguf.md lists the types)",
                 rule=f"{ID}.not-decoded",
                 where=tensor.name,
             )
@@ -109,7 +109,9 @@ def _checked(tensor: Tensor) -> GgmlBlocksLayout:
         raise CodecError(f"{ID}.parts", f"expected the part {BLOCKS}, found {stored}", where=tensor.name)
     part, (spec,) = tensor.parts[BLOCKS], layout.part_specs(tensor.shape)
     if part.dtype != "u8" or part.type not in (None, "u8"):
-        raise CodecError(f"{ID}.dtype", f"expected u8, found {part.type or part.dtype}", where=f"{tensor.name}.{BLOCKS}")
+        raise CodecError(
+            f"{ID}.dtype", f"expected u8, found {part.type or part.dtype}", where=f"{tensor.name}.{BLOCKS}"
+        )
     if part.nbytes != spec.length:
         raise CodecError(
             f"{ID}.size",

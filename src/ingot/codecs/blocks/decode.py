@@ -1,4 +1,4 @@
-"""What ggml's blocks stand for (``spec/gguf.md``): each function takes u8 [blocks, bytes] and gives f32 [blocks, elements].
+"""What ggml's blocks stand for (``spec/gguf.md``): functions of u8 [blocks, bytes] that give f32 [blocks, elements].
 
 Products of scales and integers have at most 24 significant bits and are exact in f32, so that their order does not
 matter; a minimum that is subtracted or added is the one rounding. Equal to llama.cpp's ``ggml-quants.c`` to the bit.
@@ -55,43 +55,52 @@ def q2_0(blocks: Array) -> Array:
     """``w = d * (q - 1)``, four elements a byte, the lowest bits first."""
     shifts = np.array([0, 2, 4, 6], np.uint8)
     q = ((blocks[:, 2:, None] >> shifts) & np.uint8(3)).reshape(len(blocks), -1)
-    return _f16(blocks, 0) * (q.astype(np.float32) - np.float32(1))
+    values: Array = _f16(blocks, 0) * (q.astype(np.float32) - np.float32(1))
+    return values
 
 
 def q4_0(blocks: Array) -> Array:
     """``w = d * (q - 8)``."""
-    return _f16(blocks, 0) * (_fields(blocks[:, 2:], 16, 4, 2).astype(np.float32) - np.float32(8))
+    values: Array = _f16(blocks, 0) * (_fields(blocks[:, 2:], 16, 4, 2).astype(np.float32) - np.float32(8))
+    return values
 
 
 def q4_1(blocks: Array) -> Array:
     """``w = d * q + m``."""
-    return _f16(blocks, 0) * _fields(blocks[:, 4:], 16, 4, 2).astype(np.float32) + _f16(blocks, 2)
+    values: Array = _f16(blocks, 0) * _fields(blocks[:, 4:], 16, 4, 2).astype(np.float32) + _f16(blocks, 2)
+    return values
 
 
 def _five(blocks: Array, high: int) -> Array:
     top = np.unpackbits(np.ascontiguousarray(blocks[:, high : high + 4]), axis=1, bitorder="little")
-    return (_fields(blocks[:, high + 4 :], 16, 4, 2) | (top << np.uint8(4))).astype(np.float32)
+    values: Array = (_fields(blocks[:, high + 4 :], 16, 4, 2) | (top << np.uint8(4))).astype(np.float32)
+    return values
 
 
 def q5_0(blocks: Array) -> Array:
     """``w = d * (q - 16)``."""
-    return _f16(blocks, 0) * (_five(blocks, 2) - np.float32(16))
+    values: Array = _f16(blocks, 0) * (_five(blocks, 2) - np.float32(16))
+    return values
 
 
 def q5_1(blocks: Array) -> Array:
     """``w = d * q + m``."""
-    return _f16(blocks, 0) * _five(blocks, 4) + _f16(blocks, 2)
+    values: Array = _f16(blocks, 0) * _five(blocks, 4) + _f16(blocks, 2)
+    return values
 
 
 def q8_0(blocks: Array) -> Array:
     """``w = d * q``."""
-    return _f16(blocks, 0) * _numbers(blocks, 2, 34, "i8").astype(np.float32)
+    values: Array = _f16(blocks, 0) * _numbers(blocks, 2, 34, "i8").astype(np.float32)
+    return values
 
 
 def q2_k(blocks: Array) -> Array:
     """``w = d * scale * q - dmin * min``, sixteen groups of 16; scale in the low nibble, min in the high one."""
     scales, mins = (blocks[:, :16] & np.uint8(15)), (blocks[:, :16] >> np.uint8(4))
-    values = _scaled(_f16(blocks, 80) * scales.astype(np.float32), _fields(blocks[:, 16:80], 32, 2, 4).astype(np.float32))
+    values = _scaled(
+        _f16(blocks, 80) * scales.astype(np.float32), _fields(blocks[:, 16:80], 32, 2, 4).astype(np.float32)
+    )
     return _less_minimum(values, _f16(blocks, 82) * mins.astype(np.float32))
 
 
@@ -142,7 +151,8 @@ def q6_k(blocks: Array) -> Array:
 
 def iq4_nl(blocks: Array) -> Array:
     """``w = d * table[q]``."""
-    return _f16(blocks, 0) * _IQ4[_fields(blocks[:, 2:], 16, 4, 2)]
+    values: Array = _f16(blocks, 0) * _IQ4[_fields(blocks[:, 2:], 16, 4, 2)]
+    return values
 
 
 def iq4_xs(blocks: Array) -> Array:
@@ -156,13 +166,17 @@ def iq4_xs(blocks: Array) -> Array:
 def mxfp4(blocks: Array) -> Array:
     """``w = 2**(e - 128) * table[q]``, the table twice E2M1's values."""
     power = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    return power.astype(np.float32) * _E2M1[_fields(blocks[:, 1:], 16, 4, 2)]
+    values: Array = power.astype(np.float32) * _E2M1[_fields(blocks[:, 1:], 16, 4, 2)]
+    return values
 
 
 def nvfp4(blocks: Array) -> Array:
     """``w = scale / 2 * table[q]``, four groups of 16; scales are E4M3 without a sign, 0x7F stands for 0."""
     stored = blocks[:, :4]
-    exponent, mantissa = ((stored >> np.uint8(3)) & np.uint8(15)).astype(np.int32), (stored & np.uint8(7)).astype(np.int32)
+    exponent, mantissa = (
+        ((stored >> np.uint8(3)) & np.uint8(15)).astype(np.int32),
+        (stored & np.uint8(7)).astype(np.int32),
+    )
     normal = np.ldexp((mantissa + 8).astype(np.float32), exponent - 11)
     scales = np.where(exponent == 0, np.ldexp(mantissa.astype(np.float32), -10), normal)
     scales[(stored == 0) | (stored == 0x7F)] = 0
@@ -176,12 +190,14 @@ def tq1_0(blocks: Array) -> Array:
     for stored, run, digits in ((blocks[:, :32], 32, 5), (blocks[:, 32:48], 16, 5), (blocks[:, 48:52], 4, 4)):
         turned = stored.reshape(len(blocks), -1, 1, run) * threes[:digits].reshape(1, 1, -1, 1)  # modulo 256
         pieces.append(((turned.astype(np.uint16) * np.uint16(3)) >> np.uint16(8)).reshape(len(blocks), -1))
-    return _f16(blocks, 52) * (np.concatenate(pieces, axis=1).astype(np.float32) - np.float32(1))
+    values: Array = _f16(blocks, 52) * (np.concatenate(pieces, axis=1).astype(np.float32) - np.float32(1))
+    return values
 
 
 def tq2_0(blocks: Array) -> Array:
     """``w = d * (q - 1)``."""
-    return _f16(blocks, 64) * (_fields(blocks[:, :64], 32, 2, 4).astype(np.float32) - np.float32(1))
+    values: Array = _f16(blocks, 64) * (_fields(blocks[:, :64], 32, 2, 4).astype(np.float32) - np.float32(1))
+    return values
 
 
 DECODERS: Mapping[str, Decode] = {

@@ -58,7 +58,7 @@ class Cursor:
         return values
 
     def count(self, least: int, rule: str, what: str) -> int:
-        """Return the next 64-bit count of things that take ``least`` bytes each; refuse more than the file has room for."""
+        """Return the next 64-bit count of things of at least ``least`` bytes; refuse more than there is room for."""
         count = self.number("Q")
         room = (self.size - self.position) // least
         if count > room:
@@ -94,7 +94,9 @@ class Cursor:
             return
         if end > self.size:
             raise FormatError(
-                "gguf.truncated", f"expected {end} bytes of header or more, found a file of {self.size}", where=self.name
+                "gguf.truncated",
+                f"expected {end} bytes of header or more, found a file of {self.size}",
+                where=self.name,
             )
         if end > MAX_HEADER:
             raise FormatError(

@@ -24,7 +24,7 @@ ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
 MAX_RANK, MAX_NAME = 4, 63
 _LEAST_PAIR, _LEAST_TENSOR = 14, 24  # bytes
 _CODES = {"f32": "f4", "f64": "f8", "bool": "u1"}
-_STRUCT = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f32": "f", "f64": "d"}
+_STRUCT = dict(zip(("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64"), "BbHhIiQqfd", strict=True))
 
 
 @dataclass(frozen=True, slots=True)

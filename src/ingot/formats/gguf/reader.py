@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
-from ingot.formats.gguf.header import ALIGNMENT, Entry, Header, parse
+from ingot.formats.gguf.header import ALIGNMENT, DEFAULT_ALIGNMENT, Entry, Header, parse
 from ingot.formats.gguf.swapped import SwappedSource
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -135,20 +135,8 @@ def _catalog(files: Sequence[File]) -> Catalog:
     metadata, types = _metadata(files)
     first = files[0].header
     about = {"version": first.version, "big_endian": first.big_endian, "types": types}
-    notes, remarks = [], []
-    for file in files:
-        if not file.header.stated:
-            notes.append(
-                (
-                    "gguf.alignment-ignored",
-                    f"{file.name} states {ALIGNMENT} {file.header.metadata[ALIGNMENT]}, its tensors lie at multiples "
-                    "of 32 (llama-quantize writes so)",
-                )
-            )
-        if file.header.entries and file.source.size - file.header.end >= file.header.metadata.get(ALIGNMENT, 32):
-            remarks.append(
-                ("gguf.trailing", f"{file.source.size - file.header.end} bytes follow the last tensor in {file.name}")
-            )
+    notes = [note for file in files for note in _notes(file)]
+    remarks = [remark for file in files for remark in _remarks(file)]
     return Catalog(
         _tensors(files),
         metadata={**metadata, ABOUT: about},
@@ -157,6 +145,22 @@ def _catalog(files: Sequence[File]) -> Catalog:
         notes=notes,
         remarks=remarks,
     )
+
+
+def _notes(file: File) -> Iterator[tuple[str, str]]:
+    if not file.header.stated:
+        stated = file.header.metadata[ALIGNMENT]
+        message = (
+            f"{file.name} states {ALIGNMENT} {stated}, its tensors lie at multiples of 32, as llama-quantize writes"
+        )
+        yield "gguf.alignment-ignored", message
+
+
+def _remarks(file: File) -> Iterator[tuple[str, str]]:
+    """Tell bytes behind the last tensor that are more than its padding."""
+    behind = file.source.size - file.header.end
+    if file.header.entries and behind >= file.header.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT):
+        yield "gguf.trailing", f"{behind} bytes follow the last tensor in {file.name}"
 
 
 def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -251,7 +251,7 @@ def test_refusals_leave_nothing(model: Path, tmp_path: Path, strays: Callable[[]
     refuse(UsageError, "open.missing", tmp_path / "absent", tmp_path / "out.zt")
     refuse(UsageError, "convert.same-path", model / "model.safetensors", model / "model.safetensors")
     refuse(UsageError, "save.suffix", model, tmp_path / "out.zt", format="safetensors")
-    refuse(UsageError, "format.unknown", model, tmp_path / "out", format="gguf")
+    refuse(UsageError, "format.unknown", model, tmp_path / "out", format="ggml")
     refuse(UsageError, "target.no-parent", model, tmp_path / "no" / "such" / "out.zt")
     refuse(UsageError, "convert.shard", model, tmp_path / "out.safetensors", max_shard="1MB")
     refuse(UsageError, "convert.option", model, tmp_path / "out.zt", speed="high")

@@ -1,0 +1,176 @@
+"""Codec ``ggml_blocks``: formulas written again here one element at a time, readers, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from struct import unpack_from
+
+import numpy as np
+import pytest
+
+from ingot.codecs.blocks.codec import BlocksCodec
+from ingot.codecs.blocks.decode import DECODERS
+from ingot.core.floats import cast
+from ingot.errors import IngotError
+from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
+from ingot.model.part import memory_part
+from ingot.model.tensor import Tensor
+
+F = np.float32
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def f16(b: bytes, at: int) -> np.float32:
+    return F(unpack_from("<e", b, at)[0])
+
+
+def nibble(b: bytes, at: int, i: int, run: int = 16) -> int:
+    """Low nibbles of a run of bytes first, then the high ones."""
+    byte = b[at + i // (2 * run) * run + i % run]
+    return byte >> 4 if i % (2 * run) >= run else byte & 15
+
+
+def two(b: bytes, at: int, i: int) -> int:
+    return b[at + i // 128 * 32 + i % 32] >> 2 * (i % 128 // 32) & 3
+
+
+def six(b: bytes, k: int) -> tuple[int, int]:
+    if k < 4:
+        return b[4 + k] & 63, b[8 + k] & 63
+    return (b[8 + k] & 15) | (b[k] >> 6) << 4, (b[8 + k] >> 4) | (b[4 + k] >> 6) << 4
+
+
+def q3_scale(b: bytes, k: int) -> int:
+    low = b[96 + k % 8] >> 4 * (k // 8) & 15
+    return (low | (b[104 + k % 4] >> 2 * (k // 4) & 3) << 4) - 32
+
+
+def iq4_scale(b: bytes, k: int) -> int:
+    low = b[4 + k // 2] >> 4 * (k % 2) & 15
+    return (low | (unpack_from("<H", b, 2)[0] >> 2 * k & 3) << 4) - 32
+
+
+def e4m3(code: int) -> np.float32:
+    if code in (0, 0x7F):
+        return F(0)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    return F(mantissa * 2.0**-10 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 8))
+
+
+def ternary(b: bytes, i: int) -> int:
+    byte, digit = (b[i % 32], i // 32) if i < 160 else (b[32 + i % 16], (i - 160) // 16)
+    if i >= 240:
+        byte, digit = b[48 + i % 4], (i - 240) // 4
+    return (byte * 3**digit % 256) * 3 >> 8
+
+
+ELEMENTS: dict[str, Callable[[bytes, int], np.float32]] = {
+    "q1_0": lambda b, i: f16(b, 0) if b[2 + i // 8] >> i % 8 & 1 else -f16(b, 0),
+    "q2_0": lambda b, i: f16(b, 0) * F((b[2 + i // 4] >> 2 * (i % 4) & 3) - 1),
+    "q4_0": lambda b, i: f16(b, 0) * F(nibble(b, 2, i) - 8),
+    "q4_1": lambda b, i: f16(b, 0) * F(nibble(b, 4, i)) + f16(b, 2),
+    "q5_0": lambda b, i: f16(b, 0) * F((nibble(b, 6, i) | (b[2 + i // 8] >> i % 8 & 1) << 4) - 16),
+    "q5_1": lambda b, i: f16(b, 0) * F(nibble(b, 8, i) | (b[4 + i // 8] >> i % 8 & 1) << 4) + f16(b, 2),
+    "q8_0": lambda b, i: f16(b, 0) * F(unpack_from("b", b, 2 + i)[0]),
+    "q2_k": lambda b, i: f16(b, 80) * F(b[i // 16] & 15) * F(two(b, 16, i)) - f16(b, 82) * F(b[i // 16] >> 4),
+    "q3_k": lambda b, i: f16(b, 108) * F(q3_scale(b, i // 16)) * F(two(b, 32, i) + 4 * (b[i % 32] >> i // 32 & 1) - 4),
+    "q4_k": lambda b, i: (
+        f16(b, 0) * F(six(b, i // 32)[0]) * F(nibble(b, 16, i, 32)) - f16(b, 2) * F(six(b, i // 32)[1])
+    ),
+    "q5_k": lambda b, i: (
+        f16(b, 0) * F(six(b, i // 32)[0]) * F(nibble(b, 48, i, 32) | (b[16 + i % 32] >> i // 32 & 1) << 4)
+        - f16(b, 2) * F(six(b, i // 32)[1])
+    ),
+    "q6_k": lambda b, i: (
+        f16(b, 208) * F(unpack_from("b", b, 192 + i // 16)[0]) * F((nibble(b, 0, i, 64) | two(b, 128, i) << 4) - 32)
+    ),
+    "iq4_nl": lambda b, i: f16(b, 0) * F(TABLE[nibble(b, 2, i)]),
+    "iq4_xs": lambda b, i: f16(b, 0) * F(iq4_scale(b, i // 32)) * F(TABLE[nibble(b, 8, i)]),
+    "mxfp4": lambda b, i: F(2.0 ** (b[0] - 128)) * F(E2M1[nibble(b, 1, i)]),
+    "nvfp4": lambda b, i: e4m3(b[i // 16]) * F(E2M1[nibble(b, 4, i, 8)]),
+    "tq1_0": lambda b, i: f16(b, 52) * F(ternary(b, i) - 1),
+    "tq2_0": lambda b, i: f16(b, 64) * F(two(b, 0, i) - 1),
+}
+
+
+def stored(type: str, rows: int = 3, per_row: int = 2) -> np.ndarray:
+    """Return random blocks [blocks, bytes] whose scales are finite, and no power of MXFP4 past f32."""
+    raw = np.random.default_rng(5).integers(0, 256, (rows * per_row, TYPES[type].nbytes), dtype=np.uint8)
+    for offset, size in TYPES[type].wide:
+        if size == 2:
+            raw[:, offset + 1] &= 0xBB
+    if type == "mxfp4":
+        raw[:, 0] = [0, 1, 2, 120, 128, 250][: len(raw)]
+    return raw
+
+
+def tensor_of(type: str, raw: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    return Tensor.from_parts(GgmlBlocksLayout(type), {"blocks": raw.reshape(-1)}, shape, "x")
+
+
+def test_every_type_that_is_decoded_has_a_formula_here() -> None:
+    assert set(ELEMENTS) == set(DECODERS)
+    assert set(DECODERS) <= set(TYPES)
+
+
+@pytest.mark.parametrize("type", ELEMENTS)
+def test_values_are_those_of_the_formula(type: str) -> None:
+    raw, elements = stored(type), TYPES[type].elements
+    shape = (3, 2 * elements)
+    expected = np.array([[ELEMENTS[type](block.tobytes(), i) for i in range(elements)] for block in raw], F)
+    tensor = tensor_of(type, raw, shape)
+    expected = expected.reshape(shape)
+    assert tensor.numpy().tobytes() == expected.tobytes()
+    assert tensor.numpy("bf16").tobytes() == cast(expected, "bf16").tobytes()
+    assert np.array_equal(tensor[1:, 5:9], expected[1:, 5:9])
+    strided = np.empty((3, 4 * elements), F)[:, ::2]
+    reader = BlocksCodec().reader(tensor)
+    for row in range(3):
+        reader.read_into(strided[row : row + 1])
+    reader.finish()
+    assert np.array_equal(strided, expected)
+
+
+def test_many_blocks_are_decoded_in_steps() -> None:
+    raw = np.tile(stored("q4_0"), (700, 1))
+    once = tensor_of("q4_0", stored("q4_0"), (6, 32)).numpy()
+    assert np.array_equal(tensor_of("q4_0", raw, (4200, 32)).numpy(), np.tile(once, (700, 1)))
+
+
+def test_infinite_and_missing_scales_stay_what_they_are() -> None:
+    raw = stored("q8_0", 1, 1)
+    raw[0, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    assert np.isnan(tensor_of("q8_0", raw, (32,)).numpy("f16")).all()
+
+
+@pytest.mark.parametrize(("type", "dtype"), [("mxfp4", "f32"), ("q4_1", "f16")])
+def test_values_past_the_range_are_refused(type: str, dtype: str) -> None:
+    raw = np.full((1, TYPES[type].nbytes), 0xFF if type == "mxfp4" else 0x77, np.uint8)
+    with pytest.raises(IngotError) as caught:
+        tensor_of(type, raw, (32,)).numpy(dtype)
+    assert caught.value.rule == "ggml_blocks.overflow"
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    tensor = tensor_of("q4_0", stored("q4_0"), (6, 32))
+    part = tensor.parts["blocks"]
+    for rule, changed in (
+        ("params", {"params": {**tensor.params, "type": "q9"}}),
+        ("params", {"params": {**tensor.params, "codec_version": 2}}),
+        ("params", {"dtype": "f16"}),
+        ("columns", {"shape": (12, 16)}),
+        ("parts", {"parts": {"blocks": part, "more": part}}),
+        ("dtype", {"parts": {"blocks": memory_part(np.zeros(108, np.int8), "i8")}}),
+        ("size", {"shape": (7, 32)}),
+    ):
+        with pytest.raises(IngotError) as caught:
+            replace(tensor, **changed).numpy()
+        assert caught.value.rule == f"ggml_blocks.{rule}"
+
+
+def test_nothing_is_encoded() -> None:
+    with pytest.raises(IngotError) as caught:
+        BlocksCodec().encoder((2, 32), "f32", {})
+    assert caught.value.rule == "ggml_blocks.read-only"
