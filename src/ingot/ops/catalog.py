@@ -12,6 +12,7 @@ from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.report import Report, Texts, table_of
 from ingot.model.spec import TensorSpec
@@ -52,6 +53,9 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     BlocksLayout.codec: ({}, {"whole": True}),
 }
 
+# A codec without an encoder is asked for with one of its layouts.
+_ONLY_READ = {GgmlBlocksLayout.codec: GgmlBlocksLayout("q8_0")}
+
 
 def carries(format: Any, codec: str) -> bool:
     """Whether a format takes tensors of a codec, asked with a small matrix in a few layouts."""
@@ -60,6 +64,10 @@ def carries(format: Any, codec: str) -> bool:
 
 
 def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> bool:
+    if codec in _ONLY_READ:
+        layout = _ONLY_READ[codec]
+        parts = layout.part_specs((64, 64))
+        return format.refuses(TensorSpec("x.weight", (64, 64), layout.dtype, codec, parts, layout.attributes())) is None
     try:
         encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, options)
     except UnsupportedError:

@@ -19,7 +19,7 @@ class Value(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A tensor: name, sizes with the fastest first, the type's number, its bytes, and an offset that is not the right one."""
+    """A tensor: name, sizes with the fastest first, the type's number, its bytes; ``offset`` for a wrong one."""
 
     name: str
     sizes: tuple[int, ...]

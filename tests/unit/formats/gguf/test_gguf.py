@@ -220,7 +220,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(tmp_path: Path, name: str) -> None:
-    assert rule_of(save(tmp_path, REFUSED[name])) == name.split()[0]
+    assert rule_of(save(tmp_path, REFUSED[name])) == name.split(maxsplit=1)[0]
 
 
 def test_a_header_without_end(tmp_path: Path) -> None:
