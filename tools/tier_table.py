@@ -218,7 +218,8 @@ def measure_model(source: Path, texts: Mapping[str, Path], work: Path) -> dict[s
 
 
 def tokens(source: Path, texts: Mapping[str, Path], work: Path) -> dict[str, str]:
-    from ingot.adapters.evaluate import Protocol, read_windows
+    from ingot.adapters.evaluate import read_windows
+    from ingot.adapters.options import Protocol
     from ingot.adapters.transformers_tokenizer import load_tokenizer
 
     found = {}

@@ -21,7 +21,8 @@ import torch
 from torch.nn import functional
 
 import ingot
-from ingot.adapters.generate import Draft, draft_head, greedy
+from ingot.adapters.generate import draft_head, greedy
+from ingot.adapters.options import Draft
 from ingot.adapters.speculate import speculate
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer

@@ -12,7 +12,8 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters.evaluate import Protocol, evaluate
+from ingot.adapters.evaluate import evaluate
+from ingot.adapters.options import Protocol
 from ingot.adapters.transformers import load_model
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"

@@ -14,6 +14,7 @@ from typing import Any
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath, model_folder
+from ingot.adapters.options import Protocol
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
@@ -53,23 +54,6 @@ class Evaluation:
     reference_perplexity: float | None = None
     kl: float | None = None
     agreement: float | None = None
-
-
-@dataclass(slots=True)
-class Protocol:
-    """How a text is read: the first ``sequences`` windows of ``window`` tokens, no token added, each alone."""
-
-    window: int = 256
-    sequences: int = 96
-    dtype: Any = "f32"
-    keep_packed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.window < 2 or self.sequences < 1:
-            raise UsageError(
-                f"expected a window of at least 2 tokens and 1 sequence, found {self.window} and {self.sequences}",
-                rule="eval.window",
-            )
 
 
 @dataclass(slots=True)

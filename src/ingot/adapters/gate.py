@@ -6,8 +6,9 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
-from ingot.adapters.evaluate import Protocol, evaluate
+from ingot.adapters.evaluate import evaluate
 from ingot.adapters.model_source import AnyPath
+from ingot.adapters.options import Protocol
 from ingot.core.checksums import Crc32c
 from ingot.core.oserrors import read_error
 from ingot.errors import UsageError

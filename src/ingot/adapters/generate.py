@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath, model_folder
+from ingot.adapters.options import Draft
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
@@ -18,31 +19,6 @@ from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.ops.attachments import located, no_attachment
 from ingot.ops.convert.draft import config_of_draft
 from ingot.ops.open import open as open_checkpoint
-
-MOST_DRAFTED = 7
-"""The most tokens that are proposed at a time: kernels of packed weights take eight rows in 16 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Which draft head, and how far ahead it looks.
-
-    Parameters
-    ----------
-    path : path, optional
-        A head's own file or folder; by default the artifact itself, which carries it.
-    tokens : int
-        How many tokens are proposed at a time, 1 to 7.
-    """
-
-    path: AnyPath | None = None
-    tokens: int = 4
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.tokens <= MOST_DRAFTED:
-            raise UsageError(
-                f"expected 1 to {MOST_DRAFTED} tokens to draft at a time, found {self.tokens}", rule="draft.tokens"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Parameters of a command made from an operation's struct of options (``core.options``).
+"""Parameters of a command made from structs of options (``core.options``).
 
 What a value may be follows from the field's type: a flag, a number, one of several names (``none`` for None), text;
 sequences may be given several times, mappings as NAME=VALUE, pairs of numbers as LOW,HIGH. What is only for Python
@@ -12,7 +12,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal
@@ -35,27 +35,37 @@ class _Names(dict[str, Any]):
 
 
 def derived(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose first parameter, a struct of options, is replaced by parameters for the struct's fields.
+    """Return a command whose parameters that are structs of options are replaced by parameters for their fields.
 
     The further parameters are the command's own. Their order is that of ``--help``.
     """
     hints = typing.get_type_hints(command, include_extras=True)
-    name, *own = inspect.signature(command).parameters.values()
-    struct = hints[name.name]
-    types = _types(struct)
-    shown = [item for item in fields(struct) if about_of(item).command]
+    structs: dict[str, type[Any]] = {name: hint for name, hint in hints.items() if _is_struct(hint)}
+    types = {name: _types(struct) for name, struct in structs.items()}
+    shown = {name: [item for item in fields(struct) if about_of(item).command] for name, struct in structs.items()}
 
     @wraps(command)
     def call(**values: Any) -> None:
-        asked = {item.name: _value(item, types[item.name], values.pop(item.name)) for item in shown}
-        command(struct(**{key: value for key, value in asked.items() if value is not MISSING}), **values)
+        made: dict[str, Any] = {}
+        for name, struct in structs.items():
+            asked = {item.name: _value(item, types[name][item.name], values.pop(item.name)) for item in shown[name]}
+            made[name] = struct(**{key: value for key, value in asked.items() if value is not MISSING})
+        command(**made, **values)
 
-    parameters = [_parameter(item, types[item.name]) for item in shown]
-    parameters += [item.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[item.name]) for item in own]
+    parameters: list[inspect.Parameter] = []
+    for name, item in inspect.signature(command).parameters.items():
+        if name in structs:
+            parameters += [_parameter(each, types[name][each.name]) for each in shown[name]]
+        else:
+            parameters.append(item.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {item.name: item.annotation for item in parameters}
     del call.__wrapped__
     return call
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
 
 
 def _types(struct: type[Any]) -> dict[str, Any]:

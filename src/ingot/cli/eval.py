@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from ingot.adapters.options import Loaded, Protocol
+from ingot.cli.derive import derived
 from ingot.cli.output import Json, number, print_json, size_text
 from ingot.cli.tables import table
 
@@ -19,35 +22,25 @@ EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("eval", epilog=EPILOG)(command)
+    app.command("eval", epilog=EPILOG)(derived(command))
 
 
 def command(
+    *,
     model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
     text: Annotated[str, typer.Option(help="Text file in UTF-8 that the model was not trained on.")],
     reference: Annotated[str | None, typer.Option(help="Model to compare the predictions with.")] = None,
-    window: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Tokens of a window; each read without context.")
-    ] = 256,
-    sequences: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Windows to read, from the text's beginning.")
-    ] = 96,
-    dtype: Annotated[str, typer.Option(help="Element type to compute in.")] = "f32",
-    keep_packed: Annotated[bool, typer.Option("--keep-packed", help="Compute from the packed weights.")] = False,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,
-    max_ram: Annotated[
-        str | None, typer.Option(help="Memory that weights may be decoded into, such as 2GiB; by default what is free.")
-    ] = None,
+    protocol: Protocol,
+    loaded: Loaded,
     json: Json = False,
 ) -> None:
     """Measure a model on a text: perplexity, speed, memory; with --reference also KL and top-1 agreement.
 
     Needs the extra transformers.
     """
-    from ingot.adapters.evaluate import Protocol, evaluate
+    from ingot.adapters.evaluate import evaluate
 
-    protocol = Protocol(window, sequences, dtype, keep_packed)
-    result = evaluate(model, text, reference, protocol, cache=cache, max_ram=max_ram)
+    result = evaluate(model, text, reference, protocol, **asdict(loaded))
     if json:
         print_json(result)
         return

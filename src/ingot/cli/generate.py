@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from ingot.adapters.options import Draft, Loaded
+from ingot.cli.derive import derived
 from ingot.cli.output import Json, print_json, size_text
 from ingot.cli.tables import line
 from ingot.errors import printable
@@ -23,10 +26,11 @@ EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("generate", epilog=EPILOG)(command)
+    app.command("generate", epilog=EPILOG)(derived(command))
 
 
 def command(
+    *,
     model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many new tokens.")] = 32,
@@ -38,18 +42,14 @@ def command(
         ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Element type of the weights; config.json's by default.")] = None,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and make faster stored forms.")] = True,
-    max_ram: Annotated[
-        str | None, typer.Option(help="Memory that weights may be decoded into, such as 2GiB; by default what is free.")
-    ] = None,
+    loaded: Loaded,
     stream: Annotated[
         bool, typer.Option("--stream", help="Decode weights layer by layer as they are needed, in the memory of two.")
     ] = False,
     draft: Annotated[
         bool, typer.Option("--draft", help="Decode speculatively with the EAGLE-3 head that the model carries.")
     ] = False,
-    draft_head: Annotated[str | None, typer.Option(help="Do so with the head in this file or folder.")] = None,
-    draft_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens that a head proposes at a time, 1 to 7.")] = 4,
+    head: Draft,
     json: Json = False,
 ) -> None:
     """Load a model with transformers, continue a prompt, always by the likeliest token, and say what it took.
@@ -57,12 +57,10 @@ def command(
     Needs the extra transformers. The text goes to stdout, the figures to stderr. With a draft head the text is the
     same, and sooner there where the head is often right.
     """
-    from ingot.adapters.generate import Draft, generate
+    from ingot.adapters.generate import generate
 
-    head = Draft(draft_head, draft_tokens) if draft or draft_head is not None else None
-    generated = generate(
-        model, prompt, max_tokens, keep_packed, dtype, head, cache=cache, max_ram=max_ram, stream=stream
-    )
+    asked = head if draft or head.path is not None else None
+    generated = generate(model, prompt, max_tokens, keep_packed, dtype, asked, stream=stream, **asdict(loaded))
     if json:
         print_json(generated)
         return

@@ -18,7 +18,8 @@ import transformers
 import ingot
 from ingot.adapters import speculate as speculate_module
 from ingot.adapters.eagle import DraftHead
-from ingot.adapters.generate import Draft, draft_head, generate, greedy
+from ingot.adapters.generate import draft_head, generate, greedy
+from ingot.adapters.options import Draft
 from ingot.adapters.speculate import speculate
 from ingot.adapters.transformers import load_model
 from ingot.cli.main import run

@@ -15,8 +15,9 @@ import transformers
 
 import ingot
 from ingot.adapters import evaluate as evaluate_module
-from ingot.adapters.evaluate import Protocol, evaluate
+from ingot.adapters.evaluate import evaluate
 from ingot.adapters.generate import generate
+from ingot.adapters.options import Protocol
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.cli.main import run

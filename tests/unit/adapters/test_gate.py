@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.adapters.evaluate import Protocol, evaluate
+from ingot.adapters.evaluate import evaluate
 from ingot.adapters.gate import PerplexityGate
+from ingot.adapters.options import Protocol
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.ops.squish.build import build

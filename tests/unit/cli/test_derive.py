@@ -50,7 +50,7 @@ class Toy:
 class Other:
     """Another."""
 
-    out: str = field(metadata=about("Elsewhere.", "--elsewhere"))
+    place: str = field(metadata=about("Elsewhere.", "--elsewhere"))
 
 
 def line(*words: str) -> tuple[int, Toy | None, bool, str]:
@@ -140,12 +140,25 @@ def test_a_commands_own_option_can_stand_for_a_field_of_another_struct() -> None
     def command(options: Toy, other: str | None = None) -> None:
         made.append(other)
 
-    command.__annotations__ = {"options": Toy, "other": Annotated[str | None, option(Other, "out")], "return": None}
+    command.__annotations__ = {"options": Toy, "other": Annotated[str | None, option(Other, "place")], "return": None}
     app = typer.Typer()
     app.command()(derived(command))
     assert "Elsewhere." in CliRunner().invoke(app, ["--help"]).output
     CliRunner().invoke(app, ["a", "--elsewhere", "x"], catch_exceptions=False)
     assert made == ["x"]
+
+
+def test_a_command_may_take_several_structs_and_options_of_its_own_in_any_order() -> None:
+    made: list[tuple[int, Toy, Other]] = []
+
+    def command(*, depths: int = 1, toy: Toy, loud: bool = False, other: Other) -> None:
+        made.append((depths, toy, Other(other.place + "!" * loud)))
+
+    command.__annotations__ = {"depths": int, "toy": Toy, "loud": bool, "other": Other, "return": None}
+    app = typer.Typer()
+    app.command()(derived(command))
+    CliRunner().invoke(app, ["a", "--rate", "2", "--elsewhere", "x", "--loud"], catch_exceptions=False)
+    assert made == [(1, Toy("a", rate=2.0), Other("x!"))]
 
 
 @pytest.mark.parametrize(("given", "word"), [({"color": "x"}, "colour"), ({"depth": 0}, "depth")])
