@@ -10,7 +10,6 @@ import pytest
 
 import ingot
 from ingot.codecs.blocks.decode import DECODERS
-from ingot.errors import IngotError
 
 gguf = pytest.importorskip("gguf")
 
@@ -72,11 +71,6 @@ def test_every_type_has_the_package_s_bits(file: tuple[Path, dict[str, np.ndarra
                 with np.errstate(all="ignore"):
                     expected = gguf.quants.dequantize(raw, Type[name]).astype(np.float32)
             except NotImplementedError:
-                continue
-            if name != "BF16" and name.lower() not in DECODERS:
-                with pytest.raises(IngotError) as caught:
-                    tensor.numpy()
-                assert caught.value.rule == "ggml_blocks.not-decoded"
                 continue
             values = tensor.numpy("f32")
             both = np.isnan(values) & np.isnan(expected)

@@ -23,13 +23,6 @@ class BlockReader(Rows):
 
     def __init__(self, tensor: Tensor) -> None:
         layout = _checked(tensor)
-        if layout.type not in DECODERS:
-            raise UnsupportedError(
-                f"expected a type of block that Ingot decodes, found {layout.type}, which it only copies as it is, "
-                "into .zt (spec/gguf.md lists the types)",
-                rule=f"{ID}.not-decoded",
-                where=tensor.name,
-            )
         self._decode, self._block, self._where = DECODERS[layout.type], layout.block, tensor.name
         self._part = tensor.parts[BLOCKS].reader()
 
@@ -70,7 +63,7 @@ class BlockReader(Rows):
 
 
 class BlocksCodec:
-    """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4, MXFP4 and others; decoded, and copied as they are."""
+    """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ1 to IQ4, MXFP4 and others; read only."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -84,7 +77,7 @@ class BlocksCodec:
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32.
 
-        Raises ``UnsupportedError`` ``ggml_blocks.not-decoded``; ``CodecError`` ``ggml_blocks.overflow``.
+        Raises ``CodecError`` ``ggml_blocks.overflow``.
         """
         return decode_by_rows(self, tensor, dtype, out)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ingot.core.dtypes import from_file
+from ingot.codecs.blocks.decode_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
+from ingot.codecs.blocks.fields import f16, numbers
 from ingot.model.tensor import Array
 
 Decode = Callable[[Array], Array]
@@ -18,16 +19,6 @@ Decode = Callable[[Array], Array]
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 # Twice the values of E2M1. Code 8, which is minus zero, decodes to zero, as in ggml's table of integers.
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-
-
-def _numbers(blocks: Array, start: int, stop: int, dtype: str) -> Array:
-    """Return the little-endian numbers in bytes ``start`` to ``stop`` of each block: [blocks, numbers]."""
-    raw = np.ascontiguousarray(blocks[:, start:stop])
-    return from_file(raw, dtype)
-
-
-def _f16(blocks: Array, start: int) -> Array:
-    return _numbers(blocks, start, start + 2, "f16").astype(np.float32)
 
 
 def _fields(stored: Array, run: int, bits: int, per_byte: int) -> Array:
@@ -48,26 +39,26 @@ def _scaled(scales: Array, numbers: Array) -> Array:
 def q1_0(blocks: Array) -> Array:
     """``w = d`` where the bit is set, else ``-d``."""
     bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")
-    return np.where(bits == 1, _f16(blocks, 0), -_f16(blocks, 0))
+    return np.where(bits == 1, f16(blocks, 0), -f16(blocks, 0))
 
 
 def q2_0(blocks: Array) -> Array:
     """``w = d * (q - 1)``, four elements a byte, the lowest bits first."""
     shifts = np.array([0, 2, 4, 6], np.uint8)
     q = ((blocks[:, 2:, None] >> shifts) & np.uint8(3)).reshape(len(blocks), -1)
-    values: Array = _f16(blocks, 0) * (q.astype(np.float32) - np.float32(1))
+    values: Array = f16(blocks, 0) * (q.astype(np.float32) - np.float32(1))
     return values
 
 
 def q4_0(blocks: Array) -> Array:
     """``w = d * (q - 8)``."""
-    values: Array = _f16(blocks, 0) * (_fields(blocks[:, 2:], 16, 4, 2).astype(np.float32) - np.float32(8))
+    values: Array = f16(blocks, 0) * (_fields(blocks[:, 2:], 16, 4, 2).astype(np.float32) - np.float32(8))
     return values
 
 
 def q4_1(blocks: Array) -> Array:
     """``w = d * q + m``."""
-    values: Array = _f16(blocks, 0) * _fields(blocks[:, 4:], 16, 4, 2).astype(np.float32) + _f16(blocks, 2)
+    values: Array = f16(blocks, 0) * _fields(blocks[:, 4:], 16, 4, 2).astype(np.float32) + f16(blocks, 2)
     return values
 
 
@@ -79,19 +70,19 @@ def _five(blocks: Array, high: int) -> Array:
 
 def q5_0(blocks: Array) -> Array:
     """``w = d * (q - 16)``."""
-    values: Array = _f16(blocks, 0) * (_five(blocks, 2) - np.float32(16))
+    values: Array = f16(blocks, 0) * (_five(blocks, 2) - np.float32(16))
     return values
 
 
 def q5_1(blocks: Array) -> Array:
     """``w = d * q + m``."""
-    values: Array = _f16(blocks, 0) * _five(blocks, 4) + _f16(blocks, 2)
+    values: Array = f16(blocks, 0) * _five(blocks, 4) + f16(blocks, 2)
     return values
 
 
 def q8_0(blocks: Array) -> Array:
     """``w = d * q``."""
-    values: Array = _f16(blocks, 0) * _numbers(blocks, 2, 34, "i8").astype(np.float32)
+    values: Array = f16(blocks, 0) * numbers(blocks, 2, 34, "i8").astype(np.float32)
     return values
 
 
@@ -99,9 +90,9 @@ def q2_k(blocks: Array) -> Array:
     """``w = d * scale * q - dmin * min``, sixteen groups of 16; scale in the low nibble, min in the high one."""
     scales, mins = (blocks[:, :16] & np.uint8(15)), (blocks[:, :16] >> np.uint8(4))
     values = _scaled(
-        _f16(blocks, 80) * scales.astype(np.float32), _fields(blocks[:, 16:80], 32, 2, 4).astype(np.float32)
+        f16(blocks, 80) * scales.astype(np.float32), _fields(blocks[:, 16:80], 32, 2, 4).astype(np.float32)
     )
-    return _less_minimum(values, _f16(blocks, 82) * mins.astype(np.float32))
+    return _less_minimum(values, f16(blocks, 82) * mins.astype(np.float32))
 
 
 def _less_minimum(values: Array, minimum: Array) -> Array:
@@ -117,7 +108,7 @@ def q3_k(blocks: Array) -> Array:
     scales = (low | (high << np.uint8(4))).astype(np.float32) - np.float32(32)
     top = _fields(blocks[:, :32], 32, 1, 8)
     q = (_fields(blocks[:, 32:96], 32, 2, 4) | (top << np.uint8(2))).astype(np.float32) - np.float32(4)
-    return _scaled(_f16(blocks, 108) * scales, q)
+    return _scaled(f16(blocks, 108) * scales, q)
 
 
 def _six_bits(blocks: Array) -> tuple[Array, Array]:
@@ -126,7 +117,7 @@ def _six_bits(blocks: Array) -> tuple[Array, Array]:
     low, two = np.uint8(15), np.uint8(0x30)
     scales = np.concatenate([first & np.uint8(63), (both & low) | ((first >> np.uint8(2)) & two)], axis=1)
     mins = np.concatenate([second & np.uint8(63), (both >> np.uint8(4)) | ((second >> np.uint8(2)) & two)], axis=1)
-    return _f16(blocks, 0) * scales.astype(np.float32), _f16(blocks, 2) * mins.astype(np.float32)
+    return f16(blocks, 0) * scales.astype(np.float32), f16(blocks, 2) * mins.astype(np.float32)
 
 
 def q4_k(blocks: Array) -> Array:
@@ -145,22 +136,22 @@ def q5_k(blocks: Array) -> Array:
 def q6_k(blocks: Array) -> Array:
     """``w = d * scale * (q - 32)``, sixteen groups of 16."""
     q = _fields(blocks[:, :128], 64, 4, 2) | (_fields(blocks[:, 128:192], 32, 2, 4) << np.uint8(4))
-    scales = _numbers(blocks, 192, 208, "i8").astype(np.float32)
-    return _scaled(_f16(blocks, 208) * scales, q.astype(np.float32) - np.float32(32))
+    scales = numbers(blocks, 192, 208, "i8").astype(np.float32)
+    return _scaled(f16(blocks, 208) * scales, q.astype(np.float32) - np.float32(32))
 
 
 def iq4_nl(blocks: Array) -> Array:
     """``w = d * table[q]``."""
-    values: Array = _f16(blocks, 0) * _IQ4[_fields(blocks[:, 2:], 16, 4, 2)]
+    values: Array = f16(blocks, 0) * _IQ4[_fields(blocks[:, 2:], 16, 4, 2)]
     return values
 
 
 def iq4_xs(blocks: Array) -> Array:
     """``w = d * (scale - 32) * table[q]``, eight groups of 32."""
     low = ((blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)) & np.uint8(15)).reshape(len(blocks), 8)
-    high = (_numbers(blocks, 2, 4, "u16") >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)
+    high = (numbers(blocks, 2, 4, "u16") >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)
     scales = (low | (high << np.uint16(4))).astype(np.float32) - np.float32(32)
-    return _scaled(_f16(blocks, 0) * scales, _IQ4[_fields(blocks[:, 8:], 16, 4, 2)])
+    return _scaled(f16(blocks, 0) * scales, _IQ4[_fields(blocks[:, 8:], 16, 4, 2)])
 
 
 def mxfp4(blocks: Array) -> Array:
@@ -190,13 +181,13 @@ def tq1_0(blocks: Array) -> Array:
     for stored, run, digits in ((blocks[:, :32], 32, 5), (blocks[:, 32:48], 16, 5), (blocks[:, 48:52], 4, 4)):
         turned = stored.reshape(len(blocks), -1, 1, run) * threes[:digits].reshape(1, 1, -1, 1)  # modulo 256
         pieces.append(((turned.astype(np.uint16) * np.uint16(3)) >> np.uint16(8)).reshape(len(blocks), -1))
-    values: Array = _f16(blocks, 52) * (np.concatenate(pieces, axis=1).astype(np.float32) - np.float32(1))
+    values: Array = f16(blocks, 52) * (np.concatenate(pieces, axis=1).astype(np.float32) - np.float32(1))
     return values
 
 
 def tq2_0(blocks: Array) -> Array:
     """``w = d * (q - 1)``."""
-    values: Array = _f16(blocks, 64) * (_fields(blocks[:, :64], 32, 2, 4).astype(np.float32) - np.float32(1))
+    values: Array = f16(blocks, 64) * (_fields(blocks[:, :64], 32, 2, 4).astype(np.float32) - np.float32(1))
     return values
 
 
@@ -204,7 +195,8 @@ DECODERS: Mapping[str, Decode] = {
     decode.__name__: decode
     for decode in (
         *(q1_0, q2_0, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k),
+        *(iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s),
         *(iq4_nl, iq4_xs, mxfp4, nvfp4, tq1_0, tq2_0),
     )
 }
-"""By type of block; types that are not here are carried and not decoded."""
+"""By type of block."""

@@ -16,7 +16,7 @@ from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.ggml import TYPES
 from ingot.testing.gguf import ARRAY, STRING, Item, Value, build, string
 
-F32, F16, Q4_0, Q8_0, I8, I32, BF16, IQ2_XXS = 0, 1, 2, 8, 24, 26, 30, 16
+F32, F16, Q4_0, Q8_0, I8, I32, BF16 = 0, 1, 2, 8, 24, 26, 30
 ONES = np.ones((2, 3), "<f4")
 DENSE = Item("a", (3, 2), F32, ONES.tobytes())
 ALIGN = "general.alignment"
@@ -245,20 +245,6 @@ def test_truncated_at_every_byte(tmp_path: Path) -> None:
 def test_bytes_behind_the_last_tensor_are_told(tmp_path: Path) -> None:
     report = ingot.verify(save(tmp_path, build({}, [DENSE]) + bytes(64)))
     assert "gguf.trailing" in str(report)
-
-
-def test_blocks_that_are_not_decoded_travel(tmp_path: Path) -> None:
-    data = bytes(range(66)) * 2
-    file = save(tmp_path, build({}, [Item("q", (256, 2), IQ2_XXS, data), DENSE]))
-    ingot.convert(file, tmp_path / "x.zt")
-    with ingot.open(tmp_path / "x.zt") as checkpoint:
-        assert bytes(checkpoint["q"].parts["blocks"].view()) == data
-        with pytest.raises(IngotError) as caught:
-            checkpoint["q"].numpy()
-        assert caught.value.rule == "ggml_blocks.not-decoded"
-    with pytest.raises(IngotError) as caught:
-        ingot.convert(file, tmp_path / "x.safetensors")
-    assert caught.value.rule == "ggml_blocks.not-decoded"
 
 
 def test_blocks_move_and_are_decoded_where_a_format_has_none(tmp_path: Path) -> None:
