@@ -53,7 +53,8 @@ def iq2_xxs(blocks: Array) -> Array:
 def _half_scales(blocks: Array, start: int) -> Array:
     """Return scales of sixteen groups of 16, a nibble each: ``d * (0.5 + scale) / 4``."""
     nibbles = _nibbles(blocks[:, start : start + 8]).astype(np.float32)
-    return f16(blocks, 0) * (np.float32(0.5) + nibbles) * np.float32(0.25)
+    scales: Array = f16(blocks, 0) * (np.float32(0.5) + nibbles) * np.float32(0.25)
+    return scales
 
 
 def iq2_xs(blocks: Array) -> Array:

@@ -213,6 +213,6 @@ def grid(name: str) -> Array:
     packed = np.frombuffer(bytes.fromhex(codes), np.uint8)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     indices = (packed[:, None] >> shifts) & np.uint8((1 << bits) - 1)
-    table = np.array(magnitudes, np.float32)[indices.reshape(-1, values)]
+    table: Array = np.array(magnitudes, np.float32)[indices.reshape(-1, values)]
     table.setflags(write=False)
     return table
