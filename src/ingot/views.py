@@ -8,7 +8,7 @@ its checkpoint can; closing it closes that. See ``spec/views.md``.
 from __future__ import annotations
 
 from ingot.ops.convert.prune import weakest_blocks
-from ingot.ops.views.attach import attach, detach
+from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import drop, rename, select
 from ingot.ops.views.rows import concatenate, permute, split, stack, take, unstack
 from ingot.ops.views.values import Pruning, prune, weigh
@@ -17,6 +17,7 @@ __all__ = [
     "Pruning",
     "attach",
     "concatenate",
+    "describe",
     "detach",
     "drop",
     "permute",

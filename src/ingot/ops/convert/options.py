@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ingot.core.options import about
 from ingot.ops.options import (
@@ -108,6 +109,10 @@ class ConvertOptions:
             "Core ML package whose program takes the tensors; default: the source's own. For .mlpackage.",
             panel=_ATTACHMENTS,
         ),
+    )
+    metadata: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata=about("Entry of the result's metadata: NAME=VALUE; any number.", panel=_ATTACHMENTS),
     )
     io: str = field(default="pread", metadata=IO)
 

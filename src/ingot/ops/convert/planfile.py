@@ -76,6 +76,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     draft: str | None
     coreml: str | None
     program: str | None
+    metadata: dict[str, Any]
     without: list[str]
 
 
@@ -120,6 +121,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "prune": options.prune,
             "prune_block": options.prune_block,
             **{name: _address(getattr(options, name)) for name in _ADDRESSES},
+            "metadata": dict(options.metadata),
             "without": sorted(prepared.without),
         },
         "recipe": plan.recipe,
@@ -207,7 +209,7 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
     close = source.close
     try:
         refuse_same(source, place)
-        named = {name: getattr(data.view, name) for name in ("prune", "prune_block", *_ADDRESSES)}
+        named = {name: getattr(data.view, name) for name in ("prune", "prune_block", "metadata", *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.url, **named)
         view = viewed(checkpoint_of(source), place.format, options, frozenset(data.view.without))
         checkpoint, close = view.checkpoint, view.checkpoint.close

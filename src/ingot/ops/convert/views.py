@@ -13,7 +13,7 @@ from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.importance import read_importance
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
-from ingot.ops.views.attach import attach, detach
+from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import drop
 from ingot.ops.views.values import prune, weigh
 
@@ -56,6 +56,8 @@ def viewed(opened: Checkpoint, format: Format, options: ConvertOptions, without:
             check_head(view.attachments.draft)
     if paths:
         view = attach(view, **paths)
+    if options.metadata:
+        view = describe(view, options.metadata)
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
     return Viewed(view, (*pruned.notes, *behind), pruned.read)
 

@@ -63,6 +63,14 @@ def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
     return view
 
 
+def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint with further entries of metadata, which replace those of the same keys."""
+    tensors, added = Lazy(checkpoint, checkpoint.__getitem__), dict(sorted(metadata.items()))
+    view = derived(checkpoint, tensors, describe, added, added)
+    view.metadata = {**checkpoint.metadata, **added}
+    return view
+
+
 def _attach(checkpoint: Checkpoint, paths: Mapping[str, AnyPath]) -> Checkpoint:
     with ExitStack() as stack:
         opened = _Opened(stack, checkpoint.attachments)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.ops.attachments import extract_draft
 from ingot.testing.squizd_document import (
@@ -248,7 +249,17 @@ def test_arch_id_is_kept_through_other_formats_and_set_by_metadata(tmp_path: Pat
     ingot.convert(path, tmp_path / "b.safetensors")
     ingot.convert(tmp_path / "b.safetensors", tmp_path / "c.squizd")
     ingot.save(tmp_path / "d.squizd", {"t": np.ones(3, np.float32)}, metadata={"squizd.arch_id": 513})
-    for name in "bcd":
+    ingot.save(tmp_path / "plain.zt", {"t": np.ones(3, np.float32)})
+    asked = [
+        "convert",
+        str(tmp_path / "plain.zt"),
+        str(tmp_path / "e.squizd"),
+        "--metadata",
+        "squizd.arch_id=513",
+        "-q",
+    ]
+    assert run(asked) == 0
+    for name in "bcde":
         assert (tmp_path / f"{name}.squizd").read_bytes()[12:14] == data[12:14]
         with ingot.open(tmp_path / f"{name}.squizd") as checkpoint:
             assert dict(checkpoint.metadata) == {"squizd.arch_id": 513}
