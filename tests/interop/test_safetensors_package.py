@@ -141,7 +141,9 @@ ARRAYS = st.dictionaries(
     ARRAYS,
     st.none()
     | st.tuples(
-        st.text(st.characters(exclude_categories=("Cs",)), max_size=5),
+        st.text(st.characters(exclude_categories=("Cs",)), max_size=5).filter(
+            lambda key: key != "delta"
+        ),  # Ingot's own
         st.text(st.characters(exclude_categories=("Cs",)), max_size=5),
     ),
 )

@@ -80,9 +80,9 @@ def test_quantized_weights_are_those_that_ingot_decodes(tmp_path: Path, recipe: 
     assert np.abs(found - wanted).max() <= 0.06 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize(("zero", "exact"), [(8, True), (7, False)])
-def test_layers_stay_packed_where_the_offset_is_exact(zero: int, exact: bool) -> None:
-    """MLX adds -scale * zero, rounded to f16: exact for a power of two, not for 7 times f16(0.1)."""
+@pytest.mark.parametrize(("zero", "exact"), [(8, True), (7, True), (2.0**-24, False)])
+def test_layers_stay_packed_where_the_offset_is_exact(zero: float, exact: bool) -> None:
+    """MLX adds -scale * zero: f16 holds it for a power of two, f32 for integers; q - zero is longer at 2^-24."""
     params = {"codec_version": 1, "bits": 4, "granularity": "group", "group_size": 64, "axis": -1, "dtype": "f32"}
     params |= {"packing": "rows_lsb", "signed": False, "zeros": True}
     parts = {
