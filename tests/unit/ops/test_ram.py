@@ -68,7 +68,7 @@ def test_the_scratch_of_many_threads_is_reckoned_with(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors")]
     command += [str(tmp_path / "out.zt"), "--recipe", "astc", "--threads", "8", "-q", "--max-ram"]
     assert peak_anonymous([*command, "160MiB"]) < parse_size("160MiB")
-    assert subprocess.run([*command, "80MiB"], check=False, capture_output=True).returncode == 1
+    assert subprocess.run([*command, "80MiB", "--overwrite"], check=False, capture_output=True).returncode == 1
 
 
 @pytest.mark.slow
