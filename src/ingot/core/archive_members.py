@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 
-import numpy as np
-
 from ingot.core.archive import DEFLATED, Archive, Entry, local_size
+from ingot.core.forward import Forward
 from ingot.errors import FormatError, IntegrityError
 
 _PIECE = 1 << 16
@@ -69,7 +67,7 @@ class Inflating:
         return piece
 
 
-class Member:
+class Member(Forward):
     """A member as a byte source; read in order without ever holding all of it, going back means beginning anew.
 
     Parameters
@@ -80,39 +78,12 @@ class Member:
         What messages call it.
     """
 
-    mapped = False
-
     def __init__(self, archive: Archive, entry: Entry, name: str) -> None:
-        self.name, self.size = name, entry.size
-        self._archive, self._entry, self._lock = archive, entry, threading.Lock()
-        self._reader, self._position = Inflating(archive, entry), 0
+        self._archive, self._entry = archive, entry
+        super().__init__(name, entry.size)
 
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return the bytes in fresh memory."""
-        out = np.empty(length, np.uint8).data
-        self.readinto(offset, out)
-        return out
-
-    def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out``; errors as ``Inflating``, ``IntegrityError`` ``store.short-read`` past the end."""
-        if offset < 0 or offset + out.nbytes > self.size:
-            raise IntegrityError(
-                "store.short-read",
-                f"expected {out.nbytes} bytes at {offset}, found {self.size} in all",
-                where=self.name,
-            )
-        with self._lock:
-            if offset < self._position:
-                self._reader, self._position = Inflating(self._archive, self._entry), 0
-            scratch = memoryview(bytearray(min(offset - self._position, _PIECE)))
-            while self._position < offset:
-                piece = scratch[: min(offset - self._position, _PIECE)]
-                self._reader.readinto(piece)
-                self._position += len(piece)
-            self._reader.readinto(out.cast("B"))
-            self._position += out.nbytes
-            if self._position == self.size:
-                self._reader.finish()
+    def start(self) -> Inflating:
+        return Inflating(self._archive, self._entry)
 
     def changed(self) -> bool:
         """Whether the archive was written to: whoever opened it asks the archive's own source."""
