@@ -14,7 +14,7 @@ from ingot.formats.gguf.cursor import MAX_HEADER
 from ingot.formats.gguf.swapped import SwappedSource, order_of
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.ggml import TYPES
-from ingot.testing.gguf import ARRAY, STRING, Item, Value, build, string
+from ingot.testing.gguf import ARRAY, STRING, Item, Value, build
 
 F32, F16, Q4_0, Q8_0, I8, I32, BF16 = 0, 1, 2, 8, 24, 26, 30
 ONES = np.ones((2, 3), "<f4")
@@ -181,46 +181,6 @@ def test_two_files_leave_a_choice(tmp_path: Path) -> None:
 
 
 DATA8, _ = blocks(1)
-REFUSED = {
-    "gguf.magic": b"GGUX" + bytes(60),
-    "gguf.version": build(version=1),
-    "gguf.truncated": build(METADATA)[:14],
-    "gguf.count": build(counts=(2**60, 0)),
-    "gguf.count pairs": build(counts=(0, 2**63)),
-    "gguf.string": b"GGUF" + pack("<IQQQ", 3, 0, 1, 2**63) + bytes(64),
-    "gguf.utf8": build({"a": Value(STRING, b"\xff")}),
-    "gguf.utf8 key": b"GGUF" + pack("<IQQ", 3, 0, 1) + string(b"\xff") + pack("<IB", 0, 1) + bytes(64),
-    "gguf.key": build({"": Value(0, 1)}),
-    "gguf.key twice": build([("a", Value(0, 1)), ("a", Value(0, 1))]),
-    "gguf.key ours": build({"ingot.gguf": Value(0, 1)}),
-    "gguf.value-type": build({"a": Value(13, b"\0")}),
-    "gguf.value-type array": build({"a": Value(ARRAY, [], ARRAY)}),
-    "gguf.array": b"GGUF" + pack("<IQQ", 3, 0, 1) + string("a") + pack("<IIQ", ARRAY, 10, 2**61) + bytes(64),
-    "gguf.bool": build({"a": Value(7, b"\2")}),
-    "gguf.alignment": build({ALIGN: Value(4, 48)}),
-    "gguf.alignment zero": build({ALIGN: Value(4, 0)}),
-    "gguf.alignment type": build({ALIGN: Value(10, 32)}),
-    "gguf.alignment text": build({ALIGN: Value(STRING, "32")}),
-    "gguf.name": build({}, [Item("n" * 64, (3, 2), F32, ONES.tobytes())]),
-    "gguf.name twice": build({}, [DENSE, DENSE]),
-    "gguf.rank": build({}, [Item("a", (1,) * 5, F32, bytes(4))]),
-    "gguf.shape": build({}, [Item("a", (2**62, 2**62), I8, b"")]),
-    "gguf.shape zero": build({}, [Item("a", (2**62, 2**62, 0), I8, b"")]),
-    "gguf.type": build({}, [Item("a", (32,), 4, bytes(18))]),
-    "gguf.type unknown": build({}, [Item("a", (32,), 99, bytes(18))]),
-    "gguf.columns": build({}, [Item("a", (33, 2), Q8_0, DATA8)]),
-    "gguf.columns scalar": build({}, [Item("a", (), Q8_0, DATA8)]),
-    "gguf.offset": build({}, [DENSE, Item("b", (3, 2), F32, ONES.tobytes(), offset=0)]),
-    "gguf.offset gap": build({}, [Item("b", (3, 2), F32, ONES.tobytes(), offset=32)]),
-    "gguf.offset past": build({}, [Item("b", (3, 2), F32, ONES.tobytes(), offset=2**64 - 32)]),
-    "gguf.data": build({}, [Item("b", (2**40,), Q8_0, DATA8)]),
-    "gguf.split": build({"split.count": Value(STRING, "2")}, [DENSE]),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(tmp_path: Path, name: str) -> None:
-    assert rule_of(save(tmp_path, REFUSED[name])) == name.split(maxsplit=1)[0]
 
 
 def test_a_header_without_end(tmp_path: Path) -> None:
