@@ -48,6 +48,7 @@ void bind_delta(nb::module_& m);
 void bind_delta_add(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_floats(nb::module_& m);
+void bind_ggml(nb::module_& m);
 void bind_isa(nb::module_& m);
 void bind_mapping(nb::module_& m);
 void bind_palette(nb::module_& m);

@@ -8,6 +8,7 @@
 #include "core/delta.h"
 #include "core/dtype.h"
 #include "core/entropy.h"
+#include "core/ggml.h"
 #include "core/palette.h"
 #include "core/records.h"
 #include "core/stats.h"
@@ -34,6 +35,7 @@
                              std::uint32_t* sizes, std::uint8_t* scratch);                                            \
   EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                \
                                const EntropyShape& shape, void* out, std::uint8_t* scratch, std::size_t* bad);        \
+  void ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const float* grid, float* out);              \
   RecordsSeen gather_column(const std::uint8_t* records, std::size_t n, std::uint64_t key, int column, void* out,     \
                             Dtype type);                                                                              \
   PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \

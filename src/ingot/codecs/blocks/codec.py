@@ -8,7 +8,8 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from ingot.codecs.base import Rows, decode_by_rows
-from ingot.codecs.blocks.decode import DECODERS
+from ingot.codecs.blocks.grids import OF_TYPE, grid
+from ingot.core import native
 from ingot.core.floats import LARGEST, cast, cast_into, float_name
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
@@ -23,7 +24,8 @@ class BlockReader(Rows):
 
     def __init__(self, tensor: Tensor) -> None:
         layout = _checked(tensor)
-        self._decode, self._block, self._where = DECODERS[layout.type], layout.block, tensor.name
+        self._type, self._block, self._where = layout.type, layout.block, tensor.name
+        self._grid = grid(OF_TYPE[layout.type]).reshape(-1) if layout.type in OF_TYPE else None
         self._part = tensor.parts[BLOCKS].reader()
 
     def fill(self, out: Array) -> None:
@@ -31,21 +33,23 @@ class BlockReader(Rows):
         step = max(1, _SCRATCH // self._block.elements) * self._block.elements
         for start in range(0, flat.size, step):
             target = flat[start : start + step]
-            blocks = np.empty((target.size // self._block.elements, self._block.nbytes), np.uint8)
-            self._part.readinto(blocks.reshape(-1).data)
-            with np.errstate(over="ignore", invalid="ignore"):
-                values = self._decode(blocks).reshape(-1)
-                cast_into(values, target)
-            self._require_range(blocks, values, target)
+            blocks = np.empty(target.size // self._block.elements * self._block.nbytes, np.uint8)
+            self._part.readinto(blocks.data)
+            values = target if target.dtype == np.float32 else np.empty(target.size, np.float32)
+            native.kernels.ggml_decode(self._type, blocks, self._grid, values)
+            if values is not target:
+                with np.errstate(over="ignore"):  # refused below
+                    cast_into(values, target)
+            self._require_range(values, target)
 
-    def _require_range(self, blocks: Array, values: Array, out: Array) -> None:
+    def _require_range(self, values: Array, out: Array) -> None:
         """Refuse finite numbers whose value ``out`` cannot hold; a scale that is infinite or NaN decodes to that."""
         if bool(np.isfinite(cast(out, "f32")).all()):
             return
         dtype = float_name(out)
         past = np.isfinite(values) & ~np.isfinite(cast(out, "f32"))
         # e8m0 has no infinity: what is infinite there is past f32.
-        if self._decode is DECODERS["mxfp4"]:
+        if self._type == "mxfp4":
             past |= np.isinf(values)
         if bool(past.any()):
             raise CodecError(

@@ -205,6 +205,10 @@ GRIDS: dict[str, tuple[str, int, tuple[int, ...]]] = {
 }
 
 
+OF_TYPE: dict[str, str] = {"iq1_s": "iq1", "iq1_m": "iq1"} | {name: name for name in GRIDS if name != "iq1"}
+"""Which grid a type of block has."""
+
+
 @cache
 def grid(name: str) -> Array:
     """Return a grid in f32: [entries, values of an entry]."""

@@ -1,15 +1,15 @@
 """What ggml's blocks of types IQ1 to IQ3 stand for: indices into grids, signs, and small scales (``spec/gguf.md``).
 
-As in ``decode``: u8 [blocks, bytes] to f32 [blocks, elements], every product exact.
+As in ``reference.ggml``: u8 [blocks, bytes] to f32 [blocks, elements], every product exact.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ingot.codecs.blocks.fields import f16, numbers
 from ingot.codecs.blocks.grids import grid
 from ingot.model.tensor import Array
+from ingot.testing.reference.ggml_fields import f16, numbers
 
 _EIGHTH = np.float32(0.125)
 # Seven signs completed to eight: their number is even.

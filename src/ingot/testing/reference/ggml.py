@@ -1,7 +1,7 @@
 """What ggml's blocks stand for (``spec/gguf.md``): functions of u8 [blocks, bytes] that give f32 [blocks, elements].
 
 Products of scales and integers have at most 24 significant bits and are exact in f32, so that their order does not
-matter; a minimum that is subtracted or added is the one rounding. Equal to llama.cpp's ``ggml-quants.c`` to the bit.
+matter; a minimum that is subtracted or added is the one rounding. Equal to the package gguf to the bit.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ingot.codecs.blocks.decode_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
-from ingot.codecs.blocks.fields import f16, numbers
 from ingot.model.tensor import Array
+from ingot.testing.reference.ggml_fields import f16, numbers
+from ingot.testing.reference.ggml_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 
 Decode = Callable[[Array], Array]
 

@@ -1,0 +1,30 @@
+// The block types of ggml that GGUF files have (spec/gguf.md): how many elements and bytes a block has.
+#pragma once
+#include <cstddef>
+#include <string_view>
+
+namespace ingot {
+
+enum class Ggml {
+  q1_0, q2_0, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs,
+  iq3_s, iq4_nl, iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4
+};
+
+struct GgmlBlock {
+  std::string_view name;
+  std::size_t elements, bytes;
+  std::size_t grid = 0;  // floats of the grid that indices point into
+};
+
+// In the order of Ggml.
+inline constexpr GgmlBlock kGgmlBlocks[] = {
+    {"q1_0", 128, 18},           {"q2_0", 64, 18},            {"q4_0", 32, 18},          {"q4_1", 32, 20},
+    {"q5_0", 32, 22},            {"q5_1", 32, 24},            {"q8_0", 32, 34},          {"q2_k", 256, 84},
+    {"q3_k", 256, 110},          {"q4_k", 256, 144},          {"q5_k", 256, 176},        {"q6_k", 256, 210},
+    {"iq1_s", 256, 50, 2048 * 8}, {"iq1_m", 256, 56, 2048 * 8}, {"iq2_xxs", 256, 66, 256 * 8}, {"iq2_xs", 256, 74, 512 * 8},
+    {"iq2_s", 256, 82, 1024 * 8}, {"iq3_xxs", 256, 98, 256 * 4}, {"iq3_s", 256, 110, 512 * 4}, {"iq4_nl", 32, 18},
+    {"iq4_xs", 256, 136},        {"tq1_0", 256, 54},          {"tq2_0", 256, 66},        {"mxfp4", 32, 17},
+    {"nvfp4", 64, 36},
+};
+
+}  // namespace ingot
