@@ -7,50 +7,45 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.base import FLOAT_TARGETS, Rows, result
 from ingot.codecs.blocks.grids import OF_TYPE, grid
 from ingot.core import native
 from ingot.core.floats import LARGEST, cast, cast_into, float_name
+from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
 from ingot.model.tensor import Array, Tensor
 
 ID = GgmlBlocksLayout.codec
 _SCRATCH = 1 << 16  # elements that stay in cache
+_STEP = 1 << 20  # elements that a thread takes at a time
 
 
-class BlockReader(Rows):
-    """Sequential decoding, some blocks at a time."""
+class _Decoder:
+    """Decodes blocks of one type in memory."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        layout = _checked(tensor)
-        self._type, self._block, self._where = layout.type, layout.block, tensor.name
+    def __init__(self, layout: GgmlBlocksLayout, where: str) -> None:
+        self.block, self._type, self._where = layout.block, layout.type, where
         self._grid = grid(OF_TYPE[layout.type]).reshape(-1) if layout.type in OF_TYPE else None
-        self._part = tensor.parts[BLOCKS].reader()
 
-    def fill(self, out: Array) -> None:
-        flat = out.reshape(-1)
-        step = max(1, _SCRATCH // self._block.elements) * self._block.elements
-        for start in range(0, flat.size, step):
-            target = flat[start : start + step]
-            blocks = np.empty(target.size // self._block.elements * self._block.nbytes, np.uint8)
-            self._part.readinto(blocks.data)
-            values = target if target.dtype == np.float32 else np.empty(target.size, np.float32)
-            native.kernels.ggml_decode(self._type, blocks, self._grid, values)
-            if values is not target:
-                with np.errstate(over="ignore"):  # refused below
-                    cast_into(values, target)
-            self._require_range(values, target)
+    def decode(self, blocks: Array, out: Array) -> None:
+        """Decode bytes of whole blocks into ``out`` (one dimension, f32, f16 or bf16), rounded once from f32."""
+        values = out if out.dtype == np.float32 else np.empty(out.size, np.float32)
+        native.kernels.ggml_decode(self._type, blocks, self._grid, values)
+        if values is not out:
+            with np.errstate(over="ignore"):  # refused below
+                cast_into(values, out)
+        self._require_range(values, out)
 
     def _require_range(self, values: Array, out: Array) -> None:
         """Refuse finite numbers whose value ``out`` cannot hold; a scale that is infinite or NaN decodes to that."""
-        if bool(np.isfinite(cast(out, "f32")).all()):
-            return
         dtype = float_name(out)
-        past = np.isfinite(values) & ~np.isfinite(cast(out, "f32"))
-        # e8m0 has no infinity: what is infinite there is past f32.
-        if self._type == "mxfp4":
-            past |= np.isinf(values)
+        powers = self._type == "mxfp4"  # of all others an f16, a small scale and a small integer make less than 2^32
+        if (dtype != "f16" and not powers) or float(np.abs(values).max(initial=0)) <= LARGEST[dtype]:
+            return
+        past = ~np.isfinite(cast(out, "f32"))
+        if not powers:
+            past &= np.isfinite(values)
         if bool(past.any()):
             raise CodecError(
                 f"{ID}.overflow",
@@ -58,9 +53,26 @@ class BlockReader(Rows):
                 where=self._where,
             )
 
+
+class BlockReader(Rows):
+    """Sequential decoding, some blocks at a time."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._decoder = _Decoder(_checked(tensor), tensor.name)
+        self._part = tensor.parts[BLOCKS].reader()
+
+    def fill(self, out: Array) -> None:
+        flat, block = out.reshape(-1), self._decoder.block
+        step = _SCRATCH // block.elements * block.elements
+        for start in range(0, flat.size, step):
+            target = flat[start : start + step]
+            blocks = np.empty(target.size // block.elements * block.nbytes, np.uint8)
+            self._part.readinto(blocks.data)
+            self._decoder.decode(blocks, target)
+
     def skip(self, count: int) -> None:
         """Pass over ``count`` values, whole rows of them."""
-        self._part.skip(count // self._block.elements * self._block.nbytes)
+        self._part.skip(count // self._decoder.block.elements * self._decoder.block.nbytes)
 
     def finish(self) -> None:
         self._part.finish()
@@ -79,11 +91,29 @@ class BlocksCodec:
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32.
+        """Return the values in f32, f16 or bf16, rounded once from f32; blocks are decoded in threads.
 
-        Raises ``CodecError`` ``ggml_blocks.overflow``.
+        Raises ``CodecError`` ``ggml_blocks.overflow``; ``UnsupportedError`` ``ggml_blocks.dtype``: another type.
         """
-        return decode_by_rows(self, tensor, dtype, out)
+        layout = _checked(tensor)
+        if dtype not in FLOAT_TARGETS:
+            raise UnsupportedError(
+                f"expected a target dtype {', '.join(FLOAT_TARGETS)}, found {dtype}",
+                rule=f"{ID}.dtype",
+                where=tensor.name,
+            )
+        out = result(tensor, dtype, out)
+        flat, decoder, block = out.reshape(-1), _Decoder(layout, tensor.name), layout.block
+        stored = np.frombuffer(tensor.parts[BLOCKS].view(), np.uint8)
+
+        def run(start: int, stop: int) -> None:
+            for first in range(start, stop, _SCRATCH // block.elements):
+                last = min(first + _SCRATCH // block.elements, stop)
+                blocks = stored[first * block.nbytes : last * block.nbytes]
+                decoder.decode(blocks, flat[first * block.elements : last * block.elements])
+
+        for_ranges(flat.size // block.elements, _STEP // block.elements, run)
+        return out
 
     def reader(self, tensor: Tensor) -> BlockReader:
         return BlockReader(tensor)

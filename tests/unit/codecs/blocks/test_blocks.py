@@ -201,9 +201,19 @@ def test_values_are_those_of_the_formula(type: str) -> None:
 
 
 def test_many_blocks_are_decoded_in_steps() -> None:
-    raw = np.tile(stored("q4_0"), (700, 1))
-    once = tensor_of("q4_0", stored("q4_0"), (6, 32)).numpy()
-    assert np.array_equal(tensor_of("q4_0", raw, (4200, 32)).numpy(), np.tile(once, (700, 1)))
+    raw = np.tile(stored("q4_0"), (7000, 1))
+    tensor = tensor_of("q4_0", raw, (42000, 32))  # more than one thread takes at a time
+    expected = np.tile(tensor_of("q4_0", stored("q4_0"), (6, 32)).numpy(), (7000, 1))
+    assert np.array_equal(tensor.numpy(), expected)
+    rows = np.empty_like(expected)
+    BlocksCodec().reader(tensor).read_into(rows)
+    assert np.array_equal(rows, expected)
+
+
+def test_integers_are_no_target() -> None:
+    with pytest.raises(IngotError) as caught:
+        tensor_of("q4_0", stored("q4_0"), (6, 32)).numpy("i8")
+    assert caught.value.rule == "ggml_blocks.dtype"
 
 
 def test_infinite_and_missing_scales_stay_what_they_are() -> None:
