@@ -14,6 +14,9 @@ from ingot.model.ranges import read_bytes
 MAX_HEADER = 100_000_000
 """Metadata and tensor infos may not take more bytes."""
 
+MAX_ELEMENTS = 1 << 24
+"""All arrays of the metadata together may not have more: each becomes an object of Python's, many times its size."""
+
 _WINDOW = 1 << 18
 
 
@@ -27,6 +30,7 @@ class Cursor:
         self._source, self.name, self.size = source, name, source.size
         self.position = 0
         self._data = bytearray()
+        self._elements = 0
         self.order = "<"
         self._length = Struct("<Q")
 
@@ -66,6 +70,16 @@ class Cursor:
                 rule, f"expected at most {room} {what}, which the file has room for, found {count}", where=self.name
             )
         return int(count)
+
+    def elements(self, least: int, kind: str, where: str) -> int:
+        """Return the next length of an array whose elements take ``least`` bytes; raises ``gguf.array``."""
+        count = self.count(least, "gguf.array", f"elements ({kind})")
+        self._elements += count
+        if self._elements > MAX_ELEMENTS:
+            raise FormatError(
+                "gguf.array", f"expected at most {MAX_ELEMENTS} elements in all arrays, found more", where=where
+            )
+        return count
 
     def string(self, where: str | None = None) -> str:
         """Return the next string; raises ``FormatError`` ``gguf.string``, ``gguf.utf8``."""

@@ -123,7 +123,7 @@ def _value(cursor: Cursor, where: str) -> tuple[str, Any]:
     if kind == "array":
         raise FormatError("gguf.value-type", "expected an array of numbers or strings, found arrays", where=where)
     form = _CODES.get(kind) or kind[0] + str(int(kind[1:]) // 8) if kind != "string" else ""
-    count = cursor.count(int(form[1:]) if form else 8, "gguf.array", f"elements ({kind})")
+    count = cursor.elements(int(form[1:]) if form else 8, kind, where)
     if kind == "string":
         return "array:string", [cursor.string(where) for _ in range(count)]
     values = cursor.numbers(form, count)

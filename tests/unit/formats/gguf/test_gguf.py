@@ -10,6 +10,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
+from ingot.formats.gguf import cursor
 from ingot.formats.gguf.cursor import MAX_HEADER
 from ingot.formats.gguf.swapped import SwappedSource, order_of
 from ingot.model.bytesource import MemorySource
@@ -190,6 +191,14 @@ def test_a_header_without_end(tmp_path: Path) -> None:
         stream.seek(24)
         stream.write(pack("<Q", 2 * MAX_HEADER - 32))
     assert rule_of(file) == "gguf.header-length"
+
+
+def test_arrays_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "MAX_ELEMENTS", 5)
+    three = Value(ARRAY, [1, 2, 3], 0)
+    with ingot.open(save(tmp_path, build({"a": three}))) as checkpoint:
+        assert checkpoint.metadata["a"] == [1, 2, 3]
+    assert rule_of(save(tmp_path, build({"a": three, "b": three}))) == "gguf.array"
 
 
 def test_truncated_at_every_byte(tmp_path: Path) -> None:
