@@ -98,6 +98,7 @@ def main() -> None:
             ("convert_no_measure", ["--no-measure"]),
             ("convert_one_thread", ["--threads", "1"]),
         ):
+            target.unlink(missing_ok=True)
             run = watch([*command, *extra])
             if run.code:
                 sys.exit(run.stderr)
