@@ -25,6 +25,8 @@ import ingot
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.rows import decode_rows
 from ingot.codecs.lossless.tca_tbe import TcaCodec
+from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
+from ingot.codecs.scaled_codebook.decode import Held, decoder_of
 from ingot.core import checksums, isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, cast, cast_into
@@ -43,6 +45,12 @@ DECODE = (
     ("INT2 g64", {"bits": 2, "group": 64}),
     ("INT4 g32", {"bits": 4, "group": 32}),
     ("INT4 g128 msb", {"bits": 4, "group": 128, "bit_order": "msb"}),
+)
+CODEBOOKS = (
+    ("NF4 g64", {}),
+    ("MXFP4", {"table": "f4_e2m1fn", "group": 32, "scales": "f8_e8m0fnu"}),
+    ("NVFP4", {"table": "f4_e2m1fn", "group": 16, "scales": "f8_e4m3fn", "second": "multiply"}),
+    ("FP8 128x128", {"table": "f8_e4m3fn", "group": [128, 128]}),
 )
 ENCODE = (
     ("INT4 g128 absmax", {"bits": 4, "group": 128}, 0.8),
@@ -88,6 +96,20 @@ def dequantize(weights: np.ndarray, repeat: int) -> list[Row]:
             target = 0.8 if name != "INT4 g32" and "msb" not in name else None
             rows.append(entry(f"dequantize {name} to {dtype}", out.nbytes / ours / 1e9, "GB/s", plain / ours, target))
         rows.append(entry(f"memcpy {dtype} output", out.nbytes / plain / 1e9, "GB/s", None, None))
+    return rows
+
+
+def codebooks(weights: np.ndarray, repeat: int) -> list[Row]:
+    """Values times scales of any type: ``scaled_codebook``."""
+    rows = []
+    for dtype in ("bf16", "f32"):
+        out, copy = touched(weights.shape, dtype), touched(weights.shape, dtype)
+        for name, options in CODEBOOKS:
+            tensor = encode_tensor(ScaledCodebookCodec(), weights, options, dtype="bf16")
+            decoder = decoder_of(tensor, tensor.layout, {"scales": Held(tensor.parts["scales"].array())})
+            ours = partial(decoder.decode, tensor.parts["indices"].array(), 0, out, "low_first")
+            plain, took = turns(repeat, memcpy(out, copy), ours)
+            rows.append(entry(f"decode {name} to {dtype}", out.nbytes / took / 1e9, "GB/s", plain / took, 0.6))
     return rows
 
 
@@ -202,7 +224,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-PARTS = (dequantize, tensors, quantize, bitmaps, peers, others)
+PARTS = (dequantize, codebooks, tensors, quantize, bitmaps, peers, others)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@
 #include "core/ggml.h"
 #include "core/palette.h"
 #include "core/records.h"
+#include "core/scaled.h"
 #include "core/stats.h"
 #include "core/tca_tbe.h"
 #include "core/wdelta.h"
@@ -38,6 +39,7 @@
   void ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const float* grid, float* out);              \
   RecordsSeen gather_column(const std::uint8_t* records, std::size_t n, std::uint64_t key, int column, void* out,     \
                             Dtype type);                                                                              \
+  void scaled_decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, void* out, Dtype type);       \
   PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \
   TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t cols, int start,                    \
                           const TcaParts& parts);                                                                    \

@@ -172,3 +172,17 @@ def mask_count(mask: Array, n: int) -> int: ...
 def mask_expand(mask: Array, values: Array, out: Array) -> None: ...
 def mask_clear(mask: Array, out: Array) -> None: ...
 def mask_select(mask: Array, values: Array, out: Array) -> None: ...
+def scaled_decode(
+    packed: Array,
+    bits: int,
+    high_first: bool,
+    values: str,
+    table: Array | None,
+    scales: Array,
+    scale_table: Array | None,
+    cols: int,
+    group: int,
+    phase: int,
+    out: Array,
+    dtype: str,
+) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -220,11 +220,38 @@ def with_low_rank(rng: Random) -> Made | None:
 
 
 def scaled_options(rng: Random) -> dict[str, Any]:
-    return {"group": pick(rng, "row", 1, 2, 4), "scales": pick(rng, "f16", "bf16", "f32")}
+    table = pick(rng, "nf4", "fp4", "iq4_nl", "f4_e2m1fn", "f6_e2m3fn", "f6_e3m2fn", "f8_e4m3fn", "f8_e5m2", "i8")
+    scales = pick(rng, "f16", "bf16", "f32", "f8_e8m0fnu", "f8_e4m3fn", "f8_e5m2")
+    options: dict[str, Any] = {"table": table, "scales": scales, "group": pick(rng, "row", "tensor", 1, 2, 4, (3, 5))}
+    if isinstance(options["group"], int):
+        options["flat"] = bool(rng.integers(0, 2))
+    if scales != "f8_e8m0fnu":
+        options["second"] = pick(rng, None, "multiply", "divide")
+    if "4" in table.split("_")[0]:
+        options["order"] = pick(rng, "low_first", "high_first")
+    return options
 
 
 def scaled_codebook(rng: Random) -> Made | None:
-    return encoded(rng, "scaled_codebook", scaled_options(rng))
+    item = encoded(rng, "scaled_codebook", scaled_options(rng))
+    return item if item is None or rng.random() < 0.4 else Made(scaled_otherwise(rng, item.tensor))
+
+
+def scaled_otherwise(rng: Random, tensor: Tensor) -> Tensor:
+    """The same tensor with what no encoder makes."""
+    params, parts, shape = {**tensor.params, "codec_version": 2}, dict(tensor.parts), tensor.shape
+    if rng.random() < 0.5:
+        params["factor"] = float(np.float32(rng.normal()))
+    if len(shape) > 1 and rng.random() < 0.5:
+        params["transposed"], shape = True, (*shape[:-2], shape[-1], shape[-2])
+    if "second" not in params and rng.random() < 0.5:
+        count = parts["scales"].nbytes // DTYPES[parts["scales"].type or parts["scales"].dtype].nbytes(1)
+        params["nested"] = {"group_size": 3, "offset": float(np.float32(rng.normal() * 0.01))}
+        params.pop("scale_dtype", None)
+        parts["scales"] = memory_part(rng.integers(0, 256, count, dtype=np.uint8), "u8")
+        parts["scale_codebook"] = memory_part(rng.normal(0, 1, 256).astype(np.float32), "f32")
+        parts["scale_scales"] = memory_part(rng.normal(0, 1, -(-count // 3)).astype(np.float32), "f32")
+    return replace(tensor, params=params, parts=parts, shape=shape)
 
 
 def sparse(codec: str) -> Callable[[Random], Made | None]:

@@ -201,19 +201,93 @@ def with_low_rank(tensor: Stored, target: str) -> Array:
     return total
 
 
-def scaled_codebook(tensor: Stored, target: str) -> Array:
+def small(codes: Array, exponent: int, mantissa: int, *, name: str) -> Array:
+    """Numbers of a sign, ``exponent`` and ``mantissa`` bits as OCP has them, as f32."""
+    bias, sign = (1 << (exponent - 1)) - 1, np.where(codes >> (exponent + mantissa) & 1, -1.0, 1.0)
+    power, rest = codes >> mantissa & ((1 << exponent) - 1), codes & ((1 << mantissa) - 1)
+    found = np.where(power > 0, (1 + rest / 2.0**mantissa) * 2.0 ** (power - bias), rest * 2.0 ** (1 - bias - mantissa))
+    if name == "f8_e4m3fn":
+        found = np.where(codes & 127 == 127, np.nan, found)
+    if name == "f8_e5m2":
+        found = np.where(power == 31, np.where(rest > 0, np.nan, np.inf), found)
+    return np.asarray(sign * found, np.float32)
+
+
+FIELDS = {"f4_e2m1fn": (2, 1), "f6_e2m3fn": (2, 3), "f6_e3m2fn": (3, 2), "f8_e4m3fn": (4, 3), "f8_e5m2": (5, 2)}
+
+
+_NORMAL = "-1 -0.6961928 -0.52507305 -0.3949175 -0.28444138 -0.18477343 -0.091050036 0 0.0795803 0.1609302 0.2461123"
+_NORMAL += " 0.33791524 0.44070983 0.562617 0.72295684 1"
+NAMED = {
+    "nf4": np.array([np.float32(text) for text in _NORMAL.split()]),
+    "fp4": np.array([sign * entry for sign in (1, -1) for entry in (0, 1 / 16, 8, 12, 4, 6, 2, 3)], np.float32)
+    / np.float32(12),
+    "iq4_nl": np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32),
+}
+
+
+def numbers(codes: Array, name: str) -> Array:
+    if name in NAMED:
+        return NAMED[name][codes.astype(np.int64)]
+    if name == "i8":
+        return codes.astype(np.uint8).view(np.int8).astype(np.float32)
+    if name == "f8_e8m0fnu":
+        return np.where(codes == 255, np.nan, 2.0 ** (codes.astype(np.float64) - 127)).astype(np.float32)
+    return small(codes.astype(np.int64), *FIELDS[name], name=name)
+
+
+def stored_scales(tensor: Stored) -> Array:
     params = tensor.params
-    (rows, cols), table = tensor.matrix, tensor.wide("codebook")
-    if not rows * cols:
+    if "nested" in params:
+        nested, codes = params["nested"], tensor.numbers("scales")
+        outer = tensor.wide("scale_scales")[np.arange(codes.size) // nested["group_size"]]
+        return (tensor.wide("scale_codebook")[codes] * outer).astype(np.float32) + np.float32(nested["offset"])
+    kind = params.get("scale_dtype")
+    scales = numbers(tensor.numbers("scales"), kind) if kind else tensor.wide("scales")
+    if "second" not in params:
+        return scales
+    second = tensor.wide("second_scale")[0]
+    return np.asarray(scales * second if params["second"] == "multiply" else scales / second, np.float32)
+
+
+def scale_index(params: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
+    """Which scale each element has, in the shape as stored."""
+    inner, cols = (1, *shape)[-2:] if shape else (1, 1)
+    flat = np.arange(prod(shape))
+    row, col = flat // cols, flat % cols
+    match params["granularity"]:
+        case "tensor":
+            return flat * 0
+        case "row":
+            return row
+        case "flat":
+            return flat // params["group_size"]
+        case "group":
+            return row * (cols // params["group_size"]) + col // params["group_size"]
+    tall, wide = params["block"]
+    matrix, line = row // inner, row % inner
+    return (matrix * -(-inner // tall) + line // tall) * -(-cols // wide) + col // wide
+
+
+def scaled_codebook(tensor: Stored, target: str) -> Array:
+    params, count = tensor.params, prod(tensor.shape)
+    if not count:
         return np.zeros(tensor.shape, np.float32)
-    indices = stream(tensor.parts["indices"][1], params["bits"], rows * cols).reshape(rows, cols)
-    groups = 1 if params["granularity"] == "row" else cols // params["group_size"]
-    scales = tensor.wide("scales").reshape(rows, groups).repeat(cols // groups, axis=1)
-    entries = table[indices.astype(np.int64)]
+    shape = tensor.shape
+    if params.get("transposed"):
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    high = params.get("order") == "high_first"
+    indices = stream(tensor.parts["indices"][1], params["bits"], count, high_first=high)
+    named = params.get("values")
+    entries = numbers(indices, named) if named else tensor.wide("codebook")[indices.astype(np.int64)]
     with np.errstate(all="ignore"):
+        scales = stored_scales(tensor)[scale_index(params, shape)]
         total = (scales * entries).astype(np.float32)
+        if "factor" in params:
+            total = total * np.float32(params["factor"])
     require_range(total, np.isfinite(entries) & np.isfinite(scales), target)
-    return total.reshape(tensor.shape)
+    found = total.reshape(shape)
+    return np.ascontiguousarray(found.swapaxes(-1, -2)) if params.get("transposed") else found
 
 
 DECODERS: dict[str, Decoder] = {

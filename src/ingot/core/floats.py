@@ -20,7 +20,14 @@ LARGEST = {"f16": 65504.0, "bf16": float.fromhex("0x1.fep127"), "f32": float.fro
 TINY = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126}
 """The smallest number of each type that has all its bits."""
 
-SMALLEST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149}
+SMALLEST = {
+    "f16": 2.0**-24,
+    "bf16": 2.0**-133,
+    "f32": 2.0**-149,
+    "f8_e4m3fn": 2.0**-9,
+    "f8_e5m2": 2.0**-16,
+    "f8_e8m0fnu": 2.0**-127,
+}
 """The smallest positive number of each type."""
 
 

@@ -14,7 +14,7 @@ from ingot.core.floats import cast
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.layouts.palette import CODEBOOK, SCALES, PaletteLayout
-from ingot.model.part import Part
+from ingot.model.part import Part, PartReader
 from ingot.model.tensor import Array, Tensor
 
 # Indices per call: enough to make a call's cost vanish, few enough to spread over threads.
@@ -122,12 +122,25 @@ class Lookup:
         for_ranges(count, step, run, 1 if count < 4 * STEP else workers)
 
 
-class BitReader:
-    """Sequential reading of a part that is one stream of codes of ``bits`` each, in any numbers of them."""
+class HighFirst(PartReader):
+    """Reads bytes of two codes, the first in the high bits, as a stream whose first code lies in the low bits."""
 
-    def __init__(self, part: Part, bits: int, rule: str, where: str) -> None:
-        self._bits, self._rule, self._where = bits, rule, where
-        self._reader = part.reader()
+    def readinto(self, out: memoryview) -> None:
+        super().readinto(out)
+        codes = np.frombuffer(out, np.uint8)
+        codes[:] = codes >> 4 | codes << 4
+
+
+class BitReader:
+    """Sequential reading of a part that is one stream of codes of ``bits`` each, in any numbers of them.
+
+    With ``high_first``, of 4 bits, the first code of a byte lies in its high bits; then nothing is said of those behind
+    the last one.
+    """
+
+    def __init__(self, part: Part, bits: int, rule: str, where: str, *, high_first: bool = False) -> None:
+        self._bits, self._rule, self._where, self._high = bits, rule, where, high_first
+        self._reader = HighFirst(part) if high_first else part.reader()
         self._bit, self._last = 0, 0  # where the next code begins in the byte that was read last, if not at 0
 
     def next(self, count: int) -> Array:
@@ -151,7 +164,7 @@ class BitReader:
 
     def finish(self) -> None:
         """Check the bits behind the last code and the digest, once all were read."""
-        if self._bit:
+        if self._bit and not self._high:
             require_padding(self._last, self._bit, self._rule, self._where)
         self._reader.finish()
 

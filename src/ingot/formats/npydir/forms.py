@@ -267,7 +267,7 @@ def _nf4(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored
         raise FormatError(
             "npydir.shape", f"expected a shape of {matrix[0]} rows of {matrix[1]}, found {list(shape)}", where=where
         )
-    layout = ScaledCodebookLayout(4, grid.columns if isinstance(grid, Group) else None, dtype, "f32", SCALE)
+    layout = ScaledCodebookLayout(4, grid if isinstance(grid, Group) else ROW, dtype, "f32", SCALE)
     parts = {INDICES: ("u8", "nf4"), CODEBOOK_SCALES: (SCALE, "s_nf4")}
     return Stored(shape, layout, parts, tables={CODEBOOK: ("f32", np.array(NF4, np.float32))})
 

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 from ingot.core.checked import MAX_RANK
+from ingot.core.floats import LARGEST
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 
@@ -101,6 +102,13 @@ class Attributes:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self.refuse(f"attribute {key} from {low} to {high}", value)
         return value
+
+    def number(self, key: str) -> float:
+        """Return a finite number that is an f32."""
+        value = self._attributes.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST["f32"]:
+            raise self.refuse(f"a finite number in attribute {key}", value)
+        return float(value)
 
     def boolean(self, key: str) -> bool:
         value = self._attributes.get(key)

@@ -1,20 +1,28 @@
-"""Layouts of scaled codebooks, ``w = scale[group] * codebook[index]``; attributes as in ``spec/scaled_codebook.md``."""
+"""Layouts of scaled codebooks, ``w = scale * value[index]``; attributes as in ``spec/scaled_codebook.md``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot.core.dtypes import DTYPES
 from ingot.errors import CodecError
+from ingot.model.layouts.affine import ROW, WHOLE, Group, Row, Whole
 from ingot.model.layouts.base import Attributes, Described, Shape, element_count, matrix_shape
 from ingot.model.spec import PartSpec
 
-VERSION = 1
+VERSION, LATER = 1, 2
 RULE = "scaled_codebook.params"
 BITS = (1, 2, 3, 4, 6, 8)
 DTYPES_OF_VALUES = ("f32", "f16", "bf16")
-INDICES, CODEBOOK, SCALES = ROLES = ("indices", "codebook", "scales")
+NUMBERS = ("f4_e2m1fn", "f6_e2m3fn", "f6_e3m2fn", "f8_e4m3fn", "f8_e5m2", "i8")
+"""Types whose numbers the indices may be."""
+SMALL_SCALES = ("f8_e8m0fnu", "f8_e4m3fn", "f8_e5m2")
+LOW_FIRST, HIGH_FIRST = ORDERS = ("low_first", "high_first")
+MULTIPLY, DIVIDE = SECONDS = ("multiply", "divide")
+INDICES, CODEBOOK, SCALES = "indices", "codebook", "scales"
+SCALE_CODEBOOK, SCALE_SCALES, SECOND = "scale_codebook", "scale_scales", "second_scale"
 
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -24,48 +32,166 @@ NF4 = (
 )
 """NormalFloat of 4 bits: quantiles of a normal distribution (Dettmers et al., "QLoRA", 2023, appendix E); f32."""
 
+_FP4 = (0, 0.0625, 8, 12, 4, 6, 2, 3)
+TABLES: Mapping[str, tuple[float, ...]] = {
+    "nf4": NF4,
+    "fp4": tuple(sign * entry / 12 for sign in (1, -1) for entry in _FP4),
+    "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+"""Tables of 16 f32 that a name is enough for: NormalFloat, bitsandbytes' FP4 in its order, ggml's IQ4_NL."""
+VALUES = {**{name: DTYPES[name].bits for name in NUMBERS}, **dict.fromkeys(TABLES, 4)}
+"""What indices may stand for where there is no codebook, and the bits of an index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A scale for each block of so many rows and columns of each matrix; those at its ends may be smaller."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A scale for so many elements in row-major order, wherever rows end; the last run may be shorter."""
+
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """Scales that are codes of a table of 256 values, ``scale = scale_codebook[code] * scale_scales[run] + offset``.
+
+    Parameters
+    ----------
+    run : int
+        Scales that share one of ``scale_scales``; the last run may be shorter.
+    offset : float
+        An f32.
+    """
+
+    run: int
+    offset: float
+
+
+Grid = Group | Row | Whole | Tiles | Run
+"""What shares a scale."""
+_NAMES = {Group: "group", Row: "row", Whole: "tensor", Tiles: "blocks", Run: "flat"}
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledCodebookLayout:
-    """How indices, one codebook and the scales lie.
+    """How indices, what they stand for, and the scales lie.
 
     Parameters
     ----------
     bits : int
-        Of one index: 1, 2, 3, 4, 6 or 8. The codebook has ``2**bits`` entries.
-    group : int or None
-        Columns that share a scale, which divide a row's; None for one scale per row.
+        Of one index: 1, 2, 3, 4, 6 or 8. A codebook has ``2**bits`` entries.
+    grid : Group, Row, Whole, Tiles or Run
+        What shares a scale. Groups divide a row's columns.
     dtype : str
         Logical element type.
-    codebook, scales : str
-        Storage types: f32, f16 or bf16.
+    codebook : str
+        Storage type of the codebook: f32, f16 or bf16.
+    scales : str
+        Element type of the scales: f32, f16, bf16, f8_e8m0fnu, f8_e4m3fn or f8_e5m2; u8 where they are ``nested``.
+    values : str or None
+        One of ``VALUES``, which the indices are of: then there is no codebook.
+    order : str
+        ``low_first``: one bit stream, first index in the low bits. ``high_first``: 4 bits, the first index of a byte in
+        its high ones.
+    second : str or None
+        What is done with the one f32 of the part ``second_scale``: each scale is multiplied or divided by it, which is
+        rounded to f32.
+    nested : Nested or None
+    factor : float or None
+        An f32 by which each product of scale and value is multiplied in the end.
+    transposed : bool
+        The last two dimensions are stored in the other order.
     """
 
     bits: int
-    group: int | None
+    grid: Grid
     dtype: str
     codebook: str = "f32"
     scales: str = "f32"
+    values: str | None = None
+    order: str = LOW_FIRST
+    second: str | None = None
+    nested: Nested | None = None
+    factor: float | None = None
+    transposed: bool = False
     codec: ClassVar[str] = "scaled_codebook"
 
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the shape in whose row-major order a tensor of ``shape`` is stored."""
+        return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
+
     def groups(self, cols: int) -> int:
-        """Scales of a row of ``cols`` columns."""
-        return cols // self.group if self.group else 1
+        """Scales that a row of ``cols`` stored columns has, or shares with other rows of its blocks."""
+        if isinstance(self.grid, Group):
+            return cols // self.grid.columns
+        return -(-cols // self.grid.columns) if isinstance(self.grid, Tiles) else 1
+
+    def scale_count(self, shape: Shape) -> int:
+        """Scales of a tensor of ``shape``; none where there is no element."""
+        if not element_count(shape):
+            return 0
+        shape = self.stored_shape(shape)
+        rows, cols = matrix_shape(shape)
+        match self.grid:
+            case Whole():
+                return 1
+            case Run(elements):
+                return -(-rows * cols // elements)
+            case Tiles(tall, _):
+                inner = shape[-2] if len(shape) > 1 else 1
+                return rows // inner * -(-inner // tall) * self.groups(cols)
+        return rows * self.groups(cols)
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Return the raw parts of a tensor of ``shape``."""
-        rows, cols = matrix_shape(shape)
-        return (
-            PartSpec(INDICES, "u8", -(-element_count(shape) * self.bits // 8)),
-            PartSpec(CODEBOOK, self.codebook, DTYPES[self.codebook].nbytes(1 << self.bits)),
-            PartSpec(SCALES, self.scales, DTYPES[self.scales].nbytes(rows * self.groups(cols) if cols else 0)),
-        )
+        """Return the raw parts of a tensor of ``shape``, in order."""
+        count = self.scale_count(shape)
+        specs = [PartSpec(INDICES, "u8", -(-element_count(shape) * self.bits // 8))]
+        if self.values is None:
+            specs.append(PartSpec(CODEBOOK, self.codebook, DTYPES[self.codebook].nbytes(1 << self.bits)))
+        row = DTYPES[self.scales]
+        specs.append(PartSpec(SCALES, row.storage, row.nbytes(count), None if row.is_storage else row.name))
+        if self.nested:
+            specs.append(PartSpec(SCALE_CODEBOOK, "f32", 4 * 256))
+            specs.append(PartSpec(SCALE_SCALES, "f32", 4 * -(-count // self.nested.run)))
+        if self.second:
+            specs.append(PartSpec(SECOND, "f32", 4))
+        return tuple(specs)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
-        group = {"group_size": self.group} if self.group else {}
-        granularity = "group" if self.group else "row"
-        return {"codec_version": VERSION, "bits": self.bits, "granularity": granularity, **group, "dtype": self.dtype}
+        """Return the attributes that ``of`` takes back: of version 1 where that says everything."""
+        more: dict[str, Any] = {}
+        if isinstance(self.grid, Tiles):
+            more["block"] = [self.grid.rows, self.grid.columns]
+        if self.values:
+            more["values"] = self.values
+        if self.order != LOW_FIRST:
+            more["order"] = self.order
+        if self.scales in SMALL_SCALES:
+            more["scale_dtype"] = self.scales
+        if self.second:
+            more["second"] = self.second
+        if self.nested:
+            more["nested"] = {"group_size": self.nested.run, "offset": self.nested.offset}
+        if self.factor is not None:
+            more["factor"] = self.factor
+        if self.transposed:
+            more["transposed"] = True
+        columns = {Group: "columns", Run: "elements"}.get(type(self.grid))
+        return {
+            "codec_version": LATER if more or not isinstance(self.grid, Group | Row) else VERSION,
+            "bits": self.bits,
+            "granularity": _NAMES[type(self.grid)],
+            **({"group_size": getattr(self.grid, columns)} if columns else {}),
+            "dtype": self.dtype,
+            **more,
+        }
 
     @classmethod
     def of(cls, tensor: Described) -> ScaledCodebookLayout:
@@ -77,21 +203,75 @@ class ScaledCodebookLayout:
             ``scaled_codebook.params``, ``scaled_codebook.group``.
         """
         reader = Attributes(tensor.params, RULE, tensor.name)
-        reader.integer("codec_version", VERSION, VERSION)
+        version = reader.integer("codec_version", VERSION, LATER)
         bits = reader.integer("bits", 1, 8)
         if bits not in BITS:
             raise reader.refuse(f"bits {', '.join(map(str, BITS))}", bits)
-        grouped = reader.choice("granularity", ("group", "row")) == "group"
-        if not grouped and reader.has("group_size"):
-            raise reader.refuse("group_size for granularity group only", "row")
-        group = reader.integer("group_size", 1, 2**62) if grouped else None
-        cols = matrix_shape(tensor.shape)[1]
-        if group and cols % group:
-            raise CodecError(
-                "scaled_codebook.group",
-                f"expected a group_size that divides {cols} columns, found {group}",
-                where=tensor.name,
-            )
+        grid, later = _grid(reader, version), _later(reader, version, bits, tensor.name)
+        if later.get("transposed") and len(tensor.shape) < 2:
+            raise reader.refuse("transposed for two dimensions at least", list(tensor.shape))
         parts = tensor.part_dtypes
         dtype = reader.choice("dtype", DTYPES_OF_VALUES)
-        return cls(bits, group, dtype, parts.get(CODEBOOK, "f32"), parts.get(SCALES, "f32"))
+        later.setdefault("scales", parts.get(SCALES, "f32"))
+        layout = cls(bits, grid, dtype, parts.get(CODEBOOK, "f32"), **later)
+        cols = matrix_shape(layout.stored_shape(tensor.shape))[1]
+        if isinstance(grid, Group) and cols % grid.columns:
+            raise CodecError(
+                "scaled_codebook.group",
+                f"expected a group_size that divides {cols} columns, found {grid.columns}",
+                where=tensor.name,
+            )
+        return layout
+
+
+def _grid(reader: Attributes, version: int) -> Grid:
+    name = reader.choice("granularity", tuple(_NAMES.values()) if version == LATER else ("group", "row"))
+    if name not in ("group", "flat") and reader.has("group_size"):
+        raise reader.refuse("group_size for granularity group or flat only", name)
+    if name == "blocks":
+        sizes = reader.integers("block", 1, 2**62)
+        if len(sizes) != 2:
+            raise reader.refuse("a block of rows and columns", list(sizes))
+        return Tiles(*sizes)
+    if name in ("group", "flat"):
+        size = reader.integer("group_size", 1, 2**62)
+        return Group(size) if name == "group" else Run(size)
+    return ROW if name == "row" else WHOLE
+
+
+def _later(reader: Attributes, version: int, bits: int, where: str) -> dict[str, Any]:
+    """Read what version 1 has not."""
+    keys = ("values", "order", "scale_dtype", "second", "nested", "factor", "transposed")
+    found: dict[str, Any] = {}
+    if version == VERSION:
+        strange = [key for key in (*keys, "block") if reader.has(key)]
+        if strange:
+            raise reader.refuse(f"codec_version {LATER} beside attribute {strange[0]}", version)
+        return found
+    if reader.has("values"):
+        found["values"] = reader.choice("values", tuple(VALUES))
+        if VALUES[found["values"]] != bits:
+            raise reader.refuse(f"bits {VALUES[found['values']]} for values {found['values']}", bits)
+    if reader.has("order"):
+        found["order"] = reader.choice("order", ORDERS)
+        if found["order"] == HIGH_FIRST and bits != 4:
+            raise reader.refuse("4 bits where order is high_first", bits)
+    if reader.has("scale_dtype"):
+        found["scales"] = reader.choice("scale_dtype", SMALL_SCALES)
+    if reader.has("second"):
+        found["second"] = reader.choice("second", SECONDS)
+    if reader.has("nested"):
+        found["nested"], found["scales"] = _nested(reader, where), "u8"
+    if reader.has("factor"):
+        found["factor"] = reader.number("factor")
+    if reader.has("transposed"):
+        found["transposed"] = reader.boolean("transposed")
+    return found
+
+
+def _nested(reader: Attributes, where: str) -> Nested:
+    stated = reader.mapping("nested")
+    if reader.has("scale_dtype"):
+        raise reader.refuse("no scale_dtype beside nested", stated)
+    within = Attributes(stated, RULE, where)
+    return Nested(within.integer("group_size", 1, 2**62), within.number("offset"))

@@ -1,0 +1,251 @@
+// Codes to scale * value (core/scaled.h): one product in f32, then one rounding to the target. Tables of up to 16 entries
+// stay in a register: sixteen products a group, then shuffles.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include "core/scaled.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/bits.h"
+#include "kernels/floats.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kBlock = 64;
+
+// Two codes a byte, the first one in the high bits.
+void unpack_high(const std::uint8_t* __restrict in, std::size_t n, std::uint8_t* __restrict out) {
+  for (std::size_t i = 0; i < n; ++i) {
+    std::uint16_t word = static_cast<std::uint16_t>(in[i] >> 4 | (in[i] & 15) << 8);
+    if constexpr (std::endian::native == std::endian::big) word = __builtin_bswap16(word);
+    std::memcpy(out + 2 * i, &word, 2);
+  }
+}
+
+// A number of one sign bit, `kExponent` and `kMantissa` bits without infinities, by integers: no subnormal is multiplied.
+inline float e4m3_to_f32(std::uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const int integer = mantissa + (exponent != 0 ? 8 : 0);
+  const std::uint32_t power = static_cast<std::uint32_t>((exponent != 0 ? exponent : 1) + 117) << 23;  // 2^(e - 10)
+  const float magnitude = static_cast<float>(integer) * std::bit_cast<float>(power);
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(magnitude);
+  bits = (code & 0x7f) == 0x7f ? 0x7fc00000u : bits;
+  return std::bit_cast<float>(bits | static_cast<std::uint32_t>(code & 0x80) << 24);
+}
+
+inline float e5m2_to_f32(std::uint8_t code) {
+  const int exponent = code >> 2 & 31, mantissa = code & 3;
+  const int integer = mantissa + (exponent != 0 ? 4 : 0);
+  const std::uint32_t power = static_cast<std::uint32_t>((exponent != 0 ? exponent : 1) + 110) << 23;  // 2^(e - 17)
+  const float magnitude = static_cast<float>(integer) * std::bit_cast<float>(power);
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(magnitude);
+  const std::uint32_t special = mantissa != 0 ? 0x7fc00000u : 0x7f800000u;
+  bits = exponent == 31 ? special : bits;
+  return std::bit_cast<float>(bits | static_cast<std::uint32_t>(code & 0x80) << 24);
+}
+
+template <ScaledValues kValues>
+inline float value_of(std::uint8_t code, const float* table) {
+  if constexpr (kValues == ScaledValues::e4m3) return e4m3_to_f32(code);
+  if constexpr (kValues == ScaledValues::e5m2) return e5m2_to_f32(code);
+  if constexpr (kValues == ScaledValues::i8) return static_cast<float>(static_cast<std::int8_t>(code));
+  return table[code];
+}
+
+// out[i] = scale * value of codes[i], for codes of any kind.
+template <Dtype kDtype, ScaledValues kValues>
+void convert(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
+             TypeOf<kDtype>* __restrict out) {
+  if constexpr (kDtype == Dtype::f32) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = scale * value_of<kValues>(codes[i], table);
+    return;
+  }
+  alignas(64) float block[kBlock];
+  std::size_t start = 0;
+  for (; start + kBlock <= n; start += kBlock) {
+    for (std::size_t i = 0; i < kBlock; ++i) block[i] = scale * value_of<kValues>(codes[start + i], table);
+    store_block<kDtype>(block, kBlock, out + start);
+  }
+  for (std::size_t i = start; i < n; ++i) block[i - start] = scale * value_of<kValues>(codes[i], table);
+  store_block<kDtype>(block, n - start, out + start);
+}
+
+// Codes below 16 of one group: its sixteen products are made once and looked up. `table` has 16 entries.
+template <Dtype kDtype>
+void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
+             TypeOf<kDtype>* __restrict out);
+
+#if defined(__AVX512BW__)
+
+template <Dtype kDtype>
+inline __m256i store_sixteen(__m512 values) {
+  if constexpr (kDtype == Dtype::f16) return _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512i bits = _mm512_castps_si512(values);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+
+template <Dtype kDtype>
+void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
+             TypeOf<kDtype>* __restrict out) {
+  const __m512 products = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_load_ps(table));
+  std::size_t i = 0;
+  const auto sixteen = [&](std::size_t at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + at)); };
+  if constexpr (kDtype == Dtype::f32) {
+    for (; i + 16 <= n; i += 16)
+      _mm512_storeu_ps(out + i, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(sixteen(i)), products));
+    alignas(64) float rest[16];
+    _mm512_store_ps(rest, products);
+    for (; i < n; ++i) out[i] = rest[codes[i]];
+  } else {
+    const __m256i entries = store_sixteen<kDtype>(products);
+    const __m512i both = _mm512_broadcast_i64x4(entries);
+    for (; i + 32 <= n; i += 32) {
+      const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+      _mm512_storeu_si512(out + i, _mm512_permutexvar_epi16(at, both));
+    }
+    for (; i + 16 <= n; i += 16)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                          _mm256_permutexvar_epi16(_mm256_cvtepu8_epi16(sixteen(i)), entries));
+    if (i == n) return;
+    alignas(32) std::uint16_t rest[16];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(rest), entries);
+    for (; i < n; ++i) out[i] = rest[codes[i]];
+  }
+}
+
+#elif defined(__AVX2__)
+
+template <Dtype kDtype>
+void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
+             TypeOf<kDtype>* __restrict out) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  const __m256 first = _mm256_mul_ps(factor, _mm256_load_ps(table)), second = _mm256_mul_ps(factor, _mm256_load_ps(table + 8));
+  std::size_t i = 0;
+  if constexpr (kDtype == Dtype::f32) {
+    for (; i + 8 <= n; i += 8) {
+      const __m256i at = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
+      const __m256 high = _mm256_castsi256_ps(_mm256_slli_epi32(at, 28));  // bit 3 becomes the sign
+      _mm256_storeu_ps(out + i, _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, at), _mm256_permutevar8x32_ps(second, at), high));
+    }
+    if (i == n) return;
+    alignas(32) float rest[16];
+    _mm256_store_ps(rest, first);
+    _mm256_store_ps(rest + 8, second);
+    for (; i < n; ++i) out[i] = rest[codes[i]];
+  } else {
+    // Low and high bytes of the sixteen entries are looked up apart and joined.
+    const __m128i one = store_eight<kDtype>(first), two = store_eight<kDtype>(second), mask = _mm_set1_epi16(0xff);
+    const __m256i low = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(one, mask), _mm_and_si128(two, mask)));
+    const __m256i high = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(one, 8), _mm_srli_epi16(two, 8)));
+    for (; i + 32 <= n; i += 32) {
+      const __m256i at = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)), 0xd8);
+      const __m256i lows = _mm256_shuffle_epi8(low, at), highs = _mm256_shuffle_epi8(high, at);  // joined within halves
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_unpacklo_epi8(lows, highs));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_unpackhi_epi8(lows, highs));
+    }
+    for (; i + 16 <= n; i += 16) {
+      const __m128i at = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+      const __m128i lows = _mm_shuffle_epi8(_mm256_castsi256_si128(low), at);
+      const __m128i highs = _mm_shuffle_epi8(_mm256_castsi256_si128(high), at);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm_unpacklo_epi8(lows, highs));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i + 8), _mm_unpackhi_epi8(lows, highs));
+    }
+    if (i == n) return;
+    alignas(16) std::uint16_t rest[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(rest), one);
+    _mm_store_si128(reinterpret_cast<__m128i*>(rest + 8), two);
+    for (; i < n; ++i) out[i] = rest[codes[i]];
+  }
+}
+
+#else
+
+template <Dtype kDtype>
+void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
+             TypeOf<kDtype>* __restrict out) {
+  TypeOf<kDtype> products[16];
+  for (int i = 0; i < 16; ++i) products[i] = Element<kDtype>::store(scale * table[i]);
+  for (std::size_t i = 0; i < n; ++i) out[i] = products[codes[i]];
+}
+
+#endif
+
+// What one run of codes that share a scale becomes.
+template <Dtype kDtype>
+using Convert = void (*)(const std::uint8_t*, std::size_t, float, const float*, TypeOf<kDtype>*);
+
+template <Dtype kDtype>
+Convert<kDtype> converter(const ScaledLayout& at) {
+  switch (at.values) {
+    case ScaledValues::e4m3:
+      return convert<kDtype, ScaledValues::e4m3>;
+    case ScaledValues::e5m2:
+      return convert<kDtype, ScaledValues::e5m2>;
+    case ScaledValues::i8:
+      return convert<kDtype, ScaledValues::i8>;
+    case ScaledValues::table:
+      break;
+  }
+  return at.bits <= 4 && at.group >= 8 ? look_up<kDtype> : convert<kDtype, ScaledValues::table>;
+}
+
+template <Dtype kDtype>
+void decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, TypeOf<kDtype>* out) {
+  const Convert<kDtype> make = converter<kDtype>(at);
+  const Unpack unpack = unpacker<false>(at.bits);
+  alignas(64) float table[256] = {};  // of fewer than 16 entries the rest is unused
+  if (at.table != nullptr) std::copy_n(at.table, std::size_t{1} << at.bits, table);
+  Codes buffer;
+  std::size_t index = at.phase / at.group, row_left = at.cols - at.phase;  // the present group, and columns left
+  std::size_t left = std::min(at.group - at.phase % at.group, row_left);
+  for (std::size_t start = 0; start < n; start += kChunk) {
+    const std::size_t count = std::min(kChunk, n - start);
+    const std::uint8_t* codes = packed + start / 8 * static_cast<std::size_t>(at.bits);
+    if (at.high_first) {
+      unpack_high(codes, (count + 1) / 2, buffer.bytes());
+    } else if (at.bits < 8) {
+      unpack(codes, count, buffer);
+    }
+    if (at.bits < 8) codes = buffer.bytes();
+    for (std::size_t done = 0; done < count;) {
+      const std::size_t some = std::min(left, count - done);
+      const float scale = at.scales != nullptr ? at.scales[index] : at.scale_table[at.scale_bytes[index]];
+      make(codes + done, some, scale, table, out + start + done);
+      done += some;
+      left -= some;
+      row_left -= some;
+      if (left == 0) {
+        ++index;
+        if (row_left == 0) row_left = at.cols;
+        left = std::min(at.group, row_left);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void scaled_decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, void* out, Dtype type) {
+  switch (type) {
+    case Dtype::f32:
+      return decode<Dtype::f32>(at, packed, n, static_cast<float*>(out));
+    case Dtype::f16:
+      return decode<Dtype::f16>(at, packed, n, static_cast<std::uint16_t*>(out));
+    case Dtype::bf16:
+      return decode<Dtype::bf16>(at, packed, n, static_cast<std::uint16_t*>(out));
+    case Dtype::f64:
+      return;
+  }
+}
+
+}  // namespace ingot::INGOT_ISA

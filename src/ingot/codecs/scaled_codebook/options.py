@@ -1,0 +1,97 @@
+"""Options of the encoder, and the layout that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ingot.codecs.scaled_codebook.tables import TABLES
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.affine import ROW, WHOLE, Group
+from ingot.model.layouts.base import Shape, matrix_shape
+from ingot.model.layouts.scaled_codebook import (
+    DIVIDE,
+    DTYPES_OF_VALUES,
+    LOW_FIRST,
+    MULTIPLY,
+    ORDERS,
+    SMALL_SCALES,
+    VALUES,
+    VERSION,
+    Grid,
+    Run,
+    ScaledCodebookLayout,
+    Tiles,
+)
+
+ID = ScaledCodebookLayout.codec
+OPTIONS = ("table", "group", "scales", "second", "flat", "order", "transposed")
+GROUP = 64
+_LIMIT = 2**31
+
+
+def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str, ScaledCodebookLayout]:
+    """Return what options ask for: the name of the values and the layout.
+
+    Raises
+    ------
+    UsageError
+        ``scaled_codebook.option``.
+    UnsupportedError
+        ``scaled_codebook.group``: the group does not divide the columns.
+    """
+    unknown = sorted(str(key) for key in options if key not in OPTIONS)
+    if unknown:
+        raise wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    name, scales = options.get("table", "nf4"), options.get("scales", "f32")
+    second, order = options.get("second"), options.get("order", LOW_FIRST)
+    if not isinstance(name, str) or name not in VALUES:
+        raise wrong(f"table {', '.join(VALUES)}", name)
+    if scales not in (*DTYPES_OF_VALUES, *SMALL_SCALES):
+        raise wrong(f"scales {', '.join((*DTYPES_OF_VALUES, *SMALL_SCALES))}", scales)
+    if second not in (None, MULTIPLY, DIVIDE):
+        raise wrong(f"second {MULTIPLY} or {DIVIDE}", second)
+    if second and scales == "f8_e8m0fnu":
+        raise wrong("scales other than powers of two beside second", scales)
+    bits = VALUES[name]
+    if order not in ORDERS or (order != LOW_FIRST and bits != 4):
+        raise wrong(f"order {' or '.join(ORDERS)}, the second at 4 bits", order)
+    grid, transposed = _grid(options.get("group", GROUP), options.get("flat", False)), options.get("transposed", False)
+    if not isinstance(transposed, bool):
+        raise wrong("transposed true or false", transposed)
+    if transposed and len(shape) < 2:
+        raise UnsupportedError(f"codec {ID} expects two dimensions to transpose", rule=f"{ID}.group")
+    layout = ScaledCodebookLayout(bits, grid, dtype, "f32", scales, None, order, second, transposed=transposed)
+    if name not in TABLES or layout.attributes()["codec_version"] != VERSION:  # the first version stores its tables
+        layout = replace(layout, values=name)
+    cols = matrix_shape(layout.stored_shape(shape))[1]
+    if isinstance(grid, Group) and cols % grid.columns:
+        raise UnsupportedError(
+            f"codec {ID} expects columns that group {grid.columns} divides, found {cols}; take another group or 'row'",
+            rule=f"{ID}.group",
+        )
+    return name, layout
+
+
+def _grid(group: object, flat: object) -> Grid:
+    if not isinstance(flat, bool):
+        raise wrong("flat true or false", flat)
+    if not flat and group in ("row", "tensor"):
+        return ROW if group == "row" else WHOLE
+    if not flat and isinstance(group, list | tuple):
+        if len(group) == 2 and all(_is_size(size) for size in group):
+            return Tiles(*group)
+        raise wrong("group of two positive numbers, rows and columns of a block", group)
+    if not isinstance(group, int) or not _is_size(group):
+        raise wrong("group 'row', 'tensor', [rows, columns], or a positive number of columns", group)
+    return Run(group) if flat else Group(group)
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= _LIMIT
+
+
+def wrong(expected: str, found: object) -> UsageError:
+    """Return the error for an option that does not fit."""
+    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")

@@ -1,0 +1,65 @@
+"""What indices and bytes of scales stand for, in f32; the nearest index of a value (``spec/scaled_codebook.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+
+from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.model.layouts import scaled_codebook as layouts
+from ingot.model.layouts.scaled_codebook import NUMBERS
+from ingot.model.tensor import Array
+
+TABLES: Mapping[str, Array] = {name: np.array(table, np.float32) for name, table in layouts.TABLES.items()}
+"""Tables that options name, in f32."""
+
+
+@cache
+def numbers(name: str) -> Array:
+    """Return what the codes of a type of 4, 6 or 8 bits, or of a table, stand for, by code: f32, read-only."""
+    if name in TABLES:
+        return TABLES[name]
+    codes = np.arange(1 << DTYPES[name].bits, dtype=np.uint8)
+    if name == "f8_e8m0fnu":  # 2^(code - 127); 255 is NaN
+        found: Array = np.ldexp(1.0, np.minimum(codes, 254).astype(np.int32) - 127).astype(np.float32)
+        found[255] = np.nan
+    else:
+        found = codes.view(numpy_dtype(name)).astype(np.float32)
+    found.flags.writeable = False
+    return found
+
+
+@cache
+def largest(name: str) -> float:
+    """Return the largest finite number of a type, which has it with both signs; the largest magnitude of a table."""
+    values = numbers(name)
+    return float(np.abs(values).max()) if name in TABLES else float(values[np.isfinite(values)].max())
+
+
+def codes_of(values: Array, name: str) -> Array:
+    """Round f32 values to a small type, to nearest, ties to even; what is past its range becomes the largest. u8."""
+    limit = np.float32(largest(name))
+    clipped = np.clip(values, -limit, limit)
+    if name == "i8":
+        clipped = np.rint(clipped)
+    rounded: Array = clipped.astype(numpy_dtype(name)).view(np.uint8)
+    return rounded
+
+
+class Nearest:
+    """The index of the nearest entry of a table, of two as near the lower one; or the nearest number of a type."""
+
+    def __init__(self, values: str | None, table: Array) -> None:
+        self._type = values if values in NUMBERS else None
+        self._order = np.argsort(table, kind="stable").astype(np.uint8)
+        entries = table[self._order]
+        self._middle = (entries[1:] + entries[:-1]) / 2
+
+    def __call__(self, values: Array) -> Array:
+        """Return indices (u8, flat) of f32 values."""
+        if self._type:
+            return codes_of(values.reshape(-1), self._type)
+        found: Array = self._order[np.searchsorted(self._middle, values.reshape(-1), side="left")]
+        return found
