@@ -37,7 +37,7 @@ ReadAt = Callable[[int, memoryview], None]
 """Fill a buffer from an offset, or raise."""
 
 
-def pack(folder: Path, out: BinaryIO) -> None:
+def pack(folder: str | os.PathLike[str], out: BinaryIO) -> None:
     """Write the files of ``folder`` as a zip: sorted names, no compression, fixed times, in chunks.
 
     Raises
@@ -50,7 +50,7 @@ def pack(folder: Path, out: BinaryIO) -> None:
     """
     seen = Names()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for path, name in _walk(folder, ""):
+        for path, name in _walk(Path(folder), ""):
             seen.add(name)
             info = zipfile.ZipInfo(name, _EPOCH)
             info.create_system = _UNIX
@@ -116,7 +116,7 @@ class Entry:
 def unpack(
     read_at: ReadAt,
     size: int,
-    folder: Path,
+    folder: str | os.PathLike[str],
     where: str,
     most: int = MOST_BYTES,
     keep: Callable[[Entry], bool] | None = None,
@@ -134,6 +134,7 @@ def unpack(
     ResourceError
         As when writing any file.
     """
+    folder = Path(folder)
     try:
         archive = Archive(read_at, size)
         entries = archive.entries()
@@ -153,7 +154,7 @@ def unpack(
         raise error.at(where) from None
 
 
-def is_unpacked(read_at: ReadAt, size: int, folder: Path, where: str) -> bool:
+def is_unpacked(read_at: ReadAt, size: int, folder: str | os.PathLike[str], where: str) -> bool:
     """Whether every file of the zip lies in ``folder`` with the size and CRC-32 that the directory says.
 
     Errors as ``unpack``, for what is wrong with the zip itself.
@@ -162,7 +163,7 @@ def is_unpacked(read_at: ReadAt, size: int, folder: Path, where: str) -> bool:
         entries = Archive(read_at, size).entries()
     except IngotError as error:
         raise error.at(where) from None
-    return all(_is_there(entry, folder / entry.name) for entry in entries)
+    return all(_is_there(entry, Path(folder) / entry.name) for entry in entries)
 
 
 def _is_there(entry: Entry, path: Path) -> bool:

@@ -12,30 +12,23 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from filelock import FileLock, Timeout
 
+from ingot.core.disk import occupied, require_disk
 from ingot.core.oserrors import write_error
 from ingot.core.parallel import ordered
+from ingot.core.paths import local_path
 from ingot.core.rename import exchange
 from ingot.errors import ResourceError, UsageError
 
 SUFFIX = ".ingot-partial"
+JOURNAL = "journal.jsonl"
 _ATTEMPTS = 20
 # Files flushed at once: a file system writes their journal entries together, many times faster than one by one.
 _FLUSHING = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """What may become of an artifact that is there: ``allowed`` to be replaced, of folders those that ``require_ours``
-    does not refuse."""
-
-    allowed: bool = False
-    require_ours: Callable[[Path], None] | None = None
 
 
 class Staging:
@@ -88,7 +81,7 @@ class Staging:
         self._check_target()
         self.folder = self._staged_in() / f".{self.dst.name}{SUFFIX}"
         self.files = self.folder / "files"
-        self.journal = self.folder / "journal.jsonl"
+        self.journal = self.folder / JOURNAL
         self._old = self.folder / "replaced"
         self._open = True
         try:
@@ -108,6 +101,18 @@ class Staging:
             else:
                 self.discard()
             raise
+
+    @property
+    def location(self) -> str:
+        """What messages call the target."""
+        return str(self.dst)
+
+    def require_room(self, nbytes: int, where: str = "") -> None:
+        """Refuse an artifact of at least so many bytes for which the disk has no room, beside what is staged already.
+
+        ``where`` is what the message calls the target. Raises ``ResourceError`` ``disk.guard``.
+        """
+        require_disk(nbytes - occupied(self.files), self.folder.parent, where or self.location)
 
     def publish(self, names: Sequence[str]) -> Path:
         """Flush the named files to disk, put them under the final name in one step, remove the staging folder.
@@ -299,7 +304,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
 
 
 def _final(dst: str | os.PathLike[str]) -> Path:
-    path = Path(dst)
+    path = local_path(dst)
     if path.is_symlink():
         path = Path(os.path.realpath(path))  # a link in a circle stays one, and is refused as no file
     if path.name in ("", ".", ".."):

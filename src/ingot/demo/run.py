@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.config import CONFIG, read_config
+from ingot.core.config import CONFIG, parse_config
 from ingot.demo.llama import Llama, perplexity
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import UsageError
@@ -85,7 +85,7 @@ def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoRepor
     if folder.exists() and not folder.is_dir():
         raise UsageError("expected a folder or nothing there", rule="demo.folder", where=str(folder))
     source = _unpack(folder)
-    config = read_config(source / CONFIG, "model.config")
+    config = parse_config((source / CONFIG).read_bytes(), "model.config", str(source / CONFIG))
     tokenizer = Tokenizer.load(source / "tokenizer.json")
     tokens = np.array(tokenizer.encode((source / "heldout.txt").read_text("utf-8")), np.int64)
     original = source / MODEL

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from ingot.core.atomic import Staging
-from ingot.core.disk import occupied, require_disk
 from ingot.core.parallel import Workers
 from ingot.core.stats import ErrorStats
 from ingot.engine.data import step_data
@@ -22,6 +19,7 @@ from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
 from ingot.formats.base import FormatWriter, LateMetadata
+from ingot.model import bytesource
 from ingot.model.limits import require_in_proportion
 from ingot.stores.local import LocalTarget
 
@@ -90,13 +88,13 @@ OBLIVIOUS = Observer()
 class Target:
     """Where a plan's files go: they are made in ``staging``, the weights under ``name``.
 
-    ``beside`` gets the folder and the names of the written files, puts there what travels along, and returns the names
-    of that.
+    ``beside`` gets where files are made and the names of the written ones, puts there what travels along, and returns
+    the names of that.
     """
 
     staging: Staging
     name: str
-    beside: Callable[[Path, Sequence[str]], Sequence[str]] = lambda folder, written: ()
+    beside: Callable[[bytesource.Target, Sequence[str]], Sequence[str]] = lambda target, written: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +137,18 @@ def execute(
     """
     staging = target.staging
     decoded = (tensor for step in plan.steps if (tensor := step.decodes) is not None)
-    require_in_proportion(decoded, str(staging.dst))
+    require_in_proportion(decoded, staging.location)
     chunkings, budget = cut(plan.steps, resources, measured=plan.measured)
     with Workers(1, "ingot-whole") as beside:
         run = _Run(plan, target, resources, observer)
         whole = beside.submit(_require_whole, inputs)
         run.prepare([source.identity() for source in inputs])
         files = run.write(chunkings, budget, whole.result)
-    companions = list(target.beside(staging.files, files))
+    companions = list(target.beside(run.files, files))
     for source in inputs:
         source.require_unchanged()
-    size = sum((staging.files / name).stat().st_size for name in files)
+    written = run.files.store()
+    size = sum(written.stat(name).size for name in files)
     staging.publish([*files, *(name for name in companions if name not in files)])
     return Executed(run.done, files, companions, size, run.resumed)
 
@@ -164,7 +163,7 @@ class _Run:
 
     def __init__(self, plan: Plan, target: Target, resources: Resources, observer: Observer) -> None:
         self._plan, self._target, self._resources, self._observer = plan, target, resources, observer
-        self._files = target.staging.files
+        self.files = LocalTarget(target.staging.files)
         self.done: list[Done] = []
         self.resumed = 0
 
@@ -178,12 +177,12 @@ class _Run:
             "metadata": ascii(plan.metadata),
             "steps": [step_data(step) for step in plan.steps],
         }
-        self._journal = Journal(staging.journal, fingerprint(identities, what))
+        self._journal = Journal(LocalTarget(staging.folder), fingerprint(identities, what))
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
-        _clear(self._files, records)
+        self.files.cut(_ends(records))
         self._writer = self._restored(records)
-        require_disk(plan.least - occupied(self._files), staging.folder.parent, str(staging.dst))
+        staging.require_room(plan.least)
         self._journal.start(records)
 
     def write(self, chunkings: Sequence[Chunking], budget: int, checked: Callable[[], object]) -> list[str]:
@@ -252,9 +251,9 @@ class _Run:
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the leading records whose bytes are all there."""
-        good: list[dict[str, Any]] = []
+        good, written = list[dict[str, Any]](), self.files.store()
         for record, step in zip(earlier, self._plan.steps, strict=False):
-            if record["written"]["name"] != step.spec.name or not intact(record["written"], self._files):
+            if record["written"]["name"] != step.spec.name or not intact(record["written"], written):
                 break
             good.append(record)
         return good
@@ -264,7 +263,7 @@ class _Run:
         plan = self._plan
         learnt = [replace(spec, params=record["params"]) for record, spec in zip(records, plan.specs, strict=False)]
         artifact = replace(plan.artifact, tensors=[*learnt, *plan.specs[len(records) :]])
-        writer = plan.format.writer(LocalTarget(self._files), self._target.name, artifact, plan.options)
+        writer = plan.format.writer(self.files, self._target.name, artifact, plan.options)
         for record, step, spec in zip(records, plan.steps, learnt, strict=False):
             writer.restore(record["written"])
             error = ErrorStats(**record["error"])
@@ -273,18 +272,10 @@ class _Run:
         return writer
 
 
-def _clear(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Cut the files behind the tensors of ``records``, and remove everything else."""
+def _ends(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return where in each file the last of the tensors of ``records`` ends."""
     ends: dict[str, int] = {}
     for record in records:
         for name, offset, length, _ in record["written"]["blobs"]:
             ends[name] = max(ends.get(name, 0), offset + length)
-    kept = {parent for name in ends for parent in Path(name).parents}
-    for path in sorted(folder.rglob("*"), reverse=True):  # a folder comes after what lies in it
-        name = path.relative_to(folder)
-        if name.as_posix() in ends:
-            os.truncate(path, ends[name.as_posix()])
-        elif not path.is_dir() or path.is_symlink():  # companions of the earlier run
-            path.unlink()
-        elif name not in kept:
-            path.rmdir()
+    return ends

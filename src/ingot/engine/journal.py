@@ -10,16 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import ingot
 from ingot.core import checksums
-from ingot.core.oserrors import write_error
-from ingot.errors import FormatError, UsageError
-from ingot.model.store import checked_name
+from ingot.core.atomic import JOURNAL
+from ingot.errors import IngotError, UsageError
+from ingot.model.bytesource import Sink
+from ingot.model.ranges import read_bytes
+from ingot.model.store import Store
+from ingot.stores.local import LocalTarget
 
 CHUNK = 1 << 22
 
@@ -36,34 +38,35 @@ def fingerprint(identities: Sequence[Any], what: Mapping[str, Any]) -> str:
 
 
 class Journal:
-    """Append-only list of finished tensors beside the files being written."""
+    """Append-only list of finished tensors, a file of ``target``."""
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
-        self._path = path
+    def __init__(self, target: LocalTarget, fingerprint: str) -> None:
+        self._target = target
         self._fingerprint = fingerprint
-        self._file: Any = None
+        self._sink: Sink | None = None
+        self._end = 0
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the header and the records that are taken over from an earlier run, then stay open for more."""
         lines = [{"fingerprint": self._fingerprint}, *records]
-        try:
-            self._path.write_bytes(b"".join(map(_line, lines)))
-            self._file = self._path.open("ab", buffering=0)
-        except OSError as error:
-            raise write_error(error, str(self._path)) from error
+        self._sink, self._end = self._target.create(JOURNAL), 0
+        self._sink.truncate(0)
+        self._write(b"".join(map(_line, lines)))
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Note a finished tensor."""
-        try:
-            self._file.write(_line(record))
-        except OSError as error:
-            raise write_error(error, str(self._path)) from error
+        self._write(_line(record))
+
+    def _write(self, data: bytes) -> None:
+        assert self._sink is not None
+        self._sink.write_at(self._end, data)
+        self._end += len(data)
 
     def close(self) -> None:
         """Close the file; it stays where it is."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
 
     def earlier(self) -> list[dict[str, Any]]:
         """Return the records that an interrupted run left.
@@ -73,9 +76,10 @@ class Journal:
         UsageError
             They are of another source, recipe, version or of other options.
         """
-        if not self._path.exists():
+        store = self._target.store()
+        if not store.exists(JOURNAL):
             return []
-        lines = list(_json_lines(self._path))
+        lines = list(_json_lines(_content(store)))
         if not lines or "fingerprint" not in lines[0]:
             return []
         if lines[0]["fingerprint"] != self._fingerprint:
@@ -83,7 +87,7 @@ class Journal:
                 "the interrupted run was of another source, recipe, option or Ingot version; "
                 "run again without --resume to start anew",
                 rule="resume.changed",
-                where=str(self._path.parent),
+                where=store.location,
             )
         return lines[1:]
 
@@ -93,8 +97,16 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().split(b"\n"):
+def _content(store: Store) -> bytes:
+    source = store.open(JOURNAL)
+    try:
+        return read_bytes(source, 0, source.size)
+    finally:
+        source.close()
+
+
+def _json_lines(content: bytes) -> Iterator[dict[str, Any]]:
+    for line in content.split(b"\n"):
         try:
             value = json.loads(line)
         except ValueError:
@@ -104,22 +116,23 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def intact(record: Mapping[str, Any], folder: Path) -> bool:
-    """Whether every blob of a record lies in ``folder`` with the bytes it had when it was written."""
-    for name, offset, length, digest in record["blobs"]:
-        running = checksums.hasher("crc32c")
-        try:
-            with (folder / checked_name(name, str(folder))).open("rb") as file:
-                file.seek(offset)
-                left = length
-                while left:
-                    chunk = file.read(min(CHUNK, left))
-                    if not chunk:
-                        return False
-                    running.update(chunk)
-                    left -= len(chunk)
-        except (OSError, FormatError):
-            return False
-        if not checksums.same(running.text(), digest):
-            return False
-    return True
+def intact(record: Mapping[str, Any], store: Store) -> bool:
+    """Whether every blob of a record lies in the store with the bytes it had when it was written."""
+    try:
+        return all(_digest(store, name, offset, length, digest) for name, offset, length, digest in record["blobs"])
+    except IngotError:
+        return False
+
+
+def _digest(store: Store, name: str, offset: int, length: int, digest: str) -> bool:
+    """Whether a range of a file has this digest; errors as ``Store.open`` and ``ByteSource.readinto``."""
+    running, buffer = checksums.hasher("crc32c"), memoryview(bytearray(min(CHUNK, length)))
+    source = store.open(name)
+    try:
+        for start in range(0, length, CHUNK):
+            piece = buffer[: min(CHUNK, length - start)]
+            source.readinto(offset + start, piece)
+            running.update(piece)
+    finally:
+        source.close()
+    return checksums.same(running.text(), digest)

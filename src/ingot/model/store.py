@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from urllib.parse import quote
 
 from ingot.errors import FormatError, UnsupportedError
@@ -46,6 +46,21 @@ class Store(ABC):
     @abstractmethod
     def open(self, name: str) -> ByteSource:
         """Open one file. Raises ``UsageError`` ``store.missing`` where there is none."""
+
+    def tree(self, folder: str = "") -> Iterator[str]:
+        """Yield the names of all that lies in the store, or in one of its folders, at any depth, each folder's sorted.
+
+        A folder with nothing in it has a slash at the end. Links are named, and not followed.
+        """
+        listing, start = self.list(folder), f"{folder}/" if folder else ""
+        names = sorted({*listing.files, *listing.folders, *listing.outside})
+        if folder and not names:
+            yield start
+        for name in names:
+            if name in listing.folders and name not in listing.outside:
+                yield from self.tree(start + name)
+            else:
+                yield start + name
 
     def names(self, folder: str = "") -> Sequence[str]:
         """Names of the files in the store, or in one of its folders, sorted; hidden ones left out."""
@@ -101,7 +116,7 @@ class Store(ABC):
         finally:
             source.close()
 
-    def local_path(self, name: str = "") -> Path | None:
+    def local_path(self, name: str = "") -> PathLike[str] | None:
         """Return where a file or folder of the store (the store itself by default) lies on a local disk.
 
         None where the store is not a local folder. For what needs a path of the system: mapping, free space, programs
@@ -109,7 +124,7 @@ class Store(ABC):
         """
         return None
 
-    def require_path(self, name: str, purpose: str) -> Path:
+    def require_path(self, name: str, purpose: str) -> PathLike[str]:
         """Return ``local_path``, or refuse with ``UnsupportedError`` ``store.not-local``, which names the purpose."""
         path = self.local_path(name)
         if path is None:
@@ -132,6 +147,15 @@ class Store(ABC):
         """Whether one of these files would be removed by a new file, or a new folder, at the address ``target``."""
         addresses = {self.url_of(name) for name in names}
         return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What may become of an artifact that is there: ``allowed`` to be replaced, of folders those that ``require_ours``
+    does not refuse."""
+
+    allowed: bool = False
+    require_ours: Callable[[Store], None] | None = None
 
 
 def checked_name(name: str, where: str) -> str:
@@ -181,7 +205,10 @@ class Listed(Store):
     def stat(self, name: str) -> Stamp:
         return self._store.stat(name)
 
-    def local_path(self, name: str = "") -> Path | None:
+    def tree(self, folder: str = "") -> Iterator[str]:
+        return self._store.tree(folder)
+
+    def local_path(self, name: str = "") -> PathLike[str] | None:
         return self._store.local_path(name)
 
 

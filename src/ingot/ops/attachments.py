@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator
-from os import PathLike
-from pathlib import Path
+from functools import partial
+from os import PathLike, fspath
 
 import msgspec
 
 from ingot.core.archive import Entry, is_unpacked, pack, unpack
-from ingot.core.atomic import flush, flush_tree
 from ingot.core.options import takes
-from ingot.core.oserrors import read_error, write_error
-from ingot.core.paths import local_path
-from ingot.core.rename import exchange
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.model.part import Part
+from ingot.model.store import Store
 from ingot.ops.convert.draft import DraftShape, check_head
 from ingot.ops.destination import destination
 from ingot.ops.extract_options import CoremlOptions, DraftOptions
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.save import plan_tensors, save_planned
-from ingot.stores.files import UnnamedSource
+from ingot.stores.cache import cached, default_cache, scratch_folder
+from ingot.stores.files import unnamed
+from ingot.stores.local import LocalStore
+from ingot.stores.table import locate
 
 AnyPath = str | PathLike[str]
 
 KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program"}
 PACKAGE_SUFFIX = ".mlpackage"
 _MANIFEST = "Manifest.json"
+_PACKAGE_RULE = "attachments.coreml-package"
 _LARGEST_MANIFEST = 1 << 20
 _CHUNK = 1 << 20
 
@@ -60,45 +58,59 @@ def pack_package(path: AnyPath) -> Part:
     UsageError, ResourceError
         ``open.missing``; the disk is full.
     """
-    folder = local_path(path)
-    if not folder.is_dir():
-        raise UsageError(f"expected a folder *{PACKAGE_SUFFIX}, found none", rule="open.missing", where=str(path))
-    require_package(folder)
-    scratch = Path(tempfile.gettempdir())
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="ingot-", suffix=".zip", dir=scratch)
-        try:
-            with open(descriptor, "w+b") as out:  # noqa: PTH123 - of a descriptor
-                pack(folder, out)
-                out.flush()
-                source = UnnamedSource(os.dup(descriptor), name)
-        finally:
-            Path(name).unlink()
-    except OSError as error:
-        raise write_error(error, str(scratch)) from error
+    store = _package_at(path)
+    require_package(store)
+    source = unnamed(partial(pack, store.require_path("", "packing a Core ML package")))
     part = Part("u8", source.size, source, where=f"{path} (packed)")
     part.digest = f"sha256:{package_digest(part)}"
     return part
 
 
-def require_package(folder: Path) -> None:
+def _package_at(path: AnyPath) -> Store:
+    try:
+        store, name = locate(path)
+    except UsageError as error:
+        if error.rule != "store.missing":
+            raise
+        name = fspath(path)
+    if name:
+        raise UsageError(f"expected a folder *{PACKAGE_SUFFIX}, found none", rule="open.missing", where=fspath(path))
+    return store
+
+
+def require_package(store: Store, folder: str = "") -> None:
     """Check that a folder is a Core ML package: ``Manifest.json`` names a root model, and that is there.
 
     The layout is that of coremltools' ``ModelPackage``: items lie under ``Data``. Raises ``FormatError``
     ``attachments.coreml-package``.
     """
+    where = store.location_of(folder)
     try:
-        with (folder / _MANIFEST).open("rb") as file:
-            data = file.read(_LARGEST_MANIFEST + 1)
-        manifest = msgspec.json.decode(data)
+        manifest = msgspec.json.decode(store.read(_within(folder, _MANIFEST), _LARGEST_MANIFEST, _PACKAGE_RULE))
         root = manifest["rootModelIdentifier"]
         item = manifest["itemInfoEntries"][root]["path"]
         pieces = item.split("/")
-    except (OSError, msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise _no_package(folder, f"{_MANIFEST} with the root model's path, found {type(error).__name__}") from error
+    except IngotError as error:
+        raise _no_package(where, f"{_MANIFEST} ({error.message})") from error
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise _no_package(where, f"{_MANIFEST} with the root model's path, found {type(error).__name__}") from error
     inside = item.isprintable() and not any(piece in ("", ".", "..") for piece in pieces)
-    if not inside or not os.path.exists(folder / "Data" / item):  # noqa: PTH110 - pathlib raises for long names
-        raise _no_package(folder, f"the root model Data/{item!r}, found nothing there")
+    if not inside or not _is_there(store, _within(folder, f"Data/{item}")):
+        raise _no_package(where, f"the root model Data/{item!r}, found nothing there")
+
+
+def _within(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _is_there(store: Store, name: str) -> bool:
+    """Whether a store has a file or folder of this name."""
+    outer, _, last = name.rpartition("/")
+    try:
+        listing = store.list(outer)
+    except IngotError:  # too long a name
+        return False
+    return last in listing.files or last in listing.folders
 
 
 def package_digest(part: Part) -> str:
@@ -113,7 +125,7 @@ def package_digest(part: Part) -> str:
     return running.hexdigest()
 
 
-def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
+def extract_package(part: Part, cache: AnyPath | None = None) -> PathLike[str]:
     """Unpack a zipped Core ML package into the cache and return the package's folder.
 
     The folder is named by the sha256 of the zip and appears whole, flushed to disk, or not at all, also with several
@@ -126,22 +138,19 @@ def extract_package(part: Part, cache: AnyPath | None = None) -> Path:
     ResourceError
         Disk full, cache not writable.
     """
-    folder = local_path(cache) if cache is not None else default_cache() / "coreml"
-    final = folder / f"{package_digest(part)}{PACKAGE_SUFFIX}"
-    if not is_unpacked(_reading(part), part.nbytes, final, part.where):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=folder))
-        except OSError as error:
-            raise write_error(error, str(folder)) from error
-        try:
-            unpack(_reading(part), part.nbytes, beside, part.where)
-            _package_in(beside)
-            flush_tree(beside)
-            _settle(beside, final)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    return _package_in(final)
+    name = f"{package_digest(part)}{PACKAGE_SUFFIX}"
+    folder = default_cache("coreml") if cache is None else cache
+    store = cached(folder, name, partial(_holds, part), partial(_fill, part))
+    return store.local_path(_package_in(store))
+
+
+def _holds(part: Part, store: LocalStore) -> bool:
+    return is_unpacked(_reading(part), part.nbytes, store.local_path(), part.where)
+
+
+def _fill(part: Part, store: LocalStore) -> None:
+    unpack(_reading(part), part.nbytes, store.local_path(), part.where)
+    _package_in(store)
 
 
 def check_package(part: Part) -> None:
@@ -149,22 +158,14 @@ def check_package(part: Part) -> None:
 
     Raises as ``extract_package``.
     """
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+    with scratch_folder() as store:
         package_digest(part)
-        unpack(_reading(part), part.nbytes, Path(folder), part.where, keep=_is_manifest)
-        _package_in(Path(folder))
+        unpack(_reading(part), part.nbytes, store.local_path(), part.where, keep=_is_manifest)
+        _package_in(store)
 
 
 def _is_manifest(entry: Entry) -> bool:
     return entry.name.split("/")[-1] == _MANIFEST and entry.size <= _LARGEST_MANIFEST
-
-
-def default_cache() -> Path:
-    """Return the folder for what can be made again: ``$INGOT_CACHE``, or the platform's usual place."""
-    from platformdirs import user_cache_path
-
-    chosen = os.environ.get("INGOT_CACHE")
-    return Path(chosen) if chosen else user_cache_path("ingot", appauthor=False)
 
 
 @takes(DraftOptions, "extract")
@@ -198,7 +199,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
 
 
 @takes(CoremlOptions, "extract")
-def extract_coreml(options: CoremlOptions) -> Path:
+def extract_coreml(options: CoremlOptions) -> PathLike[str]:
     """Unpack the Core ML package of the artifact ``path``; see ``extract_package``.
 
     Raises ``UsageError`` ``attachments.none`` where the artifact carries none.
@@ -213,31 +214,14 @@ def extract_coreml(options: CoremlOptions) -> Path:
         source.close()
 
 
-def _package_in(folder: Path) -> Path:
+def _package_in(store: Store) -> str:
     """Return the package's own folder: the archive's root, or the one folder in it, as other packers make them."""
-    if not (folder / _MANIFEST).exists():
-        try:
-            inner = [entry for entry in folder.iterdir() if entry.name != "__MACOSX"]
-        except OSError as error:
-            raise read_error(error, str(folder)) from error
-        if len(inner) == 1 and inner[0].is_dir():
-            folder = inner[0]
-    require_package(folder)
+    listing = store.list()
+    inner = [name for name in (*listing.files, *listing.folders) if name != "__MACOSX"]
+    whole = _MANIFEST in inner or len(inner) != 1 or inner[0] not in listing.folders
+    folder = "" if whole else inner[0]
+    require_package(store, folder)
     return folder
-
-
-def _settle(beside: Path, final: Path) -> None:
-    """Rename, or change names with what is there: damaged, or what another process put there meanwhile, the same."""
-    try:
-        beside.chmod(0o755)
-        if final.is_dir() and not exchange(beside, final):
-            shutil.rmtree(final)
-        if beside.exists() and not final.exists():
-            beside.rename(final)
-        flush(final.parent)
-    except OSError as error:
-        if not final.is_dir():
-            raise write_error(error, str(final)) from error
 
 
 def _reading(part: Part) -> Callable[[int, memoryview], None]:
@@ -259,8 +243,8 @@ def located(where: str) -> Iterator[None]:
         raise error.at(where) from None
 
 
-def _no_package(folder: Path, expected: str) -> FormatError:
-    return FormatError("attachments.coreml-package", f"expected a Core ML package: {expected}", where=str(folder))
+def _no_package(where: str, expected: str) -> FormatError:
+    return FormatError(_PACKAGE_RULE, f"expected a Core ML package: {expected}", where=where)
 
 
 def no_attachment(kind: str, path: AnyPath) -> UsageError:

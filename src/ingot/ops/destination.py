@@ -7,14 +7,14 @@ from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-from ingot.core.atomic import Replaced, Staging
-from ingot.core.disk import require_disk
+from ingot.core.atomic import Staging
 from ingot.core.suggest import did_you_mean
 from ingot.errors import ResourceError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
+from ingot.model.store import Replaced
 from ingot.ops.replaceable import require_ours
 from ingot.stores import table
 from ingot.stores.table import locate, text_of
@@ -88,11 +88,6 @@ def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: 
     return table.stage(target.location, Replaced(overwrite, ours), directory=target.directory, resume=resume)
 
 
-def require_room(target: Destination, staging: Staging, nbytes: int) -> None:
-    """Refuse an artifact of at least ``nbytes`` for which the disk that it is staged on has no room; ``disk.guard``."""
-    require_disk(nbytes, staging.folder.parent, target.location)
-
-
 def _kind(path: str | PathLike[str]) -> str | None:
     """Return what is there: a file or a folder; None where there is nothing, or the system does not tell."""
     try:
@@ -107,7 +102,7 @@ def _kind(path: str | PathLike[str]) -> str | None:
 
 def _foreign_suffix(name: str) -> bool:
     """Whether a name ends like a file of another program: ``.onnx``, and not the ``.1-8B`` of ``Llama-3.1-8B``."""
-    return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", Path(name).suffix) is not None
+    return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", PurePosixPath(name).suffix) is not None
 
 
 def _unknown_suffix(where: str, suffix: str) -> UsageError:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, UsageError
+from ingot.stores.table import beside
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)/?(.*)", re.IGNORECASE)
 _HUBS = ("huggingface.co", "hf.co", "www.huggingface.co", "hf-mirror.com")
@@ -31,11 +31,12 @@ def missing_path(text: str) -> IngotError:
             rule="open.url",
             where=text[:200],
         )
-    hint = ""
-    if _ID.fullmatch(text) and not Path(text).parent.is_dir():
+    hint, near = "", beside(text) if text else None
+    if _ID.fullmatch(text) and near is None:
         hint = f"; if it is a model's id on the Hugging Face Hub, download it first{_download(_ID.match(text))}"
-    elif text:
-        hint = _near(Path(text))
+    elif near:
+        last = text.rstrip("/").rpartition("/")[2]
+        hint = did_you_mean(last, near)
     return UsageError(f"no such file or folder{hint}", rule="open.missing", where=text or "''")
 
 
@@ -44,10 +45,3 @@ def _download(match: re.Match[str] | None) -> str:
         return " and give the path"
     name = match[0].rpartition("/")[2]
     return f": `hf download {match[0]} --local-dir {name}`, and give the folder {name}"
-
-
-def _near(path: Path) -> str:
-    try:
-        return did_you_mean(path.name, (other.name for other in path.parent.iterdir()))
-    except (OSError, ValueError):
-        return ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Container, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Container
+from pathlib import PurePosixPath
 
-from ingot.core.oserrors import read_error
 from ingot.errors import UsageError
 from ingot.formats.table import FORMATS
+from ingot.model.store import Store
 
 # What Ingot writes beside the suffixes of its formats.
 _WEIGHTS = (".npy", ".npy.zst")
@@ -20,14 +19,14 @@ _COMPANIONS = (".json", ".txt", ".md", ".model", ".jinja", ".tiktoken", ".vocab"
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY")
 
 
-def require_ours(folder: Path, also: Container[str] = ()) -> None:
+def require_ours(store: Store, also: Container[str] = ()) -> None:
     """Refuse to replace a folder in which anything else lies than weights of a format that Ingot writes and what
     belongs to them.
 
     Parameters
     ----------
-    folder : Path
-        Not empty.
+    store : Store
+        The folder, not empty.
     also : container of str
         Files, relative with slashes, that the new folder will hold too.
 
@@ -37,33 +36,22 @@ def require_ours(folder: Path, also: Container[str] = ()) -> None:
         ``target.foreign``: names what is not known, or says that there are no weights.
     """
     suffixes = (*(suffix for name in FORMATS for suffix in FORMATS[name].suffixes), *_WEIGHTS)
-    package = folder.name.lower().endswith(_PACKAGE)
+    package = store.location.lower().endswith(_PACKAGE)
     weights = False
-    for name in _files(folder, ""):
+    for name in store.tree():
         if _is_weights(name, suffixes, package):
             weights = True
         elif name not in also and not _belongs(PurePosixPath(name)):
-            raise _foreign(folder, f"holds {name!r}, which is no part of a checkpoint")
+            raise _foreign(store, f"holds {_shown(name)!r}, which is no part of a checkpoint")
     if not weights:
-        raise _foreign(folder, "holds no weights")
+        raise _foreign(store, "holds no weights")
 
 
-def _files(folder: Path, prefix: str) -> Iterator[str]:
-    """Yield relative names, those of empty and of hidden folders with a slash at the end; nothing behind links."""
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise read_error(error, str(folder)) from error
-    if not entries and prefix:
-        yield prefix
-    for entry in entries:
-        name = prefix + entry.name
-        if not entry.is_dir(follow_symlinks=False):
-            yield name
-        elif entry.name.startswith("."):
-            yield name + "/"
-        else:
-            yield from _files(Path(entry.path), name + "/")
+def _shown(name: str) -> str:
+    """Return a name up to the first hidden folder in it, which nothing that belongs to weights lies in."""
+    pieces = name.split("/")
+    hidden = next((index for index, piece in enumerate(pieces[:-1]) if piece.startswith(".")), None)
+    return name if hidden is None else "/".join(pieces[: hidden + 1]) + "/"
 
 
 def _is_weights(name: str, suffixes: tuple[str, ...], package: bool) -> bool:
@@ -75,16 +63,18 @@ def _is_weights(name: str, suffixes: tuple[str, ...], package: bool) -> bool:
 
 def _belongs(name: PurePosixPath) -> bool:
     """Whether a file is one that belongs to weights, by its name; those of a subfolder too (``1_Pooling``)."""
+    if any(piece.startswith(".") for piece in name.parts[:-1]):
+        return False
     if name.name.startswith("."):
         return name.name in _SENTINELS or name.name.startswith(_SQUISH)
     named = name.name.upper().startswith(_NAMES) and name.suffix.lower() in ("", *_COMPANIONS)
     return len(name.parts) <= 2 and (named or name.suffix.lower() in _COMPANIONS)
 
 
-def _foreign(folder: Path, found: str) -> UsageError:
+def _foreign(store: Store, found: str) -> UsageError:
     return UsageError(
         f"--overwrite (overwrite=True) replaces a folder with a checkpoint and nothing else; this one {found}: remove "
         "it yourself if you do not need it, or choose another folder",
         rule="target.foreign",
-        where=str(folder),
+        where=store.location,
     )

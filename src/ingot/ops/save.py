@@ -23,7 +23,7 @@ from ingot.model.part import StoredReader
 from ingot.model.sparse import FROM_SPARSE, HasSparse, SparseArrays
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor, part_of
-from ingot.ops.destination import Destination, destination, require_room, stage
+from ingot.ops.destination import Destination, destination, stage
 from ingot.stores.local import LocalTarget
 
 _CHUNK = 8 << 20
@@ -91,7 +91,8 @@ def save_planned(
     """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
     options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
     with stage(target, overwrite=overwrite) as staging:
-        require_room(target, staging, target.format.size(Artifact(specs, target.format.metadata(metadata)), options))
+        size = target.format.size(Artifact(specs, target.format.metadata(metadata)), options)
+        staging.require_room(size, target.location)
         writer = target.format.writer(LocalTarget(staging.files), target.name, Artifact(specs, metadata), options)
         staging.publish(write_tensors(writer, planned))
 

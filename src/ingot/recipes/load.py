@@ -8,14 +8,15 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from os import PathLike, fspath
+from pathlib import PurePosixPath
 from typing import Any
 
-from ingot.core.paths import local_path
 from ingot.core.suggest import did_you_mean
-from ingot.errors import UsageError
+from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rule
+from ingot.stores.table import beside, locate_file
 
 PRESETS = (
     "keep",
@@ -74,25 +75,27 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     text = fspath(source)
     if text in PRESETS:
         return _preset(text)
-    path = local_path(text)
-    if not path.is_file():
-        raise _no_recipe(text)
     try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read this recipe: {error.strerror}", rule="recipe.unknown", where=text) from error
+        store, name = locate_file(source)
+        data = store.head(name, _LARGEST_FILE + 1)
+    except ResourceError as error:
+        raise UsageError(f"cannot read this recipe: {error.message}", rule="recipe.unknown", where=text) from error
+    except IngotError as error:
+        if error.rule == "store.path":
+            raise
+        raise _no_recipe(text) from None
     if len(data) > _LARGEST_FILE:
         raise UsageError(
             f"expected a recipe of at most {_LARGEST_FILE} bytes, found more", rule="recipe.syntax", where=text
         )
-    return parse_recipe(data, where=text, name=path.stem)
+    return parse_recipe(data, where=text, name=PurePosixPath(name).stem)
 
 
 def _no_recipe(text: str) -> UsageError:
     """Return the refusal of what is neither a preset nor a file, in words for what it was meant to be."""
     if text.lower().endswith(".toml") or any(slash in text for slash in "/\\"):
-        others = [str(other) for other in local_path(text).parent.glob("*.toml")]
+        folder = PurePosixPath(text).parent
+        others = [str(folder / name) for name in beside(text) or () if name.endswith(".toml")]
         return UsageError(
             f"expected a recipe, found no such file{did_you_mean(text, others)}", rule="recipe.unknown", where=text
         )

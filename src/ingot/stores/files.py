@@ -11,15 +11,17 @@ import itertools
 import os
 import resource
 import stat
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ingot.core.mapping import map_file
-from ingot.core.oserrors import read_error
+from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import Stamp
 from ingot.stores.memory import flat
@@ -287,6 +289,25 @@ class UnnamedSource(PreadSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise UsageError("a temporary file cannot be copied", rule="store.closed", where=self.name)
+
+
+def unnamed(fill: Callable[[BinaryIO], object]) -> UnnamedSource:
+    """Return what ``fill`` writes as an unnamed temporary file (in ``$TMPDIR``), which goes when it is closed.
+
+    Raises ``ResourceError``: the disk is full, or not writable.
+    """
+    folder = tempfile.gettempdir()
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="ingot-", dir=folder)
+        try:
+            with open(descriptor, "w+b") as out:  # noqa: PTH123 - of a descriptor
+                fill(out)
+                out.flush()
+                return UnnamedSource(os.dup(descriptor), name)
+        finally:
+            Path(name).unlink()
+    except OSError as error:
+        raise write_error(error, folder) from error
 
 
 def _copied(kind: type[PreadSource], path: str, name: str, stamp: Stamp) -> PreadSource:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
-from ingot.core.atomic import Replaced, Staging
+from ingot.core.atomic import Staging
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, Stamp
-from ingot.model.store import Listing, Store, checked_name
+from ingot.model.store import Listing, Replaced, Store, checked_name
 from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
@@ -83,6 +83,10 @@ class LocalStore(Store):
         roots = _roots(self._folder) if links else set()
         outside = [link.name for link in links if roots.isdisjoint(Path(os.path.realpath(link.path)).parents)]
         return Listing(tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(outside)))
+
+    def tree(self, folder: str = "") -> Iterator[str]:
+        """As ``Store.tree``; devices and links in a circle are named too."""
+        return _tree(str(self.local_path(folder)), f"{folder}/" if folder else "")
 
     def open(self, name: str) -> ByteSource:
         """Open one regular file, without ever waiting for a fifo or device.
@@ -157,7 +161,8 @@ class LocalScheme:
 
     def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
         """Stage beside the path."""
-        ours = replaced.require_ours
+        refuse = replaced.require_ours
+        ours = None if refuse is None else lambda folder: refuse(LocalStore(folder))
         return Staging(
             _path_of(text), directory=directory, overwrite=replaced.allowed, resume=resume, require_ours=ours
         )
@@ -184,10 +189,29 @@ def _path_of(text: str) -> Path:
 
 
 class LocalTarget:
-    """Creates files in an existing folder."""
+    """Creates files in an existing folder, and cuts what is there."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
+
+    def store(self) -> LocalStore:
+        """Return the folder as a store, whose files are read by calls."""
+        return LocalStore(self._folder, "pread")
+
+    def cut(self, sizes: Mapping[str, int]) -> None:
+        """Cut the named files to these sizes, and remove all other files, and folders in which none of them lies."""
+        kept = {parent for name in sizes for parent in Path(name).parents}
+        try:
+            for path in sorted(self._folder.rglob("*"), reverse=True):  # a folder comes after what lies in it
+                name = path.relative_to(self._folder)
+                if name.as_posix() in sizes:
+                    os.truncate(path, sizes[name.as_posix()])
+                elif not path.is_dir() or path.is_symlink():
+                    path.unlink()
+                elif name not in kept:
+                    path.rmdir()
+        except OSError as error:
+            raise write_error(error, str(self._folder)) from error
 
     def create(self, name: str) -> LocalSink:
         """Open ``name`` for writing, keeping bytes that are there; errors as ``LocalSink`` and ``store.escape``.
@@ -282,6 +306,21 @@ def _choose(io: str, folder: str) -> str:
     if io != "auto":
         return io
     return "pread" if is_network(folder) else "mmap"
+
+
+def _tree(folder: str, prefix: str) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as scanned:
+            entries = sorted(scanned, key=lambda entry: entry.name)
+    except OSError as error:
+        raise read_error(error, folder) from error
+    if prefix and not entries:
+        yield prefix
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _tree(entry.path, f"{prefix}{entry.name}/")
+        else:
+            yield prefix + entry.name
 
 
 def _is_regular(entry: os.DirEntry[str]) -> bool:

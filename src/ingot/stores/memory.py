@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from ingot.core.atomic import Replaced, Staging
+from ingot.core.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
-from ingot.model.store import Listing, Store, checked_name
+from ingot.model.store import Listing, Replaced, Store, checked_name
 
 
 class MemoryStore(Store):

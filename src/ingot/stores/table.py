@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol, runtime_checkable
 
-from ingot.core.atomic import Replaced, Staging
+from ingot.core.atomic import Staging
 from ingot.core.paths import local_path
 from ingot.core.registry import Instances
-from ingot.errors import UsageError
-from ingot.model.store import Store
+from ingot.errors import FormatError, IngotError, UsageError
+from ingot.model.ranges import read_bytes
+from ingot.model.store import Replaced, Store
 
 
 class Scheme(Protocol):
@@ -78,6 +79,39 @@ def locate(url: str | os.PathLike[str], *, io: str = "auto") -> tuple[Store, str
     Parameters and errors as of ``from_url``.
     """
     return scheme_of(url).locate(text_of(url), io)
+
+
+def locate_file(url: str | os.PathLike[str], *, io: str = "pread") -> tuple[Store, str]:
+    """Return the store of a file, and the file's name in it.
+
+    Raises ``FormatError`` ``store.not-a-file`` for a folder, else as ``locate``.
+    """
+    store, name = locate(url, io=io)
+    if not name:
+        raise FormatError("store.not-a-file", "expected a file, found a folder", where=store.location)
+    return store, name
+
+
+def read_file(url: str | os.PathLike[str]) -> bytes:
+    """Return what a file holds, all of it; errors as ``locate_file`` and ``Store.open``."""
+    store, name = locate_file(url)
+    source = store.open(name)
+    try:
+        return read_bytes(source, 0, source.size)
+    finally:
+        source.close()
+
+
+def beside(url: str) -> list[str] | None:
+    """Return the names of what lies in the same folder as an address, at which nothing has to be.
+
+    None where there is no such folder.
+    """
+    try:
+        listing = from_url(str(PurePosixPath(url).parent)).list()
+    except IngotError:
+        return None
+    return [*listing.files, *listing.folders]
 
 
 def stage(url: str | os.PathLike[str], replaced: Replaced, *, directory: bool = False, resume: bool = False) -> Staging:

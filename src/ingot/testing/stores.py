@@ -90,9 +90,14 @@ class StoreSuite:
             store.read("a", 10239, "test.long")
         assert caught.value.rule == "test.long"
 
+    def test_the_tree_names_what_lies_at_any_depth(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path, {"b": b"1", "a/x": b"2", "a/y/z": b"3", "a/.hidden": b"4"})
+        assert [*store.tree()] == ["a/.hidden", "a/x", "a/y/z", "b"]
+        assert [*store.tree("a")] == ["a/.hidden", "a/x", "a/y/z"]
+
     def test_a_local_path_leads_to_the_bytes(self, tmp_path: Path) -> None:
         path = self.make(tmp_path, {"sub/a": self.data}).local_path("sub/a")
-        assert path is None or path.read_bytes() == self.data
+        assert path is None or Path(path).read_bytes() == self.data
 
     @pytest.mark.parametrize("name", ESCAPES)
     def test_names_that_lead_elsewhere_are_refused(self, tmp_path: Path, name: str) -> None:

@@ -25,7 +25,6 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.ops.attachments import (
     check_package,
-    default_cache,
     extract_coreml,
     extract_draft,
     extract_package,
@@ -36,6 +35,8 @@ from ingot.ops.convert.convert import convert
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.views import viewed
 from ingot.ops.save import plan_tensors
+from ingot.stores.cache import default_cache
+from ingot.stores.local import LocalStore
 from ingot.testing.codecs import bits
 from ingot.testing.drafts import draft_head
 
@@ -224,9 +225,9 @@ def test_packing_is_deterministic_and_leaves_nothing(
 )
 def test_what_is_no_package_is_refused(package: Path, manifest: bytes) -> None:
     (package / "Manifest.json").write_bytes(manifest)
-    assert rule_of(lambda: require_package(package)) == "attachments.coreml-package"
+    assert rule_of(lambda: require_package(LocalStore(package))) == "attachments.coreml-package"
     (package / "Manifest.json").unlink()
-    assert rule_of(lambda: require_package(package)) == "attachments.coreml-package"
+    assert rule_of(lambda: require_package(LocalStore(package))) == "attachments.coreml-package"
 
 
 def part_of(data: bytes, **changes: Any) -> Part:
@@ -313,10 +314,10 @@ def test_several_extract_at_once(package: Path, tmp_path: Path) -> None:
 
 def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, full: Path) -> None:
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "mine"))
-    assert default_cache() == tmp_path / "mine"
+    assert default_cache("coreml") == tmp_path / "mine" / "coreml"
     assert extract_coreml(full).is_relative_to(tmp_path / "mine" / "coreml")
     monkeypatch.delenv("INGOT_CACHE")
-    assert default_cache() == user_cache_path("ingot", appauthor=False)
+    assert default_cache("coreml") == user_cache_path("ingot", appauthor=False) / "coreml"
 
 
 def test_nothing_to_extract(tmp_path: Path, model: Path) -> None:

@@ -489,3 +489,24 @@ def test_running_out_of_descriptors_is_one_clear_error(tmp_path):
         for descriptor in others:
             os.close(descriptor)
     assert caught.value.rule == "store.read-failed"
+
+
+def test_the_tree_names_links_and_devices_and_does_not_follow_them(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "around").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "lost").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    assert [*LocalStore(tmp_path).tree()] == ["empty/", "fifo", "lost", "sub/around"]
+
+
+def test_a_target_is_cut_to_what_is_named(tmp_path: Path) -> None:
+    target = LocalTarget(tmp_path)
+    for name in ("a", "b/c", "b/d", "e/f/g", ".h"):
+        sink = target.create(name)
+        sink.write_at(0, b"12345")
+        sink.close()
+    (tmp_path / "i").symlink_to(tmp_path / "a")
+    target.cut({"a": 3, "b/c": 5})
+    assert [*target.store().tree()] == ["a", "b/c"]
+    assert ((tmp_path / "a").read_bytes(), (tmp_path / "b" / "c").read_bytes()) == (b"123", b"12345")

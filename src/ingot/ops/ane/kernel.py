@@ -6,28 +6,29 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
-from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 
-from ingot.core.atomic import Staging, atomic_write
+from ingot.core.atomic import atomic_write
 from ingot.core.options import takes
-from ingot.core.oserrors import read_error
-from ingot.core.paths import local_path
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.anek.header import SECTIONS, aligned, groups, is_unit, stated
 from ingot.formats.anek.index import INDEX, SUFFIX, Index
 from ingot.formats.anek.pack import pack_unit
 from ingot.formats.anek.unit import KernelUnit, read_unit
+from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
+from ingot.model.store import Replaced, Store
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
 from ingot.ops.ane.options import KernelOptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
 from ingot.ops.ane.stored import dense, halves, identity, stored
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.local import LocalTarget
+from ingot.stores.table import locate_file, read_file, stage, text_of
 from ingot.targets.ane.activation import ActivationLut, fit_lut
 from ingot.targets.ane.chips import Chip, load_chip
 from ingot.targets.ane.descriptor import slots, streams
@@ -156,8 +157,9 @@ def pack_model(
     units: dict[str, tuple[str, str]] = {}
     with (
         open_checkpoint(path) as checkpoint,
-        Staging(folder, directory=True, overwrite=overwrite, require_ours=_require_units) as staging,
+        stage(folder, Replaced(overwrite, _require_units), directory=True) as staging,
     ):
+        made, out = LocalTarget(staging.files), text_of(folder).rstrip("/")
         for name in checkpoint:
             tensor = checkpoint[name]
             if use_of(tensor, form_of_tensor(tensor)) != KERNEL:
@@ -169,17 +171,16 @@ def pack_model(
                 refused[name] = error.message
                 continue
             file = quote(name, safe="._-") + SUFFIX
-            (staging.files / file).write_bytes(data)
+            _write(made, file, data)
             units[name] = file, stated(data)
-            place = str(Path(fspath(folder)) / file)
-            reports.append(KernelReport(place, name, known.name, form, decision, len(data)))
+            reports.append(KernelReport(f"{out}/{file}", name, known.name, form, decision, len(data)))
         if not reports:
             raise UsageError(
                 f"expected kernels that {known.name} takes, found none", rule="ane.kernels", where=fspath(path)
             )
         index = Index(known.name, known.target, units, refused)
-        (staging.files / INDEX).write_bytes(index.to_bytes())
-        staging.publish(sorted(item.name for item in staging.files.iterdir()))
+        _write(made, INDEX, index.to_bytes())
+        staging.publish([*(file for file, _ in units.values()), INDEX])
     return ModelReport(fspath(folder), known.name, tuple(reports), refused)
 
 
@@ -188,14 +189,29 @@ def _bias_of(checkpoint: Checkpoint, name: str) -> Tensor | None:
     return checkpoint.get(f"{stem}.bias") if stem != name else None
 
 
-def _require_units(folder: Path) -> None:
-    for item in folder.iterdir():
-        if item.name != INDEX and not (item.name.endswith(SUFFIX) and is_kernel_file(item)):
+def _write(target: Target, name: str, data: bytes) -> None:
+    sink = target.create(name)
+    try:
+        sink.write_at(0, data)
+    finally:
+        sink.close()
+
+
+def _require_units(store: Store) -> None:
+    for name in store.tree():
+        if name != INDEX and not ("/" not in name and name.endswith(SUFFIX) and _is_unit(store, name)):
             raise UsageError(
-                f"expected a folder of kernel units to replace, found {item.name!r}",
+                f"expected a folder of kernel units to replace, found {name!r}",
                 rule="target.foreign",
-                where=str(folder),
+                where=store.location,
             )
+
+
+def _is_unit(store: Store, name: str) -> bool:
+    try:
+        return is_unit(store.head(name, _HEAD))
+    except IngotError:
+        return False  # whoever opens it next says why
 
 
 def _unit(
@@ -289,28 +305,21 @@ _RECORDS = tuple(Column("", "position", head) for head in ("group", "offset", "c
 
 def is_kernel_file(path: str | PathLike[str]) -> bool:
     """Whether a path is a file that begins as a kernel unit does."""
-    location = local_path(path)
     try:
-        if not location.is_file():  # a pipe would wait for ever
-            return False
-        with location.open("rb") as file:
-            return is_unit(file.read(_HEAD))
-    except OSError:
+        return _is_unit(*locate_file(path))
+    except IngotError:
         return False  # whoever opens it next says why
 
 
 def load_kernel(path: str | PathLike[str]) -> KernelUnit:
     """Read and check a kernel unit; errors as ``formats.anek.unit.read_unit``."""
-    try:
-        data = local_path(path).read_bytes()
-    except OSError as error:
-        raise read_error(error, fspath(path)) from error
-    return read_unit(data, fspath(path))
+    return read_unit(read_file(path), fspath(path))
 
 
 def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
     """Read and check a kernel unit, and describe it."""
-    unit = load_kernel(path)
+    data = read_file(path)
+    unit = read_unit(data, fspath(path))
     header, mask = unit.header, unit.weight.mask
     ends = {name: header.sections[name] for name in SECTIONS}
     starts: dict[int, int] = {}
@@ -320,7 +329,7 @@ def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
     sizes = {tile: stop - starts[tile] for tile, stop in zip(starts, stops, strict=True)}
     return UnitReport(
         path=fspath(path),
-        nbytes=Path(fspath(path)).stat().st_size,
+        nbytes=len(data),
         version=header.version,
         target=header.target,
         kernel_format=header.kernel_format,

@@ -8,10 +8,9 @@ from os import PathLike, fspath
 
 import numpy as np
 
-from ingot.core.oserrors import read_error
-from ingot.core.paths import local_path
-from ingot.errors import UnsupportedError
+from ingot.errors import IngotError, UnsupportedError
 from ingot.model.tensor import Array
+from ingot.stores.table import locate_file, read_file
 from ingot.targets.ane.program import HEAD, Program, ProgramSection, is_program, read_program
 from ingot.targets.ane.program_tasks import Task, kernel_of, table_of, tasks_of
 
@@ -54,23 +53,16 @@ class ProgramReport:
 
 def is_program_file(path: str | PathLike[str]) -> bool:
     """Whether a path is a file that begins as a compiled program does."""
-    location = local_path(path)
     try:
-        if not location.is_file():  # a pipe would wait for ever
-            return False
-        with location.open("rb") as file:
-            return is_program(file.read(len(HEAD)))
-    except OSError:
+        store, name = locate_file(path)
+        return is_program(store.head(name, len(HEAD)))
+    except IngotError:
         return False  # whoever opens it next says why
 
 
 def load_program(path: str | PathLike[str]) -> Program:
     """Read a compiled program; errors as ``targets.ane.program.read_program``."""
-    try:
-        data = local_path(path).read_bytes()
-    except OSError as error:
-        raise read_error(error, fspath(path)) from error
-    return read_program(data, fspath(path))
+    return read_program(read_file(path), fspath(path))
 
 
 def program_weights(path: str | PathLike[str]) -> list[Array]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from ingot.core.config import CONFIG
 from ingot.core.options import takes
@@ -15,6 +14,7 @@ from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, OneHead
+from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.idle import require_effect
@@ -29,7 +29,6 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.stores.local import LocalTarget
 
 
 @takes(ConvertOptions, "convert")
@@ -159,14 +158,14 @@ def run(prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bo
         return _report(prepared, execute(prepared.plan, (prepared.checkpoint,), target, resources))
 
 
-def _companions(prepared: Prepared, folder: Path, written: Sequence[str]) -> list[str]:
+def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:
     """Copy the companions; what the writer made under the name of one stands, with what it took of ``config.json``."""
     if not prepared.place.directory:
         return []
     change = _config_change(prepared.source, prepared.plan, untie=prepared.untie)
     every = prepared.checkpoint.companions
     left = {name: path for name, path in every.items() if name not in written}
-    copied = copy_companions(left, LocalTarget(folder), change)
+    copied = copy_companions(left, target, change)
     return [name for name in every if name in copied or name == CONFIG]
 
 

@@ -50,7 +50,6 @@ from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.identity import tensor_digest
 from ingot.ops.in_memory import opened
 from ingot.ops.open import Source, weights_of
-from ingot.stores.local import LocalTarget
 
 VERSION = 1
 PATCH = "safetensors"
@@ -159,7 +158,7 @@ class _Diff:
                 wdelta=self._wdelta,
                 shards=self._shards,
             )
-            target = Target(staging, place.name, lambda folder, _: copy_companions(companions, LocalTarget(folder)))
+            target = Target(staging, place.name, lambda made, _: copy_companions(companions, made))
             executed = execute(planned.plan, self._sources, target, self._resources, observer)
         return self._report(planned, observer.info, executed)
 

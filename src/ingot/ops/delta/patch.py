@@ -36,7 +36,6 @@ from ingot.ops.delta.report import PatchReport
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
 from ingot.ops.options import AnyPath
-from ingot.stores.local import LocalTarget
 
 
 @takes(PatchOptions, "patch")
@@ -106,7 +105,7 @@ class _Patch:
         companions = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
         overwrite, resume = options.overwrite, options.resume
         with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
-            target = Target(staging, place.name, lambda folder, _: copy_companions(companions, LocalTarget(folder)))
+            target = Target(staging, place.name, lambda made, _: copy_companions(companions, made))
             executed = execute(plan, self._sources, target, self._resources, proof)
         return PatchReport(
             base=self._sources[0].location,

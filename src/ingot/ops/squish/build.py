@@ -97,16 +97,15 @@ def build(options: BuildOptions) -> BuildReport:
     """
     started, tier, gate = time.perf_counter(), tier_of(options.tier), options.gate
     directory = _buildable(options.path, tier)
-    store = directory.store
     if gate is not None and tier.bits is None:
         raise UsageError(f"tier {tier.name} is not quantized: there is nothing to gate", rule="tier.no-gate")
     with directory.locked():
-        current, taken = status_of(store, tier), Kept()
+        current, taken = status_of(directory, tier), Kept()
         needed = options.force or not current.usable or (gate is not None and not _passed(current.gate, gate))
         if needed:
             _require_gate(tier, options)
             taken = _build(directory, tier, options)
-            current = status_of(store, tier)
+            current = status_of(directory, tier)
     seconds, counts = time.perf_counter() - started, (len(taken.names), len(taken.again))
     return BuildReport(tier.name, current.path, needed, current.nbytes, seconds, current.raised, current.gate, *counts)
 
@@ -138,7 +137,7 @@ def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]
     tiers = [TIERS[name] for name in BUILT] if tier is None else [tier_of(tier)]
     directory = _buildable(path, *tiers, rule="tier.last")
     with directory.locked():
-        before = [status_of(directory.store, dropped) for dropped in tiers]
+        before = [status_of(directory, dropped) for dropped in tiers]
         for dropped in tiers:
             _unmark(directory, dropped)
             directory.remove(dropped.path)
@@ -147,15 +146,15 @@ def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]
 
 def _unmark(directory: Directory, tier: Tier) -> None:
     """Remove a tier's sentinels, for good before anything else happens to its weights."""
-    while (mark := mark_of(tier, directory.store)) is not None:
+    while (mark := mark_of(tier, directory)) is not None:
         directory.remove(mark)
 
 
 def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
     """Make the weights and mark them; return what was kept of arrays of few bits."""
-    store, gate = directory.store, options.gate
-    source, location = address(store, ""), address(store, tier.path)
-    before = _stamps(store)
+    gate = options.gate
+    source, location = address(directory, ""), address(directory, tier.path)
+    before = _stamps(directory)
     _require_own(directory, tier)
     assert tier.recipe is not None
     assert tier.sentinel is not None
@@ -175,14 +174,14 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
         except CodecError:
             directory.remove(tier.path)
             raise
-    made_from = snapshot.take(store, source_files(store))
-    if before != _stamps(store):
+    made_from = snapshot.take(directory, source_files(directory))
+    if before != _stamps(directory):
         raise IntegrityError(
             "tier.source-changed",
             "the tensors were written to while a tier was built from them; try again when they are complete",
             where=directory.location,
         )
-    files = snapshot.take(store, tier_files(store, tier))
+    files = snapshot.take(directory, tier_files(directory, tier))
     record = Sentinel(tier.name, made_from, files, _raised(location, tier), passed)
     directory.write(tier.sentinel, sentinel.encode(record))
     return taken
@@ -218,7 +217,7 @@ def _require_own(directory: Directory, tier: Tier) -> None:
             raise ResourceError(
                 "expected a tier in the directory itself, found a link; remove it to build the tier here",
                 rule="tier.link",
-                where=directory.store.location_of(name),
+                where=directory.location_of(name),
             )
 
 
@@ -249,7 +248,7 @@ def _buildable(path: str | PathLike[str], *tiers: Tier, rule: str = "tier.no-sou
                 f"expected a tier that is built: {', '.join(BUILT)}; {tier.name} is what they are made from",
                 rule="tier.not-built",
             )
-    if not source_files(directory.store):
+    if not source_files(directory):
         raise UsageError(
             "the tensors that tiers are made from are gone: nothing can be built, and what is here is the last copy",
             rule=rule,

@@ -126,8 +126,8 @@ def add_int4(options: Int4Options) -> Int4Report:
     directory = Directory(options.path)
     with directory.locked():
         planned, taken = resumed(
-            lambda resume: _add(directory.stage(resume=resume), options),
-            lambda: directory.stage(resume=False).discard(),
+            lambda resume: _add(directory.join(resume=resume), options),
+            lambda: directory.join(resume=False).discard(),
         )
         report = _finished(directory, options, planned, taken)
     return replace(report, seconds=time.perf_counter() - started)
@@ -270,12 +270,11 @@ def _sidecar(store: Store) -> Sidecar | None:
 
 def _finished(directory: Directory, options: Int4Options, planned: _Planned, taken: int) -> Int4Report:
     """Measure what both forms take, and remove the eight bits if asked."""
-    store = directory.store
-    names = set(store.names(FOLDER))
+    names = set(directory.names(FOLDER))
     both = {name: key for name, key in planned.every.items() if f"{key}__q.npy" in names and _four(names, key)}
     int8 = [file_of(key, suffix) for key in both.values() for suffix in _INT8]
     int4 = [file_of(key, suffix) for key in both.values() for suffix in _four(names, key)]
-    sizes = _size(store, int8), _size(store, int4)
+    sizes = _size(directory, int8), _size(directory, int4)
     if options.drop_int8:
         _drop(directory, both)
     return Int4Report(
@@ -306,9 +305,9 @@ def _size(store: Store, names: Sequence[str]) -> int:
 
 def _drop(directory: Directory, keys: Mapping[str, str]) -> None:
     """Remove eight-bit arrays: first what names them, then codes, then scales, which alone count for nothing."""
-    stated = _sidecar(directory.store)
+    stated = _sidecar(directory)
     if stated is not None:
-        manifest = directory.store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
+        manifest = directory.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
         directory.write(SIDECAR, changed_sidecar(stated, manifest, dict.fromkeys(keys, _INT8)))
     for suffix in _INT8:
         directory.remove(*(file_of(key, suffix) for key in keys.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 from ingot.errors import IngotError, UsageError
@@ -172,7 +172,7 @@ def status_of(store: Store, tier: Tier) -> TierStatus:
 def address(store: Store, name: str) -> str:
     """Return what opens a file or folder of a store: its path where it lies on a local disk, else its address."""
     path = store.local_path(name)
-    return store.url_of(name) if path is None else str(path)
+    return store.url_of(name) if path is None else fspath(path)
 
 
 def source_files(store: Store) -> list[str]:
