@@ -6,7 +6,7 @@ from typing import Any
 
 from ingot.adapters import mlx_load, transformers
 from ingot.adapters.load_report import LoadReport
-from ingot.adapters.model_source import AnyPath, model_folder
+from ingot.adapters.model_source import AnyPath
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 
 
@@ -37,7 +37,7 @@ def load_compressed_model(
     """
     reports: list[LoadReport] = []
     model = transformers.load_model(compressed_dir, model_dir=model_dir, report=reports.append, **options)
-    tokenizer = load_tokenizer(model_folder(compressed_dir if model_dir is None else model_dir))
+    tokenizer = load_tokenizer(compressed_dir if model_dir is None else model_dir)
     return (model, tokenizer, reports[0]) if return_stats else (model, tokenizer)
 
 

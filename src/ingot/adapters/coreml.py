@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from os import fspath
 from typing import Any
 
 from ingot.adapters.transformers_config import one_line
@@ -22,7 +23,7 @@ def load_package(part: Part) -> Any:
     FormatError, IntegrityError, ResourceError
         As ``extract_package``.
     """
-    folder = str(extract_package(part))
+    folder = fspath(extract_package(part))
     try:
         with warnings.catch_warnings():
             # A package that Core ML does not load is a warning to coremltools, and an error of the first prediction.

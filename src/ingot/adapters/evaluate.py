@@ -13,16 +13,15 @@ from typing import Any
 
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.adapters.load_report import LoadReport
-from ingot.adapters.model_source import AnyPath, model_folder
+from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import Protocol
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
 from ingot.core.memory import peak_rss
-from ingot.core.oserrors import read_error
-from ingot.core.paths import local_path
 from ingot.errors import UsageError
+from ingot.stores.table import locate_file
 
 # Read so many bytes of text for each token wanted: no tokenizer of text that people write needs more.
 _BYTES_PER_TOKEN = 64
@@ -99,7 +98,7 @@ def evaluate(
     reports: list[LoadReport] = []
     model = load_model(path, dtype=chosen.dtype, keep_packed=chosen.keep_packed, report=reports.append, **options)
     _require_window(model, chosen.window)
-    windows = read_windows(load_tokenizer(model_folder(path)), text, chosen).to(model.device)
+    windows = read_windows(load_tokenizer(path), text, chosen).to(model.device)
     require_vocabulary(model, windows)
     sums = _Sums()
     batches = _batches(windows, vocabulary(model))
@@ -129,24 +128,20 @@ def evaluate(
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     """Return the tokens that ``protocol`` reads of a text file: i64 [sequences, window], fewer where it is short."""
-    path, wanted = local_path(text), protocol.window * protocol.sequences
-    limit = wanted * _BYTES_PER_TOKEN
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit)
-    except OSError as error:
-        raise read_error(error, str(path)) from error
+    store, name = locate_file(text)
+    where, limit = store.location_of(name), protocol.window * protocol.sequences * _BYTES_PER_TOKEN
+    data = store.head(name, limit)
     try:
         content = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < limit)
     except UnicodeDecodeError as error:
-        raise UsageError(f"expected text in UTF-8: {error.reason}", rule="eval.text", where=str(path)) from error
+        raise UsageError(f"expected text in UTF-8: {error.reason}", rule="eval.text", where=where) from error
     tokens = tokenizer(content, add_special_tokens=False, verbose=False).input_ids
     count = min(protocol.sequences, len(tokens) // protocol.window)
     if not count:
         raise UsageError(
             f"expected a text of at least {protocol.window} tokens, found {len(tokens)}; take a smaller window",
             rule="eval.text",
-            where=str(path),
+            where=where,
         )
     windows = require("torch", EXTRA).tensor(tokens[: count * protocol.window])
     return windows.reshape(count, protocol.window)

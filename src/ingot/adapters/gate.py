@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 from math import isfinite
-from pathlib import Path
 
 from ingot.adapters.evaluate import evaluate
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import Protocol
 from ingot.core.checksums import Crc32c
-from ingot.core.oserrors import read_error
 from ingot.errors import UsageError
+from ingot.stores.table import locate_file
 
 MAX_RISE = 0.02
 """By which share the perplexity of a tier may be above the reference's, where nobody says otherwise."""
-TEXT = Path(__file__).parents[1] / "demo" / "data" / "heldout.txt"
+TEXT = str(files("ingot") / "demo" / "data" / "heldout.txt")
 """English prose that ships with Ingot, which tiers of 3 bits are measured on where nobody names a text."""
 _LONGEST = 64 << 20
-_CHUNK = 1 << 20
 
 
 class PerplexityGate:
@@ -57,7 +56,7 @@ class PerplexityGate:
         if not (isfinite(max_rise) and max_rise >= 0):
             raise UsageError(f"expected a share of at least 0 to rise by, found {max_rise!r}", rule="tier.max-rise")
         self.max_rise = float(max_rise)
-        self._folder, self._path, self._protocol = Path(folder), Path(text), protocol or Protocol()
+        self._folder, self._path, self._protocol = folder, text, protocol or Protocol()
         self._options = {"cache": False, "max_ram": max_ram}
         self.text = f"{_digest(self._path)} {self._protocol.sequences} x {self._protocol.window}"
 
@@ -70,13 +69,8 @@ class PerplexityGate:
         return evaluate(tier, self._path, None, replace(self._protocol, keep_packed=False), **self._options).perplexity
 
 
-def _digest(path: Path) -> str:
-    hasher, left = Crc32c(), _LONGEST
-    try:
-        with path.open("rb") as file:
-            while left and (data := file.read(min(_CHUNK, left))):
-                hasher.update(data)
-                left -= len(data)
-    except OSError as error:
-        raise read_error(error, str(path)) from error
+def _digest(text: AnyPath) -> str:
+    store, name = locate_file(text)
+    hasher = Crc32c()
+    hasher.update(store.head(name, _LONGEST))
     return hasher.text()

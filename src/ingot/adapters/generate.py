@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ingot.adapters.load_report import LoadReport
-from ingot.adapters.model_source import AnyPath, model_folder
+from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import Draft
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
@@ -111,7 +111,7 @@ def generate(
     reports: list[LoadReport] = []
     options = {**options, "coreml": False, "report": reports.append}
     model = load_model(path, dtype=dtype, keep_packed=keep_packed, **options)
-    tokenizer = load_tokenizer(model_folder(path))
+    tokenizer = load_tokenizer(path)
     tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
     require_room(model, tokens.shape[1], max_tokens)
     require_vocabulary(model, tokens)

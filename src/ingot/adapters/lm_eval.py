@@ -17,7 +17,6 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ingot.adapters.generate import end_tokens, greedy, require_room
-from ingot.adapters.model_source import model_folder
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.errors import UnsupportedError, UsageError
@@ -81,7 +80,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
             device = "cpu"  # the harness names cuda:0 where nobody named a device
         self.model = load_model(self.path, device, dtype, keep_packed, **options)
         require_room(self.model, 1, 0)
-        self.tokenizer = load_tokenizer(model_folder(self.path), add_bos_token=self._add_bos)
+        self.tokenizer = load_tokenizer(self.path, add_bos_token=self._add_bos)
         self._device = self.model.device
 
     @property

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import fspath
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ingot.adapters.load_report import LoadReport, Meter
 from ingot.adapters.mlx import from_numpy
-from ingot.adapters.model_source import AnyPath, resolve
+from ingot.adapters.model_source import AnyPath, ModelSource, resolve
 from ingot.adapters.transformers_config import one_line, read_json
-from ingot.adapters.transformers_tokenizer import load_tokenizer, require_vocabulary, same_tokens
+from ingot.adapters.transformers_tokenizer import require_vocabulary, same_tokens, tokenizer_in
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.base import Repacked
 from ingot.core.config import CONFIG
@@ -27,7 +26,9 @@ from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import SCALE_DTYPES, AffineLayout
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 from ingot.model.tensor import Tensor
+from ingot.stores.table import locate
 
 EXTRA = "mlx"
 """Installs mlx and mlx-lm."""
@@ -84,22 +85,22 @@ def load_model(
         mx, utils = require("mlx.core", EXTRA), require("mlx_lm.utils", EXTRA)
     source = resolve(path, "mlx", True, cache, model_dir=model_dir)
     with source.checkpoint as checkpoint:
-        location = Path(checkpoint.location)
-        own = model_dir is None and _opens(checkpoint.format, location)
-        folder = location if own else source.folder
-        config = read_json(folder / CONFIG, "model.config", "model.config-missing")
+        store, file = locate(source.path)
+        own = model_dir is None and not file and _opens(checkpoint.format, store)
+        folder = store if own else source.folder
+        config = read_json(folder, CONFIG, "model.config", "model.config-missing")
         with meter.importing():  # of the architecture's module
             _require_architecture(utils, config, folder)
         try:
             if own:
                 model = _opened(utils, folder, checkpoint, lazy, max_ram)
             else:
-                model = _build(utils, folder, _weights(mx, checkpoint, lazy, max_ram))
+                model = _build(utils, folder, _weights(mx, source, lazy, max_ram))
         except IngotError:
             raise
         except (ValueError, KeyError, TypeError) as error:  # what mlx_lm raises of a config or weights that do not fit
             raise FormatError(
-                "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=str(folder)
+                "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=folder.location
             ) from error
         figures = _figures(checkpoint)
     if not lazy:
@@ -123,14 +124,15 @@ def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _opens(format: str, location: Path) -> bool:
-    """Whether mlx_lm reads a checkpoint of this format at this place itself."""
-    if format not in ("mlx", "safetensors") or not (location / CONFIG).is_file():
+def _opens(format: str, folder: Store) -> bool:
+    """Whether mlx_lm reads a checkpoint of this format in this folder itself."""
+    names = folder.list().files
+    if format not in ("mlx", "safetensors") or folder.local_path() is None or CONFIG not in names:
         return False
-    return any(location.glob("model*.safetensors"))
+    return any(name.startswith("model") and name.endswith(".safetensors") for name in names)
 
 
-def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Path) -> None:
+def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Store) -> None:
     kind = config.get("model_type")
     try:
         if not isinstance(kind, str) or not kind.isidentifier():
@@ -140,25 +142,31 @@ def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Path) -
         raise UnsupportedError(
             f"expected a model_type that mlx_lm has, found {str(kind)[:80]!r}",
             rule="model.architecture",
-            where=str(folder / CONFIG),
+            where=folder.location_of(CONFIG),
         ) from error
 
 
-def _opened(utils: Any, folder: Path, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> Any:
+def _opened(utils: Any, folder: Store, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> Any:
     """Let mlx_lm open a folder."""
     if not lazy:
         _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
-    return utils.load_model(folder, lazy=lazy)[0]
+    return utils.load_model(_local(folder), lazy=lazy)[0]
 
 
-def _weights(mx: Any, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
+def _local(folder: Store) -> Any:
+    return folder.require_path("", "loading a model with mlx_lm")
+
+
+def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
     """Return a checkpoint's weights as mlx arrays: those of one safetensors file unread, others in memory."""
-    location = Path(checkpoint.location)
+    checkpoint = source.checkpoint
+    store, name = locate(source.path)
+    path = store.local_path(name) if name else None
     dtypes = {tensor.dtype for tensor in checkpoint.values()}
-    if checkpoint.format == "safetensors" and location.is_file() and dtypes <= _LOADED:
+    if checkpoint.format == "safetensors" and path is not None and dtypes <= _LOADED:
         if not lazy:
             _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
-        arrays: dict[str, Any] = mx.load(str(location), format="safetensors")
+        arrays: dict[str, Any] = mx.load(fspath(path), format="safetensors")
         return arrays
     forms = {name: packed_form(tensor) for name, tensor in checkpoint.items()}
     needed = sum(_nbytes(tensor, forms[name]) for name, tensor in checkpoint.items())
@@ -179,10 +187,10 @@ def _require_room(nbytes: int, checkpoint: Checkpoint, max_ram: int | str | None
     require_ram(nbytes, "weights in MLX's memory", advice, max_ram, checkpoint.location)
 
 
-def _build(utils: Any, folder: Path, weights: dict[str, Any]) -> Any:
+def _build(utils: Any, folder: Store, weights: dict[str, Any]) -> Any:
     """Make the skeleton from config.json and give it the weights."""
     nn = require("mlx.nn", EXTRA)
-    config = utils.load_config(folder)
+    config = utils.load_config(_local(folder))
     for key in mlx_layers.KEYS:  # of another folder's packing
         config.pop(key, None)
     model_class, arguments = utils._get_classes(config)
@@ -232,17 +240,17 @@ def packed_form(tensor: Tensor) -> Repacked | None:
     return None
 
 
-def _tokenizer(utils: Any, folder: Path) -> Any:
+def _tokenizer(utils: Any, folder: Store) -> Any:
     """Return mlx_lm's tokenizer; around the folder's own where transformers' loader does not know it, or makes another
     of it."""
-    config = utils.load_config(folder)
+    config = utils.load_config(_local(folder))
     try:
-        tokenizer = utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = utils.load_tokenizer(_local(folder), eos_token_ids=config.get("eos_token_id"))
     except Exception:  # readers of dozens of tokenizer classes; load_tokenizer below says what is wrong
         tokenizer = None
     if tokenizer is not None:
         require_vocabulary(tokenizer._tokenizer, folder)
-    own = load_tokenizer(folder)
+    own = tokenizer_in(folder)
     if tokenizer is not None and same_tokens(tokenizer._tokenizer, own):
         return tokenizer
     wrapper = require("mlx_lm.tokenizer_utils", EXTRA).TokenizerWrapper

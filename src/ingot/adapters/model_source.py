@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.store import Store
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.choose import Choice
 from ingot.ops.squish.prepare import prepare
@@ -22,12 +22,13 @@ AnyPath = str | PathLike[str]
 class ModelSource:
     """An opened checkpoint with the folder that its companions lie in, and why it was taken.
 
-    ``tier`` names the stored form that was chosen (``as stored`` where a path has only one), ``why`` says in words what
-    decided.
+    ``path`` is what the checkpoint was opened by. ``tier`` names the stored form that was chosen (``as stored`` where a
+    path has only one), ``why`` says in words what decided.
     """
 
     checkpoint: Checkpoint = field(repr=False)
-    folder: Path
+    path: AnyPath
+    folder: Store
     tier: str
     why: str
 
@@ -72,19 +73,17 @@ def resolve(
         return _of_tiers(path, choice, verify, model_dir)
     checkpoint = open_checkpoint(path, verify=verify)
     folder = model_folder(path if model_dir is None else model_dir)
-    return ModelSource(checkpoint, folder, "as stored", f"{fspath(path)} is the only form there is")
+    return ModelSource(checkpoint, path, folder, "as stored", f"{fspath(path)} is the only form there is")
 
 
 def _of_tiers(path: AnyPath, choice: Choice, verify: bool, model_dir: AnyPath | None) -> ModelSource:
     """Open the tier that was chosen; config.json and the tokenizer lie in the directory itself, or in ``model_dir``."""
     told = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
     folder = model_folder(path if model_dir is None else model_dir)
-    return ModelSource(open_checkpoint(choice.path, verify=verify), folder, choice.tier.name, "; ".join(told))
+    checkpoint = open_checkpoint(choice.path, verify=verify)
+    return ModelSource(checkpoint, choice.path, folder, choice.tier.name, "; ".join(told))
 
 
-def model_folder(path: AnyPath) -> Path:
-    """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder.
-
-    Raises ``UnsupportedError`` ``store.not-local``: those who read them open files by their paths.
-    """
-    return locate(path)[0].require_path("", "building a model")
+def model_folder(path: AnyPath) -> Store:
+    """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder."""
+    return locate(path)[0]

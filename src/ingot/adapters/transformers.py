@@ -203,7 +203,7 @@ def _load(
     checkpoint, device, options = source.checkpoint, wanted.device, wanted.options
     with wanted.meter.importing():  # of the architecture's modules
         config = read_config(source.folder, len(checkpoint))
-        kind = model_class(config, str(source.folder))
+        kind = model_class(config, source.folder.location)
     target = _target(torch, wanted.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
     packed = _packed(checkpoint, wanted.keep_packed, choice)
@@ -225,7 +225,7 @@ def _load(
     generation = read_generation_config(source.folder)
     if generation is not None and model.can_generate():
         model.generation_config = generation
-    model.config.name_or_path = str(source.folder)
+    model.config.name_or_path = source.folder.location
     stream = None
     if placed.streamed:
         stream = require("ingot.adapters.transformers_stream", EXTRA).Stream(

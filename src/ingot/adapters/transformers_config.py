@@ -6,13 +6,12 @@ ignored and ``trust_remote_code`` is not offered.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from ingot.core import config as core_config
-from ingot.core.config import CONFIG
+from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.core.extras import require
 from ingot.errors import FormatError, UnsupportedError
+from ingot.model.store import Store
 from ingot.ops.dialects import of_config
 
 EXTRA = "transformers"
@@ -34,12 +33,12 @@ _IMPLEMENTATIONS = {
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 
 
-def read_config(folder: Path, tensors: int) -> Any:
+def read_config(folder: Store, tensors: int) -> Any:
     """Return the config of the model in ``folder`` as an object of transformers.
 
     Parameters
     ----------
-    folder : path
+    folder : Store
         Holds config.json.
     tensors : int
         Number of tensors in the checkpoint, which bounds the number of layers.
@@ -52,8 +51,8 @@ def read_config(folder: Path, tensors: int) -> Any:
         ``model.architecture``: a model type that this transformers does not have; ``model.quantized``: weights in a
         quantization of transformers' own.
     """
-    where = str(folder / CONFIG)
-    values = read_json(folder / CONFIG, "model.config", "model.config-missing")
+    where = folder.location_of(CONFIG)
+    values = read_json(folder, CONFIG, "model.config", "model.config-missing")
     kind = values.get("model_type")
     mapping = require("transformers.models.auto.configuration_auto", EXTRA).CONFIG_MAPPING
     if not isinstance(kind, str) or kind not in mapping:
@@ -104,31 +103,31 @@ def model_class(config: Any, where: str) -> Any:
     )
 
 
-def read_generation_config(folder: Path) -> Any:
+def read_generation_config(folder: Store) -> Any:
     """Return the folder's generation config, None if it has none.
 
     Raises ``FormatError`` ``model.generation-config``.
     """
-    if not (folder / _GENERATION).is_file():
+    if not folder.exists(_GENERATION):
         return None
-    values = read_json(folder / _GENERATION, "model.generation-config", "model.generation-config")
+    values = read_json(folder, _GENERATION, "model.generation-config", "model.generation-config")
     try:
         return require("transformers", EXTRA).GenerationConfig.from_dict(values)
     except Exception as error:
-        where = str(folder / _GENERATION)
+        where = folder.location_of(_GENERATION)
         raise FormatError(
             "model.generation-config", f"transformers refuses it: {one_line(error)}", where=where
         ) from error
 
 
-def read_json(path: Path, rule: str, missing: str) -> dict[str, Any]:
+def read_json(folder: Store, name: str, rule: str, missing: str) -> dict[str, Any]:
     """Read one of the model's JSON files.
 
     Raises ``FormatError`` with ``missing`` where there is no such file and with ``rule`` for what is in it.
     """
-    if not path.is_file():
-        raise FormatError(missing, f"expected {path.name} beside the weights; copy it there", where=str(path.parent))
-    return core_config.read_config(path, rule)
+    if not folder.exists(name):
+        raise FormatError(missing, f"expected {name} beside the weights; copy it there", where=folder.location)
+    return parse_config(folder.read(name, MAX_CONFIG, rule), rule, folder.location_of(name))
 
 
 def one_line(error: BaseException) -> str:

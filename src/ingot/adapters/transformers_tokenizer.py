@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
+from os import fspath
 from typing import Any
 
+from ingot.adapters.model_source import AnyPath, model_folder
 from ingot.adapters.transformers_config import EXTRA, one_line, read_json
 from ingot.core.extras import require
-from ingot.errors import FormatError, printable
+from ingot.errors import FormatError, IngotError, printable
+from ingot.model.store import Store
 
 _FILE = "tokenizer.json"
 # Where ways to cut a text part: digits, contractions, spaces and lines, marks that compose, wide and joined characters.
@@ -22,7 +24,13 @@ _OWN = "ingot-byte-bpe"
 _WORD = r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
 
 
-def load_tokenizer(folder: Path, *, add_bos_token: bool | None = None) -> Any:
+def load_tokenizer(path: AnyPath, *, add_bos_token: bool | None = None) -> Any:
+    """Return the tokenizer beside a model's weights: in the folder ``path``, or in that of the file; else as
+    ``tokenizer_in``."""
+    return tokenizer_in(model_folder(path), add_bos_token=add_bos_token)
+
+
+def tokenizer_in(folder: Store, *, add_bos_token: bool | None = None) -> Any:
     """Return the tokenizer of a model folder; no code that travels with the model is run.
 
     The folder's tokenizer.json decides how text is cut. For some model types transformers' own loader builds a class
@@ -30,7 +38,7 @@ def load_tokenizer(folder: Path, *, add_bos_token: bool | None = None) -> Any:
 
     Parameters
     ----------
-    folder : path
+    folder : Store
     add_bos_token : bool, optional
         Whether texts get the token that begins one; by default as the folder's files say.
 
@@ -38,32 +46,34 @@ def load_tokenizer(folder: Path, *, add_bos_token: bool | None = None) -> Any:
     ------
     FormatError
         ``model.tokenizer``: no tokenizer there, or none that transformers can make.
+    UnsupportedError
+        ``store.not-local``: tokenizers open files by their paths.
     MissingExtraError
         transformers is not installed.
     """
     transformers = require("transformers", EXTRA)
     options = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
     try:
-        own = _own(folder)
+        stored = folder.exists(_FILE)
+        own = _own(folder) if stored else None
         if own is not None:
             return transformers.PreTrainedTokenizerFast(tokenizer_object=own)
-        stored = (folder / _FILE).is_file()
         kind = transformers.PreTrainedTokenizerFast if stored else transformers.AutoTokenizer
-        tokenizer = kind.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
-    except FormatError:
+        tokenizer = _made(kind, folder, options)
+    except IngotError:
         raise
     except Exception as error:  # readers of dozens of tokenizer classes, over files that may be anything
         raise FormatError(
             "model.tokenizer",
             f"expected a tokenizer ({_FILE}) beside the weights, found none that transformers reads: {one_line(error)}",
-            where=str(folder),
+            where=folder.location,
         ) from error
     require_vocabulary(tokenizer, folder)
     if stored:
         other = _chosen_by_transformers(folder, options)
         if other is not None and not same_tokens(other, tokenizer):
             warnings.warn(
-                f"{printable(str(folder))}: transformers takes {type(other).__name__} for this model, which makes "
+                f"{printable(folder.location)}: transformers takes {type(other).__name__} for this model, which makes "
                 f"other tokens than the {_FILE} beside the weights; Ingot uses {_FILE}",
                 stacklevel=2,
             )
@@ -79,19 +89,22 @@ def same_tokens(left: Any, right: Any) -> bool:
     )
 
 
-def _chosen_by_transformers(folder: Path, options: Mapping[str, Any]) -> Any:
+def _made(kind: Any, folder: Store, options: Mapping[str, Any]) -> Any:
+    path = fspath(folder.require_path("", "making a tokenizer"))
+    return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True, **options)
+
+
+def _chosen_by_transformers(folder: Store, options: Mapping[str, Any]) -> Any:
     """Return the tokenizer that transformers' own loader makes; None where it makes the plain one, or fails."""
     transformers = require("transformers", EXTRA)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True, **options
-        )
+        tokenizer = _made(transformers.AutoTokenizer, folder, options)
     except Exception:  # nobody asked for that one
         return None
     return None if type(tokenizer) is transformers.PreTrainedTokenizerFast else tokenizer
 
 
-def require_vocabulary(tokenizer: Any, folder: Path) -> None:
+def require_vocabulary(tokenizer: Any, folder: Store) -> None:
     """Refuse a tokenizer without its files: of some model types transformers makes an empty one.
 
     Raises ``FormatError`` ``model.tokenizer``.
@@ -99,27 +112,22 @@ def require_vocabulary(tokenizer: Any, folder: Path) -> None:
     names = set((getattr(tokenizer, "vocab_files_names", None) or {}).values())
     if not names:  # of bytes, say
         return
-    there = {path.name for path in folder.iterdir()} - {"tokenizer_config.json"}
+    there = {*folder.list().files} - {"tokenizer_config.json"}
     if not any(
         name in names or name.endswith(".tiktoken") or name.startswith(("tokenizer.", "tekken")) for name in there
     ):
         raise FormatError(
             "model.tokenizer",
             f"expected a tokenizer ({', '.join(sorted(names))}) beside the weights, found none; copy it there",
-            where=str(folder),
+            where=folder.location,
         )
 
 
-def _own(folder: Path) -> Any:
+def _own(folder: Store) -> Any:
     """Return a tokenizer in the demo model's format as one of the package tokenizers; None for other files."""
-    path = folder / _FILE
-    try:
-        with path.open("rb") as file:
-            if _OWN.encode() not in file.read(64):
-                return None
-    except OSError:
+    if _OWN.encode() not in folder.head(_FILE, 64):
         return None
-    merges = read_json(path, "model.tokenizer", "model.tokenizer")["merges"]
+    merges = read_json(folder, _FILE, "model.tokenizer", "model.tokenizer")["merges"]
     package = require("tokenizers", EXTRA)
     chars = _byte_chars()
     tokens = list(chars)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from os import fspath
 from typing import Any
 
 from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
@@ -78,7 +79,7 @@ def _take(companions: Companions, name: str, listing: Listing, store: Store) -> 
         companions.left.setdefault(_LINK, []).append(name)
     elif last in listing.files:
         path = store.local_path(name)
-        companions.files[name] = store.url_of(name) if path is None else str(path)
+        companions.files[name] = store.url_of(name) if path is None else fspath(path)
 
 
 def _take_subfolder(companions: Companions, folder: str, outer: Listing, store: Store) -> None:
@@ -169,6 +170,17 @@ def changed_config(companions: Mapping[str, str], change: ConfigChange) -> bytes
         return None
     store, file = locate(companions[CONFIG], io="pread")
     return _changed(store.read(file, MAX_CONFIG, _RULE), change, companions[CONFIG])
+
+
+def companion_config(companions: Mapping[str, str], rule: str) -> dict[str, Any]:
+    """Return the ``config.json`` among companions; nothing where there is none.
+
+    Raises ``FormatError`` with ``rule`` for one that is no JSON object.
+    """
+    if CONFIG not in companions:
+        return {}
+    store, file = locate(companions[CONFIG], io="pread")
+    return parse_config(store.read(file, MAX_CONFIG, rule), rule, companions[CONFIG])
 
 
 def copy_companions(companions: Mapping[str, str], target: Target, change: ConfigChange = _NO_CHANGE) -> list[str]:

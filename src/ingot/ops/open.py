@@ -11,7 +11,6 @@ from typing import Any
 
 from ingot.codecs.table import CODECS
 from ingot.core.config import CONFIG, stored_config
-from ingot.core.paths import local_path
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, ConfigKeys, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, listing
@@ -232,10 +231,9 @@ def open_source(
     path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Source:
     """Locate and validate; see ``open``."""
-    local_path(path)  # what is neither path nor address
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
-    if not fspath(path):  # an unset variable of a shell; it would be the present folder
+    if path == "":  # an unset variable of a shell; it would be the present folder
         raise missing_path("")
     try:
         store, name = locate(path, io=io)

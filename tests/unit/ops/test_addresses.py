@@ -16,9 +16,12 @@ from ingot.core.progress import ProgressEvent
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.store import Store
 from ingot.ops.check.inspect import inspect
+from ingot.ops.convert.draft import config_of_draft
 from ingot.ops.open import open_source
+from ingot.ops.squish.build import build
 from ingot.stores.memory import shared_files
 from ingot.stores.table import STORES
+from ingot.testing.drafts import draft_head
 
 WEIGHTS = {"model.layers.0.mlp.up_proj.weight": np.arange(64, dtype=np.float32).reshape(8, 8)}
 
@@ -88,10 +91,26 @@ def test_the_source_is_known_by_its_address(model: Path) -> None:
 
 
 def test_who_needs_a_local_disk_says_so(model: Path, in_memory: str) -> None:
-    assert model_folder(model.as_uri()) == model_folder(model / "model.safetensors") == model
+    assert model_folder(model.as_uri()).local_path() == model_folder(model / "model.safetensors").local_path() == model
+    shared_files("test_addresses").update({"manifest.json": bytearray(b"{}"), "tensors/a.npy": bytearray()})
     with pytest.raises(UnsupportedError) as caught:
-        model_folder(in_memory)
+        build(in_memory, "bf16")
     assert caught.value.rule == "store.not-local"
+
+
+def test_what_lies_beside_the_weights_is_read_from_their_store(in_memory: str, tmp_path: Path) -> None:
+    """A recipe, and the config.json of a draft head."""
+    files, head = shared_files("test_addresses"), tmp_path / "head"
+    ingot.save(head, draft_head())
+    files["half.toml"] = bytearray(b'[[rules]]\ncodec = "dense"\noptions = { dtype = "f16" }\n')
+    files["head/config.json"] = bytearray(b'{"norm": "before"}')
+    files.update({f"head/{path.name}": bytearray(path.read_bytes()) for path in head.iterdir()})
+    report = ingot.convert(
+        f"{in_memory}/model.safetensors", tmp_path / "a.squizd", f"{in_memory}/half.toml", draft=f"{in_memory}/head"
+    )
+    assert report.recipe == "half"
+    with ingot.open(tmp_path / "a.squizd") as checkpoint:
+        assert config_of_draft(checkpoint) == {"norm": "before"}
 
 
 @pytest.mark.parametrize(("address", "rule"), [("memory:nobody", "open.missing"), ("s3://a/b", "open.url")])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from os import fspath
-from pathlib import PurePath
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ def suggest(options: SuggestOptions) -> Suggestion:
             if use_of(checkpoint[name], form_of_tensor(checkpoint[name])) == KERNEL
         ]
     names = tuple(item.name for item in chips)
-    text = recipe_text(PurePath(recipe).stem, picks, names, max_error)
+    text = recipe_text(PurePosixPath(recipe).stem, picks, names, max_error)
     atomic_write(recipe, text.encode(), overwrite=options.overwrite)
     return Suggestion(fspath(options.path), fspath(recipe), names, max_error, tuple(picks))
 

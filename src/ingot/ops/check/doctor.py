@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
+from importlib import metadata, resources
 
 import numpy as np
 
@@ -55,14 +54,14 @@ def checks_report(checks: Sequence[Check]) -> Report:
 def examine() -> list[Check]:
     """Return all checks; none raises."""
     return [
-        Check("ingot", "ok", f"{ingot.__version__} at {Path(ingot.__file__).parent}"),
+        Check("ingot", "ok", f"{ingot.__version__} at {resources.files('ingot')}"),
         Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
         Check("numpy", "ok", np.__version__),
         _native(),
         _checksum(),
         Check("processors", "ok", f"{default_workers()} for this process"),
         Check("memory", "ok", f"{format_size(available_ram())} available"),
-        Check("reading", "ok", f"{LocalStore(Path.cwd()).io} in the current folder"),
+        Check("reading", "ok", f"{LocalStore('.').io} in the current folder"),
         *(_extra(name, package, use) for name, (package, use) in EXTRAS.items()),
     ]
 

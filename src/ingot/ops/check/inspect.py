@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ingot.core.names import layer_of, role_of
@@ -127,7 +126,7 @@ def _describe(name: str, tensor: Any) -> TensorInfo:
             part.length,
             part.nbytes,
             part.digest,
-            Path(part.source.name).name,
+            part.source.name.rpartition("/")[2],
             part.offset,
         )
         for role, part in tensor.parts.items()

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ingot.core.config import CONFIG, parse_config, read_config
+from ingot.core.config import parse_config
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.draft import IN_DRAFT, MATRICES, NORMS, TO_TARGET, is_nameless
 from ingot.model.tensor import Tensor
+from ingot.ops.companions import companion_config
 
 CONFIG_KEY = "draft_config"
 """Key of the metadata of an artifact that carries a head: the head's own ``config.json``, as JSON text."""
@@ -90,7 +90,7 @@ def config_of_draft(head: Checkpoint) -> dict[str, Any]:
     Raises ``FormatError`` ``draft.config`` for one that is no JSON object.
     """
     if head.attachments.draft is None:
-        return read_config(Path(head.companions[CONFIG]), "draft.config") if CONFIG in head.companions else {}
+        return companion_config(head.companions, "draft.config")
     text = head.metadata.get(CONFIG_KEY, "{}")
     return parse_config(str(text).encode(), "draft.config", head.location)
 

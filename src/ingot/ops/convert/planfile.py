@@ -15,7 +15,6 @@ from msgspec import Struct
 import ingot
 from ingot.core.atomic import atomic_write
 from ingot.core.options import takes
-from ingot.core.paths import local_path
 from ingot.core.progress import Progress
 from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
@@ -136,7 +135,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
 
 def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
     """Write a prepared conversion to a file, replaced if it is there; errors as ``core.atomic.atomic_write``."""
-    atomic_write(local_path(path), plan_json(prepared, options))
+    atomic_write(path, plan_json(prepared, options))
 
 
 def _target_text(place: Destination) -> str:
@@ -144,12 +143,11 @@ def _target_text(place: Destination) -> str:
 
 
 def _address(path: AnyPath | None) -> str | None:
-    """Return where another process finds a file or folder: an address, of a local one its whole path."""
+    """Return where another process finds a file or folder."""
     if path is None:
         return None
     store, name = locate(path)
-    local = store.local_path(name)
-    return store.url_of(name) if local is None else str(local.absolute())
+    return store.url_of(name)
 
 
 @takes(ExecuteOptions, "execute")
