@@ -1,0 +1,56 @@
+"""Paths of the local file system are the business of the stores: what is above them uses a store and names in it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ingot
+
+PACKAGE = Path(ingot.__file__).parent
+ROOMS = ("model", "codecs", "formats", "recipes", "engine", "ops", "adapters")
+MODULES = sorted([*PACKAGE.glob("*.py"), *(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))])
+
+HANDLING = {"pathlib", "shutil", "tempfile", "glob", "fnmatch", "ingot.core.paths"}
+# Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
+HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
+ALLOWED = {("formats/spool.py", "tempfile.TemporaryFile")}  # for sinks that have no disk of their own
+
+
+def handled(tree: ast.Module) -> set[str]:
+    """Return what a module uses to handle paths."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{item.name}" for item in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {f"{item.name}." for item in node.names if item.name.startswith("os.")}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add(f"{node.value.id}.{node.attr}")
+    used = {name for name in found if name.rpartition(".")[0] in HANDLING or name.startswith("os.")}
+    return used - HARMLESS
+
+
+def test_no_module_above_the_stores_handles_paths() -> None:
+    assert len(MODULES) > 200
+    found = set()
+    for module in MODULES:
+        name = module.relative_to(PACKAGE).as_posix()
+        found |= {(name, used) for used in handled(ast.parse(module.read_text("utf-8")))}
+    assert found == ALLOWED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.path",
+        "from pathlib import Path",
+        "import os.path",
+        "from os import stat",
+        "import glob\nglob.glob",
+    ],
+)
+def test_the_walk_sees_paths(text: str) -> None:
+    assert handled(ast.parse(text))
