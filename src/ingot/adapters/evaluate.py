@@ -6,7 +6,7 @@ import codecs
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import fspath
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
-from ingot.adapters.options import Protocol
+from ingot.adapters.options import Loading, LoadOptions, Protocol
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
@@ -70,7 +70,11 @@ class _Sums:
 
 
 def evaluate(
-    path: AnyPath, text: AnyPath, reference: AnyPath | None = None, protocol: Protocol | None = None, **options: Any
+    path: AnyPath,
+    text: AnyPath,
+    reference: AnyPath | None = None,
+    protocol: Protocol | None = None,
+    loading: Loading | None = None,
 ) -> Evaluation:
     """Score ``text`` with a model, and compare its predictions with those of ``reference``.
 
@@ -82,8 +86,8 @@ def evaluate(
         A text file in UTF-8.
     protocol : Protocol, optional
         96 windows of 256 tokens in f32 by default. The reference is computed in the same type, never packed.
-    **options :
-        For ``load_model``.
+    loading : Loading, optional
+        How both models are loaded.
 
     Raises
     ------
@@ -94,11 +98,13 @@ def evaluate(
         As ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
     torch = require("torch", EXTRA)
-    chosen = protocol or Protocol()
+    chosen, loading = protocol or Protocol(), loading or Loading()
     reports: list[LoadReport] = []
-    model = load_model(path, dtype=chosen.dtype, keep_packed=chosen.keep_packed, report=reports.append, **options)
+    wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
+    model = load_model(replace(wanted, report=reports.append))
     _require_window(model, chosen.window)
-    windows = read_windows(load_tokenizer(path), text, chosen).to(model.device)
+    folder = path if loading.model_dir is None else loading.model_dir
+    windows = read_windows(load_tokenizer(folder), text, chosen).to(model.device)
     require_vocabulary(model, windows)
     sums = _Sums()
     batches = _batches(windows, vocabulary(model))
@@ -106,7 +112,9 @@ def evaluate(
     with torch.inference_mode():
         _timed(model, first, _Sums())  # warms up, and shows what memory it takes
         sums.peak = peak_rss()
-        other = None if reference is None else _reference(reference, chosen, vocabulary(model), options)
+        other = None
+        if reference is not None:
+            other = _reference(replace(wanted, path=reference, keep_packed=False), chosen.window, vocabulary(model))
         for batch in (first, *batches):
             _score(torch, model, other, batch, sums)
     compared = reference is not None
@@ -157,14 +165,14 @@ def _require_window(model: Any, window: int) -> None:
         )
 
 
-def _reference(path: AnyPath, protocol: Protocol, size: int, options: dict[str, Any]) -> Any:
-    model = load_model(path, dtype=protocol.dtype, keep_packed=False, **options)
-    _require_window(model, protocol.window)
+def _reference(options: LoadOptions, window: int, size: int) -> Any:
+    model = load_model(options)
+    _require_window(model, window)
     if vocabulary(model) != size:
         raise UsageError(
             f"expected a reference with a vocabulary of {size}, found {vocabulary(model)}",
             rule="eval.vocabulary",
-            where=fspath(path),
+            where=fspath(options.path),
         )
     return model
 

@@ -8,7 +8,7 @@ from math import isfinite
 
 from ingot.adapters.evaluate import evaluate
 from ingot.adapters.model_source import AnyPath
-from ingot.adapters.options import Protocol
+from ingot.adapters.options import Loading, Protocol
 from ingot.core.checksums import Crc32c
 from ingot.errors import UsageError
 from ingot.stores.table import locate_file
@@ -57,7 +57,7 @@ class PerplexityGate:
             raise UsageError(f"expected a share of at least 0 to rise by, found {max_rise!r}", rule="tier.max-rise")
         self.max_rise = float(max_rise)
         self._folder, self._path, self._protocol = folder, text, protocol or Protocol()
-        self._options = {"cache": False, "max_ram": max_ram}
+        self._loading = Loading(cache=False, max_ram=max_ram)
         self.text = f"{_digest(self._path)} {self._protocol.sequences} x {self._protocol.window}"
 
     def reference(self) -> float:
@@ -66,7 +66,7 @@ class PerplexityGate:
 
     def perplexity(self, tier: AnyPath) -> float:
         """Return the perplexity of the weights at ``tier``; raises what ``evaluate`` raises."""
-        return evaluate(tier, self._path, None, replace(self._protocol, keep_packed=False), **self._options).perplexity
+        return evaluate(tier, self._path, None, replace(self._protocol, keep_packed=False), self._loading).perplexity
 
 
 def _digest(text: AnyPath) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
-from ingot.adapters.options import Draft
+from ingot.adapters.options import Draft, LoadOptions
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
@@ -72,27 +72,18 @@ class Generated:
     drafted: Drafted | None = None
 
 
-def generate(
-    path: AnyPath,
-    prompt: str,
-    max_tokens: int = 32,
-    keep_packed: bool | None = None,
-    dtype: Any = None,
-    draft: Draft | None = None,
-    **options: Any,
-) -> Generated:
+def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, draft: Draft | None = None) -> Generated:
     """Load a model, continue ``prompt`` by the most likely token at each step, and time it.
 
     Parameters
     ----------
-    path : path
-        As for ``load_model``; the tokenizer lies in the same folder.
+    source : path or LoadOptions
+        What is loaded and how; always a model of transformers, never a Core ML package. The tokenizer lies in the same
+        folder.
     max_tokens : int
         At most so many new tokens, at least 1.
     draft : Draft, optional
         Decode speculatively with an EAGLE-3 head; the tokens are those without it.
-    **options :
-        For ``load_model``; always a model of transformers, never a Core ML package.
 
     Raises
     ------
@@ -109,9 +100,9 @@ def generate(
     if max_tokens < 1:
         raise UsageError(f"expected at least 1 new token, found {max_tokens}", rule="generate.max-tokens")
     reports: list[LoadReport] = []
-    options = {**options, "coreml": False, "report": reports.append}
-    model = load_model(path, dtype=dtype, keep_packed=keep_packed, **options)
-    tokenizer = load_tokenizer(path)
+    wanted = source if isinstance(source, LoadOptions) else LoadOptions(source)
+    model = load_model(replace(wanted, coreml=False, report=reports.append))
+    tokenizer = load_tokenizer(wanted.path if wanted.model_dir is None else wanted.model_dir)
     tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
     require_room(model, tokens.shape[1], max_tokens)
     require_vocabulary(model, tokens)
@@ -120,7 +111,7 @@ def generate(
         new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
         first, rest, drafted = seconds[0], sum(seconds[1:]), None
     else:
-        head = draft_head(path if draft.path is None else draft.path, model)
+        head = draft_head(wanted.path if draft.path is None else draft.path, model)
         speculate = require("ingot.adapters.speculate", EXTRA).speculate
         done = speculate(model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens)
         new_tokens, first, rest, drafted = done.tokens, done.first, done.rest, _drafted(done)

@@ -2,24 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from ingot.core.options import about
 from ingot.errors import UsageError
 from ingot.ops.options import AnyPath
 
+if TYPE_CHECKING:
+    from ingot.adapters.load_report import LoadReport
+
 MOST_DRAFTED = 7
 """The most tokens that are proposed at a time: kernels of packed weights take eight rows in 16 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What ``load_model`` is told by every command that runs a model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What loading a model is told whatever the model is wanted for."""
 
     cache: bool = field(default=True, metadata=about("Use and make faster stored forms.", "--cache/--no-cache"))
     max_ram: int | str | None = field(
         default=None, metadata=about("Memory that weights may be decoded into, such as 2GiB; by default what is free.")
+    )
+    stream: bool = field(
+        default=False,
+        metadata=about("Decode weights layer by layer as they are needed, in the memory of two.", "--stream"),
+    )
+    verify: bool = field(
+        default=True,
+        metadata=about(
+            "Check the digests of the parts that are used, which reads all of them once, at the speed of memory.",
+            command=False,
+        ),
+    )
+    strict: bool = field(
+        default=True, metadata=about("Refuse tensors that the architecture has no place for.", command=False)
+    )
+    coreml: bool = field(
+        default=True,
+        metadata=about(
+            "Whether a Core ML package that the file carries may be loaded in place of the weights, where the machine "
+            "runs it.",
+            command=False,
+        ),
+    )
+    model_dir: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "The folder of config.json and the tokenizer, where it is another than that of the weights.", command=False
+        ),
+    )
+    report: Callable[[LoadReport], object] | None = field(
+        default=None, metadata=about("Called once with a LoadReport.", command=False)
+    )
+
+    def of(self, path: AnyPath, **more: Any) -> LoadOptions:
+        """Return how the model at ``path`` is loaded; ``more`` are further fields, or replace these."""
+        return LoadOptions(path, **{item.name: getattr(self, item.name) for item in fields(Loading)} | more)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions(Loading):
+    """How a model is loaded: from where, and as what."""
+
+    path: AnyPath = field(
+        metadata=about(
+            "Folder or file, with config.json and tokenizer beside the weights.", argument=True, metavar="MODEL"
+        )
+    )
+    device: Any = field(default="cpu", metadata=about("Where the weights go.", command=False))
+    dtype: Any = field(
+        default=None,
+        metadata=about(
+            "Element type of the weights; by default, and with auto, config.json's, else that of the first "
+            "floating-point tensor."
+        ),
+    )
+    keep_packed: bool | None = field(
+        default=None,
+        metadata=about(
+            "Compute from the packed weights, or decode them; a .squizd is run as its stack says, others decoded.",
+            "--keep-packed/--decode",
+        ),
     )
 
 
@@ -35,6 +100,7 @@ class Protocol:
     )
     dtype: Any = field(default="f32", metadata=about("Element type to compute in."))
     keep_packed: bool = field(default=False, metadata=about("Compute from the packed weights."))
+    device: Any = field(default="cpu", metadata=about("Where the weights go.", command=False))
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.sequences < 1:

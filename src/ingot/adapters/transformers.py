@@ -5,16 +5,16 @@ What a ``.squizd`` runs on is chosen by ``ingot.targets.dispatch``; all but Core
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import fspath
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from ingot.adapters.coreml import load_package
 from ingot.adapters.load_report import LoadReport, Meter
-from ingot.adapters.model_source import AnyPath, ModelSource, resolve
+from ingot.adapters.model_source import ModelSource, resolve
+from ingot.adapters.options import LoadOptions
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
 from ingot.adapters.transformers_packed import packable, put_packed
@@ -32,41 +32,15 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
 from ingot.core.memory import require_ram
+from ingot.core.options import takes
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.features import Flags
 from ingot.targets import dispatch
 
 
-class LoadOptions(TypedDict, total=False):
-    """What ``load_model`` may be told beside what is wanted.
-
-    ``cache`` (true): whether faster stored forms beside the path may be used and made. ``max_ram``: a size that
-    replaces what the machine says is free; decoding more is refused. ``verify`` (true): check the digests of the parts
-    that are used, which reads all of them once, at the speed of memory. ``strict`` (true): refuse tensors that the
-    architecture has no place for. ``coreml`` (true): whether a Core ML package that the file carries may be loaded in
-    place of the weights, where the machine runs it. ``stream`` (false): decode weights layer by layer, each time that a
-    pass comes to them, and hold no more than two layers of them. ``model_dir``: the folder of config.json and the
-    tokenizer, where it is another than that of the weights. ``report``: called once with a ``LoadReport``.
-    """
-
-    cache: bool
-    max_ram: str | int | None
-    verify: bool
-    strict: bool
-    coreml: bool
-    stream: bool
-    model_dir: AnyPath | None
-    report: Callable[[LoadReport], object] | None
-
-
-def load_model(
-    path: AnyPath,
-    device: Any = "cpu",
-    dtype: Any = None,
-    keep_packed: bool | None = None,
-    **options: Unpack[LoadOptions],
-) -> Any:
+@takes(LoadOptions, "model")
+def load_model(options: LoadOptions) -> Any:
     """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
 
     Weights that are stored as they are wanted stay in the mapped file; the others are decoded once, into the memory
@@ -79,20 +53,9 @@ def load_model(
     Ingot can run. On a Mac this may be the Core ML package that the file carries: then the model is a
     ``coremltools.models.MLModel``, unless ``device``, ``dtype`` or ``keep_packed`` are given or ``coreml`` is false.
 
-    Parameters
-    ----------
-    path : path
-        Anything that ``ingot.open`` takes; config.json lies in the folder, or beside the file.
-    device : str or torch.device
-        Where the weights go.
-    dtype : optional
-        Element type of the floating-point weights, in any spelling; by default, and with ``auto``, config.json's, else
-        that of the first floating-point tensor.
-    keep_packed : bool, optional
-        Leave linear layers and embeddings of codec ``affine`` packed and compute from there. By default they
-        are decoded, except where the stack of a ``.squizd`` is one that computes from codes.
-    **options :
-        See ``LoadOptions``.
+    Returns
+    -------
+    model
 
     Raises
     ------
@@ -109,69 +72,63 @@ def load_model(
     IngotError
         As ``ingot.open`` and ``Tensor.numpy``.
     """
-    unknown = sorted(set(options) - set(LoadOptions.__annotations__))
-    if unknown:
-        known = ", ".join(LoadOptions.__annotations__)
-        raise UsageError(f"expected the options {known}, found {unknown[0][:80]!r}", rule="model.option")
     meter = Meter()
-    dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
-    verify, cache = options.get("verify", True), options.get("cache", True)
-    folder = options.get("model_dir")
-    source = resolve(path, "torch", bool(keep_packed), cache, verify=verify, dtype=dtype, model_dir=folder)
+    if isinstance(options.dtype, str) and options.dtype == "auto":
+        options = replace(options, dtype=None)
+    source = resolve(
+        options.path,
+        "torch",
+        bool(options.keep_packed),
+        options.cache,
+        verify=options.verify,
+        dtype=options.dtype,
+        model_dir=options.model_dir,
+    )
     with ExitStack() as stack:
         checkpoint = stack.enter_context(source.checkpoint)
         try:
-            model, done = _run(source, _Wanted(device, dtype, keep_packed, options, meter))
+            model, done = _run(source, options, meter)
         except IngotError as error:
             raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
         if done.get("streamed"):
             stack.pop_all()  # the model goes on reading; its files are closed when it goes
-    report = options.get("report")
-    if report is not None:
-        report(LoadReport(fspath(path), **{**done, **meter.taken()}))
+    if options.report is not None:
+        options.report(LoadReport(fspath(options.path), **{**done, **meter.taken()}))
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    device: Any
-    dtype: Any
-    keep_packed: bool | None
-    options: LoadOptions
-    meter: Meter
-
-    def wishes(self) -> dispatch.Wishes:
-        """Return what of this decides on stacks."""
-        kind = str(self.device).partition(":")[0]
-        asked = [
-            text
-            for text, given in (
-                (f"device {kind}", kind != "cpu"),
-                ("a dtype", self.dtype is not None),
-                ("packed or decoded weights", self.keep_packed is not None),
-                ("a model of transformers", not self.options.get("coreml", True)),
-                ("streamed weights", self.options.get("stream", False)),
-            )
-            if given
-        ]
-        return dispatch.Wishes(kind, self.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
+def _wishes(options: LoadOptions) -> dispatch.Wishes:
+    """Return what of the options decides on stacks."""
+    kind = str(options.device).partition(":")[0]
+    asked = [
+        text
+        for text, given in (
+            (f"device {kind}", kind != "cpu"),
+            ("a dtype", options.dtype is not None),
+            ("packed or decoded weights", options.keep_packed is not None),
+            ("a model of transformers", not options.coreml),
+            ("streamed weights", options.stream),
+        )
+        if given
+    ]
+    return dispatch.Wishes(kind, options.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
 
 
-def _run(source: ModelSource, wanted: _Wanted) -> tuple[Any, dict[str, Any]]:
+def _run(source: ModelSource, options: LoadOptions, meter: Meter) -> tuple[Any, dict[str, Any]]:
     """Return what runs the first stack that can be run, with what the report says of it."""
     checkpoint, choice = source.checkpoint, None
     if checkpoint.features is not None:
-        machine, wishes = dispatch.here(), wanted.wishes()
+        machine, wishes = dispatch.here(), _wishes(options)
         choice = dispatch.own_dispatch(checkpoint.features, machine, wishes)
         if choice.stack == Flags.ANE_COREML.name:
             try:
                 return _package(source, choice)
             except UnsupportedError as error:
                 choice = dispatch.own_dispatch(checkpoint.features, machine, replace(wishes, refused=str(error)))
-    with wanted.meter.importing():
+    with meter.importing():
         torch = require("torch", EXTRA)
         require("transformers", EXTRA)
-    model, done = _load(torch, source, replace(wanted, device=_device(torch, wanted.device)), choice)
+    model, done = _load(torch, source, replace(options, device=_device(torch, options.device)), meter, choice)
     if choice is not None:
         done |= {"why": f"{done['why']}; {choice.told()}", "dispatch": choice}
     return model, done
@@ -197,28 +154,26 @@ def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[
 
 
 def _load(
-    torch: Any, source: ModelSource, wanted: _Wanted, choice: dispatch.Dispatch | None
+    torch: Any, source: ModelSource, options: LoadOptions, meter: Meter, choice: dispatch.Dispatch | None
 ) -> tuple[Any, dict[str, Any]]:
     """Build the model; return it with what the report says of it."""
-    checkpoint, device, options = source.checkpoint, wanted.device, wanted.options
-    with wanted.meter.importing():  # of the architecture's modules
+    checkpoint, device = source.checkpoint, options.device
+    with meter.importing():  # of the architecture's modules
         config = read_config(source.folder, len(checkpoint))
         kind = model_class(config, source.folder.location)
-    target = _target(torch, wanted.dtype, config, checkpoint)
+    target = _target(torch, options.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
-    packed = _packed(checkpoint, wanted.keep_packed, choice)
-    streaming = options.get("stream", False)
+    packed = _packed(checkpoint, options.keep_packed, choice)
     merged = merged_names(config, checkpoint)
-    streamed = streamable(checkpoint, target, packed, merged) if streaming else frozenset()
+    streamed = streamable(checkpoint, target, packed, merged) if options.stream else frozenset()
     resident = copied_bytes(checkpoint, target, packed | streamed, merged)
-    room = partial(_require_room, device, options.get("max_ram"), checkpoint.location, streaming=streaming)
+    room = partial(_require_room, device, options.max_ram, checkpoint.location, streaming=options.stream)
     room(resident)
-    strict = options.get("strict", True)
 
     def attempt(some: set[str]) -> Any:
         loading = Loading(device, some)
         weights = weights_of(checkpoint, loading)
-        return build(kind, config, weights, loading, dtype, strict=strict, where=checkpoint.location)
+        return build(kind, config, weights, loading, dtype, strict=options.strict, where=checkpoint.location)
 
     placed = put_packed(attempt, packed, dtype, device, streamed)
     model = placed.model

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ingot.core.options import About, about_of
+from ingot.core.options import About, about_of, options_of
 from ingot.errors import UsageError
 
 NONE = "none"
@@ -42,7 +42,7 @@ def derived(command: Callable[..., None]) -> Callable[..., None]:
     hints = typing.get_type_hints(command, include_extras=True)
     structs: dict[str, type[Any]] = {name: hint for name, hint in hints.items() if _is_struct(hint)}
     types = {name: _types(struct) for name, struct in structs.items()}
-    shown = {name: [item for item in fields(struct) if about_of(item).command] for name, struct in structs.items()}
+    shown = {name: [item for item in options_of(struct) if about_of(item).command] for name, struct in structs.items()}
 
     @wraps(command)
     def call(**values: Any) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from ingot.adapters.options import Loaded, Protocol
+from ingot.adapters.options import Loading, Protocol
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, number, print_json, size_text
 from ingot.cli.tables import table
@@ -31,7 +30,7 @@ def command(
     text: Annotated[str, typer.Option(help="Text file in UTF-8 that the model was not trained on.")],
     reference: Annotated[str | None, typer.Option(help="Model to compare the predictions with.")] = None,
     protocol: Protocol,
-    loaded: Loaded,
+    loading: Loading,
     json: Json = False,
 ) -> None:
     """Measure a model on a text: perplexity, speed, memory; with --reference also KL and top-1 agreement.
@@ -40,7 +39,7 @@ def command(
     """
     from ingot.adapters.evaluate import evaluate
 
-    result = evaluate(model, text, reference, protocol, **asdict(loaded))
+    result = evaluate(model, text, reference, protocol, loading)
     if json:
         print_json(result)
         return

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from ingot.adapters.options import Draft, Loaded
+from ingot.adapters.options import Draft, LoadOptions
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, print_json, size_text
 from ingot.cli.tables import line
@@ -31,21 +30,9 @@ def register(app: typer.Typer) -> None:
 
 def command(
     *,
-    model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
+    load: LoadOptions,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many new tokens.")] = 32,
-    keep_packed: Annotated[
-        bool | None,
-        typer.Option(
-            "--keep-packed/--decode",
-            help="Compute from the packed weights, or decode them; a .squizd is run as its stack says, others decoded.",
-        ),
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Element type of the weights; config.json's by default.")] = None,
-    loaded: Loaded,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Decode weights layer by layer as they are needed, in the memory of two.")
-    ] = False,
     draft: Annotated[
         bool, typer.Option("--draft", help="Decode speculatively with the EAGLE-3 head that the model carries.")
     ] = False,
@@ -60,7 +47,7 @@ def command(
     from ingot.adapters.generate import generate
 
     asked = head if draft or head.path is not None else None
-    generated = generate(model, prompt, max_tokens, keep_packed, dtype, asked, stream=stream, **asdict(loaded))
+    generated = generate(load, prompt, max_tokens, asked)
     if json:
         print_json(generated)
         return

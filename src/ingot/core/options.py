@@ -65,6 +65,11 @@ def about_of(item: Field[Any]) -> About:
     return known
 
 
+def options_of(struct: Any) -> list[Field[Any]]:
+    """Return the fields of a struct of options, in the order of its parameters."""
+    return sorted(fields(struct), key=lambda item: item.kw_only)
+
+
 class Operation(Protocol[P, S_contra, R_co]):
     """A function that takes a struct of options, or the struct's fields as parameters."""
 
@@ -85,7 +90,7 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
     assert is_dataclass(struct)
 
     def decorate(function: Callable[[S], R]) -> Operation[P, S, R]:
-        known = [item.name for item in fields(struct)]
+        known = [item.name for item in options_of(struct)]
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> R:
@@ -119,7 +124,7 @@ def _require_least(options: Any, operation: str) -> None:
 def _documented(doc: str, struct: type[Any]) -> str:
     """Put a section ``Parameters`` before the docstring's first section."""
     lines = ["Parameters", "----------"]
-    for item in fields(struct):
+    for item in options_of(struct):
         lines += [f"{item.name} : {item.type}", textwrap.indent(textwrap.fill(about_of(item).help, 100), "    ")]
     parameters = "\n".join(lines)
     head, rule, rest = doc.partition("\n\nReturns\n-------")

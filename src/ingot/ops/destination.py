@@ -17,7 +17,7 @@ from ingot.formats.table import FORMATS
 from ingot.model.store import Replaced
 from ingot.ops.replaceable import require_ours
 from ingot.stores import table
-from ingot.stores.table import locate, text_of
+from ingot.stores.table import locate, location_of
 
 DEFAULT_FORMAT = "zt"
 STEM = "model"
@@ -67,7 +67,7 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
         if kind == "file" or (files_too and not named and not whole and _foreign_suffix(last.name)):
             raise _unknown_suffix(text, last.suffix)
         chosen = chosen or FORMATS[DEFAULT_FORMAT]
-        return Destination(text_of(path), True, chosen, chosen.file_name(STEM))
+        return Destination(location_of(path), True, chosen, chosen.file_name(STEM))
     if by_suffix is not None and chosen is not None and chosen.name != by_suffix.name:
         raise UsageError(
             f"expected a file name that fits format {chosen.name} ({', '.join(chosen.suffixes)})",
@@ -75,7 +75,7 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
             where=text,
         )
     assert chosen is not None
-    return Destination(text_of(path), False, chosen, last.name)
+    return Destination(location_of(path), False, chosen, last.name)
 
 
 def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:

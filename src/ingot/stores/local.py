@@ -171,6 +171,10 @@ class LocalScheme:
         """Return the ``file:`` address of a path."""
         return url_of(_path_of(text))
 
+    def location(self, text: str) -> str:
+        """Return a path as it is, and that of a ``file:`` address."""
+        return str(_path_of(text)) if text.lower().startswith("file:") else text
+
 
 def _path_of(text: str) -> Path:
     """Return the path that a ``file:`` address means; any other text is a path as it is.

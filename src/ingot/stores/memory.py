@@ -84,6 +84,10 @@ class MemoryScheme:
         """Return the address without needless slashes."""
         return f"memory:{_name_of(text)}"
 
+    def location(self, text: str) -> str:
+        """Return the address as it is."""
+        return text
+
 
 _SHARED: dict[str, dict[str, bytearray]] = {}
 

@@ -42,6 +42,10 @@ class Publishing(Protocol):
         """Return the address in the one form in which ``Store.url_of`` has it."""
         ...
 
+    def location(self, text: str) -> str:
+        """Return the address as reports and messages have it: of a local file or folder its path."""
+        ...
+
 
 STORES: Instances[Scheme] = Instances(
     "store",
@@ -125,6 +129,12 @@ def stage(url: str | os.PathLike[str], replaced: Replaced, *, directory: bool = 
 def url_of(url: str | os.PathLike[str]) -> str:
     """Return the address, in the form in which stores have theirs, of what may be there or not; errors as ``stage``."""
     return _publishing(url).url(text_of(url))
+
+
+def location_of(url: str | os.PathLike[str]) -> str:
+    """Return an address, of what may be there or not, as reports and messages have it."""
+    scheme, text = scheme_of(url), text_of(url)
+    return scheme.location(text) if isinstance(scheme, Publishing) else text
 
 
 def _publishing(url: str | os.PathLike[str]) -> Publishing:

@@ -11,7 +11,7 @@ import pytest
 import ingot
 from ingot.adapters.evaluate import evaluate
 from ingot.adapters.gate import PerplexityGate
-from ingot.adapters.options import Protocol
+from ingot.adapters.options import Loading, Protocol
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.ops.squish.build import build
@@ -30,7 +30,7 @@ def squish(tmp_path: Path) -> Path:
 def test_the_figures_are_those_of_eval(squish: Path) -> None:
     report = build(squish, "3bit", gate=PerplexityGate(squish, TEXT, 1.0, SHORT))
     assert report.gate is not None
-    assert report.gate.reference == evaluate(squish, TEXT, None, SHORT, cache=False).perplexity
+    assert report.gate.reference == evaluate(squish, TEXT, None, SHORT, Loading(cache=False)).perplexity
     assert report.gate.perplexity == evaluate(report.path, TEXT, None, SHORT).perplexity
     assert report.gate.perplexity != report.gate.reference
     assert sorted(one.name for one in squish.glob(".squish*")) == [".squish_3bit_ready"]

@@ -15,6 +15,7 @@ import torch
 import ingot
 from ingot.adapters.generate import generate
 from ingot.adapters.load_report import LoadReport
+from ingot.adapters.options import LoadOptions
 from ingot.adapters.transformers import load_model
 from ingot.cli.main import run
 from ingot.errors import IngotError, IntegrityError
@@ -109,14 +110,14 @@ def test_a_model_larger_than_max_ram_generates(small: Path) -> None:
     whole = generate(small, "the", 8)
     assert whole.load.decoded > 40_000
     with pytest.raises(IngotError) as error:
-        generate(small, "the", 8, max_ram=40_000)
+        generate(LoadOptions(small, max_ram=40_000), "the", 8)
     assert error.value.rule == "ram.guard"
-    streamed = generate(small, "the", 8, max_ram=40_000, stream=True)
+    streamed = generate(LoadOptions(small, max_ram=40_000, stream=True), "the", 8)
     assert streamed.tokens == whole.tokens
     assert streamed.load.streamed == whole.load.decoded - streamed.load.decoded
     assert streamed.load.decoded + streamed.load.window <= 40_000
     with pytest.raises(IngotError) as error:
-        generate(small, "the", 8, max_ram=streamed.load.window // 2, stream=True)
+        generate(LoadOptions(small, max_ram=streamed.load.window // 2, stream=True), "the", 8)
     assert error.value.rule == "ram.guard"
 
 

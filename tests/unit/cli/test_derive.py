@@ -13,6 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import ingot
+from ingot.adapters.options import Loading, LoadOptions
 from ingot.cli.derive import derived, option
 from ingot.cli.main import app as ingot_app
 from ingot.core.options import about, about_of, takes
@@ -194,3 +195,11 @@ def test_commands_functions_and_structs_have_the_same_options(name: str, struct:
     taken = {parameter.name for parameter in group.commands[name].params}
     assert {item.name for item in fields(struct) if about_of(item).command} <= taken
     assert {"json", "quiet"} <= taken - known
+
+
+def test_commands_that_run_a_model_take_the_options_of_load_model() -> None:
+    assert set(signature(ingot.load_model).parameters) == {item.name for item in fields(LoadOptions)}
+    group: Any = typer.main.get_command(ingot_app)
+    for name, struct in (("generate", LoadOptions), ("eval", Loading)):
+        taken = {parameter.name for parameter in group.commands[name].params}
+        assert {item.name for item in fields(struct) if about_of(item).command} <= taken

@@ -120,6 +120,11 @@ def test_addresses_without_a_checkpoint_are_refused(address: str, rule: str) -> 
     assert caught.value.rule == rule
 
 
+def test_a_report_names_a_local_destination_by_its_path(model: Path, tmp_path: Path) -> None:
+    for target in (tmp_path / "one.zt", tmp_path / "a folder"):
+        assert ingot.convert(model, target.as_uri()).destination == str(target)
+
+
 def test_results_appear_in_memory_whole(model: Path, in_memory: str, tmp_path: Path) -> None:
     files = shared_files("test_addresses")
     for target in (f"{in_memory}/out", f"{in_memory}/one.zt"):
