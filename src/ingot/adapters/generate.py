@@ -111,7 +111,7 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
         first, rest, drafted = seconds[0], sum(seconds[1:]), None
     else:
-        head = draft_head(wanted.path if draft.path is None else draft.path, model)
+        head = draft_head(wanted.path if draft.head is None else draft.head, model)
         speculate = require("ingot.adapters.speculate", EXTRA).speculate
         done = speculate(model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens)
         new_tokens, first, rest, drafted = done.tokens, done.first, done.rest, _drafted(done)

@@ -114,7 +114,7 @@ class Protocol:
 class Draft:
     """Which draft head (by default that of the artifact itself), and how many tokens it proposes at a time, 1 to 7."""
 
-    path: AnyPath | None = field(
+    head: AnyPath | None = field(
         default=None, metadata=about("Do so with the head in this file or folder.", "--draft-head")
     )
     tokens: int = field(

@@ -36,7 +36,7 @@ def command(
     draft: Annotated[
         bool, typer.Option("--draft", help="Decode speculatively with the EAGLE-3 head that the model carries.")
     ] = False,
-    head: Draft,
+    drafting: Draft,
     json: Json = False,
 ) -> None:
     """Load a model with transformers, continue a prompt, always by the likeliest token, and say what it took.
@@ -46,7 +46,7 @@ def command(
     """
     from ingot.adapters.generate import generate
 
-    asked = head if draft or head.path is not None else None
+    asked = drafting if draft or drafting.head is not None else None
     generated = generate(load, prompt, max_tokens, asked)
     if json:
         print_json(generated)

@@ -67,7 +67,7 @@ def about_of(item: Field[Any]) -> About:
 
 def options_of(struct: Any) -> list[Field[Any]]:
     """Return the fields of a struct of options, in the order of its parameters."""
-    return sorted(fields(struct), key=lambda item: item.kw_only)
+    return sorted(fields(struct), key=lambda item: item.kw_only is True)
 
 
 class Operation(Protocol[P, S_contra, R_co]):

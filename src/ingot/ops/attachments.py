@@ -107,10 +107,9 @@ def _is_there(store: Store, name: str) -> bool:
     """Whether a store has a file or folder of this name."""
     outer, _, last = name.rpartition("/")
     try:
-        listing = store.list(outer)
+        return store.exists(name) or last in store.list(outer).folders
     except IngotError:  # too long a name
         return False
-    return last in listing.files or last in listing.folders
 
 
 def package_digest(part: Part) -> str:
@@ -216,10 +215,11 @@ def extract_coreml(options: CoremlOptions) -> PathLike[str]:
 
 def _package_in(store: Store) -> str:
     """Return the package's own folder: the archive's root, or the one folder in it, as other packers make them."""
-    listing = store.list()
-    inner = [name for name in (*listing.files, *listing.folders) if name != "__MACOSX"]
-    whole = _MANIFEST in inner or len(inner) != 1 or inner[0] not in listing.folders
-    folder = "" if whole else inner[0]
+    folder = ""
+    if not store.exists(_MANIFEST):
+        listing = store.list()
+        inner = [name for name in (*listing.files, *listing.folders) if name != "__MACOSX"]
+        folder = inner[0] if len(inner) == 1 and inner[0] in listing.folders else ""
     require_package(store, folder)
     return folder
 

@@ -84,6 +84,10 @@ class LocalStore(Store):
         outside = [link.name for link in links if roots.isdisjoint(Path(os.path.realpath(link.path)).parents)]
         return Listing(tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(outside)))
 
+    def exists(self, name: str) -> bool:
+        """As ``Store.exists``, without a listing."""
+        return os.path.isfile(self._folder / checked_name(name, self.location))  # noqa: PTH113 - False for long names
+
     def tree(self, folder: str = "") -> Iterator[str]:
         """As ``Store.tree``; devices and links in a circle are named too."""
         return _tree(str(self.local_path(folder)), f"{folder}/" if folder else "")

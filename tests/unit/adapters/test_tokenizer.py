@@ -9,6 +9,7 @@ import tokenizers
 import transformers
 
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.stores.local import LocalStore
 from ingot.testing.models import make_tokenizer
 
 TEXT = "in the 123123 cafe\u0301 then 12 <s>"
@@ -60,7 +61,7 @@ def test_mlx_gets_the_same_tokenizer(folder: Path) -> None:
     from ingot.adapters.mlx_load import _tokenizer
 
     with pytest.warns(UserWarning, match="tokenizer"):
-        found = _tokenizer(utils, folder)
+        found = _tokenizer(utils, LocalStore(folder))
     assert found.encode(TEXT) == tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids
 
 

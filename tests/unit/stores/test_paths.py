@@ -13,7 +13,7 @@ PACKAGE = Path(ingot.__file__).parent
 ROOMS = ("model", "codecs", "formats", "recipes", "engine", "ops", "adapters")
 MODULES = sorted([*PACKAGE.glob("*.py"), *(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))])
 
-HANDLING = {"pathlib", "shutil", "tempfile", "glob", "fnmatch", "ingot.core.paths"}
+HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.paths"}
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {("formats/spool.py", "tempfile.TemporaryFile")}  # for sinks that have no disk of their own
