@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
 from ingot.codecs.affine.sign import SIGNS
+from ingot.codecs.options import require_known, wrong_option
 from ingot.codecs.reach import AUTO
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import (
     FLAT_LSB,
     NO_ZERO,
@@ -40,6 +42,7 @@ OPTIONS = (
     "zero_point",
     "cut",
 )
+_wrong = partial(wrong_option, AffineLayout.codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,7 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Ch
 
     Raises ``UsageError`` ``affine.option``.
     """
-    unknown = sorted(str(key) for key in options if key not in OPTIONS)
-    if unknown:
-        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    require_known(AffineLayout.codec, options, OPTIONS)
     bits, grid = _bits(options), _grid(options)
     zero_kind = _choice(options, "zero_kind", ("point", "offset"), "point")
     symmetric, quantizer = _quantizer(options, offset=zero_kind == "offset")
@@ -157,10 +158,6 @@ def _cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: AffineLay
 
 def _with_matrix(settings: AffineLayout, shape: tuple[int, ...], matrix: tuple[int, int]) -> AffineLayout:
     return settings if settings.matrix_of(shape) == matrix else replace(settings, matrix=matrix)
-
-
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec {AffineLayout.codec} expects {expected}, found {found!r}", rule="affine.option")
 
 
 def _choice(options: Mapping[str, Any], key: str, known: tuple[str, ...], default: str) -> str:

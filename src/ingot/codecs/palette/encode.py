@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import frexp, prod
 from typing import Any
 
 import numpy as np
 
 from ingot.codecs.cast import flat
+from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.palette import fit
 from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
 from ingot.codecs.reach import AUTO, Reach
-from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS, cast, float_name
 from ingot.core.parallel import for_ranges
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UnsupportedError
 from ingot.model.layouts.palette import (
     BITS,
     CODEBOOK,
@@ -33,6 +34,7 @@ from ingot.model.tensor import Array
 OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales", "importance")
 ENTRIES = ("f16", "bf16", "f32", "i8")
 _WIDE = ("f32",)
+_wrong = partial(wrong_option, PaletteLayout.codec)
 
 # Elements from which on groups are spread over threads: chunks of a conversion are smaller, and have threads already.
 _LARGE = 1 << 21
@@ -238,15 +240,8 @@ class PaletteEncoder:
 
 def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PaletteEncoder:
     """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``PaletteCodec.encoder``."""
-    source = resolve_dtype(dtype).name
-    if source not in FLOATS:
-        raise UnsupportedError(
-            f"expected weights of type {', '.join(FLOATS)} for a palette, found {source}; keep this tensor dense",
-            rule="palette.dtype",
-        )
-    unknown = sorted(str(key) for key in options if key not in OPTIONS)
-    if unknown:
-        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    source = source_dtype(PaletteLayout.codec, dtype, FLOATS)
+    require_known(PaletteLayout.codec, options, OPTIONS)
     bits = _choice(options, "bits", BITS, 4)
     size = _choice(options, "vector", VECTOR_SIZES, 1)
     axis, vector_axis = (_axis(options, key, shape) for key in ("axis", "vector_axis"))
@@ -301,10 +296,6 @@ def _points(values: Array, params: PaletteLayout) -> Array:
     shape = values.shape
     split = values.reshape(*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
     return cast(np.ascontiguousarray(np.moveaxis(split, axis + 1, -1)), "f32")
-
-
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec palette expects {expected}, found {found!r:.80}", rule="palette.option")
 
 
 def _choice(options: Mapping[str, Any], key: str, known: tuple[Any, ...], default: Any) -> Any:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ingot.codecs.base import ChunkParts, Encoder, forget, held, ready, row_step
+from ingot.codecs.options import is_whole, require_known, wrong_option
 from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.dtypes import numpy_dtype
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UnsupportedError
 from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ids import codec_named
@@ -23,6 +25,7 @@ from ingot.model.tensor import Array
 
 OPTIONS = ("axis", "block", "mask", "inner", "options", "whole")
 BLOCK = 64
+_wrong = partial(wrong_option, BlocksLayout.codec)
 
 
 @dataclass(slots=True)
@@ -162,13 +165,11 @@ def _joined(pieces: list[Array], rows: Array, axis: int) -> Array:
 
 def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
     """Return the encoder for a matrix of ``shape`` and source ``dtype``; see ``BlocksCodec.encoder``."""
-    unknown = sorted(str(key) for key in options if key not in OPTIONS)
-    if unknown:
-        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    require_known(BlocksLayout.codec, options, OPTIONS)
     axis, block = options.get("axis", 0), options.get("block", BLOCK)
     if axis not in (0, 1) or isinstance(axis, bool):
         raise _wrong("axis 0 or 1", axis)
-    if not isinstance(block, int) or isinstance(block, bool) or not 1 <= block <= 2**62:
+    if not is_whole(block, 1, 2**62):
         raise _wrong("block of at least 1", block)
     if len(shape) != 2:
         raise UnsupportedError(f"sparse_blocks takes matrices, found shape {list(shape)}", rule="sparse_blocks.shape")
@@ -222,7 +223,3 @@ def _blocks(channels: int, block: int, mask: object) -> Blocks:
     if blocks.spare:
         raise _wrong("a mask without bits past the last block", mask)
     return blocks
-
-
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec sparse_blocks expects {expected}, found {found!r:.80}", rule="sparse_blocks.option")

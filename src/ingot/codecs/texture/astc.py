@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ingot.codecs.base import Rows, result
+from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
 from ingot.core import native
-from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
 from ingot.core.parallel import for_ranges
-from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.texture import AstcLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 ROLES = ("blocks", "scales", "zeros")
 OPTIONS = ("footprint", "quality")
+_wrong = partial(wrong_option, AstcLayout.codec)
 
 
 class AstcEncoder:
@@ -203,15 +205,8 @@ class AstcCodec:
 
         Needs no package yet; see ``AstcEncoder.ready``.
         """
-        source = resolve_dtype(dtype).name
-        if source not in FLOATS:
-            raise UnsupportedError(
-                f"expected weights of type {', '.join(FLOATS)} to compress, found {source}; keep this tensor dense",
-                rule="astc.dtype",
-            )
-        unknown = sorted(str(key) for key in options if key not in OPTIONS)
-        if unknown:
-            raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+        source = source_dtype(AstcLayout.codec, dtype, FLOATS)
+        require_known(AstcLayout.codec, options, OPTIONS)
         footprint, quality = options.get("footprint", "6x6"), options.get("quality", 10)
         if not isinstance(footprint, str) or footprint not in FOOTPRINTS:
             raise _wrong(f"a footprint {', '.join(FOOTPRINTS)}", footprint)
@@ -304,7 +299,3 @@ def _checked(tensor: Tensor) -> AstcLayout:
                 where=where,
             )
     return layout
-
-
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec astc expects {expected}, found {found!r}", rule="astc.option")

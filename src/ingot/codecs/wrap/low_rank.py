@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any, ClassVar
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from ingot.codecs.base import Rows, decode_by_rows
 from ingot.codecs.dense.codec import require_part
+from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
 from ingot.codecs.reach import AUTO, Reach
 from ingot.codecs.wrap.low_rank_fit import factors
-from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import LARGEST, cast, cast_into, float_name
-from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.errors import CodecError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -214,21 +214,28 @@ class LowRankCodec:
         ``rank`` the largest (64); ``error`` (none): the smallest rank is taken whose residual's norm is at most this
         share of the tensor's; ``factors`` auto, f32, f16 or bf16 (auto: f16, or bf16 for small values).
         """
-        source = resolve_dtype(dtype).name
-        if source not in FACTORS:
-            raise UnsupportedError(f"expected weights of type {', '.join(FACTORS)}, found {source}", rule=f"{ID}.dtype")
-        unknown = sorted(str(key) for key in options if key not in OPTIONS)
-        if unknown:
-            raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
-        most, error, kind = options.get("rank", RANK), options.get("error"), options.get("factors", AUTO)
-        if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= 2**31:
-            raise _wrong("rank of at least 0", most)
-        if error is not None and (not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < 1):
-            raise _wrong("error from 0 to below 1", error)
-        if kind not in (*FACTORS, AUTO):
-            raise _wrong(f"factors {', '.join(FACTORS)} or {AUTO}", kind)
+        source = source_dtype(ID, dtype, FACTORS)
+        require_known(ID, options, OPTIONS)
+        most, error, kind = factor_options(ID, options, RANK, (*FACTORS, AUTO), AUTO)
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         return LowRankEncoder(matrix, source, min(most, *matrix), error, kind)
+
+
+def factor_options(
+    codec: str, options: Mapping[str, Any], rank: int, kinds: Collection[str], kind: str
+) -> tuple[int, float | None, str]:
+    """Return the largest rank, the error and the factors' type, one of ``kinds``; ``rank`` and ``kind`` by default.
+
+    Raises ``UsageError`` ``<codec>.option``.
+    """
+    most, error, kind = options.get("rank", rank), options.get("error"), options.get("factors", kind)
+    if not is_whole(most, 0, 2**31):
+        raise wrong_option(codec, "rank of at least 0", most)
+    if error is not None and (not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < 1):
+        raise wrong_option(codec, "error from 0 to below 1", error)
+    if kind not in kinds:
+        raise wrong_option(codec, f"factors {' or '.join(kinds)}", kind)
+    return most, error, kind
 
 
 def _checked(tensor: Tensor) -> int:
@@ -264,7 +271,3 @@ def _read(reader: Any, dtype: str, shape: tuple[int, int]) -> Array:
 
 def _bad(tensor: Tensor, expected: str, found: object) -> CodecError:
     return CodecError(f"{ID}.params", f"expected {expected}, found {str(found)[:80]!r}", where=tensor.name)
-
-
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ingot.codecs.base import Encoder, Rows, decode_by_rows, forget, held, ready, scratch
+from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.table import CODECS, LOW_RANK
-from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, product_into
+from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, factor_options, product_into
 from ingot.codecs.wrap.low_rank_fit import factors
-from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import LARGEST, cast, cast_into, float_name
-from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.errors import CodecError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.corrected import FACTORS, INNER, LEFT, RIGHT, VERSION, CorrectedLayout
@@ -29,6 +30,7 @@ from ingot.model.tensor import Array, Tensor
 
 ID = CorrectedLayout.codec
 OPTIONS = ("rank", "error", "factors", "inner", "options")
+_wrong = partial(wrong_option, ID)
 RANK = 8
 _SCRATCH = 1 << 16  # elements that stay in cache
 
@@ -182,19 +184,9 @@ class CorrectedCodec:
         ``rank`` the largest (8), ``error`` as of ``low_rank`` (none), ``factors`` f32, f16 or bf16 (f32); ``inner`` the
         codec of the matrix (affine), ``options`` of that.
         """
-        source = resolve_dtype(dtype).name
-        if source not in FACTORS:
-            raise UnsupportedError(f"expected weights of type {', '.join(FACTORS)}, found {source}", rule=f"{ID}.dtype")
-        unknown = sorted(str(key) for key in options if key not in OPTIONS)
-        if unknown:
-            raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
-        most, error, kind = options.get("rank", RANK), options.get("error"), options.get("factors", "f32")
-        if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= 2**31:
-            raise _wrong("rank of at least 0", most)
-        if error is not None and (not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < 1):
-            raise _wrong("error from 0 to below 1", error)
-        if kind not in FACTORS:
-            raise _wrong(f"factors {', '.join(FACTORS)}", kind)
+        source_dtype(ID, dtype, FACTORS)
+        require_known(ID, options, OPTIONS)
+        most, error, kind = factor_options(ID, options, RANK, FACTORS, "f32")
         name, within = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
         if name not in INNER or not isinstance(within, Mapping):
             raise _wrong(f"inner {', '.join(INNER)} with a map of options", name)
@@ -215,7 +207,3 @@ def _checked(tensor: Tensor) -> tuple[Tensor, Tensor]:
     correction = replace(tensor, dtype="f32", codec=LOW_RANK, params=stated, parts=thin, decoder=LowRankCodec())
     LowRankCodec().check(correction)
     return inner, correction
-
-
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")

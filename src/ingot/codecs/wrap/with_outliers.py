@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -16,13 +17,13 @@ from ingot.codecs.base import ChunkParts, Codec, Encoder, Rows, decode_by_rows, 
 from ingot.codecs.cast import cast
 from ingot.codecs.delta.base import added
 from ingot.codecs.dense.codec import require_part
+from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.reach import AUTO, Reach, Reaching
 from ingot.codecs.table import CODECS, WITH_OUTLIERS
 from ingot.core import floats
-from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import float_name
-from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.ids import codec_named, codec_of, file_id
 from ingot.model.part import PartReader
@@ -35,6 +36,7 @@ VERSION = 1
 POSITIONS, VALUES = "outlier_positions", "outlier_values"
 FLOATS = ("f32", "f16", "bf16")
 OPTIONS = ("fraction", "count", "values", "inner", "options")
+_wrong = partial(wrong_option, ID)
 FRACTION = 0.005
 _SCRATCH = 1 << 20
 
@@ -256,12 +258,8 @@ class OutlierCodec:
         f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner`` codec id (``affine``); ``options`` of
         that codec.
         """
-        source = resolve_dtype(dtype).name
-        if source not in FLOATS:
-            raise UnsupportedError(f"expected weights of type {', '.join(FLOATS)}, found {source}", rule=f"{ID}.dtype")
-        unknown = sorted(str(key) for key in options if key not in OPTIONS)
-        if unknown:
-            raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+        source = source_dtype(ID, dtype, FLOATS)
+        require_known(ID, options, OPTIONS)
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         name, inner_options = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
         if not isinstance(name, str) or name == ID or name not in CODECS or not CODECS[name].streams:
@@ -335,7 +333,3 @@ def _read(reader: PartReader, dtype: str, shape: tuple[int, int]) -> Array:
 
 def _bad(tensor: Tensor, expected: str, found: object) -> CodecError:
     return CodecError(f"{ID}.params", f"expected {expected}, found {found!r:.80}", where=tensor.name)
-
-
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")
