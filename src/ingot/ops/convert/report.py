@@ -26,7 +26,7 @@ from ingot.model.report import (
     figures_of,
     table_of,
 )
-from ingot.ops.worst import WORST, worst_figures
+from ingot.ops.worst import loss, worst_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,7 @@ class ConvertReport:
     @property
     def worst(self) -> TensorReport | None:
         """The lossy tensor with the lowest signal-to-noise ratio."""
-        lossy = [tensor for tensor in self.tensors if tensor.error]
-        return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
+        return worst_of(self.tensors)
 
     def report(self) -> Report:
         """Return all figures and the tensors."""
@@ -137,12 +136,9 @@ class ConvertReport:
             lines.append(Line("{pruned} tensors, {sparsity} of their weights, in whole blocks of channels", "pruned"))
         if self.companions:
             lines.append(Line("{companions}", "with"))
-        worst = self.worst
-        if self.exact:
-            lines.append(Line("every value is kept bit for bit", "exact"))
-        elif worst is not None and worst.error is not None:
-            figures += worst_figures(worst.name, worst.error)
-            lines += WORST
+        measured, told = loss(self.tensors, "every value is kept bit for bit" if self.exact else None)
+        figures += measured
+        lines += told
         lines.append(Line("{item}", "note", each="notes"))
         return Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
 

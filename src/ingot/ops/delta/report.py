@@ -21,7 +21,7 @@ from ingot.model.report import (
     figures_of,
     table_of,
 )
-from ingot.ops.worst import WORST, worst_figures
+from ingot.ops.worst import loss, worst_of
 
 HALF = 0.5
 
@@ -95,8 +95,7 @@ class DiffReport:
     @property
     def worst(self) -> TensorDiff | None:
         """The tensor with the lowest signal-to-noise ratio."""
-        lossy = [tensor for tensor in self.tensors if tensor.error]
-        return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
+        return worst_of(self.tensors)
 
     def report(self, *, tensors: bool = False) -> Report:
         """Return all figures and the tensors, which people get if asked for."""
@@ -116,12 +115,9 @@ class DiffReport:
             Line("{seconds}", "time"),
             Line("{named}", "base"),
         ]
-        worst = self.worst
-        if self.exact:
-            lines.append(Line("patching gives the fine-tune bit for bit", "exact"))
-        elif worst is not None and worst.error is not None:
-            figures += worst_figures(worst.name, worst.error)
-            lines += WORST
+        measured, told = loss(self.tensors, "patching gives the fine-tune bit for bit" if self.exact else None)
+        figures += measured
+        lines += told
         if short:
             figures += [
                 Figure("lost", len(short), "count", data=False),
