@@ -12,23 +12,47 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder, Repacked, repack, row_step
-from ingot.core import checksums, encodings
+from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.bytesource import MemorySource
-from ingot.model.layouts.base import Alternative
-from ingot.model.part import Part, memory_part
 from ingot.model.slices import Skipping
 from ingot.model.tensor import Array, Tensor
+from ingot.testing.encoding import (
+    Unreadable,
+    bits,
+    chunks,
+    encode_parts,
+    encode_tensor,
+    read_rows,
+    repacked,
+    repacks,
+    round_once,
+    with_parts,
+    zstd_part,
+)
 from ingot.testing.strategies import indices, random_bits
+
+__all__ = [
+    "Case",
+    "CodecSuite",
+    "Unreadable",
+    "bits",
+    "chunks",
+    "encode_parts",
+    "encode_tensor",
+    "read_rows",
+    "repacked",
+    "repacks",
+    "round_once",
+    "with_parts",
+    "zstd_part",
+]
 
 
 @dataclass(frozen=True)
@@ -47,132 +71,6 @@ class Case:
     def matrix(self) -> tuple[int, int]:
         """Rows and columns, as ``Tensor.matrix_shape``."""
         return (prod(self.shape[:-1]), self.shape[-1]) if self.shape else (1, 1)
-
-
-class Unreadable:
-    """A byte source that fails the test when somebody reads from it."""
-
-    mapped = True
-    name = "<unreadable>"
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def view(self, offset: int, length: int) -> memoryview:
-        raise AssertionError(f"nobody may read here, asked for {length} bytes at {offset}")
-
-    def readinto(self, offset: int, out: memoryview) -> None:
-        self.view(offset, out.nbytes)
-
-    def changed(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-
-def chunks(rows: int, cuts: Sequence[int]) -> list[slice]:
-    """Return consecutive slices over ``rows``, cut at ``cuts``; one empty slice where there are no rows."""
-    edges = sorted({0, rows, *(cut for cut in cuts if 0 < cut < rows)})
-    return [slice(start, stop) for start, stop in pairwise(edges)] or [slice(0, 0)]
-
-
-def encode_parts(codec: Codec, encoder: Encoder, array: Array, cuts: Sequence[int] = ()) -> dict[str, Array]:
-    """Run an encoder over an array: its fit passes, then its chunks; join each part's pieces."""
-    matrix = array.reshape(prod(array.shape[:-1]), array.shape[-1]) if array.ndim else array.reshape(1, 1)
-    step = row_step(codec, encoder, matrix.shape[1])
-    pieces = chunks(len(matrix), () if encoder.single_chunk else [cut - cut % step for cut in cuts])
-    for _ in range(encoder.fit_passes):
-        for piece in pieces:
-            encoder.fit_pass(matrix[piece])
-    encoded = [encoder.encode(matrix[piece], piece.start) for piece in pieces]
-    return {spec.role: np.concatenate([chunk[spec.role].reshape(-1) for chunk in encoded]) for spec in encoder.parts}
-
-
-def encode_tensor(
-    codec: Codec, array: Array, options: Mapping[str, Any] | None = None, *, dtype: str, cuts: Sequence[int] = ()
-) -> Tensor:
-    """Return ``array`` as a tensor of ``codec`` with its parts in memory and the decoder attached."""
-    encoder = codec.encoder(array.shape, dtype, options or {})
-    arrays = encode_parts(codec, encoder, array, cuts)
-    parts = {spec.role: memory_part(arrays[spec.role], spec.dtype, spec.type) for spec in encoder.parts}
-    only = encoder.parts[0]
-    stored = (only.type or only.dtype) if len(parts) == 1 else dtype
-    stored = str(encoder.params.get("dtype", "")) or stored
-    return Tensor("tensor", array.shape, stored, encoder.codec, parts, dict(encoder.params), codec)
-
-
-def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
-    """Return ``tensor`` in each of the other layouts that its numbers can have, the nearest first."""
-    layout = tensor.layout
-    others = layout.alternatives(tensor) if isinstance(layout, Alternative) else ()
-    return [repack(codec, tensor, other) for other in others]
-
-
-def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
-    """Return ``tensor`` repacked, in chunks that begin at the multiples of ``step`` next to ``cuts``."""
-    reader, packed = repack.reader(), dict[str, list[Array]]()
-    for rows in chunks(repack.rows, [cut // repack.step * repack.step for cut in cuts]):
-        for role, array in reader.read(rows.stop - rows.start).items():
-            packed.setdefault(role, []).append(array.reshape(-1))
-    reader.finish()
-    parts = {part.role: memory_part(np.concatenate(packed[part.role]), part.dtype, part.type) for part in repack.parts}
-    return replace(tensor, codec=repack.layout.codec, params=repack.layout.attributes(), parts=parts)
-
-
-def with_parts(tensor: Tensor, parts: Mapping[str, Part]) -> Tensor:
-    """Return the tensor with some parts replaced."""
-    return replace(tensor, parts={**tensor.parts, **parts})
-
-
-def zstd_part(part: Part) -> Part:
-    """Return a part compressed, with a digest of the stored bytes, as a writer makes it."""
-    data = bytes(part.view())
-    frames = [data[start : start + encodings.FRAME] for start in range(0, len(data), encodings.FRAME)] or [b""]
-    stored = b"".join(encodings.compress_frame(frame) for frame in frames)
-    return replace(
-        part,
-        source=MemorySource(stored),
-        length=len(stored),
-        encoding="zstd",
-        uncompressed_length=len(data),
-        digest=checksums.digest("crc32c", stored),
-    )
-
-
-def bits(array: Array) -> bytes:
-    """The bytes of an array: for comparisons that see NaN payloads and the sign of zero."""
-    return np.ascontiguousarray(array).tobytes()
-
-
-def read_rows(codec: Codec, tensor: Tensor, dtype: str, cuts: Sequence[int] = ()) -> Array:
-    """Decode by the codec's reader in chunks cut at ``cuts``."""
-    rows, cols = tensor.matrix_shape
-    out = np.empty((rows, cols), numpy_dtype(dtype))
-    reader = codec.reader(tensor)
-    for piece in chunks(rows, cuts):
-        reader.read_into(out[piece])
-    reader.finish()
-    return out.reshape(tensor.shape)
-
-
-def round_once(values: Array, dtype: str) -> Array:
-    """Round float64 values to the nearest of a float type, ties to even, by arithmetic that shares nothing with a cast.
-
-    The spacing of a type with ``m`` stored mantissa bits at a value of binary exponent ``e`` is ``2**(e - m)``, and not
-    less than at its smallest normal number (IEEE 754-2019 section 3.3). Values past the range are not for this.
-    """
-    limits: Any = np.finfo(numpy_dtype(dtype)) if dtype in ("f64", "f32", "f16") else _ml_finfo(dtype)
-    exponent = np.frexp(values)[1] - 1
-    spacing = np.maximum(exponent, limits.minexp) - limits.nmant
-    return np.asarray(np.ldexp(np.rint(np.ldexp(values, -spacing)), spacing)).astype(numpy_dtype(dtype))
-
-
-def _ml_finfo(dtype: str) -> Any:
-    import ml_dtypes  # noqa: PLC0415 - optional until somebody tests such a type
-
-    finfo: Any = ml_dtypes.finfo
-    return finfo(numpy_dtype(dtype))
 
 
 def _rng(case: Case) -> np.random.Generator:
