@@ -100,10 +100,8 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     FormatError, IntegrityError, UnsupportedError
         A rule of ``spec/squizd.md``.
     """
-    file, source = source, HeaderSource(source)
-    header, notes = read_header(source)
-    index, more = read_index(source, header)
-    state = _Read(source, file, header, index, notes + more, verify)
+    state = _opened(source, verify)
+    file, source, header = state.file, state.source, state.header
     begin = HEADER + INDEX_ENTRY * header.layer_count
     start = max([begin, *(end for _, end in state.layers)])
     note_gaps(source, [span for span in state.layers if span[1] > span[0]], [(begin, start)], state.remarks, _BETWEEN)
@@ -111,25 +109,20 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     at = _directory_place(state, behind)
     directory, raw, end = read_directory(source, at, source.size, state.where)
     head = read_bytes(source, 0, begin)
-    if directory is not None and verify:
-        check_directory(directory, raw, head, state.where)
     if directory is None:
         _require_none_lost(state, start, at)
-        located = _without_directory(state, places, behind)
-        starts = _masks(state)
+        located, starts = _without_directory(state, places, behind), _masks(state)
     else:
+        if verify:
+            check_directory(directory, raw, head, state.where)
         located = locate(source, directory, state.layers, places, state.notes, state.where)
         starts = masks_by_layer(located, directory)
     _check_flags(state, located)
-    main = places
-    if not places:
-        places = [(place + TABLE_HEADER, 0) for place in (start, behind)]  # where the tables would be
-        if directory is not None:
-            places.append((at + DIRECTORY_HEADER + TABLE_HEADER, 0))
-    _check_index_scales(state, places, starts)
+    absent = (start, behind) if directory is None else (start, behind, at + DIRECTORY_HEADER)  # where tables would be
+    _check_index_scales(state, [place - TABLE_HEADER for place, _ in places] or absent, starts)
     early = at == behind  # as files had it before the appendices of the document came first
     state.limit = source.size if early else at
-    attachments, tail = _appendices(state, directory, end if early else behind, main)
+    attachments, tail = _appendices(state, directory, end if early else behind, places)
     _check_end(state, tail if early else max(tail, end))
     return Catalog(
         tensors=tensors_of(file, located, verify=verify),
@@ -146,6 +139,14 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         features=Flags(header.flags & KNOWN),
         manifest_digest=directory is not None and directory.ingot_digest is not None,
     )
+
+
+def _opened(file: ByteSource, verify: bool) -> _Read:
+    """Read header and index."""
+    source = HeaderSource(file)
+    header, notes = read_header(source)
+    index, more = read_index(source, header)
+    return _Read(source, file, header, index, notes + more, verify)
 
 
 def _tables(state: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
@@ -199,8 +200,8 @@ def _check_flags(state: _Read, located: dict[str, Located]) -> None:
             raise state.refuse("squizd.flag-missing", f"expected flag {flag.name} with {magic.decode()} blocks")
 
 
-def _check_index_scales(state: _Read, places: Sequence[tuple[int, int]], masks: dict[int, int]) -> None:
-    """``scale_offset`` points to the layer's mask where it has one, else to the tables or nowhere."""
+def _check_index_scales(state: _Read, tables: Sequence[int], masks: dict[int, int]) -> None:
+    """``scale_offset`` points to the layer's mask where it has one, else to one of the ``tables`` or nowhere."""
     if state.has(Flags.SPARSE) and not masks:
         raise state.refuse("squizd.sparse-missing", "expected masks with flag SPARSE, found none")
     if masks and not state.has(Flags.SPARSE):
@@ -211,7 +212,7 @@ def _check_index_scales(state: _Read, places: Sequence[tuple[int, int]], masks: 
             "squizd.sparse-layers",
             f"expected masks in n_sparse_layers = {state.header.sparsity.layers} layers, found {len(inside)}",
         )
-    allowed = {0, *(offset - TABLE_HEADER for offset, _ in places)}
+    allowed = {0, *tables}
     for entry in state.index:
         wanted = {masks[entry.layer]} if entry.layer in masks else allowed
         if entry.scales not in wanted:
