@@ -62,6 +62,7 @@ def _cost(options: CompareOptions, delta: str, top: int, *, quiet: bool) -> tupl
     """Return whether a delta is exact, and what it costs, largest error first."""
     from ingot.ops.delta.cost import cost_report, delta_cost
 
+    limit = options.max_decompressed
     with progress_bar("comparing", quiet=quiet) as progress:
-        costs = delta_cost(options.a, delta, options.b, progress=progress)
+        costs = delta_cost(options.a, delta, options.b, max_decompressed=limit, progress=progress)
     return all(item.exact for item in costs), cost_report(options.a, delta, options.b, costs, top)

@@ -11,6 +11,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.errors import FormatError, IngotError
 from ingot.model.limits import DECOMPRESSED, VARIABLE
+from ingot.ops.delta.cost import delta_cost
 from ingot.ops.identity import content_id
 from ingot.testing.wdelta import Made
 from ingot.testing.wdelta import sparse as add_sparse
@@ -134,6 +135,16 @@ def test_what_a_compressed_part_may_become_is_bounded(compressed: Path, tmp_path
     every = ("open", "load_file", "convert", "compare", "diff", "verify")
     assert bounded("1023KiB") == dict.fromkeys(every, rule)
     assert rule_of(lambda: ingot.open(compressed, max_decompressed="many")) == "size.syntax"
+
+
+def test_the_bound_holds_beside_a_delta_too(compressed: Path, tmp_path: Path) -> None:
+    """``compare --delta`` opens all three with it."""
+    delta = tmp_path / "d.zt"
+    ingot.diff(compressed, compressed, delta)
+    command = ["compare", str(compressed), str(compressed), "--delta", str(delta), "-q", "--max-decompressed"]
+    assert run([*command, "1MiB"]) == 0
+    assert run([*command, "1023KiB"]) == 1
+    assert rule_of(lambda: delta_cost(compressed, delta, compressed, max_decompressed=4096)) == "part.max-decompressed"
 
 
 def test_the_bound_comes_from_the_environment_too(compressed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import inf
 from os import PathLike
 
@@ -27,9 +28,14 @@ AnyPath = str | PathLike[str]
 
 
 def delta_cost(
-    base: AnyPath, delta: AnyPath, finetuned: AnyPath, *, progress: ProgressCallback | None = None
+    base: AnyPath,
+    delta: AnyPath,
+    finetuned: AnyPath,
+    *,
+    max_decompressed: int | str | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[TensorDiff]:
-    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in chunks.
+    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in chunks; ``max_decompressed`` as for ``open``.
 
     Returns
     -------
@@ -41,12 +47,11 @@ def delta_cost(
     IntegrityError
         ``delta.base``: names, shapes or types do not fit (values are not proven here); ``delta.tuned``: the fine-tune
         has other tensors than the delta gives.
+    FormatError
+        ``part.max-decompressed``: a compressed part of one of the three states more.
     """
-    with (
-        open_checkpoint(base, io="pread") as first,
-        open_checkpoint(delta, io="pread") as second,
-        open_checkpoint(finetuned, io="pread") as tuned,
-    ):
+    opened = partial(open_checkpoint, io="pread", max_decompressed=max_decompressed)
+    with opened(base) as first, opened(delta) as second, opened(finetuned) as tuned:
         link = link_of(second)
         routes = stages(first, [link])[-1]
         odd = set(routes) ^ set(tuned)
