@@ -28,7 +28,8 @@ from ingot.errors import IngotError
 from ingot.formats.squizd.reader import read_catalog
 from ingot.model.bytesource import MemorySource
 from ingot.testing.reading import checked, read_all
-from ingot.testing.squizd import Item, dense, fnv, pruned, quantized, squizd
+from ingot.testing.squizd import squizd
+from ingot.testing.squizd_items import Item, dense, fnv, pruned, quantized
 from ingot.testing.zt import OMIT
 
 CORPUS = Path(__file__).parent.parent / "golden" / "squizd"

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ingot.core.dtypes import DTYPES, numpy_dtype
-from ingot.testing.squizd import Array, Item, Made, astc, dense, pruned, quantized, squizd, tca
+from ingot.testing.squizd import Made, squizd
+from ingot.testing.squizd_items import Array, Item, astc, bitmap, dense, pruned, quantized, tca
 
 packed = squizd
 
@@ -75,6 +76,15 @@ def triple(name: str, rows: int, cols: int, layer: int = 0) -> Item:
     weights.view(np.uint16)[0, :2] = (0x8000, 0x0001)
     encoder = CODECS["tca_tbe"].encoder((rows, cols), "bf16", {"start": 121})
     return tca(name, (rows, cols), 121, {role: data.tobytes() for role, data in encoder.encode(weights).items()}, layer)
+
+
+def sparse_words(rows: int, cols: int) -> Array:
+    """bf16 as words of 16 bits: numbers, zeros, -0 and a subnormal; every row ends with a number."""
+    index = np.arange(rows * cols).reshape(rows, cols)
+    words = np.where(index % 3 == 1, 0, 0x3C00 + index * 37 % 1024).astype(np.uint16)
+    words[:, -1] = 0xBF80
+    words[0, :2] = (0x8000, 0x0001)
+    return words
 
 
 def picture(name: str, layer: int = 0) -> Item:
@@ -264,6 +274,8 @@ def valid(*, sealed: bool = False) -> dict[str, bytes]:
         "astc-nameless": squizd([picture("t"), picture("u", 1)], named=False),
         "tca": squizd([triple("t", 5, 70), norm()]),
         "tca-nameless": squizd([triple("t", 5, 9)], named=False),
+        "tca-bitmap": squizd([bitmap("t", sparse_words(5, 70)), bitmap("u", sparse_words(3, 64)), norm()]),
+        "tca-bitmap-nameless": squizd([bitmap("t", sparse_words(5, 128))], named=False),
         "sparse": squizd(network()),
         "sparse-full": squizd([*full_network(0), *full_network(1, (1,))]),
         "sparse-full-nameless": squizd([*full_network(0), *full_network(1, (0, 1))], named=False),

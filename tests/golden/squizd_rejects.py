@@ -8,7 +8,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ingot.testing.squizd import Made, id_of, squizd
+from ingot.testing.squizd import Made, squizd
+from ingot.testing.squizd_items import bitmap, id_of
 from ingot.testing.zt import OMIT, replace_at
 
 U32, U64 = 2**32 - 1, 2**64 - 1
@@ -113,7 +114,17 @@ def blocks(tools: SimpleNamespace) -> Files:
         return made.patch(made.main.blocks["t"] + offset, form, *values)
 
     cut = squizd([tools.norm("t")], named=False)
+    words = tools.sparse_words(3, 64)
+    bits = squizd([bitmap("t", words)], named=False)
     return {
+        "squizd.tca-bitmap": inside(bits, 12, "B", bits.data[bits.main.blocks["t"] + 12] ^ 1),
+        "squizd.tca-bitmap+rows": inside(bits, 4, "I", U32),
+        "squizd.tca-bitmap+no-rows": inside(bits, 4, "I", 0),
+        "squizd.tca-header+bitmap-word-width": inside(bits, 8, "I", 32),
+        "squizd.tca-ambiguous": squizd([bitmap("t", tools.sparse_words(3, 70))], named=False).data,
+        "squizd.block-out-of-bounds+bitmap": squizd([bitmap("t", words, nnz=192)]).data,
+        "squizd.directory-conflict+bitmap-nnz": squizd([bitmap("t", words, nnz=193)]).data,
+        "squizd.directory-conflict+bitmap-alignment": squizd([bitmap("t", words, row_alignment=8)]).data,
         "squizd.block-magic": inside(int4, 0, "4s", b"INT3"),
         "squizd.block-magic+case": inside(dense, 0, "4s", b"npcl"),
         "squizd.block-magic+nameless": inside(nameless, 0, "4s", b"SCZT"),

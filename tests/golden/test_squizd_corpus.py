@@ -27,7 +27,12 @@ NOTES = {"squizd.no-directory", "squizd.masks-apart"}
 REMARKS = {"squizd.masks-apart", "squizd.no-directory", "squizd.between", "squizd.trailing-bytes"}
 PACKED = {"f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn"}
 # Verify looks into what Ingot can read; an empty file is of no format.
-NOT_VERIFIED = {"squizd.sparse-without-directory", "squizd.sparse-ambiguous", "squizd.magic+empty"}
+NOT_VERIFIED = {
+    "squizd.sparse-without-directory",
+    "squizd.sparse-ambiguous",
+    "squizd.tca-ambiguous",
+    "squizd.magic+empty",
+}
 
 
 def stems(kind: str) -> list[str]:

@@ -170,6 +170,7 @@ def palette(rng: Random) -> Made | None:
 
 def sparse_mask(rng: Random) -> Made | None:
     options: dict[str, Any] = pick(rng, {}, {"sparsity": 0.5}, {"threshold": 0.01})
+    options = {**options, **pick(rng, {}, {"row_alignment": 64})}
     inner = pick(rng, "dense", "palette", "affine")
     if inner == "palette":
         return encoded(rng, "sparse_mask", {**options, "inner": inner, "options": palette_options(rng, vectors=False)})

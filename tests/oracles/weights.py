@@ -112,7 +112,9 @@ def sparse_coo(tensor: Stored, target: str) -> Array:
 
 def sparse_mask(tensor: Stored, target: str) -> Array:
     inner = tensor.params["inner"]
-    keep = stream(tensor.parts["mask"][1], 1, prod(tensor.shape)).astype(bool)
+    rows, cols = tensor.matrix
+    width = cols + -cols % tensor.params.get("row_alignment", 1)
+    keep = stream(tensor.parts["mask"][1], 1, rows * width).astype(bool).reshape(rows, width)[:, :cols].reshape(-1)
     out = np.zeros(keep.size, np.float32)
     if inner["codec"] == "dense":
         values = tensor.wide("nonzeros")

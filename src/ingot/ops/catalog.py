@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.sparse import BlocksLayout
+from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.report import Report, Texts, table_of
 from ingot.model.spec import TensorSpec
 from ingot.recipes.load import PRESETS, load_recipe
@@ -47,10 +47,11 @@ class RecipeInfo:
     description: str
 
 
-# A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight.
+# A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight, aligned rows.
 _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     AffineLayout.codec: ({}, {"bits": 4, "group": 32, "zero_kind": "offset", "scales": "f32"}, {"bits": 8}),
     BlocksLayout.codec: ({}, {"whole": True}),
+    MaskLayout.codec: ({}, {"row_alignment": WORD}),
 }
 
 # A codec without an encoder is asked for with one of its layouts.

@@ -12,7 +12,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Entry = tuple[int, float, float]
 
-INT4_FLAG, SPARSE_FLAG, EAGLE_FLAG, INT2_FLAG, COREML_FLAG = 4, 8, 16, 32, 64
+TCA_FLAG, INT4_FLAG, SPARSE_FLAG, EAGLE_FLAG, INT2_FLAG, COREML_FLAG = 2, 4, 8, 16, 32, 64
 
 
 def fnv(data: bytes) -> int:
@@ -40,6 +40,15 @@ def int2(matrix: Array, sub_block: int) -> bytes:
     flat = np.append(matrix.reshape(-1), np.zeros(-matrix.size % 4, np.int64)).astype(np.int64) & 3
     packed = sum(flat[at::4] << 2 * at for at in range(4))
     return b"INT2" + struct.pack("<III", *matrix.shape, sub_block) + np.asarray(packed, np.uint8).tobytes()
+
+
+def tcaw(words: Array) -> bytes:
+    """Section 5.2 for bf16 as words of 16 bits: a bit where a word is not 0, rows in whole words of 64, then these."""
+    rows, cols = words.shape
+    bits = [sum(1 << at for at, word in enumerate(row) if word) for row in words.tolist()]
+    bitmap = b"".join(row.to_bytes(-(-cols // 64) * 8, "little") for row in bits)
+    kept: Array = words[words != 0].astype("<u2")
+    return b"TCAW" + struct.pack("<II", rows, 64) + bitmap + kept.tobytes()
 
 
 def npcl(values: Array) -> bytes:

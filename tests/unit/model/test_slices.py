@@ -80,6 +80,7 @@ def counted(tensor: Tensor) -> tuple[Tensor, list[Counting]]:
         ("sparse_csr", {}, 0.01),
         ("palette", {"bits": 4, "vector": 2}, 0.01),
         ("sparse_mask", {}, 0.06),  # and the mask of what comes before
+        ("sparse_mask", {"row_alignment": 64}, 0.08),
         ("sparse_mask", {"inner": "palette"}, 0.56),  # and a run of 2**17 elements
         ("sparse_mask", {"inner": "affine", "options": {"bits": 3, "group": "row", "symmetric": True}}, 0.56),
         ("sparse_blocks", {"block": 8, "mask": b"\x55\xaa" * 15 + b"\xff\x01"}, 0.02),

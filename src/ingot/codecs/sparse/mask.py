@@ -59,6 +59,6 @@ class MaskCodec:
         """Prepare to encode. Options, all with defaults (``spec/sparse_mask.md``, "Options"):
 
         ``threshold``, ``sparsity`` or ``n_m``: what is dropped (only what is +0 already); ``inner`` dense, palette or
-        affine (dense); ``options`` of that codec.
+        affine (dense); ``options`` of that codec; ``row_alignment`` 64: rows of the mask fill words of 64 bits (no).
         """
         return prepare(shape, dtype, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import gcd, prod
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from ingot.codecs.affine.encode import AffineEncoder
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.codec import DenseEncoder
+from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
 from ingot.codecs.palette.encode import PaletteEncoder
 from ingot.codecs.palette.fit import require_finite
 from ingot.codecs.palette.rows import pack, unpack
@@ -20,20 +22,20 @@ from ingot.codecs.sparse.mask_params import CODES, ID
 from ingot.codecs.sparse.mask_read import as_words, reader_of
 from ingot.codecs.table import CODECS
 from ingot.core import native
-from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import FLOATS
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROWS_LSB, AffineLayout
 from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ids import codec_named
 from ingot.model.layouts.palette import PaletteLayout
-from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
+from ingot.model.layouts.sparse import MASK, NONZEROS, WORD, MaskLayout
 from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-OPTIONS = ("threshold", "sparsity", "n_m", "inner", "options")
+OPTIONS = ("threshold", "sparsity", "n_m", "inner", "options", "row_alignment")
+_wrong = partial(wrong_option, ID)
 
 
 class MaskEncoder:
@@ -42,27 +44,31 @@ class MaskEncoder:
     codec = ID
     scratch = 8 << 20
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, keep: Keep, inner: Encoder) -> None:
-        self._shape, self._dtype, self._keep, self._inner = shape, dtype, keep, inner
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, keep: Keep, inner: Encoder, *, aligned: bool = False
+    ) -> None:
+        self._shape, self._dtype, self._keep, self._inner, self._aligned = shape, dtype, keep, inner, aligned
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
         # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of affine.
         self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
         self.single_chunk = inner.codec == PaletteLayout.codec or self._bits % 8 > 0 or self._inner_cols != self._cols
-        self.step = 8 // gcd(8, max(self._cols, 1))
+        layout = self._layout(None)
+        self._padding = layout.padding(shape)
+        self.step = 1 if aligned else 8 // gcd(8, max(self._cols, 1))
         self.fit_passes = keep.fit_passes
         self.lossless = keep.exact and type(keep) is Keep
         stored = inner.parts[0] if inner.codec == DenseLayout.codec else PartSpec(NONZEROS, "u8", None)
         rest = tuple(part for part in inner.parts if part.role not in (*CODES.values(), DATA))
         limit = inner.parts[0].length
         self.parts: tuple[PartSpec, ...] = (
-            PartSpec(MASK, "u8", -(-prod(shape) // 8)),
+            PartSpec(MASK, "u8", layout.mask_length(shape)),
             PartSpec(NONZEROS, stored.dtype, None, stored.type, limit=limit),
             *rest,
         )
         self._seen, self._pass = 0, 0
         # Only fit passes tell how much is kept. A pruning states 0 until then: no stored tensor may pass for it.
-        self.params = self._stated(None if type(keep) is Keep and self._rows else 0)
+        self.params = self._layout(None if type(keep) is Keep and self._rows else 0).attributes()
 
     def look(self, rows: Array, start: int) -> bool:
         """As of the inner encoder: what is dropped is smaller than what is kept."""
@@ -82,7 +88,7 @@ class MaskEncoder:
         if self._seen == self._rows:
             self._seen, self._pass = 0, self._pass + 1
             if self._pass == self.fit_passes:
-                self.params = self._stated(self._keep.kept)
+                self.params = self._layout(self._keep.kept).attributes()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows; raises what the inner encoder raises."""
@@ -91,9 +97,10 @@ class MaskEncoder:
         keep = self._keep(rows)
         mask = np.packbits(keep.reshape(-1), bitorder="little")
         count = int(np.count_nonzero(keep))
+        stored_mask = mask if not self._padding else self._filled_up(keep)
         if self._inner.codec == DenseLayout.codec:
             stored = self._inner.encode(select(mask, rows, count).reshape(1, -1))["data"]
-            return {MASK: mask, NONZEROS: stored}
+            return {MASK: stored_mask, NONZEROS: stored}
         if isinstance(self._inner, PaletteEncoder):
             require_finite(rows, start, self._cols)
             groups = self._inner.params["groups"]
@@ -105,32 +112,36 @@ class MaskEncoder:
             packed = parts[CODES[AffineLayout.codec]].reshape(rows.size // max(self._inner_cols, 1), row_bytes)
             parts[CODES[AffineLayout.codec]] = pack(select(mask, self._unpacked(packed), count), self._bits)
         codes = parts.pop(CODES[self._inner.codec])
-        return {MASK: mask, NONZEROS: codes, **parts}
+        return {MASK: stored_mask, NONZEROS: codes, **parts}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
         shape = self._shape if self.single_chunk else (len(out), self._cols)
-        count = int(native.kernels.mask_count(parts[MASK].reshape(-1), prod(shape)))
+        count = int(native.kernels.mask_count(parts[MASK].reshape(-1), 8 * parts[MASK].size))
         specs = {spec.role: spec for spec in self.parts}
         held = {role: memory_part(array, specs[role].dtype, specs[role].type) for role, array in parts.items()}
-        params = {**self._stated(count)}
+        params = self._layout(count).attributes()
         reader = reader_of(Tensor("chunk", shape, str(params["dtype"]), ID, held, params))
         reader.read_into(out)
         reader.finish()
+
+    def _filled_up(self, keep: Array) -> Array:
+        """Return the mask with every row's bits filled up with zeros."""
+        return np.packbits(np.pad(keep, ((0, 0), (0, self._padding))), bitorder="little")
 
     def _unpacked(self, packed: Array) -> Array:
         """Return rows of packed codes as one byte each."""
         rows = [unpack(row, self._bits, self._inner_cols) for row in packed] if self._bits < 8 else packed
         return np.ascontiguousarray(rows, np.uint8).reshape(-1)
 
-    def _stated(self, nnz: int | None) -> Mapping[str, Any]:
+    def _layout(self, nnz: int | None) -> MaskLayout:
         dtype = (
             self._inner.parts[0].type or self._inner.parts[0].dtype
             if self._inner.codec == DenseLayout.codec
             else self._dtype
         )
-        return MaskLayout(dtype, nnz, OtherLayout(self._inner.codec, self._inner.params)).attributes()
+        return MaskLayout(dtype, nnz, OtherLayout(self._inner.codec, self._inner.params), self._aligned)
 
 
 def select(mask: Array, values: Array, count: int) -> Array:
@@ -143,14 +154,8 @@ def select(mask: Array, values: Array, count: int) -> Array:
 
 def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> MaskEncoder:
     """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``MaskCodec.encoder``."""
-    source = resolve_dtype(dtype).name
-    if source not in FLOATS:
-        raise UnsupportedError(
-            f"expected weights of type {', '.join(FLOATS)}, found {source}; keep this tensor dense", rule=f"{ID}.dtype"
-        )
-    unknown = sorted(str(key) for key in options if key not in OPTIONS)
-    if unknown:
-        raise _wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    source = source_dtype(ID, dtype, FLOATS)
+    require_known(ID, options, OPTIONS)
     name, within = codec_named(options.get("inner", DenseLayout.codec)), options.get("options", {})
     if name not in (DenseLayout.codec, *CODES):
         raise _wrong(f"inner {DenseLayout.codec}, {' or '.join(CODES)}", name)
@@ -160,7 +165,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
     _require_simple(name, inner, within)
     keep = _keep(options, shape, source)
     keep.exact = name == DenseLayout.codec and inner.lossless  # a code cannot tell -0 from what is near it
-    return MaskEncoder(shape, source, keep, inner)
+    return MaskEncoder(shape, source, keep, inner, aligned=_aligned(options.get("row_alignment")))
 
 
 def _require_simple(name: str, inner: Encoder, within: Mapping[str, Any]) -> None:
@@ -205,5 +210,7 @@ def _pattern(value: object, shape: tuple[int, ...]) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")
+def _aligned(value: object) -> bool:
+    if value is not None and not is_whole(value, WORD, WORD):
+        raise _wrong(f"row_alignment {WORD}", value)
+    return value is not None

@@ -45,11 +45,12 @@ class CodeLayout:
 class MaskParams:
     """A tensor's attributes, checked.
 
-    ``inner`` is the dense tensor without the part of its codes, ``layout`` what these look like; both None where the
-    values themselves are stored.
+    ``padding`` are the bits behind the columns of every row of the mask. ``inner`` is the dense tensor without the part
+    of its codes, ``layout`` what these look like; both None where the values themselves are stored.
     """
 
     nnz: int
+    padding: int = 0
     inner: Tensor | None = None
     layout: CodeLayout | None = None
 
@@ -75,10 +76,12 @@ def params_of(tensor: Tensor) -> MaskParams:
     if stored.nnz is None:
         raise _bad(tensor, f"nnz from 0 to {tensor.size}", None)
     mask = require_part(tensor, MASK)
-    _require(tensor, mask, "u8", -(-tensor.size // 8))
+    _require(tensor, mask, "u8", stored.mask_length(tensor.shape))
+    padding = stored.padding(tensor.shape)
     kept = require_part(tensor, NONZEROS)
     if isinstance(stored.inner, DenseLayout):
-        return _dense(tensor, stored.nnz, kept)
+        _check_dense(tensor, stored.nnz, kept)
+        return MaskParams(stored.nnz, padding)
     rest = {role: part for role, part in tensor.parts.items() if role not in (MASK, NONZEROS)}
     codec = stored.inner.codec
     params = dict(tensor.params["inner"]["params"])
@@ -86,7 +89,7 @@ def params_of(tensor: Tensor) -> MaskParams:
     layout = _layout(stored.inner, whole)
     _require(tensor, kept, "u8", -(-stored.nnz * layout.bits // 8))
     codes = Part("u8", layout.nbytes, MemorySource(b""))  # the size is looked at, nothing is read
-    stated = MaskParams(stored.nnz, whole, layout)
+    stated = MaskParams(stored.nnz, padding, whole, layout)
     stated.codec.check(with_codes(stated, codes))
     return stated
 
@@ -108,7 +111,7 @@ def with_codes(params: MaskParams, codes: Part) -> Tensor:
     return replace(params.inner, parts={**params.inner.parts, CODES[params.inner.codec]: codes})
 
 
-def _dense(tensor: Tensor, nnz: int, kept: Part) -> MaskParams:
+def _check_dense(tensor: Tensor, nnz: int, kept: Part) -> None:
     if (
         tensor.params["inner"]["params"]
         or set(tensor.parts) != {MASK, NONZEROS}
@@ -120,7 +123,6 @@ def _dense(tensor: Tensor, nnz: int, kept: Part) -> MaskParams:
             where=tensor.name,
         )
     check_values(tensor, kept, nnz)
-    return MaskParams(nnz)
 
 
 def _layout(stored: Layout, inner: Tensor) -> CodeLayout:

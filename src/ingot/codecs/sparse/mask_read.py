@@ -22,6 +22,59 @@ from ingot.model.tensor import Array, Tensor
 PIECE = 1 << 17
 
 
+class AlignedBits:
+    """Sequential reading of a mask whose rows are filled up with zeros: the bits of the columns, as ``BitReader``.
+
+    Other bits behind a row's columns are refused: ``sparse_mask.padding``.
+    """
+
+    def __init__(self, part: Part, cols: int, padding: int, where: str) -> None:
+        self._bits = BitReader(part, 1, f"{ID}.padding", where)
+        self._cols, self._padding, self._where = cols, padding, where
+        self._column = 0  # of the next bit
+
+    def next(self, count: int) -> Array:
+        """Return the next ``count`` bits as a stream that begins at a byte, the bits behind them 0."""
+        out, done = np.empty(count, np.uint8), 0
+        while done < count:
+            rows = 0 if self._column else (count - done) // self._cols
+            taken = rows * self._cols if rows else min(count - done, self._cols - self._column)
+            out[done : done + taken] = self._rows(rows) if rows else self._begun(taken)
+            done += taken
+        return np.packbits(out, bitorder="little")
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` bits, and what fills up the rows that end with them, without a look at it."""
+        rows, self._column = divmod(self._column + count, self._cols)
+        self._bits.skip(count + rows * self._padding)
+
+    def finish(self) -> None:
+        """Check the digest, once all were read."""
+        self._bits.finish()
+
+    def _rows(self, count: int) -> Array:
+        """Return the bits of ``count`` whole rows, one a byte."""
+        width = self._cols + self._padding
+        bits = np.unpackbits(self._bits.next(count * width), count=count * width, bitorder="little")
+        rows = bits.reshape(count, width)
+        self._require_zeros(rows[:, self._cols :])
+        kept: Array = rows[:, : self._cols].reshape(-1)
+        return kept
+
+    def _begun(self, count: int) -> Array:
+        """Return the next ``count`` bits of a row, one a byte; pass over what fills up the row where they end it."""
+        bits: Array = np.unpackbits(self._bits.next(count), count=count, bitorder="little")
+        self._column += count
+        if self._column == self._cols:
+            self._require_zeros(self._bits.next(self._padding))
+            self._column = 0
+        return bits
+
+    def _require_zeros(self, padding: Array) -> None:
+        if padding.any():
+            raise CodecError(f"{ID}.padding", "expected zeros behind the columns of every row", where=self._where)
+
+
 class Mask:
     """Sequential reading of the mask with a count of its bits against what the tensor says.
 
@@ -29,10 +82,15 @@ class Mask:
     (``sparse_mask.popcount``).
     """
 
-    def __init__(self, tensor: Tensor, nnz: int) -> None:
-        self._bits = BitReader(tensor.parts[MASK], 1, f"{ID}.padding", tensor.name)
-        self._left: int | None = nnz  # None once bits were passed over
-        self._nnz, self._where = nnz, tensor.name
+    def __init__(self, tensor: Tensor, params: MaskParams) -> None:
+        part, cols = tensor.parts[MASK], tensor.matrix_shape[1]
+        self._bits: BitReader | AlignedBits = (
+            AlignedBits(part, cols, params.padding, tensor.name)
+            if params.padding
+            else BitReader(part, 1, f"{ID}.padding", tensor.name)
+        )
+        self._left: int | None = params.nnz  # None once bits were passed over
+        self._nnz, self._where = params.nnz, tensor.name
 
     def next(self, count: int) -> tuple[Array, int]:
         """Return the next ``count`` bits, and how many of them are set."""
@@ -62,12 +120,20 @@ class Mask:
         return CodecError(f"{ID}.popcount", f"expected a mask of {self._nnz} bits, found {how}", where=self._where)
 
 
+def kept_elements(tensor: Tensor) -> Array:
+    """Return which elements a tensor keeps, bool in its shape; errors as of a reader."""
+    mask = Mask(tensor, params_of(tensor))
+    packed, _ = mask.next(tensor.size)
+    mask.finish()
+    return np.unpackbits(packed, count=tensor.size, bitorder="little").astype(np.bool_).reshape(tensor.shape)
+
+
 class DenseMaskReader(Rows):
     """Sequential decoding where the kept values themselves are stored."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         self._name, self._row = tensor.name, decodable(tensor)
-        self._mask = Mask(tensor, params.nnz)
+        self._mask = Mask(tensor, params)
         self._values = tensor.parts[NONZEROS].reader()
 
     def fill(self, out: Array) -> None:
@@ -100,7 +166,7 @@ class CodeMaskReader(Rows):
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         assert params.layout is not None
-        self._mask = Mask(tensor, params.nnz)
+        self._mask = Mask(tensor, params)
         self._codes = Scattered(tensor, params)
         self._cols, self._dtype = tensor.matrix_shape[1], numpy_dtype(tensor.dtype)
         self._inner = params.codec.reader(with_codes(params, Part("u8", params.layout.nbytes, self._codes)))
@@ -138,7 +204,7 @@ class Scattered:
         assert params.layout is not None
         self.name, self.size = tensor.name, params.layout.nbytes
         self._layout: CodeLayout = params.layout
-        self._mask = Mask(tensor, params.nnz)
+        self._mask = Mask(tensor, params)
         self._kept = BitReader(tensor.parts[NONZEROS], self._layout.bits, f"{ID}.padding", tensor.name)
         self._elements, self._position = tensor.size, 0
         self._ready: Array = np.empty(0, np.uint8)

@@ -19,6 +19,7 @@ from ingot.model.features import Flags
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.lossless import TcaLayout
+from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.layouts.texture import AstcLayout
 
 NPCL, INT4, INT2, ASTC, TCA = b"NPCL", b"INT4", b"INT2", b"ASTW", b"TCAW"
@@ -44,8 +45,12 @@ ASTC_BLOCK_BYTES = 16
 _TCA = struct.Struct("<4sIIIIiIQQ")
 TCA_HEADER = 64
 TCA_VERSION = 1
-_WORD_BITS = 64
+TCA_WORD = 64
+TCA_DTYPE = "bf16"
 _TILE = 64
+# The most elements that fill up the high bytes and the fallback values of a tile.
+_FILL = 24
+_BITMAP = struct.Struct("<4sII")
 
 MOST = 0xFFFFFFFF
 
@@ -65,8 +70,8 @@ class Piece:
 class Block:
     """A block: its header's bytes, and what they say.
 
-    ``shape`` is that of the stored array: rows and columns, of any rank for ``NPCL``. ``says`` holds what else the
-    header tells: ``sub_block``, ``footprint`` or ``start``. ``dtype`` is None where the header does not tell it.
+    ``shape`` is that of the stored array: rows and columns, of any rank for ``NPCL``. ``says`` has what else is known:
+    ``sub_block``, ``footprint``, ``start`` or ``kept``. ``dtype`` is None where the header does not tell it.
     """
 
     magic: bytes
@@ -126,7 +131,7 @@ def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int
 
     ``high`` counts bytes, ``fallback`` elements; None while they are being written.
     """
-    header = _TCA.pack(TCA, rows, _WORD_BITS, TCA_VERSION, cols, start, 0, high or 0, fallback or 0)
+    header = _TCA.pack(TCA, rows, TCA_WORD, TCA_VERSION, cols, start, 0, high or 0, fallback or 0)
     tiles = -(-rows // _TILE) * -(-cols // _TILE)
     known = [("counts", "u16", 4 * tiles), *((f"bitmap{bit}", "u64", 512 * tiles) for bit in (1, 2, 3))]
     at, pieces = TCA_HEADER, []
@@ -137,15 +142,46 @@ def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int
     behind = None if high is None else align(at + high)
     pieces.append(Piece("fallback", "u16", behind, None if fallback is None else 2 * fallback))
     return Block(
-        TCA, header.ljust(TCA_HEADER, b"\0"), TcaLayout.codec, (rows, cols), tuple(pieces), "bf16", {"start": start}
+        TCA, header.ljust(TCA_HEADER, b"\0"), TcaLayout.codec, (rows, cols), tuple(pieces), TCA_DTYPE, {"start": start}
     )
+
+
+def is_sound(block: Block) -> bool:
+    """Whether a ``TCAW`` block with our sub-header has tiles, and ``high`` and ``fallback`` values for all of them."""
+    tiles = -(-block.shape[0] // _TILE) * -(-block.shape[1] // _TILE)
+    high, fallback = block.pieces[-2].length or 0, (block.pieces[-1].length or 0) // 2
+    return 0 < tiles * _TILE**2 <= high + fallback <= tiles * (_TILE**2 + _FILL)
+
+
+def bitmap(rows: int, cols: int, kept: int | None = None) -> Block:
+    """Section 5.2 to the letter: a bit per element, rows in whole words, then the values whose bit is set.
+
+    ``kept`` counts these; None while they are being written. Of columns and ``kept`` the header tells nothing.
+    """
+    header, row = _BITMAP.pack(TCA, rows, TCA_WORD), DTYPES[TCA_DTYPE]
+    mask = Piece(MASK, "u8", len(header), rows * -(-cols // TCA_WORD) * TCA_WORD // 8)
+    length = None if kept is None else row.nbytes(kept)
+    values = Piece(
+        NONZEROS, row.storage, len(header) + (mask.length or 0), length, None if row.is_storage else TCA_DTYPE
+    )
+    return Block(TCA, header, MaskLayout.codec, (rows, cols), (mask, values), TCA_DTYPE, {"kept": kept})
+
+
+def settled(block: Block, written: Mapping[str, int]) -> Block:
+    """Return a block of which not all lengths were known, with the bytes of each part as they were written."""
+    rows, cols = block.shape
+    if block.codec == MaskLayout.codec:
+        return bitmap(rows, cols, written[NONZEROS] * 8 // DTYPES[TCA_DTYPE].bits)
+    return tca(rows, cols, block.says["start"], written["high"], written["fallback"] // 2)
 
 
 Read = Callable[[int, int], bytes]
 
 
-def parse(read: Read, offset: int, end: int, where: str) -> Block:
+def parse(read: Read, offset: int, end: int, where: str, stated: tuple[int, int] | None = None) -> Block:
     """Read the block whose magic is at ``offset`` and which may not reach past ``end``.
+
+    ``stated`` are the columns and the kept values of a ``TCAW`` block without our sub-header, as a directory has them.
 
     Raises
     ------
@@ -153,7 +189,34 @@ def parse(read: Read, offset: int, end: int, where: str) -> Block:
         ``squizd.block-magic``, ``squizd.block-out-of-bounds``, ``squizd.npcl-dtype``, ``squizd.npcl-rank``,
         ``squizd.footprint``, ``squizd.tca-header``.
     """
+    take = _taking(read, offset, end, where)
+    magic = take(0, 4)
+    parser = _PARSERS.get(magic)
+    if parser is None:
+        known = ", ".join(name.decode() for name in _PARSERS)
+        raise FormatError(
+            "squizd.block-magic", f"expected a block {known} at byte {offset}, found {magic!r}", where=where
+        )
+    block = parser(take, where) if magic != TCA or stated is None else bitmap(_parse_bitmap(take, where), *stated)
+    if offset + (block.length or 0) > end:
+        raise FormatError(
+            "squizd.block-out-of-bounds",
+            f"expected a {magic.decode()} block that ends by byte {end}, found {block.length} bytes at {offset}",
+            where=where,
+        )
+    return block
 
+
+def bitmap_rows(read: Read, offset: int, end: int, where: str) -> tuple[int, int]:
+    """Return the rows that a ``TCAW`` header of the document states, and its size; errors as of ``parse``."""
+    return _parse_bitmap(_taking(read, offset, end, where), where), _BITMAP.size
+
+
+Take = Callable[[int, int], bytes]
+
+
+def _taking(read: Read, offset: int, end: int, where: str) -> Take:
+    """Return what reads a header piece by piece, most of them from one read, and none past ``end``."""
     head = read(offset, max(0, min(TCA_HEADER, end - offset)))
 
     def take(start: int, size: int) -> bytes:
@@ -165,24 +228,7 @@ def parse(read: Read, offset: int, end: int, where: str) -> Block:
             )
         return head[start : start + size] if start + size <= len(head) else read(offset + start, size)
 
-    magic = take(0, 4)
-    parser = _PARSERS.get(magic)
-    if parser is None:
-        known = ", ".join(name.decode() for name in _PARSERS)
-        raise FormatError(
-            "squizd.block-magic", f"expected a block {known} at byte {offset}, found {magic!r}", where=where
-        )
-    block = parser(take, where)
-    if offset + (block.length or 0) > end:
-        raise FormatError(
-            "squizd.block-out-of-bounds",
-            f"expected a {magic.decode()} block that ends by byte {end}, found {block.length} bytes at {offset}",
-            where=where,
-        )
-    return block
-
-
-Take = Callable[[int, int], bytes]
+    return take
 
 
 def _parse_npcl(take: Take, where: str) -> Block:
@@ -216,14 +262,24 @@ def _parse_tca(take: Take, where: str) -> Block:
     _, rows, bits, version, cols, start, reserved, high, fallback = _TCA.unpack_from(data)
     padding = int.from_bytes(data[_TCA.size :], "little")
     for name, value, wanted in (
-        ("word_width_bits", bits, _WORD_BITS),
+        ("word_width_bits", bits, TCA_WORD),
         ("version", version, TCA_VERSION),
         ("reserved", reserved, 0),
         ("padding", padding, 0),
     ):
-        if value != wanted:
-            raise FormatError("squizd.tca-header", f"expected {name} {wanted}, found {value}", where=where)
+        _require(name, value, wanted, where)
     return tca(rows, cols, start, high, fallback)
+
+
+def _parse_bitmap(take: Take, where: str) -> int:
+    _, rows, bits = _BITMAP.unpack(take(0, _BITMAP.size))
+    _require("word_width_bits", bits, TCA_WORD, where)
+    return int(rows)
+
+
+def _require(name: str, value: int, wanted: int, where: str) -> None:
+    if value != wanted:
+        raise FormatError("squizd.tca-header", f"expected {name} {wanted}, found {value}", where=where)
 
 
 _PARSERS: dict[bytes, Callable[[Take, str], Block]] = {
@@ -233,6 +289,7 @@ _PARSERS: dict[bytes, Callable[[Take, str], Block]] = {
     ASTC: _parse_astc,
     TCA: _parse_tca,
 }
+MAGICS = frozenset(_PARSERS)
 
 
 def gap_to(offset: int, lead: int) -> int:

@@ -13,8 +13,10 @@ from ingot.formats.squizd.blocks import (
     INT4,
     INTEGER_BITS,
     MOST,
+    TCA_DTYPE,
     Block,
     astc,
+    bitmap,
     integers,
     npcl,
     tca,
@@ -23,7 +25,7 @@ from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALE_DTYPES, SCALES, ZE
 from ingot.model.layouts.base import Layout, matrix_shape
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.lossless import TcaLayout
-from ingot.model.layouts.sparse import MASK, BlocksLayout
+from ingot.model.layouts.sparse import MASK, NONZEROS, WORD, BlocksLayout, MaskLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.texture import AstcLayout
 from ingot.model.spec import PartSpec, TensorSpec
@@ -98,7 +100,10 @@ def _block(spec: TensorSpec, layout: Layout, shape: tuple[int, ...]) -> Block:
         return _astc(layout, *shape)
     if isinstance(layout, TcaLayout):
         return _tca(spec, layout, *shape)
-    known = ", ".join(kind.codec for kind in (DenseLayout, AffineLayout, AstcLayout, TcaLayout, BlocksLayout))
+    if isinstance(layout, MaskLayout):
+        return _bitmap(spec, layout, *shape)
+    kinds = (DenseLayout, AffineLayout, AstcLayout, TcaLayout, MaskLayout, BlocksLayout)
+    known = ", ".join(kind.codec for kind in kinds)
     raise _refuse(f"it has blocks for {known}, this tensor is {layout.codec[:80]}; use .zt")
 
 
@@ -156,9 +161,22 @@ def _tca(spec: TensorSpec, layout: TcaLayout, rows: int, cols: int) -> Block:
     return tca(rows, cols, start, high if known else None, fallback // 2 if known and fallback else fallback)
 
 
+def _bitmap(spec: TensorSpec, layout: MaskLayout, rows: int, cols: int) -> Block:
+    if not isinstance(layout.inner, DenseLayout) or spec.dtype != TCA_DTYPE or spec.codec != MaskLayout.codec:
+        raise _refuse(
+            f"its bitmaps are of {TCA_DTYPE} values alone, in matrices that are not pruned by blocks; found "
+            f"{layout.inner.codec} of {spec.dtype} in {spec.codec}"
+        )
+    if not layout.aligned:
+        raise _refuse(f"its bitmaps have rows of whole words; encode with the option row_alignment = {WORD}")
+    length = _part(spec, NONZEROS).length
+    return bitmap(rows, cols, None if length is None else length * 8 // DTYPES[TCA_DTYPE].bits)
+
+
 def _check_lengths(spec: TensorSpec, block: Block) -> None:
-    """The block's parts and the tensor's are the same, scales and mask aside."""
-    counted = [part for part in spec.parts if part.role not in SCALE_ROLES and part.role != MASK]
+    """The block's parts and the tensor's are the same, scales and the mask of a pruned tensor aside."""
+    aside = (*SCALE_ROLES, MASK) if spec.codec == BlocksLayout.codec else SCALE_ROLES
+    counted = [part for part in spec.parts if part.role not in aside]
     if [part.role for part in counted] != [piece.role for piece in block.pieces]:
         raise _refuse(
             f"expected parts {[piece.role for piece in block.pieces]}, found {[part.role for part in counted]}"

@@ -9,7 +9,7 @@ from typing import Any
 from ingot.core.chunk_digests import PartDigests, StatedChunks, as_stated
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
-from ingot.formats.squizd.blocks import Piece, tca
+from ingot.formats.squizd.blocks import settled
 from ingot.formats.squizd.carry import SCALE_ROLES
 from ingot.formats.squizd.directory import Entry
 from ingot.formats.squizd.entry_writer import EntryWriter
@@ -120,15 +120,13 @@ class TensorWriter:
                 sink.spool.close()
 
     def _settle(self) -> None:
-        """Lengths are known now: append the part that waited, and write the header again."""
-        high, fallback = self._roles["high"].written, self._roles["fallback"].written
-        rows, cols = self.block.shape
-        self.block = tca(rows, cols, self.block.says["start"], high, fallback // 2)
-        last: Piece = self.block.pieces[-1]
-        spool, position = self._roles["fallback"].spool, self._offset + (last.start or 0)
-        for chunk in spool.chunks() if spool is not None else ():
-            self._sink.write_at(position, chunk)
-            position += len(chunk)
+        """Lengths are known now: append what waited, and write the header again."""
+        self.block = settled(self.block, {role: part.written for role, part in self._roles.items()})
+        for piece in self.block.pieces:
+            spool, position = self._roles[piece.role].spool, self._offset + (piece.start or 0)
+            for chunk in spool.chunks() if spool is not None else ():
+                self._sink.write_at(position, chunk)
+                position += len(chunk)
         self._write_header()
 
     def _write_header(self) -> None:

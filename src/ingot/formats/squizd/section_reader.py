@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from ingot.errors import FormatError
+from ingot.errors import CodecError, FormatError
 from ingot.formats.squizd.blocks import TCA_HEADER, Read, fits, npcl, parse
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory, Entry
@@ -22,7 +22,10 @@ from ingot.formats.squizd.layout import (
 from ingot.formats.squizd.scales import TablePlaces
 from ingot.formats.squizd.tensors import Located, from_entry, run_of
 from ingot.model.bytesource import ByteSource, Range
+from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -99,7 +102,8 @@ def locate(
             )
         located = _plain(read, name, entry, end)
         if located is None:
-            located = from_entry(name, entry, parse(read, entry.offset, end, location), location)
+            block = parse(read, entry.offset, end, location, _stated(name, entry, location))
+            located = from_entry(name, entry, block, location)
         by_name[name], block = located, located.form.block
         spans.append((entry.offset, entry.offset + (block.length or 0), name))
         if entry.mask is not None:
@@ -142,6 +146,23 @@ def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
     part = PartSpec(piece.role, piece.dtype, piece.length, piece.type)
     spec = TensorSpec(name, entry.shape, entry.dtype, DenseLayout.codec, (part,))
     return Located(spec, Form(block), entry.offset, digests=entry.digests)
+
+
+def _stated(name: str, entry: Entry, where: str) -> tuple[int, int] | None:
+    """Return columns and kept values of a bitmap, which its block does not state; None of other tensors.
+
+    Raises ``FormatError`` ``squizd.directory-conflict`` where the directory does not state them either.
+    """
+    codec = codec_of(entry.codec)
+    if codec != MaskLayout.codec:
+        return None
+    try:
+        kept = MaskLayout.of(TensorSpec(name, entry.shape, entry.dtype, codec, (), entry.params)).nnz
+    except CodecError as error:
+        raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=where) from None
+    if kept is None:
+        raise FormatError("squizd.directory-conflict", "expected the number of kept values, found none", where=where)
+    return matrix_shape(entry.shape)[1], kept
 
 
 def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:

@@ -125,7 +125,7 @@ def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool)
         source, offset = EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
         entries = located.form.first + (located.form.second or 0)
         occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry holds both
-    elif part.role != "mask":
+    elif located.mask is None or part.role != MASK:
         pieces = {piece.role: piece.start or 0 for piece in located.form.block.pieces}
         offset = located.offset + pieces[part.role]
     return Part(

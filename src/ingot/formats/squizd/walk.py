@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ingot.errors import FormatError
-from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, Block, parse
+from ingot.formats.squizd.bitmaps import Bitmaps
+from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, TCA, TCA_DTYPE, Block, parse
 from ingot.formats.squizd.carry import SCALE_ROLES, form_of
 from ingot.formats.squizd.entries import assigned, rounds_of
 from ingot.formats.squizd.layout import tensor_id
@@ -25,7 +26,7 @@ from ingot.model.layouts.affine import FLAT_LSB, POINTS, ROWS_LSB, WHOLE, Affine
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.lossless import TcaLayout
-from ingot.model.layouts.sparse import MASK, BlocksLayout
+from ingot.model.layouts.sparse import MASK, BlocksLayout, MaskLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.texture import AstcLayout
 from ingot.model.ranges import read_bytes
@@ -67,16 +68,17 @@ class Walked:
 def walk(source: ByteSource, layers: Sequence[Span], where: str, stops: tuple[bytes, ...] = ()) -> list[Walked]:
     """Return all blocks of all layers. Fewer than 64 zero bytes may lie before a block and behind the last.
 
-    Raises ``FormatError``: the rules of blocks, and ``squizd.too-many-blocks``.
+    Raises ``FormatError``: the rules of blocks and of bitmaps (``Bitmaps``), and ``squizd.too-many-blocks``.
     """
     walked: list[Walked] = []
-    read = partial(read_bytes, source)
+    read, bitmaps = partial(read_bytes, source), Bitmaps(source, stops)
     for layer, (start, end) in enumerate(layers):
         at, number = start, 0
         while (at := skip_zeros(source, at, end)) < end:
-            if stops and read(at, min(4, end - at)) in stops:
+            magic, location = read(at, min(4, end - at)), f"{where}: layer {layer}"
+            if magic in stops:
                 break
-            block = parse(read, at, end, f"{where}: layer {layer}")
+            block = bitmaps.block(at, end, location) if magic == TCA else parse(read, at, end, location)
             walked.append(Walked(layer, number, at, block))
             at, number = at + (block.length or 0), number + 1
             if len(walked) > MAX_BLOCKS:
@@ -181,6 +183,8 @@ def _layout(block: Block) -> Layout:
         return AstcLayout(block.says["footprint"], _SCALE)
     if "start" in block.says:
         return TcaLayout(block.says["start"])
+    if "kept" in block.says:
+        return MaskLayout(TCA_DTYPE, block.says["kept"], DenseLayout(TCA_DTYPE), aligned=True)
     return DenseLayout(block.dtype or _SCALE)
 
 

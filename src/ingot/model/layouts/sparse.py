@@ -17,6 +17,8 @@ VERSION = 1
 MASK, NONZEROS = "mask", "nonzeros"
 WHOLE = "whole"
 MASK_RULE, BLOCKS_RULE = "sparse_mask.params", "sparse_blocks.params"
+WORD = 64
+"""Bits of the words that rows of a mask fill where they are aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,24 @@ class MaskLayout:
         Kept elements; None until a fit pass has counted them.
     inner : Layout
         Of the dense tensor whose values or codes are kept; its other parts lie beside the mask.
+    aligned : bool
+        Every row's bits are filled up with zeros to whole words of 64.
     """
 
     dtype: str
     nnz: int | None
     inner: Layout
+    aligned: bool = False
     codec: ClassVar[str] = "sparse_mask"
+
+    def padding(self, shape: Shape) -> int:
+        """Return the bits behind the columns of every row of the mask."""
+        return -matrix_shape(shape)[1] % WORD if self.aligned else 0
+
+    def mask_length(self, shape: Shape) -> int:
+        """Return the bytes of the mask."""
+        rows, cols = matrix_shape(shape)
+        return -(-rows * (cols + self.padding(shape)) // 8)
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes that ``of`` takes back."""
@@ -76,6 +90,7 @@ class MaskLayout:
             "codec_version": VERSION,
             "dtype": self.dtype,
             **({} if self.nnz is None else {"nnz": self.nnz}),
+            **({"row_alignment": WORD} if self.aligned else {}),
             "inner": {"codec": file_id(self.inner.codec), "params": self.inner.attributes()},
         }
 
@@ -92,7 +107,8 @@ class MaskLayout:
             raise reader.refuse("inner with codec and params", dict(inner))
         if params.get("dtype", dtype) != dtype:
             raise reader.refuse(f"dtype {dtype} within too", params["dtype"])
-        return cls(dtype, nnz, layout_within(tensor, tensor.shape, codec, params))
+        aligned = reader.has("row_alignment") and reader.integer("row_alignment", WORD, WORD) == WORD
+        return cls(dtype, nnz, layout_within(tensor, tensor.shape, codec, params), aligned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.sparse.mask_read import kept_elements
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.formats.anek.header import MOST_UNITY
@@ -47,8 +48,7 @@ def stored(tensor: Tensor, form: Form, decision: Decision) -> KernelWeight:
     inner, mask = form if form.inner is None else form.inner, None
     if form.kind == SPARSE:
         values = tensor.numpy("f16")
-        mask = np.unpackbits(_bytes(tensor, "mask"), count=tensor.size, bitorder="little").astype(np.bool_)
-        mask = mask.reshape(tensor.shape)
+        mask = kept_elements(tensor)
         if form.inner is None:
             return KernelWeight(tensor.shape, _finite(values, tensor.name), 16, mask=mask)
     if inner.kind == PALETTE:

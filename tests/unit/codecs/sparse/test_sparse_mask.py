@@ -19,6 +19,7 @@ from ingot.testing.reference import palette as reference
 
 CODEC = MaskCodec()
 INT8 = {"inner": "affine", "options": {"bits": 8}}
+ALIGNED = {"row_alignment": 64}
 PALETTE = {"inner": "palette", "options": {"bits": 3, "entries": "f32"}}
 
 
@@ -50,6 +51,14 @@ class TestSparseMask(CodecSuite):
         Case((8, 3, 5), "f16", {"inner": "palette", "options": {"bits": 4, "group": 2}, "sparsity": 0.5}),
         Case((6, 7), "bf16", {"inner": "palette", "options": {"bits": 8, "entries": "i8"}, "threshold": 0.05}),
         Case((0, 4), "f16", PALETTE),
+        Case((5, 7), "bf16", ALIGNED),
+        Case((3, 0), "bf16", ALIGNED),
+        Case((), "bf16", ALIGNED),
+        Case((3, 3, 65), "f32", {**ALIGNED, "sparsity": 0.5}),
+        Case((4, 64), "f16", {**ALIGNED, "threshold": 0.05}),
+        Case((9, 5), "bf16", {**ALIGNED, "inner": "affine", "options": {"bits": 4, "group": 2, "symmetric": False}}),
+        Case((6, 3, 5), "f16", {**ALIGNED, "inner": "affine", "options": {"bits": 8, "group": 7, "cut": "axis0"}}),
+        Case((9, 5), "f32", {**PALETTE, **ALIGNED}),
     )
 
     def check_loss(self, case: Case, source: Array, decoded: Array) -> None:
@@ -119,6 +128,30 @@ def test_patterns_drop_the_smallest_of_each_run() -> None:
     assert found.tolist() == [[4, -3, 0, 0, 0, 0, 1, 5]]
 
 
+def test_rows_of_an_aligned_mask_fill_words_of_64_bits() -> None:
+    weights = _weights((3, 70), "bf16", 0.5)
+    plain, aligned = (encode_tensor(CODEC, weights, options, dtype="bf16") for options in ({}, ALIGNED))
+    words = aligned.parts["mask"].array().view("<u8").reshape(3, 2).tolist()
+    rows = [sum(1 << at for at, value in enumerate(row) if value) for row in weights.tolist()]
+    assert words == [[row % 2**64, row >> 64] for row in rows]
+    assert bytes(plain.parts["nonzeros"].view()) == bytes(aligned.parts["nonzeros"].view())
+    assert bits(read_rows(CODEC, aligned, "bf16", (1, 2))) == bits(weights)
+
+
+@pytest.mark.parametrize("inner", [{}, INT8, PALETTE], ids=str)
+def test_bits_behind_the_columns_of_an_aligned_mask_are_refused(inner: dict[str, Any]) -> None:
+    tensor = encode_tensor(CODEC, _weights((3, 70), "f16", 0.5), {**inner, **ALIGNED}, dtype="f16")
+    mask = tensor.parts["mask"].array().copy()
+    for row in range(3):
+        wrong = mask.copy()
+        wrong[16 * row + 8] |= 1 << 6  # column 70
+        bad = replace(tensor, parts={**tensor.parts, "mask": memory_part(wrong, "u8")})
+        for read in (lambda bad=bad: CODEC.decode(bad, "f16"), lambda bad=bad: read_rows(CODEC, bad, "f16", (2, 1))):
+            with pytest.raises(CodecError) as caught:
+                read()
+            assert caught.value.rule == "sparse_mask.padding"
+
+
 def test_palettes_within_do_not_see_zeros() -> None:
     weights = np.where(_weights((16, 16)) > 0.3, np.float16(3), np.float16(0))
     weights[0] = 7
@@ -176,6 +209,9 @@ def _tensor(codec: str = "dense", **changes: Any) -> Tensor:
         ("sparse_mask.params", {"inner": {"codec": ["dense"], "params": {}}}),
         ("sparse_mask.inner", {"inner": {"codec": "dense", "params": {"x": 1}}}),
         ("sparse_mask.size", {"nnz": 1}),
+        ("sparse_mask.size", {"row_alignment": 64}),
+        ("sparse_mask.params", {"row_alignment": 32}),
+        ("sparse_mask.params", {"row_alignment": True}),
     ],
 )
 def test_bad_parameters_are_refused(rule: str, changes: dict[str, Any]) -> None:
@@ -236,6 +272,8 @@ def test_inner_vectors_and_orders_are_refused() -> None:
         {"inner": "palette", "options": {"importance": [1.0] * 4}},
         {"inner": "affine", "options": {"group": "tensor"}},
         {"inner": "affine", "options": {"bit_order": "msb"}},
+        {"row_alignment": 8},
+        {"row_alignment": True},
     ],
     ids=str,
 )

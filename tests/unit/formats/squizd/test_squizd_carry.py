@@ -16,6 +16,8 @@ from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.reader import read_catalog
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
+from ingot.model.layouts.base import OtherLayout
+from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.layouts.texture import AstcLayout
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
@@ -39,12 +41,20 @@ def pruned(mask: int = 1, **changes: Any) -> TensorSpec:
     return TensorSpec("t", (6, 8), "f32", "sparse_blocks", parts, params)
 
 
+def bitmap(dtype: str = "bf16", aligned: bool = True, inner: Any = ("dense", {})) -> TensorSpec:
+    parts = (PartSpec("mask", "u8", 16), PartSpec("nonzeros", dtype, 6))
+    params = MaskLayout(dtype, 3, OtherLayout(*inner), aligned).attributes()
+    return TensorSpec("t", (2, 64), dtype, "sparse_mask", parts, params)
+
+
 CARRIED = {
     "quantized": GOOD,
     "flat": with_params(packing="flat_lsb"),
     "three dimensions": replace(GOOD, shape=(1, 2, 8)),
     "one dimension": replace(GOOD, shape=(16,), parts=(PARTS[0], PartSpec("scales", "f16", 2))),
     "pruned": pruned(),
+    "bitmap": bitmap(),
+    "bitmap of odd columns": replace(bitmap(), shape=(2, 3)),
 }
 REFUSED = {
     "codec": replace(GOOD, codec="palette"),
@@ -69,6 +79,11 @@ REFUSED = {
     "pruned without a mask": pruned(mask=0),
     "pruned without channels kept": pruned(kept=None),
     "pruned twice": pruned(inner="sparse_blocks"),
+    "bitmap of pruned blocks": pruned(inner="sparse_mask", inner_params=bitmap("f32").params),
+    "bitmap of f16": bitmap("f16"),
+    "bitmap of rows that share words": bitmap(aligned=False),
+    "bitmap of codes": bitmap(inner=("affine", {**PARAMS, "dtype": "bf16"})),
+    "bitmap too short": replace(bitmap(), shape=(3, 64)),
     "footprint": TensorSpec("t", (4, 4), "f32", "astc", (PartSpec("blocks", "u8", 16),), {"footprint": "3x3"}),
 }
 

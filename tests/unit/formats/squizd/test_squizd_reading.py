@@ -24,7 +24,8 @@ from ingot.ops.check.verify import Finding
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
 from ingot.testing.reading import read_all
-from ingot.testing.squizd import Item, Made, dense, pruned, quantized, squizd
+from ingot.testing.squizd import Made, squizd
+from ingot.testing.squizd_items import Item, dense, pruned, quantized
 
 FORMAT = SquizdFormat()
 

@@ -165,3 +165,17 @@ def test_what_a_chip_refuses_is_told_by_name(model: Path, tmp_path: Path) -> Non
     with pytest.raises(UsageError) as none:
         pack_model(tmp_path / "none.safetensors", tmp_path / "none", "m1")
     assert none.value.rule == "ane.kernels"
+
+
+def test_masks_whose_rows_fill_words_are_packed_too(tmp_path: Path) -> None:
+    values = np.random.default_rng(6).standard_normal((96, 40)).astype(np.float16)
+    ingot.save(tmp_path / "a.safetensors", {"a.weight": values})
+    (tmp_path / "r.toml").write_text(
+        "[[rules]]\ncodec = 'sparse_mask'\noptions = { sparsity = 0.6, row_alignment = 64 }"
+    )
+    ingot.convert(tmp_path / "a.safetensors", tmp_path / "a.zt", tmp_path / "r.toml")
+    report = pack_kernel(tmp_path / "a.zt", "a.weight", tmp_path / "w.anek", "m4")
+    assert report.decision is not None
+    assert report.decision.streams
+    with ingot.open(tmp_path / "a.zt") as checkpoint:
+        np.testing.assert_array_equal(load_kernel(tmp_path / "w.anek").dense(), checkpoint["a.weight"].numpy())
