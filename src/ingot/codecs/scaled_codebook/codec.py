@@ -7,14 +7,14 @@ from math import gcd
 from typing import Any, ClassVar
 
 from ingot.codecs.base import FLOAT_TARGETS, decode_by_rows, result
+from ingot.codecs.options import source_dtype
 from ingot.codecs.palette.rows import require_padding
 from ingot.codecs.scaled_codebook.decode import Held, ScaledReader, TransposedReader, Window, decoder_of
 from ingot.codecs.scaled_codebook.encode import ScaledEncoder
 from ingot.codecs.scaled_codebook.options import layout_of
 from ingot.codecs.scaled_codebook.tables import TABLES
-from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.parallel import for_ranges
-from ingot.errors import CodecError, UnsupportedError
+from ingot.errors import CodecError
 from ingot.model.layouts.scaled_codebook import (
     CODEBOOK,
     DTYPES_OF_VALUES,
@@ -87,11 +87,7 @@ class ScaledCodebookCodec:
         low_first or high_first (low_first); ``transposed``: the last two dimensions are stored the other way round
         (false).
         """
-        source = resolve_dtype(dtype).name
-        if source not in DTYPES_OF_VALUES:
-            raise UnsupportedError(
-                f"expected weights of type {', '.join(DTYPES_OF_VALUES)}, found {source}", rule=f"{ID}.dtype"
-            )
+        source = source_dtype(ID, dtype, DTYPES_OF_VALUES)
         name, layout = layout_of(shape, source, options)
         return ScaledEncoder(shape, layout, name)
 

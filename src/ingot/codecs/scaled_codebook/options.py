@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from ingot.codecs.options import is_whole, require_known, wrong_option
 from ingot.codecs.scaled_codebook.tables import TABLES
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROW, WHOLE, Group
 from ingot.model.layouts.base import Shape, matrix_shape
 from ingot.model.layouts.scaled_codebook import (
@@ -29,6 +31,7 @@ ID = ScaledCodebookLayout.codec
 OPTIONS = ("table", "group", "scales", "second", "flat", "order", "transposed")
 GROUP = 64
 _LIMIT = 2**31
+wrong = partial(wrong_option, ID)
 
 
 def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str, ScaledCodebookLayout]:
@@ -41,9 +44,7 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
     UnsupportedError
         ``scaled_codebook.group``: the group does not divide the columns.
     """
-    unknown = sorted(str(key) for key in options if key not in OPTIONS)
-    if unknown:
-        raise wrong(f"the options {', '.join(OPTIONS)}", unknown[0])
+    require_known(ID, options, OPTIONS)
     name, scales = options.get("table", "nf4"), options.get("scales", "f32")
     second, order = options.get("second"), options.get("order", LOW_FIRST)
     if not isinstance(name, str) or name not in VALUES:
@@ -89,9 +90,4 @@ def _grid(group: object, flat: object) -> Grid:
 
 
 def _is_size(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= _LIMIT
-
-
-def wrong(expected: str, found: object) -> UsageError:
-    """Return the error for an option that does not fit."""
-    return UsageError(f"codec {ID} expects {expected}, found {found!r:.80}", rule=f"{ID}.option")
+    return is_whole(size, 1, _LIMIT)
