@@ -12,7 +12,8 @@ from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
 from ingot.model.features import Flags
-from ingot.model.layouts.base import Alternative, Layout
+from ingot.model.layouts.base import Storable
+from ingot.model.layouts.families import alternatives
 from ingot.model.layouts.table import layout_of
 from ingot.model.report import Table
 from ingot.model.spec import TensorSpec
@@ -162,6 +163,13 @@ class OneHead(Protocol):
 
 
 @runtime_checkable
+class SplitsOnRequest(Protocol):
+    """A format with ``shards`` whose usual artifact is one file, in a folder too."""
+
+    splits_on_request: bool
+
+
+@runtime_checkable
 class Renamed(Protocol):
     """A format whose writing programs rename the tensors that they compress."""
 
@@ -193,18 +201,26 @@ class Fitting(Protocol):
         ...
 
 
-def accepts(format: Format, spec: TensorSpec) -> Iterator[tuple[Layout, TensorSpec]]:
+def accepts(format: Format, spec: TensorSpec) -> Iterator[tuple[Storable, TensorSpec]]:
     """Yield the other layouts of a tensor's numbers that a format carries, that nearest to as stored first.
 
     Each with the tensor as it would be written. The codec's ``repack`` tells which of them keeps every value.
     """
-    layout = layout_of(spec)
-    if not isinstance(layout, Alternative):
-        return
-    for other in layout.alternatives(spec):
-        made = replace(spec, codec=other.codec, parts=other.part_specs(spec.shape), params=other.attributes())
+    for other in alternatives(layout_of(spec), spec):
+        made = as_laid(spec, other)
         if format.refuses(made) is None:
             yield other, made
+
+
+def as_laid(spec: TensorSpec, layout: Storable) -> TensorSpec:
+    """Return a tensor as it is written in another layout of its numbers."""
+    return replace(
+        spec,
+        dtype=layout.dtype,
+        codec=layout.codec,
+        parts=layout.part_specs(spec.shape),
+        params=layout.attributes(),
+    )
 
 
 class Format(Protocol):

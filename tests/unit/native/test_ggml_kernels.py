@@ -7,7 +7,9 @@ import pytest
 
 from ingot.codecs.blocks.grids import OF_TYPE, grid
 from ingot.core import native
+from ingot.model.layouts.families import AFFINE
 from ingot.model.layouts.ggml import TYPES
+from ingot.testing.reference.affine import pack
 from ingot.testing.reference.ggml import DECODERS
 
 decode = native.kernels.ggml_decode
@@ -51,3 +53,44 @@ def test_wrong_sizes(type: str, nbytes: int, grid: int, size: int) -> None:
     entries = np.zeros(grid, np.float32) if grid else None
     with pytest.raises(ValueError, match="expected"):
         decode(type, np.zeros(nbytes, np.uint8), entries, np.empty(size, np.float32))
+
+
+@pytest.mark.parametrize("type", AFFINE)
+def test_integers_are_taken_out_and_put_back(type: str) -> None:
+    """Codes are those of the decoder, rows of them the lowest bits first."""
+    own, block = AFFINE[type], TYPES[type]
+    blocks = np.random.default_rng(7).integers(0, 256, (501, block.nbytes), dtype=np.uint8)
+    ones = blocks.copy()
+    ones[:, :2] = np.array([1], "<f2").view(np.uint8)
+    if own.zeros:
+        ones[:, 2:4] = 0
+    codes = np.empty(501 * 4 * own.bits, np.uint8)
+    scales, minima = np.empty(501, np.uint16), np.empty(501, np.uint16) if own.zeros else None
+    native.kernels.ggml_unpack(type, blocks.reshape(-1), codes, scales, minima)
+    again = np.empty(blocks.size, np.uint8)
+    native.kernels.ggml_pack(type, codes, scales, minima, again)
+    assert again.tobytes() == blocks.tobytes()
+    assert scales.tobytes() == blocks[:, :2].tobytes()
+    assert minima is None or minima.tobytes() == blocks[:, 2:4].tobytes()
+    wanted = DECODERS[type](ones).astype(np.int64) + (own.zero_point or 0)
+    assert codes.tobytes() == pack((wanted & ((1 << own.bits) - 1)).astype(np.uint8), own.bits, msb=False).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("type", "sizes", "minima"),
+    [
+        ("q4_k", (144, 128, 1), None),
+        ("q4_0", (18, 16, 2), None),
+        ("q4_0", (18, 15, 1), None),
+        ("q4_0", (18, 16, 1), 1),
+        ("q4_1", (20, 16, 1), None),
+        ("q4_1", (20, 16, 1), 2),
+    ],
+)
+def test_wrong_sizes_of_integers(type: str, sizes: tuple[int, int, int], minima: int | None) -> None:
+    blocks, codes = (np.zeros(size, np.uint8) for size in sizes[:2])
+    scales, low = np.zeros(sizes[2], np.uint16), None if minima is None else np.zeros(minima, np.uint16)
+    with pytest.raises(ValueError, match="expected"):
+        native.kernels.ggml_unpack(type, blocks, codes, scales, low)
+    with pytest.raises(ValueError, match="expected"):
+        native.kernels.ggml_pack(type, codes, scales, low, blocks)

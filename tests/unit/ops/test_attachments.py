@@ -34,6 +34,7 @@ from ingot.ops.attachments import (
 from ingot.ops.convert.convert import convert
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.views import viewed
+from ingot.ops.destination import destination
 from ingot.ops.save import plan_tensors
 from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalStore
@@ -157,8 +158,8 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
     tensors = {tensor.name: tensor for tensor, _ in plan_tensors(FORMATS["zt"], head)}
     source = Checkpoint({}, format="squizd", location="", attachments=Attachments(draft=tensors))
     options = ConvertOptions("", "")
-    assert rule_of(lambda: viewed(source, FORMATS["squizd"], options, frozenset())) == "draft.range"
-    left = viewed(source, FORMATS["zt"], options, frozenset())
+    assert rule_of(lambda: viewed(source, destination("x.squizd"), options, frozenset())) == "draft.range"
+    left = viewed(source, destination("x.zt"), options, frozenset())
     assert left.checkpoint.attachments == Attachments()
     assert len(left.notes) == 1
     assert source.attachments.draft is tensors

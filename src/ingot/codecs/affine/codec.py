@@ -13,11 +13,13 @@ from ingot.codecs.affine.offset import repack
 from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
 from ingot.codecs.base import Repacked, Rows, cannot, result
+from ingot.codecs.blocks.repack import to_blocks
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import CODES, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
 from ingot.model.layouts.base import Layout
+from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
@@ -173,11 +175,14 @@ class AffineCodec:
         return RunLayout(cols, {**dict.fromkeys(tensor.parts, scales), CODES: params.row_bytes(cols)})
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the same integers in another layout of the family (``spec/affine.md``, "Repacking").
+        """Return the same integers in another layout of the family, or in ggml's blocks (``spec/affine.md``,
+        "Repacking").
 
         Reads scales and zero points, and checks their digests, where only they tell whether every value stays.
         """
         stored = _checked(tensor)
+        if isinstance(layout, GgmlBlocksLayout):
+            return to_blocks(tensor, stored, layout)
         if not isinstance(layout, AffineLayout):
             return cannot(layout, f"affine integers are no {layout.codec}")
         return repack(tensor, replace(stored, dtype=tensor.dtype), layout)

@@ -80,11 +80,12 @@ class OffsetRepackReader:
 
 
 def offsets(scales: Array, zeros: Array) -> Array | None:
-    """Return ``-scales * zeros`` in their type; None unless every value that they give keeps its bits.
+    """Return ``-scales * zeros`` in their type; None unless every value that they give stays equal.
 
     With at most 11 bits of a scale and 9 of an integer, every product and difference is a number of float32; what is
-    left to prove is that the offset is one of the scales' type, and that no zero changes its sign. Scales in f32 may
-    have no more bits than that: those that were f16 or bf16 have not.
+    left to prove is that the offset is one of the scales' type. Scales in f32 may have no more bits than that: those
+    that were f16 or bf16 have not. A value of zero may change its sign where a scale is zero or negative: what was
+    ``s * (q - z)``, -0 for q = z, is ``s * q - s * z``, which is +0.
     """
     few = scales.dtype != np.float32 or not (scales.view(np.uint32) & _MORE_BITS).any()
     if not few:
@@ -93,6 +94,6 @@ def offsets(scales: Array, zeros: Array) -> Array | None:
         wide, points = scales.astype(np.float64), zeros.astype(np.float64)
         product = -wide * points
         rounded = product.astype(np.float32).astype(scales.dtype)
-        fits = (wide > 0) & (wide < _MOST_SCALE) & (np.abs(points) <= _MOST_ZERO) & (points == np.rint(points))
+        fits = (np.abs(wide) < _MOST_SCALE) & (np.abs(points) <= _MOST_ZERO) & (points == np.rint(points))
         fits &= rounded.astype(np.float64) == product
     return rounded if bool(fits.all()) else None

@@ -7,13 +7,16 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from ingot.codecs.base import FLOAT_TARGETS, Rows, result
+from ingot.codecs.base import FLOAT_TARGETS, Repacked, Rows, result
 from ingot.codecs.blocks.grids import OF_TYPE, grid
+from ingot.codecs.blocks.repack import from_blocks
 from ingot.core import native
 from ingot.core.floats import LARGEST, cast, cast_into, float_name
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
+from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 ID = GgmlBlocksLayout.codec
@@ -117,6 +120,17 @@ class BlocksCodec:
 
     def reader(self, tensor: Tensor) -> BlockReader:
         return BlockReader(tensor)
+
+    def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
+        """Blocks, where a row of the new shape has whole ones."""
+        block = _checked(tensor).block
+        if not shape or shape[-1] % block.elements:
+            return None
+        return RunLayout(block.elements, {BLOCKS: block.nbytes})
+
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return the integers of types Q4_0 to Q8_0 in an affine layout (``spec/gguf.md``, "Repacking")."""
+        return from_blocks(tensor, _checked(tensor), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> NoReturn:
         """Raise ``UnsupportedError`` ``ggml_blocks.read-only``: there is no encoder."""

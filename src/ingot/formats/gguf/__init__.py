@@ -1,1 +1,1 @@
-"""GGUF, the files of llama.cpp: read only (``spec/gguf.md``)."""
+"""GGUF, the files of llama.cpp (``spec/gguf.md``)."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from ingot.errors import UnsupportedError
 from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.gguf.carry import refusal
 from ingot.formats.gguf.header import MAGIC
+from ingot.formats.gguf.metadata import carried
 from ingot.formats.gguf.reader import SUFFIX, read, split_name
+from ingot.formats.gguf.writer import GgufWriter, files_of
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
-
-_WHY = "GGUF is only read; write .zt, .safetensors or another format of `ingot formats`"
 
 
 class GgufFormat:
@@ -22,9 +22,10 @@ class GgufFormat:
 
     name = "gguf"
     suffixes: tuple[str, ...] = (SUFFIX,)
-    summary = "llama.cpp's files, one or a split, with all types of blocks; read only"
+    summary = "llama.cpp's files, one or a split, with all types of blocks and all metadata"
     digests = False
-    shards = False
+    shards = True
+    splits_on_request = True
     attachments: tuple[str, ...] = ()
 
     def claims(self, name: str, head: bytes) -> bool:
@@ -40,8 +41,8 @@ class GgufFormat:
         return matching[0] if len(artifacts) == 1 else None
 
     def refuses(self, spec: TensorSpec) -> str | None:
-        """Everything: there is no writer."""
-        return _WHY
+        """Why llama.cpp could not read the tensor from a file; None if it could."""
+        return refusal(spec)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """Any order will do."""
@@ -52,21 +53,17 @@ class GgufFormat:
         return read(store, name)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Any metadata can be carried as it is."""
-        return values
+        """Each value with a type, as ``ingot.gguf`` says or that of its kind; raises ``gguf.metadata``."""
+        return carried(values)
 
     def file_name(self, stem: str) -> str:
         """The stem with the suffix."""
         return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Nothing is written: raises ``UnsupportedError`` ``gguf.read-only``."""
-        _refuse()
+        """Exact bytes of all files, padding included."""
+        return sum(file.size for file, _ in files_of(self.file_name("model"), artifact, options))
 
-    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
-        """Raise ``UnsupportedError`` ``gguf.read-only``."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise UnsupportedError(_WHY, rule="gguf.read-only")
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> GgufWriter:
+        """Start writing; raises ``UnsupportedError`` for what ``refuses`` names."""
+        return GgufWriter(target, name, artifact, options)

@@ -13,18 +13,16 @@ from typing import Any
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.gguf.carry import MAX_NAME, MAX_RANK
 from ingot.formats.gguf.cursor import Cursor
+from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT
 from ingot.formats.gguf.types import BLOCKED, DENSE, VALUES
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ggml import TYPES
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
-MAX_RANK, MAX_NAME = 4, 63
 _LEAST_PAIR, _LEAST_TENSOR = 14, 24  # bytes
-_CODES = {"f32": "f4", "f64": "f8", "bool": "u1"}
-_STRUCT = dict(zip(("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64"), "BbHhIiQqfd", strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def _value(cursor: Cursor, where: str) -> tuple[str, Any]:
     kind = _type(cursor, where)
     if kind == "array":
         raise FormatError("gguf.value-type", "expected an array of numbers or strings, found arrays", where=where)
-    form = _CODES.get(kind) or kind[0] + str(int(kind[1:]) // 8) if kind != "string" else ""
+    form = NUMPY.get(kind, "")
     count = cursor.elements(int(form[1:]) if form else 8, kind, where)
     if kind == "string":
         return "array:string", [cursor.string(where) for _ in range(count)]
@@ -133,7 +131,7 @@ def _value(cursor: Cursor, where: str) -> tuple[str, Any]:
 def _single(cursor: Cursor, kind: str, where: str) -> Any:
     if kind == "string":
         return cursor.string(where)
-    return _truth(cursor.number("B"), where) if kind == "bool" else cursor.number(_STRUCT[kind])
+    return _truth(cursor.number("B"), where) if kind == "bool" else cursor.number(STRUCT[kind])
 
 
 def _truth(value: int, where: str) -> bool:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
-from ingot.formats.gguf.header import ALIGNMENT, DEFAULT_ALIGNMENT, Entry, Header, parse
+from ingot.formats.gguf.header import Entry, Header, parse
+from ingot.formats.gguf.metadata import ABOUT, ALIGNMENT, COUNT, DEFAULT_ALIGNMENT, NUMBER, SPLIT, TENSORS
 from ingot.formats.gguf.swapped import SwappedSource
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -19,12 +20,9 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 SUFFIX = ".gguf"
-ABOUT = "ingot.gguf"
-"""Key of the metadata under which the types of the others are kept, for whoever writes them again."""
+MAX_SPLITS = 10_000
 
-_NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_MAX_SPLITS = 10_000
 
 
 class File(NamedTuple):
@@ -70,10 +68,10 @@ def _open(store: Store, name: str) -> File:
 
 
 def _split_count(file: File) -> int:
-    count = file.header.metadata.get(_COUNT, 1)
-    if not isinstance(count, int) or not 0 <= count <= _MAX_SPLITS:
+    count = file.header.metadata.get(COUNT, 1)
+    if not isinstance(count, int) or not 0 <= count <= MAX_SPLITS:
         raise FormatError(
-            "gguf.split", f"expected {_COUNT} of at most {_MAX_SPLITS}, found {str(count)[:40]}", where=file.name
+            "gguf.split", f"expected {COUNT} of at most {MAX_SPLITS}, found {str(count)[:40]}", where=file.name
         )
     return count
 
@@ -103,16 +101,16 @@ def _open_others(store: Store, files: list[File], count: int) -> list[File]:
     for index, file in enumerate(ordered):
         found = file.header.metadata
         if (
-            found.get(_NUMBER) != index
-            or found.get(_COUNT) != count
-            or found.get(_TENSORS, total) != total
+            found.get(NUMBER) != index
+            or found.get(COUNT) != count
+            or found.get(TENSORS, total) != total
             or file.header.big_endian != ordered[0].header.big_endian
         ):
             raise FormatError(
                 "gguf.split-mixed",
                 f"expected number {index} of {count} files with {total} tensors, found number "
-                f"{str(found.get(_NUMBER))[:20]} of {str(found.get(_COUNT))[:20]} with "
-                f"{str(found.get(_TENSORS))[:20]}",
+                f"{str(found.get(NUMBER))[:20]} of {str(found.get(COUNT))[:20]} with "
+                f"{str(found.get(TENSORS))[:20]}",
                 where=file.name,
             )
     return ordered
@@ -170,7 +168,7 @@ def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str]]:
     for file in reversed(files):
         metadata.update(file.header.metadata)
         types.update(file.header.types)
-    for key in (_NUMBER, _COUNT, _TENSORS):
+    for key in SPLIT:
         metadata.pop(key, None)
         types.pop(key, None)
     return metadata, types

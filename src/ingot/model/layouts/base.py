@@ -49,16 +49,25 @@ class Layout(Protocol):
         ...
 
 
-@runtime_checkable
-class Alternative(Layout, Protocol):
-    """A layout whose numbers the codec can repack into other layouts."""
+class Storable(Layout, Protocol):
+    """A layout that knows its parts."""
 
-    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
-        """Yield the other layouts that the numbers of ``tensor`` can have, that nearest to as stored first."""
+    @property
+    def dtype(self) -> str:
+        """Logical element type."""
         ...
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the raw parts of a tensor of ``shape``, in order."""
+        ...
+
+
+@runtime_checkable
+class Alternative(Storable, Protocol):
+    """A layout whose numbers the codec can repack into other layouts."""
+
+    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
+        """Yield the other layouts that the numbers of ``tensor`` can have, that nearest to as stored first."""
         ...
 
 

@@ -55,7 +55,9 @@ class ConvertOptions:
     digest: Digest | None = field(default="crc32c", metadata=DIGEST)
     max_shard: int | str | None = field(
         default=None,
-        metadata=about("Largest safetensors shard, such as 2GB; default 5GB in folders.", "--max-shard-size"),
+        metadata=about(
+            "Largest shard, such as 2GB; default in folders 5GB of safetensors, one file of GGUF.", "--max-shard-size"
+        ),
     )
     verify: bool = field(default=True, metadata=about("Check the source's digests."))
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
@@ -108,6 +110,13 @@ class ConvertOptions:
         metadata=about(
             "Core ML package whose program takes the tensors; default: the source's own. For .mlpackage.",
             panel=_ATTACHMENTS,
+        ),
+    )
+    keep_names: bool = field(
+        default=False,
+        metadata=about(
+            "Between a model's folder and GGUF, leave names, order of rows and files as they are; else they become "
+            "those of the other side where the architecture is known."
         ),
     )
     metadata: Mapping[str, Any] = field(

@@ -27,10 +27,11 @@ from ingot.engine.specs import encoded_spec, same_storage
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import Fitting, Format, FullSize, WriteOptions, accepts
+from ingot.formats.base import Fitting, Format, FullSize, WriteOptions, accepts, as_laid
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.families import alternatives
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
@@ -303,8 +304,8 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
         if instead is not None and format.refuses(specified(made(instead))) is None:
             options, encoder, reason = instead, made(instead), None
             spec = specified(encoder)
-    if reason is None and not loses and same_storage(tensor, spec):
-        return Move(tensor, tensor.spec(), rule=rule)
+    if reason is None and not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
+        return stays
     if reason is not None:
         raise UnsupportedError(
             f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
@@ -315,12 +316,25 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
     )
     if more:
         spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
-        if not loses and same_storage(tensor, spec):
-            return Move(tensor, tensor.spec(), rule=rule)
+        if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
+            return stays
     action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
     if not keeps:
         _refuse_requantizing(tensor, rule, asked)
     return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
+
+
+def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
+    """Return how a tensor's own numbers become what is asked for: moved, or repacked exactly; None if they do not."""
+    if same_storage(tensor, spec):
+        return Move(tensor, tensor.spec(), rule=rule)
+    if tensor.codec == DenseLayout.codec or tensor.codec not in CODECS:
+        return None
+    for layout in alternatives(tensor.layout, tensor):
+        if layout.codec == spec.codec and as_laid(tensor.spec(), layout) == spec:
+            found = repack(CODECS[tensor.codec], tensor, layout)
+            return Repack(tensor, spec, rule=rule, repack=found) if found.exact else None
+    return None
 
 
 def _instead(choice: Choice, options: Mapping[str, Any], encoder: Encoder) -> Mapping[str, Any] | None:

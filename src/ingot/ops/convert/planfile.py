@@ -39,6 +39,7 @@ from ingot.stores.table import locate
 VERSION = 1
 RULE = "plan.json"
 _LARGEST = 1 << 30
+_VIEWED = ("prune", "prune_block", "metadata", "keep_names")
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program")
 
 
@@ -77,6 +78,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     program: str | None
     metadata: dict[str, Any]
     without: list[str]
+    keep_names: bool
 
 
 @warm
@@ -122,6 +124,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             **{name: _address(getattr(options, name)) for name in _ADDRESSES},
             "metadata": dict(options.metadata),
             "without": sorted(prepared.without),
+            "keep_names": options.keep_names,
         },
         "recipe": plan.recipe,
         "measured": plan.measured,
@@ -207,9 +210,9 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
     close = source.close
     try:
         refuse_same(source, place)
-        named = {name: getattr(data.view, name) for name in ("prune", "prune_block", "metadata", *_ADDRESSES)}
+        named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.url, **named)
-        view = viewed(checkpoint_of(source), place.format, options, frozenset(data.view.without))
+        view = viewed(checkpoint_of(source), place, options, frozenset(data.view.without))
         checkpoint, close = view.checkpoint, view.checkpoint.close
         _require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact)

@@ -8,7 +8,7 @@ from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import default_workers
 from ingot.engine.resources import RESERVE
 from ingot.errors import UsageError
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import SplitsOnRequest, WriteOptions
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.destination import Destination
 
@@ -34,5 +34,6 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
             rule="convert.shard",
             where=target.location,
         )
-    size = parse_size(shard) if shard is not None else DEFAULT_SHARD if target.directory else None
+    usual = DEFAULT_SHARD if target.directory and not isinstance(target.format, SplitsOnRequest) else None
+    size = usual if shard is None else parse_size(shard)
     return WriteOptions(digest=options.digest, max_shard=size, compact=options.prune_compact)

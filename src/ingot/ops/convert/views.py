@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UsageError
-from ingot.formats.base import Format
+from ingot.formats.gguf.format import GgufFormat
 from ingot.model.checkpoint import Checkpoint
+from ingot.ops.architectures.view import Translated, to_gguf, to_model
 from ingot.ops.attachments import KINDS, located, require_carried
 from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.importance import read_importance
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
+from ingot.ops.destination import Destination
 from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import drop
 from ingot.ops.views.values import prune, weigh
+
+GGUF = GgufFormat.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,11 @@ class Viewed:
     read: int = 0
 
 
-def viewed(opened: Checkpoint, format: Format, options: ConvertOptions, without: frozenset[str]) -> Viewed:
+def viewed(opened: Checkpoint, place: Destination, options: ConvertOptions, without: frozenset[str]) -> Viewed:
     """Apply what the options ask for to an opened checkpoint, less the tensors ``without``.
+
+    Between a GGUF file and a folder of another format, and from a model's folder into GGUF, tensors get the names of
+    the other side, unless the options say to keep them.
 
     Pruning reads the feed-forward networks, and tells ``options.progress``. Closing the result closes what was opened;
     where this raises, ``opened`` is still the caller's.
@@ -43,8 +50,10 @@ def viewed(opened: Checkpoint, format: Format, options: ConvertOptions, without:
         ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and what opening raises.
     """
     paths = {kind: getattr(options, kind) for kind in KINDS if getattr(options, kind) is not None}
+    format = place.format
     require_carried(format, paths)
-    pruned = _pruned(drop(opened, without) if without else opened, options)
+    here = _as_model(drop(opened, without) if without else opened, place, options)
+    pruned = _pruned(here.checkpoint, options)
     view = pruned.checkpoint
     if options.importance is not None:
         view = weigh(view, read_importance(options.importance, view))
@@ -58,8 +67,22 @@ def viewed(opened: Checkpoint, format: Format, options: ConvertOptions, without:
         view = attach(view, **paths)
     if options.metadata:
         view = describe(view, options.metadata)
+    there = _as_gguf(view, place, options)
+    view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
-    return Viewed(view, (*pruned.notes, *behind), pruned.read)
+    return Viewed(view, (*here.notes, *pruned.notes, *there.notes, *behind), pruned.read)
+
+
+def _as_model(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
+    if options.keep_names or view.format != GGUF or place.format.name == GGUF or not place.directory:
+        return Translated(view)
+    return to_model(view)
+
+
+def _as_gguf(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
+    if options.keep_names or view.format == GGUF or place.format.name != GGUF:
+        return Translated(view)
+    return to_gguf(view)
 
 
 def _pruned(view: Checkpoint, options: ConvertOptions) -> Viewed:

@@ -126,7 +126,7 @@ def test_integers_become_those_with_offsets(seed: int, bits: int, symmetric: boo
 
 @pytest.mark.parametrize(
     ("scale", "zero", "fits"),
-    [(0.5, 8, True), (0.0, 8, False), (-0.5, 8, False), (np.inf, 8, False), (60000.0, 8, False), (0.1, 7, False)],
+    [(0.5, 8, True), (0.0, 8, True), (-0.5, 8, True), (np.inf, 8, False), (60000.0, 8, False), (0.1, 7, False)],
 )
 def test_offsets_that_would_be_rounded_are_none(scale: float, zero: float, fits: bool) -> None:
     arrays = np.array([scale], np.float16), np.array([zero], np.float16)

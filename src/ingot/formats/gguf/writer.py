@@ -1,0 +1,200 @@
+"""Writing: version 3, little-endian, one file or a split; every offset is known from the specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from struct import pack
+from typing import Any
+
+from ingot.core import checksums
+from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.base import WriteOptions
+from ingot.formats.gguf.carry import NUMBERS, described, refusal, type_of
+from ingot.formats.gguf.cursor import MAX_ELEMENTS, MAX_HEADER
+from ingot.formats.gguf.header import MAGIC
+from ingot.formats.gguf.metadata import (
+    ABOUT,
+    ALIGNMENT,
+    COUNT,
+    DEFAULT_ALIGNMENT,
+    NUMBER,
+    TENSORS,
+    VERSION,
+    carried,
+    encoded,
+    with_values,
+)
+from ingot.formats.gguf.reader import MAX_SPLITS, SUFFIX
+from ingot.formats.order import Order
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import Buffer, Sink, Target
+from ingot.model.spec import TensorSpec
+
+
+class File:
+    """One file: its header, the place of each tensor, and how many are missing."""
+
+    def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
+        self.name, self.missing = name, len(specs)
+        self.alignment = int(metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
+        pairs, data = encoded(metadata)
+        head = [MAGIC, pack("<IQQ", VERSION, len(specs), pairs), data]
+        offsets, position = {}, 0
+        for spec in specs:
+            text = spec.name.encode()
+            sizes = spec.shape[::-1]
+            head += [pack("<Q", len(text)), text, pack(f"<I{len(sizes)}Q", len(sizes), *sizes)]
+            head.append(pack("<IQ", NUMBERS[type_of(spec)], position))
+            offsets[spec.name] = position
+            position = self.padded(position + (spec.nbytes or 0))
+        header = b"".join(head)
+        elements = sum(len(value) for key, value in metadata.items() if key != ABOUT and isinstance(value, list))
+        if len(header) > MAX_HEADER or elements > MAX_ELEMENTS:
+            raise UnsupportedError(
+                f"expected a header of at most {MAX_HEADER} bytes with {MAX_ELEMENTS} elements in arrays, found "
+                f"{len(header)} with {elements}",
+                rule="gguf.header-length",
+                where=name,
+            )
+        self.head = header + bytes(self.padded(len(header)) - len(header))
+        self.places = {tensor: len(self.head) + offset for tensor, offset in offsets.items()}
+        self.size = len(self.head) + position
+        self._sink: Sink | None = None
+
+    def padded(self, position: int) -> int:
+        """Return the next multiple of the alignment."""
+        return -(-position // self.alignment) * self.alignment
+
+    def write(self, target: Target, offset: int, data: Buffer) -> None:
+        """Write at an offset of the file, which is created when it is first needed."""
+        if self._sink is None:
+            self._sink = target.create(self.name)
+        self._sink.write_at(offset, data)
+
+    def complete(self, target: Target) -> None:
+        """Write the header, give the file its exact length and close it."""
+        self.write(target, 0, self.head)
+        assert self._sink is not None
+        self._sink.truncate(self.size)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file as it is."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
+
+
+def files_of(name: str, artifact: Artifact, options: WriteOptions) -> list[tuple[File, list[TensorSpec]]]:
+    """Lay out all files.
+
+    Raises
+    ------
+    UnsupportedError
+        ``gguf.unsupported``: a tensor that cannot be carried; ``gguf.metadata``, ``gguf.header-length``.
+    UsageError
+        ``gguf.split``: a limit of less than a byte, or more files than there may be.
+    """
+    specs = artifact.tensors
+    Order(specs)
+    for spec in specs:
+        reason = refusal(spec)
+        if reason is not None:
+            raise UnsupportedError(reason, rule="gguf.unsupported", where=spec.name)
+    metadata = described(carried(artifact.metadata), specs)
+    members = _split(specs, options.max_shard)
+    if len(members) == 1:
+        return [(File(name, specs, metadata), list(specs))]
+    stem, found = name.removesuffix(SUFFIX), []
+    for index, held in enumerate(members):
+        # As llama-gguf-split and the package gguf have it: the first file tells of the model, all of the split.
+        own = metadata if index == 0 else {key: metadata[key] for key in (ALIGNMENT, ABOUT) if key in metadata}
+        about = {NUMBER: ("u16", index), COUNT: ("u16", len(members)), TENSORS: ("i32", len(specs))}
+        file = f"{stem}-{index + 1:05d}-of-{len(members):05d}{SUFFIX}"
+        found.append((File(file, held, with_values(own, about)), held))
+    return found
+
+
+def _split(specs: Sequence[TensorSpec], most: int | None) -> list[list[TensorSpec]]:
+    """Cut tensors, in order, into files of at most so many bytes, or of one tensor."""
+    if most is not None and most < 1:
+        raise UsageError(f"expected files of at least one byte, found {most}", rule="gguf.split")
+    members: list[list[TensorSpec]] = [[]]
+    filled = 0
+    for spec in specs:
+        size = spec.nbytes or 0
+        if most is not None and members[-1] and filled + size > most:
+            members.append([])
+            filled = 0
+        members[-1].append(spec)
+        filled += size
+    if len(members) > MAX_SPLITS:
+        raise UsageError(
+            f"expected at most {MAX_SPLITS} files, found {len(members)}: allow more bytes", rule="gguf.split"
+        )
+    return members
+
+
+class GgufWriter:
+    """A ``FormatWriter``; a file is complete with its last tensor."""
+
+    def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
+        files = files_of(name, artifact, options)
+        self._target, self._files = target, [file for file, _ in files]
+        self._file_of = {spec.name: file for file, held in files for spec in held}
+        self._order = Order(artifact.tensors, name)
+        self._digest = checksums.hasher("crc32c")
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor of the specs."""
+        self._order.begin(spec)
+        self._digest = checksums.hasher("crc32c")
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append to the tensor's bytes; more than it has are refused."""
+        view = memoryview(data)
+        position = self._order.write(role, view.nbytes)
+        assert self._order.current is not None
+        if view.nbytes:
+            file, name = self._file_of[self._order.current.name], self._order.current.name
+            file.write(self._target, file.places[name] + position, data)
+            self._digest.update(view.cast("B"))
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor and pad it; the record tells its file, offset, length and CRC-32C."""
+        spec = self._order.end()
+        file, length = self._file_of[spec.name], spec.nbytes or 0
+        end = file.places[spec.name] + length
+        if file.padded(end) > end:  # written out: a resumed file may hold other bytes there
+            file.write(self._target, end, bytes(file.padded(end) - end))
+        self._done(file)
+        return {"name": spec.name, "blobs": [[file.name, end - length, length, self._digest.text()]]}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that an earlier run wrote with the same specs and options."""
+        spec = self._order.expect(record["name"])
+        file = self._file_of[spec.name]
+        if [list(blob)[:2] for blob in record["blobs"]] != [[file.name, file.places[spec.name]]]:
+            raise IntegrityError(
+                "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
+            )
+        self._order.restored(spec.name)
+        self._done(file)
+
+    def finish(self) -> list[str]:
+        """Complete all files; return their names."""
+        self._order.finish()
+        for file in self._files:
+            if not file.places:
+                file.complete(self._target)
+        return [file.name for file in self._files]
+
+    def abort(self) -> None:
+        """Close all files as they are."""
+        for file in self._files:
+            file.close()
+
+    def _done(self, file: File) -> None:
+        file.missing -= 1
+        if file.missing == 0:
+            file.complete(self._target)

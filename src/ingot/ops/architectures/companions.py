@@ -1,0 +1,107 @@
+"""A model folder's small files in GGUF metadata, and the files that a GGUF file stands for.
+
+``tokenizer.huggingface.json`` is GGUF's own key for all of ``tokenizer.json``; the other files have keys of Ingot's.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+from weakref import finalize
+
+from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
+from ingot.errors import FormatError
+from ingot.ops.architectures import tokenizer
+from ingot.stores.table import locate
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+WHOLE = "tokenizer.huggingface.json"
+PREFIX = "ingot.companion."
+_JSON = (CONFIG, "generation_config.json", SETTINGS, "special_tokens_map.json")
+_TEXT = ("chat_template.jinja",)
+_PACKING = ("quantization", "quantization_config", "compression_config")
+"""Keys of ``config.json`` that tell how another program's tensors lie."""
+RULE = "architecture.companion"
+
+
+def read_files(companions: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of those companions that metadata keep; raises ``FormatError`` ``architecture.companion``."""
+    found = {}
+    for name in (*_JSON, *_TEXT, TOKENIZER):
+        if name in companions:
+            store, file = locate(companions[name], io="pread")
+            data = store.read(file, MAX_CONFIG * (8 if name == TOKENIZER else 1), RULE)
+            try:
+                found[name] = data.decode()
+            except UnicodeDecodeError as error:
+                raise FormatError(RULE, f"expected UTF-8, found {error.reason}", where=companions[name]) from None
+    return found
+
+
+def parsed(files: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Return one of the files as JSON; nothing where there is none. Errors as ``parse_config``."""
+    if name not in files:
+        return {}
+    if name != TOKENIZER:
+        return parse_config(files[name].encode(), RULE, name)
+    try:
+        found = json.loads(files[name])
+    except (ValueError, RecursionError) as error:
+        raise FormatError(RULE, f"not JSON: {error}", where=name) from error
+    return found if isinstance(found, dict) else {}
+
+
+def to_metadata(files: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    """Return the metadata that hold the files as they are, less what ``config.json`` says of packing."""
+    texts = dict(files)
+    config = parsed(files, CONFIG)
+    if any(key in config for key in _PACKING):
+        texts[CONFIG] = (
+            json.dumps({key: value for key, value in config.items() if key not in _PACKING}, indent=2) + "\n"
+        )
+    return {WHOLE if name == TOKENIZER else PREFIX + name: ("string", text) for name, text in texts.items()}
+
+
+def kept(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that metadata hold as they are; those that are no JSON objects are none."""
+    keys = {name: PREFIX + name for name in (*_JSON, *_TEXT)} | {TOKENIZER: WHOLE}
+    found = {name: metadata[key] for name, key in keys.items() if isinstance(metadata.get(key), str)}
+    return {name: text for name, text in found.items() if name in _TEXT or _is_object(text)}
+
+
+def files_of(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the files of a GGUF file's metadata beside its ``config.json``, and what they cannot say."""
+    files, lost = kept(metadata), list[str]()
+    if TOKENIZER not in files:
+        made, lost = tokenizer.to_files(metadata)
+        files |= {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in made.items()}
+    files[CONFIG] = json.dumps(config, indent=2) + "\n"
+    return files, lost
+
+
+class Folder:
+    """Files in a temporary folder, which goes with this or when it is closed."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        folder = tempfile.mkdtemp(prefix="ingot-")
+        self._remove = finalize(self, rmtree, folder, ignore_errors=True)
+        self.paths: dict[str, str] = {}
+        for name, text in sorted(files.items()):
+            path = Path(folder) / name
+            path.write_bytes(text.encode())
+            self.paths[name] = str(path)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._remove()
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,316 @@
+"""Views of a model folder as llama.cpp has it, and of a GGUF file as transformers has it (``spec/architectures.md``).
+
+Rows are put in order and experts stacked in the packed form; only small vectors are computed, in f32.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ingot.core.config import CONFIG
+from ingot.core.dtypes import DTYPES
+from ingot.core.floats import cast
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.gguf.metadata import ABOUT, carried, with_values
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.lazy import Lazy
+from ingot.model.tensor import Array, Tensor
+from ingot.model.view import derived
+from ingot.ops.architectures import companions, hyper, tokenizer
+from ingot.ops.architectures.companions import PREFIX, SETTINGS, TOKENIZER, WHOLE, Folder
+from ingot.ops.architectures.families import FAMILIES, Family, family_of
+from ingot.ops.architectures.names import Names
+from ingot.ops.views.dense import Change, change
+from ingot.ops.views.names import drop, rename
+from ingot.ops.views.rows import permute, stack, unstack
+
+_MOST_EXPERTS = 1 << 16
+_FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A checkpoint under other names, and what to tell of it."""
+
+    checkpoint: Checkpoint
+    notes: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What becomes of tensors, by their old names: stacks by their new ones."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    order: dict[str, Array] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    stacks: dict[str, list[str]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+
+def to_gguf(checkpoint: Checkpoint) -> Translated:
+    """Return a model folder's checkpoint as llama.cpp has it; itself, with a note, where its kind is not known.
+
+    Raises
+    ------
+    MissingExtraError
+        The package gguf is not installed.
+    UnsupportedError
+        ``architecture.config``, ``architecture.rows``, ``architecture.unknown``.
+    FormatError
+        ``architecture.companion``: ``config.json`` is no JSON object.
+    """
+    files = companions.read_files(checkpoint.companions) if CONFIG in checkpoint.companions else {}
+    config = companions.parsed(files, CONFIG)
+    if not config:
+        return Translated(checkpoint)
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        kind = str(config.get("model_type"))[:80]
+        return Translated(
+            checkpoint, [f"names stay as they are: no names of llama.cpp are known for model_type {kind!r}"]
+        )
+    plan = _plan_to_gguf(checkpoint, config, family)
+    if plan.unknown:
+        known = f"llama.cpp's {family.arch} has no {', '.join(plan.unknown[:3])}"
+        return Translated(checkpoint, [f"names stay as they are: {known}"])
+    typed, lost = hyper.to_metadata(config, family)
+    settings = companions.parsed(files, SETTINGS)
+    rows = next((tensor.shape[0] for name, tensor in checkpoint.items() if name.endswith("embed_tokens.weight")), 0)
+    words, unsaid = (
+        tokenizer.to_metadata(companions.parsed(files, TOKENIZER), settings, rows) if TOKENIZER in files else ({}, [])
+    )
+    if "chat_template.jinja" in files:
+        words.setdefault(tokenizer.TEMPLATE, ("string", files["chat_template.jinja"]))
+    own = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
+    metadata = with_values(carried(own), {**typed, **words, **companions.to_metadata(files)})
+    view = _stacked(checkpoint, plan)
+    changes = _widened(view, family)
+    rounded = [name for name, wanted in changes.items() if wanted.plus and not _comes_back(view[name], wanted)]
+    lost += [f"the last bits of {', '.join(rounded[:3])}, of which 1 + w is rounded"] if rounded else []
+    return Translated(
+        _labelled(change(view, changes), {"metadata": metadata, "companions": None}),
+        [_told(plan, f"llama.cpp's architecture {family.arch}"), *_lost([*lost, *unsaid])],
+    )
+
+
+def to_model(checkpoint: Checkpoint) -> Translated:
+    """Return a GGUF file's checkpoint as transformers has it, with the files of its folder.
+
+    Raises
+    ------
+    MissingExtraError
+        The package gguf is not installed.
+    UnsupportedError
+        ``architecture.config``, ``architecture.rows``, ``architecture.unknown``.
+    """
+    metadata = checkpoint.metadata
+    arch = str(metadata.get("general.architecture"))
+    family, stated = _family(metadata, arch)
+    if family is None:
+        return Translated(checkpoint, [f"names stay as they are: architecture {arch[:80]!r} of llama.cpp is not known"])
+    plan = _plan_to_model(checkpoint, metadata, family)
+    if plan.unknown:
+        return Translated(
+            checkpoint, [f"names stay as they are: {family.model_type} has no {', '.join(plan.unknown[:3])}"]
+        )
+    notes = [_told(plan, f"transformers' {family.model_class}")]
+    view = _unstacked(checkpoint, plan)
+    view = change(view, _narrowed(view, family, plan))
+    config, changed = hyper.to_config(metadata, family, list(view)), list[str]()
+    config["dtype"] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_type(view), "float32")
+    if stated:
+        config, changed = hyper.merged(stated, config)
+    if changed:
+        notes.append(f"config.json as the file's metadata have it now: {', '.join(changed)}")
+    files, unsaid = companions.files_of(metadata, config)
+    lost = [
+        *unsaid,
+        *(
+            ["rope_freqs.weight: the rotary embedding's scaling"]
+            if "rope_freqs.weight" in plan.dropped and not stated
+            else []
+        ),
+    ]
+    keys = [key for key in metadata if not _is_known(key, arch)]
+    if keys:
+        lost.append(f"metadata {', '.join(keys[:6])}" + (f" and {len(keys) - 6} more" if len(keys) > 6 else ""))
+    return Translated(_labelled(view, {"metadata": {"format": "pt"}, "companions": files}), [*notes, *_lost(lost)])
+
+
+def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict[str, Any]]:
+    """Return what a file is taken for, and the ``config.json`` that it was made with, where it is of that kind."""
+    kept = companions.kept(metadata)
+    try:
+        stated = companions.parsed(kept, CONFIG)
+    except FormatError:
+        stated = {}
+    own = FAMILIES.get(str(stated.get("model_type")))
+    if own is not None and own.arch == arch:
+        return own, stated
+    return family_of(arch, experts=bool(metadata.get(f"{arch}.expert_count"))), {}
+
+
+def _plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> _Plan:
+    names, plan = Names(family), _Plan()
+    stacks: dict[str, dict[int, str]] = {}
+    for name in checkpoint:
+        expert = names.expert(name)
+        if expert is not None:
+            stacks.setdefault(expert.stacked, {})[expert.number] = name
+        elif name.endswith("rotary_emb.inv_freq"):
+            plan.dropped.append(name)
+        elif (found := names.to_gguf(name)) is None:
+            plan.unknown.append(name)
+        else:
+            plan.names[name] = found
+    for new, members in stacks.items():
+        if sorted(members) != list(range(len(members))):
+            plan.unknown.append(f"{new} of experts {sorted(members)[:4]}")
+        plan.stacks[new] = [members[number] for number in sorted(members)]
+    if family.permuted and not plan.unknown:
+        _order(plan, checkpoint, hyper.heads(config), forth=True)
+    return plan
+
+
+def _plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: Family) -> _Plan:
+    names, plan = Names(family), _Plan()
+    for name in checkpoint:
+        shape = checkpoint[name].shape
+        members = names.experts(name, shape[0]) if shape and shape[0] <= _MOST_EXPERTS else None
+        if members is not None:
+            plan.stacks[name] = members
+        elif name == "rope_freqs.weight":
+            plan.dropped.append(name)
+        elif (found := names.to_model(name)) is None:
+            plan.unknown.append(name)
+        else:
+            plan.names[name] = found
+    if family.permuted and not plan.unknown:
+        counts = {
+            key: metadata.get(f"{family.arch}.attention.{name}")
+            for key, name in (("num_attention_heads", "head_count"), ("num_key_value_heads", "head_count_kv"))
+        }
+        _order(plan, checkpoint, hyper.heads(counts), forth=False)
+    return plan
+
+
+def _order(plan: _Plan, checkpoint: Checkpoint, heads: tuple[int, int], *, forth: bool) -> None:
+    """Note in which order rows of q and k go; raises ``UnsupportedError`` ``architecture.rows``."""
+    for old, new in plan.names.items():
+        module = (new if forth else old).rpartition(".")[0].rpartition(".")[2]
+        if module not in ("attn_q", "attn_k"):
+            continue
+        count, shape = heads[module == "attn_k"], checkpoint[old].shape
+        if not shape or shape[0] % (2 * count):
+            raise UnsupportedError(
+                f"expected rows of {count} heads in halves, found shape {list(shape)}; --keep-names leaves them",
+                rule="architecture.rows",
+                where=old,
+            )
+        halves = (count, 2, shape[0] // count // 2) if forth else (count, shape[0] // count // 2, 2)
+        plan.order[old] = np.arange(shape[0]).reshape(halves).swapaxes(1, 2).reshape(-1)
+
+
+def _stacked(checkpoint: Checkpoint, plan: _Plan) -> Checkpoint:
+    view = drop(checkpoint, plan.dropped) if plan.dropped else checkpoint
+    view = permute(view, plan.order) if plan.order else view
+    view = stack(view, plan.stacks) if plan.stacks else view
+    return rename(view, plan.names)
+
+
+def _unstacked(checkpoint: Checkpoint, plan: _Plan) -> Checkpoint:
+    view = drop(checkpoint, plan.dropped) if plan.dropped else checkpoint
+    view = permute(view, plan.order) if plan.order else view
+    view = unstack(view, plan.stacks) if plan.stacks else view
+    return rename(view, plan.names)
+
+
+def _widened(view: Checkpoint, family: Family) -> dict[str, Change]:
+    """Return what llama.cpp wants in f32: vectors, and the matrices that choose experts."""
+    found = {}
+    for name, tensor in view.items():
+        plus = 1.0 if family.shifted and name.endswith("norm.weight") else 0.0
+        vector = name.endswith("ffn_gate_inp_shexp.weight") and tensor.shape[:1] == (1,)
+        if not _is_small(name, tensor) or (tensor.dtype == "f32" and not plus and not vector):
+            continue
+        found[name] = Change("f32", plus, tensor.shape[1:] if vector else None)
+    return found
+
+
+def _narrowed(view: Checkpoint, family: Family, plan: _Plan) -> dict[str, Change]:
+    """Return what becomes of small tensors in f32: the type of the others, where it holds their values."""
+    main, before = _main_type(view), {new: old for old, new in plan.names.items()}
+    found = {}
+    for name, tensor in view.items():
+        old = before.get(name, name)
+        if not _is_small(old, tensor) or tensor.dtype != "f32":
+            continue
+        shape = (1, *tensor.shape) if old.endswith("ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1 else None
+        plus = -1.0 if family.shifted and old.endswith("norm.weight") else 0.0
+        values = Change("f32", plus).values(tensor)
+        with np.errstate(over="ignore", invalid="ignore"):
+            fits = main in ("f16", "bf16") and np.array_equal(cast(cast(values, main), "f32"), values)
+        if fits or plus or shape is not None:
+            found[name] = Change(main if fits else "f32", plus, shape)
+    return found
+
+
+def _comes_back(tensor: Tensor, wanted: Change) -> bool:
+    """Whether what was added can be taken off again without a trace."""
+    return bool(np.array_equal(wanted.values(tensor) - np.float32(wanted.plus), tensor.numpy("f32")))
+
+
+def _is_small(name: str, tensor: Tensor) -> bool:
+    """Whether llama.cpp keeps a tensor in f32, by its name there."""
+    small = len(tensor.shape) <= 1 or ".ffn_gate_inp" in name
+    return small and tensor.codec == DenseLayout.codec and tensor.dtype in _FLOATS
+
+
+def _main_type(view: Checkpoint) -> str:
+    sizes: Counter[str] = Counter()
+    for tensor in view.values():
+        if tensor.dtype in DTYPES and tensor.dtype in _FLOATS and len(tensor.shape) > 1:
+            sizes[tensor.dtype] += tensor.size
+    return sizes.most_common(1)[0][0] if sizes else "f32"
+
+
+def _labelled(checkpoint: Checkpoint, label: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint with other metadata and, where they are given, companions: names to text."""
+    with ExitStack() as stack:
+        folder = None if label["companions"] is None else Folder(label["companions"])
+        if folder is not None:
+            stack.callback(folder.close)
+        said = {"metadata": sorted(label["metadata"]), "companions": sorted(label["companions"] or ())}
+        tensors = Lazy(checkpoint, checkpoint.__getitem__)
+        view = derived(checkpoint, tensors, _labelled, dict(label), said, also_close=stack.pop_all().close)
+    view.metadata = dict(label["metadata"])
+    view.companions = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
+    return view
+
+
+def _is_known(key: str, arch: str) -> bool:
+    """Whether a key of metadata is kept in the folder's files, or says nothing of the model."""
+    if key in (ABOUT, WHOLE) or key.startswith((PREFIX, f"{arch}.", "tokenizer.")):
+        return True
+    return key in {
+        f"general.{name}" for name in ("architecture", "type", "alignment", "file_type", "quantization_version")
+    }
+
+
+def _told(plan: _Plan, whose: str) -> str:
+    parts = [f"{len(plan.names)} tensors have the names of {whose}"]
+    parts += [f"{len(plan.order)} of them its order of rows"] if plan.order else []
+    parts += [f"{len(plan.stacks)} of the experts are put together or taken apart"] if plan.stacks else []
+    parts += [f"{len(plan.dropped)} left out"] if plan.dropped else []
+    return "; ".join(parts) + " (--keep-names leaves them as they are)"
+
+
+def _lost(what: Sequence[str]) -> list[str]:
+    return [f"not carried over: {'; '.join(what)}"] if what else []

@@ -1,0 +1,66 @@
+"""The view of small dense tensors with other values: in another element type, shifted by a constant, reshaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+
+import numpy as np
+
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import DTYPES
+from ingot.core.floats import cast
+from ingot.errors import UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.part import memory_part
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.views.common import Make, require_known, view_of
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of a tensor's values: ``plus`` is added in f32, then they are rounded to ``dtype`` once."""
+
+    dtype: str
+    plus: float = 0.0
+    shape: tuple[int, ...] | None = None
+
+    def values(self, tensor: Tensor) -> Array:
+        """Return the values, of the wanted shape."""
+        wide = tensor.numpy("f32")
+        if self.plus:
+            wide = wide + np.float32(self.plus)
+        values: Array = cast(wide, self.dtype).reshape(tensor.shape if self.shape is None else self.shape)
+        return values
+
+
+def change(checkpoint: Checkpoint, changes: Mapping[str, Change]) -> Checkpoint:
+    """Return the checkpoint with other values of some floating-point tensors, which are held in memory once asked for.
+
+    Raises
+    ------
+    UsageError
+        ``tensor.unknown``, ``view.delta``; ``view.shape``: another number of elements.
+    """
+    require_known(checkpoint, changes)
+    for name, wanted in changes.items():
+        if wanted.shape is not None and prod(wanted.shape) != checkpoint[name].size:
+            raise UsageError(
+                f"expected a shape of {checkpoint[name].size} elements, found {list(wanted.shape)}",
+                rule="view.shape",
+                where=name,
+            )
+
+    def changed(name: str) -> Make:
+        def make() -> Tensor:
+            values, row = changes[name].values(checkpoint[name]), DTYPES[changes[name].dtype]
+            part = memory_part(values, row.storage, None if row.is_storage else row.name)
+            return Tensor(name, values.shape, row.name, DenseLayout.codec, {DATA: part}, {}, CODECS[DenseLayout.codec])
+
+        return make
+
+    entries = [(name, changed(name) if name in changes else None, name) for name in checkpoint]
+    said = {name: asdict(wanted) for name, wanted in changes.items()}
+    return view_of(checkpoint, entries, change, dict(changes), said)
