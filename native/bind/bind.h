@@ -56,3 +56,4 @@ void bind_records(nb::module_& m);
 void bind_scaled(nb::module_& m);
 void bind_tca_tbe(nb::module_& m);
 void bind_wdelta(nb::module_& m);
+void bind_words(nb::module_& m);

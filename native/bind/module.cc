@@ -19,4 +19,5 @@ NB_MODULE(_native, m) {
   bind_scaled(m);
   bind_tca_tbe(m);
   bind_wdelta(m);
+  bind_words(m);
 }

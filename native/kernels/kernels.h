@@ -15,6 +15,7 @@
 #include "core/stats.h"
 #include "core/tca_tbe.h"
 #include "core/wdelta.h"
+#include "core/words.h"
 
 #define INGOT_DECLARE_KERNELS(isa)                                                                                    \
   namespace ingot::isa {                                                                                              \
@@ -77,6 +78,9 @@
   void mask_clear(const std::uint8_t* mask, std::size_t n, void* out, int width);                                     \
   void mask_select(const std::uint8_t* mask, std::size_t n, const void* values, void* out, std::size_t count,         \
                    int width);                                                                                        \
+  void words_turn(const WordMatrix& in, std::uint8_t* out);                                                           \
+  void words_from_awq(const WordMatrix& in, std::uint8_t* out);                                                       \
+  void words_to_awq(const WordMatrix& in, std::uint8_t* out);                                                         \
   }
 
 INGOT_DECLARE_KERNELS(baseline)

@@ -15,16 +15,19 @@ from ingot.adapters.model_source import AnyPath, ModelSource, resolve
 from ingot.adapters.transformers_config import one_line, read_json
 from ingot.adapters.transformers_tokenizer import require_vocabulary, same_tokens, tokenizer_in
 from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.words import WordsCodec
 from ingot.codecs.base import Repacked
 from ingot.core.config import CONFIG
 from ingot.core.dtypes import DTYPES
 from ingot.core.extras import require
 from ingot.core.memory import require_ram
 from ingot.errors import FormatError, IngotError, UnsupportedError
-from ingot.formats.mlx import layers as mlx_layers
-from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
+from ingot.formats.dialects import mlx as mlx_layers
+from ingot.formats.dialects.base import WEIGHT
+from ingot.formats.dialects.mlx import BIASES, SCALES
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import SCALE_DTYPES, AffineLayout
+from ingot.model.layouts.base import Alternative
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -227,11 +230,14 @@ def _arrays(tensor: Tensor, repack: Repacked | None) -> dict[str, Any]:
 
 def packed_form(tensor: Tensor) -> Repacked | None:
     """Return the layout in which MLX computes with a tensor's integers; None where no exact one is."""
-    if tensor.codec != AffineLayout.codec or tensor.decoder is None or tensor.dtype not in DTYPES or not tensor.size:
+    codec = tensor.decoder
+    if not isinstance(codec, AffineCodec | WordsCodec) or tensor.dtype not in DTYPES or not tensor.size:
         return None
-    codec = AffineCodec()
     codec.check(tensor)
-    for layout in AffineLayout.of(tensor).alternatives(tensor):
+    own = tensor.layout
+    for layout in own.alternatives(tensor) if isinstance(own, Alternative) else ():
+        if not isinstance(layout, AffineLayout):
+            continue
         loaded = replace(layout, dtype=layout.scales)  # MLX computes in the type of the scales
         parts, params = layout.part_specs(tensor.shape), loaded.attributes()
         spec = TensorSpec(tensor.name, tensor.shape, loaded.dtype, layout.codec, parts, params)

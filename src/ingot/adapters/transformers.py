@@ -159,7 +159,7 @@ def _load(
     """Build the model; return it with what the report says of it."""
     checkpoint, device = source.checkpoint, options.device
     with meter.importing():  # of the architecture's modules
-        config = read_config(source.folder, len(checkpoint))
+        config = read_config(source.folder, len(checkpoint), checkpoint.format)
         kind = model_class(config, source.folder.location)
     target = _target(torch, options.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))

@@ -11,6 +11,9 @@ from typing import Any
 from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.core.extras import require
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.base import ConfigKeys
+from ingot.formats.dialects.base import PACKING_KEYS
+from ingot.formats.table import FORMATS
 from ingot.model.store import Store
 from ingot.ops.dialects import of_config
 
@@ -33,7 +36,7 @@ _IMPLEMENTATIONS = {
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 
 
-def read_config(folder: Store, tensors: int) -> Any:
+def read_config(folder: Store, tensors: int, format: str = "") -> Any:
     """Return the config of the model in ``folder`` as an object of transformers.
 
     Parameters
@@ -42,6 +45,8 @@ def read_config(folder: Store, tensors: int) -> Any:
         Holds config.json.
     tensors : int
         Number of tensors in the checkpoint, which bounds the number of layers.
+    format : str
+        Of the checkpoint. One that reads how config.json says layers are packed hands over values.
 
     Raises
     ------
@@ -63,13 +68,12 @@ def read_config(folder: Store, tensors: int) -> Any:
             where=where,
         )
     _refuse_layers(values, max(tensors, _SHARED_LAYERS), where)
-    packed = of_config(values, where)
+    packed = None if format in FORMATS and isinstance(FORMATS[format], ConfigKeys) else of_config(values, where)
     if packed is not None:
         raise packed.refusal()
-    # MLX describes its packing here; what Ingot hands over is decoded, and transformers must not look for packed parts.
-    plain = _without_code(
-        {key: value for key, value in values.items() if key not in ("quantization", "quantization_config")}
-    )
+    # Dialects describe their packing here; what Ingot hands over is decoded, and transformers must not look for packed
+    # parts.
+    plain = _without_code({key: value for key, value in values.items() if key not in PACKING_KEYS})
     try:
         return mapping[kind].from_dict(plain)
     except Exception as error:  # whatever a validator of one of hundreds of config classes raises

@@ -13,6 +13,7 @@ CODECS: Instances[Codec] = Instances(
     (
         ("dense", "ingot.codecs.dense.codec:DenseCodec"),
         ("affine", "ingot.codecs.affine.codec:AffineCodec"),
+        ("affine_words", "ingot.codecs.affine.words:WordsCodec"),
         ("palette", "ingot.codecs.palette.codec:PaletteCodec"),
         ("scaled_codebook", "ingot.codecs.scaled_codebook.codec:ScaledCodebookCodec"),
         ("ggml_blocks", "ingot.codecs.blocks.codec:BlocksCodec"),

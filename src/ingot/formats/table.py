@@ -10,7 +10,10 @@ FORMATS: Instances[Format] = Instances(
     (
         ("zt", "ingot.formats.zt.format:ZtFormat"),
         ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat"),
-        ("mlx", "ingot.formats.mlx.format:MlxFormat"),
+        ("mlx", "ingot.formats.dialects.mlx:MlxFormat"),
+        ("gptq", "ingot.formats.dialects.gptq:GptqFormat"),
+        ("awq", "ingot.formats.dialects.awq:AwqFormat"),
+        ("compressed-tensors", "ingot.formats.dialects.compressed_tensors:CompressedTensorsFormat"),
         ("squizd", "ingot.formats.squizd.format:SquizdFormat"),
         ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
         ("npydir", "ingot.formats.npydir.format:NpydirFormat"),

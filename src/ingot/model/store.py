@@ -12,6 +12,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.model.bytesource import ByteSource, Range, Sink, Stamp, Stamped
 from ingot.model.ranges import read_bytes, read_ranges
 
+_HELD = 1 << 16
 _COPIED = 1 << 20
 
 
@@ -185,11 +186,13 @@ def copy_file(store: Store, name: str, sink: Sink) -> None:
 
 
 class Listed(Store):
-    """Another store while an artifact is opened: each folder is listed once, however often somebody asks."""
+    """Another store while an artifact is opened: each folder is listed once, and each small file that is read whole is
+    read once, however often somebody asks."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._listings: dict[str, Listing] = {}
+        self._small: dict[str, bytes] = {}
         self.location, self.url = store.location, store.url
 
     def list(self, folder: str = "") -> Listing:
@@ -198,6 +201,15 @@ class Listed(Store):
         if listing is None:
             listing = self._listings[folder] = self._store.list(folder)
         return listing
+
+    def read(self, name: str, most: int, rule: str) -> bytes:
+        """Return a whole file, a small one as it was when it was asked for first; errors as ``Store.read``."""
+        held = self._small.get(name)
+        if held is None or len(held) > most:
+            held = self._store.read(name, most, rule)
+            if len(held) <= _HELD:
+                self._small[name] = held
+        return held
 
     def open(self, name: str) -> ByteSource:
         return self._store.open(name)

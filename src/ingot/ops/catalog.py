@@ -11,9 +11,10 @@ from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
-from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.affine import POINTS, AffineLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
+from ingot.model.layouts.words import FORMS, WordsLayout
 from ingot.model.report import Report, Texts, table_of
 from ingot.model.spec import TensorSpec
 from ingot.recipes.load import PRESETS, load_recipe
@@ -54,8 +55,11 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     MaskLayout.codec: ({}, {"row_alignment": WORD}),
 }
 
-# A codec without an encoder is asked for with one of its layouts.
-_ONLY_READ = {GgmlBlocksLayout.codec: GgmlBlocksLayout("q8_0")}
+# A codec without an encoder is asked for with its layouts.
+_ONLY_READ: Mapping[str, Sequence[GgmlBlocksLayout | WordsLayout]] = {
+    GgmlBlocksLayout.codec: (GgmlBlocksLayout("q8_0"),),
+    WordsLayout.codec: [WordsLayout(form, known.bits[-1], 32, POINTS, "f16") for form, known in FORMS.items()],
+}
 
 
 def carries(format: Any, codec: str) -> bool:
@@ -66,9 +70,7 @@ def carries(format: Any, codec: str) -> bool:
 
 def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> bool:
     if codec in _ONLY_READ:
-        layout = _ONLY_READ[codec]
-        parts = layout.part_specs((64, 64))
-        return format.refuses(TensorSpec("x.weight", (64, 64), layout.dtype, codec, parts, layout.attributes())) is None
+        return any(_takes_layout(format, layout) for layout in _ONLY_READ[codec])
     try:
         encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, options)
     except UnsupportedError:
@@ -76,6 +78,11 @@ def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> b
     stored = str(encoder.params.get("dtype", dtype))
     spec = TensorSpec("x.weight", (64, 64), stored, codec, encoder.parts, dict(encoder.params))
     return format.refuses(spec) is None
+
+
+def _takes_layout(format: Any, layout: GgmlBlocksLayout | WordsLayout) -> bool:
+    parts, params = layout.part_specs((64, 64)), layout.attributes()
+    return format.refuses(TensorSpec("x.weight", (64, 64), layout.dtype, layout.codec, parts, params)) is None
 
 
 def formats() -> list[FormatInfo]:

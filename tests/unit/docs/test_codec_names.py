@@ -15,7 +15,7 @@ NAMES = {*CODECS, *map(file_id, CODECS)}
 # Where a word is no codec's name: forms of the Neural Engine, a preset, an extra, MLX's mode, fields of a report.
 OTHER_WORDS = {
     "cli/plan.py": {"dense"},
-    "formats/mlx/layers.py": {"affine"},
+    "formats/dialects/mlx.py": {"affine"},
     "ops/ane/plan.py": {"dense"},
     "ops/check/doctor.py": {"astc"},
     "recipes/load.py": {"astc"},

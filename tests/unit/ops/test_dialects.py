@@ -75,33 +75,33 @@ def test_plain_tensors_are_plain(tmp_path: Path, tensors: Mapping[str, np.ndarra
 
 
 @pytest.fixture
-def gptq(model: Path) -> Path:
+def foreign(model: Path) -> Path:
     """A folder whose config.json alone says that its weights are packed."""
-    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "vptq", "bits": 4}}
     (model / "config.json").write_text(json.dumps(config))
     return model
 
 
-def test_the_config_tells(gptq: Path, model: Path, tmp_path: Path) -> None:
+def test_the_config_tells(foreign: Path, model: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        ingot.open(gptq)
+        ingot.open(foreign)
     assert caught.value.rule == "model.quantized"
-    assert "gptq" in str(caught.value)
-    assert rule(ingot.convert, gptq, tmp_path / "out", "bf16") == "model.quantized"
-    assert rule(ingot.convert, gptq, tmp_path / "out", format="mlx") == "model.quantized"
-    assert rule(ingot.convert, gptq, tmp_path / "out.zt") == "model.quantized"
-    assert rule(ingot.compare, gptq, gptq) == "model.quantized"
-    assert rule(ingot.diff, gptq, gptq, tmp_path / "d.zt") == "model.quantized"
-    assert "gptq" in " ".join(inspect(gptq).notes)
-    assert not [item for item in ingot.verify(gptq) if item.level == "error"]
+    assert "vptq" in str(caught.value)
+    assert rule(ingot.convert, foreign, tmp_path / "out", "bf16") == "model.quantized"
+    assert rule(ingot.convert, foreign, tmp_path / "out", format="mlx") == "model.quantized"
+    assert rule(ingot.convert, foreign, tmp_path / "out.zt") == "model.quantized"
+    assert rule(ingot.compare, foreign, foreign) == "model.quantized"
+    assert rule(ingot.diff, foreign, foreign, tmp_path / "d.zt") == "model.quantized"
+    assert "vptq" in " ".join(inspect(foreign).notes)
+    assert not [item for item in ingot.verify(foreign) if item.level == "error"]
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("format", ["safetensors", "zt", "npydir"])
-def test_what_moves_as_it_is_stays_told(gptq: Path, tmp_path: Path, format: str) -> None:
-    report = ingot.convert(gptq, tmp_path / "out", "keep", format)
+def test_what_moves_as_it_is_stays_told(foreign: Path, tmp_path: Path, format: str) -> None:
+    report = ingot.convert(foreign, tmp_path / "out", "keep", format)
     assert report.exact
-    assert "gptq" in " ".join(report.notes)
+    assert "vptq" in " ".join(report.notes)
     assert rule(ingot.open, tmp_path / "out") == "model.quantized"
 
 

@@ -12,6 +12,7 @@ from ingot.codecs.affine.encode import AffineEncoder, prepare
 from ingot.codecs.affine.offset import repack
 from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
+from ingot.codecs.affine.to_words import to_words
 from ingot.codecs.base import Repacked, Rows, cannot, result
 from ingot.codecs.blocks.repack import to_blocks
 from ingot.core.dtypes import DTYPES
@@ -20,6 +21,7 @@ from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import CODES, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
+from ingot.model.layouts.words import WordsLayout
 from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
@@ -183,6 +185,8 @@ class AffineCodec:
         stored = _checked(tensor)
         if isinstance(layout, GgmlBlocksLayout):
             return to_blocks(tensor, stored, layout)
+        if isinstance(layout, WordsLayout):
+            return to_words(tensor, replace(stored, dtype=tensor.dtype), layout)
         if not isinstance(layout, AffineLayout):
             return cannot(layout, f"affine integers are no {layout.codec}")
         return repack(tensor, replace(stored, dtype=tensor.dtype), layout)

@@ -56,8 +56,10 @@ class AffineRepack:
         return (6 + spread) * packed + scales * 40
 
     def why_not(self) -> str | None:
-        """Why a zero point cannot be shifted; reads them all, and checks their digest, where they must be."""
+        """Why a zero point cannot be shifted or left out; reads them, and checks their digest, where they must be."""
         delta = self._delta
+        if self.stored.zeros and not self.target.zeros:
+            return self._why_not_one()
         if not delta or not self.stored.zeros:
             return None
         fits = True
@@ -65,29 +67,38 @@ class AffineRepack:
             fits = fits and _shifted(zeros, delta, self.target.scales) is not None
         return None if fits else f"a zero point shifted by {delta:g} is no number of {self.target.scales}"
 
+    def _why_not_one(self) -> str | None:
+        same = [self.is_one(zeros) for zeros in pieces(self.tensor.parts[ZEROS])]
+        return None if all(same) else f"zero points differ from {self.target.zero_point or 0}, the one for all codes"
+
+    def is_one(self, zeros: Array) -> bool:
+        """Whether zero points of the source are all the one that the target has for every code."""
+        return bool((zeros.astype(np.float64) + self._delta == (self.target.zero_point or 0)).all())
+
     def reader(self) -> AffineRepackReader:
         """Begin a pass over the tensor."""
         return AffineRepackReader(self)
 
     @property
     def _delta(self) -> float:
-        """What is added to every code, and so to every zero point."""
-        if self.stored.signed == self.target.signed:
-            return 0.0
-        return (-1.0 if self.target.signed else 1.0) * 2.0 ** (self.stored.bits - 1)
+        return shift(self.stored, self.target)
 
     def shift(self, zeros: Array) -> Array:
         """Return zero points as the target has them."""
         if not self._delta:
             return cast(zeros, self.target.scales)
         shifted = _shifted(zeros, self._delta, self.target.scales)
-        if shifted is None:  # ``why_not`` saw others
-            raise IntegrityError(
-                "store.changed",
-                "expected the zero points that were read before, found others: the source changed",
-                where=self.tensor.name,
-            )
+        if shifted is None:
+            raise self.changed()
         return shifted
+
+    def changed(self) -> IntegrityError:
+        """Return the error for zero points that ``why_not`` did not see."""
+        return IntegrityError(
+            "store.changed",
+            "expected the zero points that were read before, found others: the source changed",
+            where=self.tensor.name,
+        )
 
     def new_zeros(self, count: int) -> Array:
         """Return the zero points of a tensor that has none, or one for all codes."""
@@ -112,7 +123,11 @@ class AffineRepackReader:
         scales = self._next(self._scales, rows)
         parts = {CODES: self._codes(rows), SCALES: cast(scales, self._repack.target.scales)}
         if self._zeros is not None:
-            parts[ZEROS] = self._repack.shift(self._next(self._zeros, rows))
+            zeros = self._next(self._zeros, rows)
+            if self._repack.target.zeros:
+                parts[ZEROS] = self._repack.shift(zeros)
+            elif not self._repack.is_one(zeros):
+                raise self._repack.changed()
         elif self._repack.target.zeros:
             parts[ZEROS] = self._repack.new_zeros(scales.size)
         self._shared = self._repack.stored.per_tensor
@@ -146,8 +161,9 @@ def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
     """Why no layout ``target`` has the integers and scales of ``stored``, whatever they are; None if it may.
 
     Both are of one tensor. Codes keep their sign or change it, in rows or, where these do not fill their bytes, without
-    padding; scales keep their type or become f32. One zero point for all codes becomes a part where the target has one.
-    Offsets keep the sign: a shifted one is not exact.
+    padding; scales keep their type or become f32. One zero point for all codes becomes a part where the target has one,
+    and a part of equal ones may be left out where the target has that one. Offsets keep the sign: a shifted one is not
+    exact.
     """
     if (stored.bits, stored.grid) != (target.bits, target.grid):
         return "codes of other bits, or scales on another grid, are other numbers"
@@ -157,10 +173,23 @@ def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
         return f"codes are packed as {ROWS_LSB} or {FLAT_LSB}, not as {target.packing}"
     if target.scales not in (stored.scales, "f32"):
         return f"scales of {stored.scales} become f32 or stay, not {target.scales}"
-    other = stored.signed != target.signed or stored.zero != target.zero
-    if other and (stored.offset or not target.zeros):
-        return "zero points cannot be left out, offsets cannot become zero points, and other signs need zero points"
-    return None
+    return _other_zeros(stored, target) if stored.signed != target.signed or stored.zero != target.zero else None
+
+
+def _other_zeros(stored: AffineLayout, target: AffineLayout) -> str | None:
+    if stored.offset:
+        return "offsets cannot become zero points, and keep the sign"
+    moved, wanted = shift(stored, target) + (stored.zero_point or 0), target.zero_point or 0
+    if target.zeros or stored.zeros or moved == wanted:
+        return None
+    return f"the one zero point of all codes is {moved:g}, not {wanted}"
+
+
+def shift(stored: AffineLayout, target: AffineLayout) -> float:
+    """Return what is added to every code, and so to every zero point."""
+    if stored.signed == target.signed:
+        return 0.0
+    return (-1.0 if target.signed else 1.0) * 2.0 ** (stored.bits - 1)
 
 
 def pieces(part: Part) -> Iterator[Array]:

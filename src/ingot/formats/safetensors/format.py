@@ -9,10 +9,11 @@ import msgspec
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
-from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, encode_index, read_sharded, split
+from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, read_sharded
 from ingot.formats.safetensors.patch import is_patch, read_patch
+from ingot.formats.safetensors.pieces import Piece, pieces
 from ingot.formats.safetensors.reader import read_single
-from ingot.formats.safetensors.writer import SafetensorsWriter, layout, refuses
+from ingot.formats.safetensors.writer import SafetensorsWriter, files_size, refuses
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
@@ -51,6 +52,10 @@ class SafetensorsFormat:
         """Why this format cannot carry the tensor; None if it can."""
         return refuses(spec)
 
+    def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """Return the entries that a tensor takes in a file (``Carrier``)."""
+        return pieces(spec)
+
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """Any order will do."""
         return range(len(specs))
@@ -81,12 +86,8 @@ class SafetensorsFormat:
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files, index included."""
-        shards = layout(self.file_name("model"), artifact, options)
-        total = sum(shard.size for shard in shards)
-        if len(shards) > 1:
-            total += len(encode_index(split(artifact.tensors, options.max_shard), [shard.name for shard in shards]))
-        return total
+        return files_size(self.file_name("model"), artifact, options, self)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SafetensorsWriter:
         """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
-        return SafetensorsWriter(target, name, artifact, options)
+        return SafetensorsWriter(target, name, artifact, options, self)

@@ -19,7 +19,7 @@ from ingot.core.structs import warm
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
-from ingot.formats.safetensors.pieces import pieces, tensor_bytes
+from ingot.formats.safetensors.pieces import Carrier, tensor_bytes
 from ingot.formats.safetensors.reader import File, open_file, tensors_of
 from ingot.model.ranges import read_bytes
 from ingot.model.spec import TensorSpec
@@ -187,7 +187,7 @@ def _merged_metadata(files: Sequence[File]) -> tuple[dict[str, str], list[tuple[
     return merged, notes
 
 
-def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[list[TensorSpec]]:
+def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) -> list[list[TensorSpec]]:
     """Cut tensors into shards as ``huggingface_hub.split_state_dict_into_shards_factory`` does.
 
     In order: a tensor larger than ``max_shard`` bytes gets a shard of its own at once; else it joins the current shard,
@@ -201,7 +201,7 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[list[Tenso
     current: list[TensorSpec] = []
     filled = 0
     for spec in specs:
-        size = tensor_bytes(spec)
+        size = tensor_bytes(spec, carrier)
         if size > max_shard:
             shards.append([spec])
             continue
@@ -228,11 +228,14 @@ def index_name(name: str) -> str:
     return name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX) + INDEX_SUFFIX
 
 
-def encode_index(shards: Sequence[Sequence[TensorSpec]], names: Sequence[str]) -> bytes:
+def encode_index(shards: Sequence[Sequence[TensorSpec]], names: Sequence[str], carrier: Carrier) -> bytes:
     """Return the index as Hugging Face writes it: sorted keys, two spaces, a newline at the end."""
     weight_map = {
-        piece.key: name for shard, name in zip(shards, names, strict=True) for spec in shard for piece in pieces(spec)
+        piece.key: name
+        for shard, name in zip(shards, names, strict=True)
+        for spec in shard
+        for piece in carrier.pieces(spec)
     }
-    total = sum(tensor_bytes(spec) for shard in shards for spec in shard)
+    total = sum(tensor_bytes(spec, carrier) for shard in shards for spec in shard)
     index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()

@@ -6,7 +6,7 @@ in code-point order within a type. A file of the same tensors is the same file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ingot.core import checksums, manifest_digest
@@ -17,7 +17,7 @@ from ingot.formats.order import Order
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
 from ingot.formats.safetensors.patch import ALGORITHM, CODEC, refusal, written_metadata
-from ingot.formats.safetensors.pieces import Piece, pieces
+from ingot.formats.safetensors.pieces import Carrier, Piece
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.delta import KEY
@@ -30,9 +30,6 @@ _RISING = (
     "I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
 )
 _RANK = {BY_SAFETENSORS[spelling].name: rank for rank, spelling in enumerate(_RISING.split())}
-
-
-Refusal = Callable[[TensorSpec], str | None]
 
 
 def refuses(spec: TensorSpec) -> str | None:
@@ -87,21 +84,21 @@ def is_patch(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bool:
     return KEY in metadata and (not specs or any(spec.codec == CODEC for spec in specs))
 
 
-def stand_ins(specs: Sequence[TensorSpec], digest: str | None) -> dict[str, str]:
+def stand_ins(specs: Sequence[TensorSpec], digest: str | None, carrier: Carrier) -> dict[str, str]:
     """Return texts as long as the digests of a patch's entries; none where none are wanted."""
     if digest is None:
         return {}
-    return {piece.key: manifest_digest.stand_in(ALGORITHM) for spec in specs for piece in pieces(spec)}
+    return {piece.key: manifest_digest.stand_in(ALGORITHM) for spec in specs for piece in carrier.pieces(spec)}
 
 
 class Shard:
     """One file: its header, the place of each entry, and whether it is complete."""
 
-    def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> None:
+    def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str], carrier: Carrier) -> None:
         self.name = name
         self._entries: dict[str, Entry] = {}
         position = 0
-        entries = [piece for spec in specs for piece in pieces(spec)]
+        entries = [piece for spec in specs for piece in carrier.pieces(spec)]
         for piece in sorted(entries, key=lambda piece: (-_RANK[piece.dtype], piece.key)):
             end = position + piece.nbytes
             self._entries[piece.key] = Entry(DTYPES[piece.dtype].safetensors or "", piece.shape, (position, end))
@@ -158,7 +155,7 @@ class Shard:
 
 
 class SafetensorsWriter:
-    """A ``FormatWriter`` and ``LateMetadata``; dense tensors and sparse patches, one file or shards with an index.
+    """A ``FormatWriter`` and ``LateMetadata``; what ``carrier`` carries, one file or shards with an index.
 
     A shard is complete with its last tensor; headers of sparse patches are written at the end, since they tell what
     base and result are.
@@ -170,13 +167,13 @@ class SafetensorsWriter:
         name: str,
         artifact: Artifact,
         options: WriteOptions,
-        refusal: Refusal = refuses,
+        carrier: Carrier,
     ) -> None:
         specs, metadata = artifact.tensors, artifact.metadata
-        self._target, self._name, self._specs = target, name, list(specs)
-        self._shards = layout(name, artifact, options, refusal)
-        members = split(specs, options.max_shard)
-        self._index = encode_index(members, [shard.name for shard in self._shards])
+        self._target, self._name, self._specs, self._carrier = target, name, list(specs), carrier
+        self._shards = layout(name, artifact, options, carrier)
+        members = split(specs, options.max_shard, carrier)
+        self._index = encode_index(members, [shard.name for shard in self._shards], carrier)
         self._shard_of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
         self._late = KEY in metadata
         self._metadata = dict(metadata)
@@ -188,9 +185,15 @@ class SafetensorsWriter:
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs; its file is created now if it is the first there."""
         self._order.begin(spec)
-        self._shard_of[spec.name].open(self._target)
-        self._pieces = {piece.role: piece for piece in pieces(spec)}
+        shard = self._shard_of[spec.name]
+        sink = shard.open(self._target)
+        self._pieces = {piece.role: piece for piece in self._carrier.pieces(spec)}
         self._digests = {role: checksums.hasher("crc32c") for role in self._pieces}
+        for role, piece in self._pieces.items():
+            if piece.content is not None:
+                content = piece.content()
+                sink.write_at(shard.places[piece.key], content)
+                self._digests[role].update(content)
 
     def write(self, role: str, data: Buffer) -> None:
         """Append to one part's bytes; more than its entry has are refused."""
@@ -223,11 +226,11 @@ class SafetensorsWriter:
         spec = self._order.expect(record["name"])
         shard = self._shard_of[spec.name]
         blobs = [list(blob)[:2] for blob in record["blobs"]]
-        if blobs != [[shard.name, shard.places[piece.key]] for piece in pieces(spec)]:
+        if blobs != [[shard.name, shard.places[piece.key]] for piece in self._carrier.pieces(spec)]:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
             )
-        self._note(pieces(spec), record["blobs"])
+        self._note(self._carrier.pieces(spec), record["blobs"])
         self._order.restored(spec.name)
         self._done(shard)
 
@@ -236,7 +239,7 @@ class SafetensorsWriter:
         if not self._late:
             raise UsageError("expected a delta: other metadata is written early", rule="writer.metadata")
         self._metadata = dict(metadata)
-        self._amend({} if self._found is None else stand_ins(self._specs, ALGORITHM))
+        self._amend({} if self._found is None else stand_ins(self._specs, ALGORITHM, self._carrier))
 
     def _amend(self, digests: Mapping[str, str]) -> None:
         text = file_metadata(self._specs, self._metadata, digests)
@@ -272,21 +275,32 @@ class SafetensorsWriter:
             shard.complete(self._target)
 
 
-def layout(name: str, artifact: Artifact, options: WriteOptions, refusal: Refusal = refuses) -> list[Shard]:
+def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> list[Shard]:
     """Place every tensor of every file.
 
-    Raises ``UnsupportedError`` for a tensor that ``refusal`` names, ``UsageError`` for a repeated name.
+    Raises ``UnsupportedError`` for a tensor that ``carrier`` refuses, ``UsageError`` for a repeated name.
     """
     specs, metadata = artifact.tensors, artifact.metadata
     Order(specs)
     for spec in specs:
-        reason = refusal(spec)
+        reason = carrier.refuses(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="safetensors.unsupported", where=spec.name)
-    digests = stand_ins(specs, options.digest) if is_patch(specs, metadata) else {}
+    digests = stand_ins(specs, options.digest, carrier) if is_patch(specs, metadata) else {}
     text = file_metadata(specs, metadata, digests)
-    shards = split(specs, options.max_shard)
-    return [Shard(file, members, text) for file, members in zip(shard_names(name, len(shards)), shards, strict=True)]
+    shards = split(specs, options.max_shard, carrier)
+    files = zip(shard_names(name, len(shards)), shards, strict=True)
+    return [Shard(file, members, text, carrier) for file, members in files]
+
+
+def files_size(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> int:
+    """Return the exact bytes of all files, index included; errors as ``layout``."""
+    shards = layout(name, artifact, options, carrier)
+    total = sum(shard.size for shard in shards)
+    if len(shards) > 1:
+        members = split(artifact.tensors, options.max_shard, carrier)
+        total += len(encode_index(members, [shard.name for shard in shards], carrier))
+    return total
 
 
 def _is_text(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
-from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
+from ingot.model.layouts.base import Alternative, Attributes, Described, Shape, matrix_shape
 from ingot.model.layouts.orientation import AXIS, require_last_axis
 from ingot.model.spec import PartSpec
 
@@ -251,35 +251,11 @@ class AffineLayout:
             **({"block": list(self.grid.shape)} if isinstance(self.grid, Blocks) else {}),
         }
 
-    def alternatives(self, tensor: Described) -> Iterator[AffineLayout]:
-        """Yield the layouts that the same integers can have, that nearest to as stored first.
+    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
+        """Yield the layouts that the same integers can have (``model.layouts.affine_others``)."""
+        from ingot.model.layouts.affine_others import alternatives  # noqa: PLC0415 - it knows forms made of this one
 
-        Low bits first, signed codes as they are or shifted by half their range, one zero point for all codes kept as an
-        attribute or spread out as a part, scales as f32 where that lets more zero points be shifted, zero points as
-        offsets, last with f32 scales. Which of them keeps every value, the codec's ``repack`` tells. Blocks, and codes
-        packed as another matrix than the tensor's own, have no other layout.
-        """
-        stored = natural(self, tensor.shape)
-        if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
-            return
-        in_rows = replace(stored, packing=ROWS_LSB, dtype=tensor.dtype)
-        flat = replace(in_rows, packing=FLAT_LSB)
-        packings = (in_rows,) if flat.in_rows(matrix_shape(tensor.shape)[1]) else (in_rows, flat)
-        if isinstance(stored.zero, Constant):
-            yield from packings
-        offsets: dict[str, AffineLayout] = {}
-        for signed in (stored.signed,) if stored.offset else (stored.signed, not stored.signed):
-            flips = signed != stored.signed
-            zero = POINTS if flips or isinstance(stored.zero, Constant) else stored.zero
-            for scales in dict.fromkeys((stored.scales, "f32") if flips and stored.zeros else (stored.scales,)):
-                for packing in packings:
-                    target = replace(packing, signed=signed, scales=scales, zero=zero)
-                    yield target
-                    if packing is in_rows and not signed and zero == POINTS and scales in ("f16", "bf16"):
-                        offsets.setdefault(scales, replace(target, zero=OFFSETS))
-        yield from offsets.values()
-        if not stored.offset and stored.scales in ("f16", "bf16"):  # an offset of more bits than these have
-            yield replace(in_rows, signed=False, scales="f32", zero=OFFSETS)
+        return alternatives(self, tensor)
 
     @classmethod
     def of(cls, tensor: Described) -> AffineLayout:

@@ -71,6 +71,14 @@ class Alternative(Storable, Protocol):
         ...
 
 
+@runtime_checkable
+class RowsFirst(Protocol):
+    """A layout of other programs' files: containers that are none of theirs take its numbers row by row where they can,
+    though they could hold them as they lie."""
+
+    rows_first: bool
+
+
 @dataclass(frozen=True, slots=True)
 class OtherLayout:
     """The layout of a codec that only that codec's own family looks into, or that Ingot does not know."""

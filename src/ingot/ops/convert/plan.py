@@ -27,9 +27,10 @@ from ingot.engine.specs import encoded_spec, same_storage
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import Fitting, Format, FullSize, WriteOptions, accepts, as_laid
+from ingot.formats.base import ConfigKeys, Fitting, Format, FullSize, WriteOptions, accepts, as_laid
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.base import RowsFirst
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
 from ingot.model.layouts.sparse import BlocksLayout
@@ -244,15 +245,15 @@ def _keep(tensor: Tensor, format: Format, rule: str) -> Step:
 def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
-    if format.refuses(spec) is None:
-        return Move(tensor, spec, rule=rule)
-    if tensor.codec not in CODECS:
-        return None
+    stays = Move(tensor, spec, rule=rule) if format.refuses(spec) is None else None
+    foreign = isinstance(tensor.layout, RowsFirst) and not isinstance(format, ConfigKeys)
+    if tensor.codec not in CODECS or (stays is not None and not foreign):
+        return stays
     for layout, wanted in accepts(format, spec):
         found = repack(CODECS[tensor.codec], tensor, layout)
         if found.exact:
             return Repack(tensor, wanted, rule=rule, repack=found)
-    return None
+    return stays
 
 
 def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:

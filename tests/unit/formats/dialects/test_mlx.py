@@ -14,7 +14,7 @@ from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.config import MAX_CONFIG
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.detect import detect_folder
-from ingot.formats.mlx.format import MlxFormat
+from ingot.formats.dialects.mlx import MlxFormat
 from ingot.model.spec import TensorSpec
 from ingot.ops.convert.convert import prepare
 from ingot.stores.memory import MemoryStore

@@ -1,25 +1,21 @@
-"""Quantized layers of MLX folders: what ``config.json`` says of them, and the tensors they are (``spec/mlx.md``)."""
+"""Folders as ``mlx_lm`` opens them: safetensors whose packed layers ``config.json`` describes (``spec/mlx.md``)."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.core.config import CONFIG, parse_config, stored_config
+from ingot.core.config import CONFIG
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.safetensors.pieces import BIASES, SCALES, WEIGHT
+from ingot.formats.dialects.base import WEIGHT, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import OFFSETS, ROLES, ROWS_LSB, AffineLayout, Group
-from ingot.model.layouts.dense import DATA
-from ingot.model.lazy import Lazy
-from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
-from ingot.model.store import Store
-from ingot.model.tensor import Tensor
 
+SCALES, BIASES = ".scales", ".biases"
 KEYS = ("quantization", "quantization_config")
 MODE = "affine"
 BITS = (2, 3, 4, 5, 6, 8)
@@ -51,26 +47,69 @@ class Quantization:
         return self.layers.get(layer, self.usual)
 
 
-def read_config(store: Store, names: Sequence[str]) -> dict[str, Any]:
-    """Return the folder's ``config.json``; empty where there is none.
+class MlxFormat(Dialect):
+    """Dense tensors and packed layers in one file or shards, described by the folder's ``config.json``."""
 
-    Raises ``FormatError`` ``mlx.config``.
-    """
-    if CONFIG not in names:
-        return {}
-    return stored_config(store, "mlx.config")
+    name = "mlx"
+    summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits packed as MLX computes with them"
+    config_keys = KEYS
+    codecs = (AffineLayout.codec,)
+    one_head = True
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization`` is that of an MLX folder with packed layers."""
+        stated, other = config.get("quantization"), config.get("quantization_config")
+        if isinstance(other, dict) and other.get("quant_method"):
+            return False  # what another program packed
+        return isinstance(stated, dict) and "bits" in stated and "group_size" in stated
+
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Three entries are a layer.
+
+        Raises ``FormatError`` ``mlx.config``, ``mlx.parts``, ``mlx.dtype``, ``mlx.shape`` and ``UnsupportedError``
+        ``mlx.mode``.
+        """
+        return list(_layers(entries, quantization_of(config)))
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Why a quantized tensor cannot be a packed layer of MLX; None if it can."""
+        return refusal(spec)
+
+    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """``X.weight`` as words of 32 bits, ``X.scales``, ``X.biases``."""
+        stem, lead, cols = spec.name.removesuffix(WEIGHT), spec.shape[:-1], spec.shape[-1]
+        layout = AffineLayout.of(spec)
+        packed, scales, zeros = layout.part_specs(spec.shape)
+        groups = (*lead, *layout.scale_shape(1, cols)[1:])
+        words = (*lead, layout.row_bytes(cols) // 4)
+        return [
+            Piece(packed.role, spec.name, "u32", words, packed.length or 0),
+            Piece(scales.role, stem + SCALES, scales.dtype, groups, scales.length or 0),
+            Piece(zeros.role, stem + BIASES, zeros.dtype, groups, zeros.length or 0),
+        ]
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return the keys as mlx_lm writes them: the most frequent grid is the usual one; layers of another are
+        named."""
+        layers = {
+            spec.name.removesuffix(WEIGHT): _grid_of(AffineLayout.of(spec))
+            for spec in artifact.tensors
+            if spec.codec == AffineLayout.codec
+        }
+        if not layers:
+            return {}
+        usual = Counter(layers.values()).most_common(1)[0][0]
+        found: dict[str, Any] = _stated(usual)
+        found.update({layer: _stated(grid) for layer, grid in sorted(layers.items()) if grid != usual})
+        return dict.fromkeys(KEYS, found)
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Text, as safetensors has it; ``format`` says ``mlx``, which MLX's own loaders look at."""
+        return {**super().metadata(values), "format": "mlx"}
 
 
-def is_quantized(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` is that of an MLX folder with packed layers."""
-    stated, other = config.get("quantization"), config.get("quantization_config")
-    if isinstance(other, dict) and other.get("quant_method"):
-        return False  # what another program packed
-    return isinstance(stated, dict) and "bits" in stated and "group_size" in stated
-
-
-def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
-    """Read ``quantization``; None where there is none.
+def quantization_of(config: Config) -> Quantization:
+    """Read ``quantization``.
 
     Raises
     ------
@@ -79,8 +118,6 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     UnsupportedError
         ``mlx.mode``: other numbers than integers with scales and offsets (``mxfp4``, ``nvfp4``, ...).
     """
-    if not is_quantized(config):
-        return None
     stated = config["quantization"]
     layers: dict[str, Grid | None] = {}
     for path, value in stated.items():
@@ -111,43 +148,24 @@ def _stated_grid(stated: Mapping[str, Any], where: str) -> Grid:
     return Grid(bits, group)
 
 
-def tensors_of(entries: Mapping[str, Tensor], quantization: Quantization | None) -> Lazy[Tensor]:
-    """Return the tensors of the files, three entries taken together where a layer is packed."""
-    layers: dict[str, Grid] = {}
-    taken: set[str] = set()
+def _layers(entries: Entries, quantization: Quantization) -> Iterator[Layer]:
     for name in entries:
-        stem = name.removesuffix(WEIGHT)
-        if quantization is None or not name.endswith(WEIGHT) or entries[name].dtype != "u32":
+        if not name.endswith(WEIGHT) or entries[name].dtype != "u32":
             continue
+        stem = name.removesuffix(WEIGHT)
         grid = quantization.of(stem)
-        if grid is not None:
-            _check(entries, name, stem, grid)
-            layers[name] = grid
-            taken |= {stem + SCALES, stem + BIASES}
-
-    def make(name: str) -> Tensor:
-        return _packed_layer(entries, name, layers[name]) if name in layers else entries[name]
-
-    return Lazy(dict.fromkeys(name for name in entries if name not in taken), make)
+        if grid is None:
+            continue
+        _check(entries, name, stem, grid)
+        shape = entries[name].shape
+        parts = dict(zip(ROLES, (name, stem + SCALES, stem + BIASES), strict=True))
+        layout = grid.layout(entries[stem + SCALES].dtype)
+        yield Layer(name, (*shape[:-1], shape[-1] * 32 // grid.bits), layout, parts)
 
 
-def _packed_layer(entries: Mapping[str, Tensor], name: str, grid: Grid) -> Tensor:
-    stem = name.removesuffix(WEIGHT)
-    words, scales, biases = (entries[stem + suffix] for suffix in (WEIGHT, SCALES, BIASES))
-    codes = words.parts[DATA]
-    packed = Part("u8", codes.length, codes.source, codes.offset, where=codes.where)
-    parts = dict(zip(ROLES, (packed, scales.parts[DATA], biases.parts[DATA]), strict=True))
-    shape = (*words.shape[:-1], words.shape[-1] * 32 // grid.bits)
-    layout = grid.layout(scales.dtype)
-    return Tensor(name, shape, layout.dtype, layout.codec, parts, layout.attributes())
-
-
-def _check(entries: Mapping[str, Tensor], name: str, stem: str, grid: Grid) -> None:
-    for other in (stem + SCALES, stem + BIASES):
-        if other not in entries:
-            raise FormatError("mlx.parts", f"expected {other!r} beside the packed weight, found none", where=name)
+def _check(entries: Entries, name: str, stem: str, grid: Grid) -> None:
+    scales, biases = taken_together(entries, stem, (SCALES, BIASES), "mlx.parts").values()
     shape = entries[name].shape
-    scales, biases = entries[stem + SCALES], entries[stem + BIASES]
     if scales.dtype not in SCALE_DTYPES or biases.dtype != scales.dtype:
         raise FormatError(
             "mlx.dtype",
@@ -188,45 +206,6 @@ def refusal(spec: TensorSpec) -> str | None:
     if [replace(part, type=None if part.type == part.dtype else part.type) for part in spec.parts] != list(parts):
         return f"its packed layers have the uncompressed parts {[part.role for part in parts]}, found others"
     return None
-
-
-def config_of(artifact: Artifact) -> bytes:
-    """Return the ``config.json`` of an artifact: its own, with the keys that tell how tensors are packed.
-
-    The same bytes where that is no change. JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
-
-    Raises ``FormatError`` ``mlx.config``.
-    """
-    keys = _packing_keys(artifact.tensors)
-    if artifact.config is None:
-        return json.dumps(keys, indent=4).encode() if keys else b"{}"
-    config = parse_config(artifact.config, "mlx.config", CONFIG)
-    merged = {**_unpacked(config), **keys}
-    return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
-
-
-def _unpacked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what it says of packing; configs within it likewise."""
-    return {
-        key: _unpacked(value) if key.endswith("_config") and isinstance(value, dict) else value
-        for key, value in config.items()
-        if key not in KEYS
-    }
-
-
-def _packing_keys(specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    """Return the keys as mlx_lm writes them: the most frequent grid is the usual one; layers of another are named."""
-    layers = {
-        spec.name.removesuffix(WEIGHT): _grid_of(AffineLayout.of(spec))
-        for spec in specs
-        if spec.codec == AffineLayout.codec
-    }
-    if not layers:
-        return {}
-    usual = Counter(layers.values()).most_common(1)[0][0]
-    found: dict[str, Any] = _stated(usual)
-    found.update({layer: _stated(grid) for layer, grid in sorted(layers.items()) if grid != usual})
-    return dict.fromkeys(KEYS, found)
 
 
 def _grid_of(layout: AffineLayout) -> Grid:

@@ -1,0 +1,17 @@
+// Matrices of words of 32 bits as other programs pack codes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ingot {
+
+// Rows of words, `stride` bytes from one to the next, at any address.
+struct WordMatrix {
+  const std::uint8_t* data;
+  std::size_t stride, rows, cols;
+};
+
+// Of the eight outputs of a word, the one in bits 4 i .. 4 i + 3, as AutoAWQ packs them.
+inline constexpr std::size_t kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+}  // namespace ingot

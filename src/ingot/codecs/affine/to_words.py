@@ -1,0 +1,143 @@
+"""The affine family's integers as GPTQ, AWQ and compressed-tensors pack them (``spec/affine_words.md``)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.codecs.affine.repack import AffineRepack, difference, pieces
+from ingot.codecs.affine.word_rows import AWQ_SHIFTS, packed_words
+from ingot.codecs.base import Repacked, RepackReader, cannot
+from ingot.core import native
+from ingot.errors import IntegrityError
+from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
+from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_V1, WordsLayout
+from ingot.model.tensor import Array, Tensor
+
+
+def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repacked:
+    """Return a checked tensor of layout ``stored`` in the layout ``target``.
+
+    What goes row by row is made chunk by chunk; what is turned is made of all rows at once.
+    """
+    rows, cols = tensor.matrix_shape
+    reason = "the order of columns is not known" if target.order else difference(stored, target.rows)
+    if len(tensor.shape) != 2 or not rows or not cols:
+        reason = f"words are of matrices with weights in them, not of shape {list(tensor.shape)}"
+    elif target.form == AWQ and (rows % 8 or cols % 8):
+        reason = f"AWQ has rows and columns in eights, not {rows} x {cols}"
+    if reason is not None:
+        return cannot(target, reason)
+    plain = AffineRepack(tensor, stored, target.rows)
+    parts = target.part_specs(tensor.shape)
+    why_not = plain.why_not() or _why_not(plain, target)
+    memory = 3 * plain.memory + 16 * target.groups(cols)
+    step = rows if target.turned else 32
+    return Repacked(target, parts, rows, step, memory, why_not, lambda: _reader(plain, target))
+
+
+def _reader(plain: AffineRepack, target: WordsLayout) -> RepackReader:
+    return TurnedReader(plain, target) if target.turned else RowsReader(plain, target)
+
+
+def _range(target: WordsLayout) -> tuple[int, int]:
+    """Return the least and the largest zero point that the form holds."""
+    if target.signed:
+        return -128, 127
+    return int(target.form == GPTQ_V1), (1 << target.bits) - 1
+
+
+def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
+    """Why the form cannot hold a zero point; reads them, and checks their digest, where they must be."""
+    if not isinstance(target.zero, Points):
+        return None
+    fits = True
+    every = pieces(plain.tensor.parts[ZEROS]) if plain.stored.zeros else iter((plain.new_zeros(1),))
+    for zeros in every:
+        shifted = plain.shift(zeros) if plain.stored.zeros else zeros
+        fits = fits and _integers(shifted, target) is not None
+    low, high = _range(target)
+    return None if fits else f"zero points are integers from {low} to {high} in the form {target.form}"
+
+
+def _integers(zeros: Array, target: WordsLayout) -> Array | None:
+    low, high = _range(target)
+    wide = zeros.astype(np.float32)
+    if not bool(((wide >= low) & (wide <= high) & (wide == np.rint(wide))).all()):
+        return None
+    return wide.astype(np.int16)
+
+
+class _Reader:
+    """One pass over a tensor's parts."""
+
+    def __init__(self, plain: AffineRepack, target: WordsLayout) -> None:
+        self._inner, self._target, self._where = plain.reader(), target, plain.tensor.name
+        self._cols = plain.tensor.matrix_shape[1]
+        self._groups = target.groups(self._cols)
+
+    def finish(self) -> None:
+        self._inner.finish()
+
+    def _rows(self, rows: int) -> tuple[Array, Array, Array | None]:
+        """Return the next rows: codes [rows, whole words in bytes], scales and zero points [rows, groups]."""
+        parts = self._inner.read(rows)
+        codes = parts[CODES].reshape(rows, -1)
+        padded = np.zeros((rows, -(-codes.shape[1] // 4) * 4), np.uint8)
+        padded[:, : codes.shape[1]] = codes
+        zeros = None
+        if ZEROS in parts:
+            zeros = _integers(parts[ZEROS].reshape(rows, -1), self._target)
+            if zeros is None:  # ``_why_not`` saw others
+                raise IntegrityError(
+                    "store.changed",
+                    "expected the zero points that were read before, found others: the source changed",
+                    where=self._where,
+                )
+        return padded, parts[SCALES].reshape(rows, -1), zeros
+
+
+class RowsReader(_Reader):
+    """Makes forms that go row by row."""
+
+    def read(self, rows: int) -> dict[str, Array]:
+        target = self._target
+        codes, scales, zeros = self._rows(rows)
+        if target.signed:
+            codes = codes[:, : self._cols].view(np.int8)
+        if target.form != AWQ_GEMV:
+            parts = {CODES: codes, SCALES: scales}
+            if zeros is not None:
+                packed = zeros.astype(np.int8) if target.signed else packed_words(zeros.T, target.bits).T
+                parts[ZEROS] = np.ascontiguousarray(packed)
+            return parts
+        width = target.zero_shape((rows, self._cols))[1]
+        wide = np.zeros((rows, 8 * width), scales.dtype)
+        wide[:, : self._groups] = scales
+        parts = {CODES: codes, SCALES: wide}
+        if zeros is not None:
+            points = np.zeros((rows, 8 * width), np.uint8)
+            points[:, : self._groups] = zeros
+            parts[ZEROS] = packed_words(points, target.bits)
+        return parts
+
+
+class TurnedReader(_Reader):
+    """Makes forms whose words hold several inputs of one output, or several outputs of one input: of all rows."""
+
+    def read(self, rows: int) -> dict[str, Array]:
+        target = self._target
+        codes, scales, zeros = self._rows(rows)
+        turned = np.empty(codes.size, np.uint8)
+        turn = native.kernels.words_to_awq if target.form == AWQ else native.kernels.words_turn
+        turn(codes.reshape(-1), 0, codes.shape[1], rows, codes.shape[1] // 4, turned)
+        parts = {CODES: turned, SCALES: np.ascontiguousarray(scales.T)}
+        if zeros is not None:
+            points = zeros.T - 1 if target.form == GPTQ_V1 else zeros.T
+            parts[ZEROS] = _awq_words(points) if target.form == AWQ else packed_words(points, target.bits)
+        return parts
+
+
+def _awq_words(points: Array) -> Array:
+    """Return zero points, [groups, rows], as AWQ's words."""
+    lanes = points.reshape(len(points), -1, 8).astype(np.uint32) << AWQ_SHIFTS.astype(np.uint32)
+    return np.bitwise_or.reduce(lanes, axis=2)

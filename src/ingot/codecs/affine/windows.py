@@ -1,0 +1,93 @@
+"""Pieces of parts that are not runs of bytes, and parts whose bytes are made when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot.model.bytesource import ByteSource
+from ingot.model.part import Part
+from ingot.model.tensor import Array
+
+_HELD = 1 << 22  # bytes of whole rows that are made at a time
+_STEP = 32  # rows at whose multiples they begin: so many codes fill whole words, whatever their bits
+
+
+class Windows:
+    """A part as ``rows`` rows of ``width`` bytes, of which some bytes of some rows are asked for.
+
+    A mapped part is looked into where it lies, and its digest checked once; of another one only what is asked for is
+    read. A compressed part is held whole.
+    """
+
+    def __init__(self, part: Part, rows: int, width: int) -> None:
+        self._part, self.rows, self.width = part, rows, width
+        self._whole: Array | None = None
+
+    def whole(self) -> Array | None:
+        """Return all bytes, in one dimension, where that is free or they are held anyway; else None."""
+        part = self._part
+        if self._whole is None and (part.encoding != "raw" or part.source.mapped):
+            self._whole = np.frombuffer(part.view(), np.uint8)
+        return self._whole
+
+    def read(self, rows: slice, start: int, stop: int) -> Array:
+        """Return bytes ``start`` to ``stop`` of some rows, [rows, bytes]."""
+        whole = self.whole()
+        count = rows.stop - rows.start
+        if not count or stop == start:
+            return np.empty((count, stop - start), np.uint8)
+        if whole is not None:
+            return whole.reshape(self.rows, self.width)[rows, start:stop]
+        out = np.empty((count, stop - start), np.uint8)
+        if stop - start == self.width:
+            self._part.readinto(rows.start * self.width, out.reshape(-1).data)
+            return out
+        for index in range(count):
+            self._part.readinto((rows.start + index) * self.width + start, out[index].data)
+        return out
+
+
+class MadeSource:
+    """Rows of bytes that ``make(first, last)`` makes when they are read; some are held."""
+
+    mapped = False
+
+    def __init__(self, source: ByteSource, rows: int, width: int, make: Callable[[int, int], Array]) -> None:
+        self._source, self._rows, self._width, self._make = source, rows, width, make
+        self.name, self.size = source.name, rows * width
+        self._step = max(1, _HELD // max(1, width) // _STEP) * _STEP
+        self._first, self._held = 0, np.empty(0, np.uint8)
+
+    def view(self, offset: int, length: int) -> memoryview:
+        out = np.empty(length, np.uint8).data
+        self.readinto(offset, out)
+        return out
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        if not out.nbytes:
+            return
+        target, done = np.frombuffer(out, np.uint8), 0
+        while done < target.size:
+            position = offset + done - self._first * self._width
+            if not 0 <= position < self._held.size:
+                row = (offset + done) // self._width // self._step * self._step
+                last = min(row + self._step, self._rows)
+                self._first, self._held = row, self._make(row, last).reshape(-1).view(np.uint8)
+                continue
+            piece = self._held[position : position + target.size - done]
+            target[done : done + piece.size] = piece
+            done += piece.size
+
+    def changed(self) -> bool:
+        return self._source.changed()
+
+    def close(self) -> None:
+        """Nothing to do: the source belongs to somebody else."""
+
+
+def made_part(part: Part, dtype: str, rows: int, width: int, make: Callable[[int, int], Array]) -> Part:
+    """Return a part of ``rows`` rows of ``width`` bytes that are made of ``part`` as they are read."""
+    source = MadeSource(part.source, rows, width, make)
+    return Part(dtype, source.size, source, where=part.where)

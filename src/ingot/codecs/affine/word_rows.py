@@ -1,0 +1,189 @@
+"""Integers in words as rows: codes, scales and zero points of some rows of a tensor, whatever form they are packed in.
+
+Forms: ``spec/affine_words.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.codecs.affine.windows import Windows, made_part
+from ingot.core import native
+from ingot.core.dtypes import DTYPES, file_bytes, from_file, little_endian, numpy_dtype
+from ingot.errors import CodecError
+from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Points
+from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_V1, INTS, ORDER, PACKED_LOOSE, WordsLayout
+from ingot.model.part import Part
+from ingot.model.tensor import Array, Tensor
+
+# The bits of an AWQ word that hold the outputs 0 to 7: where each stands in 0, 2, 4, 6, 1, 3, 5, 7.
+AWQ_SHIFTS = 4 * np.argsort([0, 2, 4, 6, 1, 3, 5, 7])
+
+
+class WordRows:
+    """Reads a checked tensor some rows at a time."""
+
+    def __init__(self, tensor: Tensor, layout: WordsLayout) -> None:
+        self._layout, (self.rows, self.cols) = layout, tensor.matrix_shape
+        self._row_bytes = layout.rows.row_bytes(self.cols)
+        self._groups = layout.groups(self.cols)
+        parts = tensor.parts
+        integer, scale = (1 if layout.signed else 4), DTYPES[layout.scales].bits // 8
+        lines, across = layout.code_shape(tensor.shape)
+        self._codes = Windows(parts[CODES], lines, across * integer)
+        lines, across = layout.scale_shape(tensor.shape)
+        self._scales = Windows(parts[SCALES], lines, across * scale)
+        self._zeros: Windows | None = None
+        if isinstance(layout.zero, Points):
+            lines, across = layout.zero_shape(tensor.shape)
+            self._zeros = Windows(parts[ZEROS], lines, across * integer)
+
+    def codes(self, first: int, last: int) -> Array:
+        """Return the codes of rows ``first`` to ``last`` as a bit stream each, low bits first, u8 [rows, bytes]."""
+        layout = self._layout
+        if layout.form == AWQ:
+            return self._awq(first, last)
+        if layout.turned:
+            return self._turned(first, last)
+        stored = self._codes.read(slice(first, last), 0, self._codes.width)
+        if layout.form != PACKED_LOOSE:
+            return stored[:, : self._row_bytes]
+        per_word = 32 // layout.bits
+        codes = unpacked(_words(stored), layout.bits, per_word * (stored.shape[1] // 4), loose=True)[:, : self.cols]
+        return stream(codes, layout.bits)
+
+    def scales(self, first: int, last: int) -> Array:
+        """Return the scales, [rows, groups], as they lie in files."""
+        size = DTYPES[self._layout.scales].bits // 8
+        kind = little_endian(f"u{8 * size}")
+        if not self._layout.turned:
+            stored = self._scales.read(slice(first, last), 0, self._groups * size)
+            return np.ascontiguousarray(stored).view(kind)
+        stored = self._scales.read(slice(0, self._groups), first * size, last * size)
+        return np.ascontiguousarray(np.ascontiguousarray(stored).view(kind).T)
+
+    def points(self, first: int, last: int) -> Array:
+        """Return the zero points as integers, [rows, groups]."""
+        layout, zeros = self._layout, self._zeros
+        assert zeros is not None
+        if layout.form == INTS:
+            return np.ascontiguousarray(zeros.read(slice(first, last), 0, self._groups)).view(np.int8)
+        if layout.form == AWQ_GEMV:
+            return unpacked(_words(zeros.read(slice(first, last), 0, zeros.width)), 4, self._groups)
+        start = first // 32 * 32  # where a row's bits begin a word
+        begin, end = start * layout.bits // 32, -(-last * layout.bits // 32)
+        if layout.turned:
+            packed = _words(zeros.read(slice(0, self._groups), 4 * begin, 4 * end))
+        else:
+            packed = np.ascontiguousarray(_words(zeros.read(slice(begin, end), 0, 4 * self._groups)).T)
+        if layout.form == AWQ:
+            points = ((packed[:, :, None] >> AWQ_SHIFTS.astype(np.uint32)) & 15).astype(np.uint8)
+            points = points.reshape(len(packed), -1)[:, : last - start]
+        else:
+            points = unpacked(packed, layout.bits, last - start, more=layout.form == GPTQ_V1)
+        return np.ascontiguousarray(points[:, first - start :].T)
+
+    def float_points(self, first: int, last: int) -> Array:
+        """Return the zero points as the type of the scales has them, as they lie in files."""
+        points = self.points(first, last).astype(numpy_dtype(self._layout.scales))
+        return np.frombuffer(file_bytes(points), np.uint8)
+
+    def _turned(self, first: int, last: int) -> Array:
+        lines, whole = self._codes.rows, self._codes.whole()
+        out = np.empty((last - first, 4 * lines), np.uint8)
+        if whole is None:
+            window = self._codes.read(slice(0, lines), 4 * first, 4 * last)
+            native.kernels.words_turn(window.reshape(-1), 0, window.shape[1], lines, last - first, out.reshape(-1))
+        else:
+            native.kernels.words_turn(whole, 4 * first, self._codes.width, lines, last - first, out.reshape(-1))
+        return out[:, : self._row_bytes]
+
+    def _awq(self, first: int, last: int) -> Array:
+        begin, end = first // 8, -(-last // 8)
+        out = np.empty((8 * (end - begin), self.cols // 2), np.uint8)
+        whole = self._codes.whole()
+        if whole is None:
+            window = self._codes.read(slice(0, self.cols), 4 * begin, 4 * end)
+            at = (window.reshape(-1), 0, window.shape[1])
+        else:
+            at = (whole, 4 * begin, self._codes.width)
+        native.kernels.words_from_awq(*at, self.cols, end - begin, out.reshape(-1))
+        return out[first - 8 * begin : last - 8 * begin]
+
+
+def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
+    """Return a checked tensor without ``order`` as one of the codec ``affine``, whose parts are made as they are read.
+
+    Parts that lie row by row already are those of the tensor.
+    """
+    source, rows = WordRows(tensor, layout), layout.rows
+    count, made = tensor.matrix_shape[0], {}
+    for spec in rows.part_specs(tensor.shape):
+        part = tensor.parts[spec.role]
+        if spec.role != ZEROS and part.nbytes == spec.length and not layout.turned and layout.form != PACKED_LOOSE:
+            made[spec.role] = _retyped(tensor, spec.role, spec.dtype)
+            continue
+        make = {CODES: source.codes, SCALES: source.scales, ZEROS: source.float_points}[spec.role]
+        made[spec.role] = made_part(part, spec.dtype, count, (spec.length or 0) // max(count, 1), make)
+    return Tensor(tensor.name, tensor.shape, tensor.dtype, rows.codec, made, rows.attributes())
+
+
+def _retyped(tensor: Tensor, role: str, dtype: str) -> Part:
+    return replace(tensor.parts[role], dtype=dtype, type=None)
+
+
+def order_of(tensor: Tensor, layout: WordsLayout) -> Array:
+    """Return of which group each column is.
+
+    Raises ``CodecError`` ``affine_words.order``: there is no such group.
+    """
+    order = tensor.parts[ORDER].array()
+    groups = layout.groups(tensor.matrix_shape[1])
+    if order.size and not (int(order.min()) >= 0 and int(order.max()) < groups):
+        raise CodecError(
+            "affine_words.order",
+            f"expected groups from 0 to {groups - 1}, found {int(order.min())} to {int(order.max())}",
+            where=f"{tensor.name}.{ORDER}",
+        )
+    return order
+
+
+def unpacked(packed: Array, bits: int, count: int, *, more: bool = False, loose: bool = False) -> Array:
+    """Return the first ``count`` codes of each row of words, u8 [rows, count].
+
+    With ``more`` each is stored less by one. Where codes do not cross words one is added to the whole word, as those
+    who wrote 0 less 1 took it off: the carry undoes the borrow. Else each code is counted modulo 2**bits. ``loose``: no
+    code crosses words, and spare bits are on top.
+    """
+    if 32 % bits == 0 or loose:
+        shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
+        if more:
+            packed = packed + np.uint32(sum(1 << int(shift) for shift in shifts))
+        codes = (packed[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
+        return codes.astype(np.uint8).reshape(len(packed), -1)[:, :count]
+    ones = np.unpackbits(np.ascontiguousarray(packed).astype("<u4").view(np.uint8), axis=1, bitorder="little")
+    weights = (1 << np.arange(bits)).astype(np.uint8)
+    codes = (ones[:, : count * bits].reshape(len(packed), count, bits) * weights).sum(axis=2, dtype=np.uint8)
+    return codes + np.uint8(1) & np.uint8((1 << bits) - 1) if more else codes
+
+
+def packed_words(codes: Array, bits: int) -> Array:
+    """Return codes, [rows, count], as words of 32 bits, one stream a row, low bits first; u32 [rows, words]."""
+    rows, count = codes.shape
+    ones = np.zeros((rows, -(-count * bits // 32) * 32), np.uint8)
+    spread = (codes.astype(np.uint8)[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
+    ones[:, : count * bits] = spread.reshape(rows, count * bits)
+    return from_file(np.packbits(ones, axis=1, bitorder="little").reshape(-1), "u32").reshape(rows, -1)
+
+
+def stream(codes: Array, bits: int) -> Array:
+    """Return codes, [rows, count], as a bit stream a row, low bits first; u8 [rows, bytes]."""
+    spread = (codes.astype(np.uint8)[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(spread.reshape(len(codes), -1), axis=1, bitorder="little")
+
+
+def _words(stored: Array) -> Array:
+    """View bytes, [rows, 4 * words], as words in native order."""
+    return from_file(np.ascontiguousarray(stored).reshape(-1), "u32").reshape(len(stored), -1)

@@ -1,0 +1,245 @@
+"""What all dialects share: safetensors whose ``config.json`` says how layers are packed.
+
+A dialect is a module with a subclass of ``Dialect`` that maps its names and keys to layouts, and back. It copies no
+bytes and does no arithmetic on weights.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+from ingot.core.config import CONFIG, parse_config, stored_config
+from ingot.errors import FormatError
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.safetensors.format import SafetensorsFormat
+from ingot.formats.safetensors.index import INDEX_SUFFIX, read_sharded
+from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.reader import read_single
+from ingot.formats.safetensors.writer import SafetensorsWriter, files_size
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import Target
+from ingot.model.layouts.base import Layout, Shape
+from ingot.model.layouts.dense import DATA
+from ingot.model.lazy import Lazy
+from ingot.model.part import Part
+from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+
+WEIGHT = ".weight"
+HUGGING_FACE = "quantization_config"
+PACKING_KEYS = ("quantization", HUGGING_FACE, "compression_config")
+"""Keys of ``config.json`` that some dialect says its packing by; none of them is true of another's files."""
+
+Entries = Mapping[str, Tensor]
+"""What the headers of a folder's files name: dense tensors, in order."""
+Config = Mapping[str, Any]
+"""A folder's ``config.json``."""
+
+
+class PackedLayout(Layout, Protocol):
+    """A layout that knows its parts."""
+
+    @property
+    def dtype(self) -> str:
+        """Logical element type."""
+        ...
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a tensor of ``shape``, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Entries that are one tensor together.
+
+    Parameters
+    ----------
+    name : str
+        Of the tensor, which takes the place of the first entry in ``parts``.
+    shape : tuple of int
+    layout : PackedLayout
+    parts : mapping of role to str
+        The entry that each part is, by its key; in the order of the layout's parts.
+    also : collection of str
+        Further entries that belong to it and say nothing that the layout does not.
+    """
+
+    name: str
+    shape: Shape
+    layout: PackedLayout
+    parts: Mapping[str, str]
+    also: Collection[str] = ()
+
+
+class Dialect(SafetensorsFormat):
+    """A folder of safetensors with packed layers. Subclasses say which folders are theirs and what entries mean.
+
+    ``codecs`` are those of the layers that a writer carries beside dense tensors; ``config_keys`` the keys of
+    ``config.json`` that it writes, and that a conversion into another format leaves out.
+    """
+
+    suffixes = ()
+    config_keys: tuple[str, ...] = (HUGGING_FACE,)
+    codecs: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def claims_config(self, config: Config) -> bool:
+        """Whether a ``config.json`` says that layers are packed this way."""
+
+    @abstractmethod
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Return the packed layers among the entries; whatever is in none stays dense.
+
+        Raises ``FormatError`` or ``UnsupportedError`` by the dialect's own rules.
+        """
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Why a tensor of one of ``codecs`` cannot be a packed layer; None if it can."""
+        return f"{self.name} is read only"
+
+    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """Return the entries of a packed layer that is not refused."""
+        raise NotImplementedError
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return what ``config.json`` says of an artifact's packed layers, by key; nothing where there are none."""
+        return {}
+
+    def fitted(self, artifact: Artifact) -> Dialect:
+        """Return the dialect as it writes this artifact: where entries depend on what else is in the folder.
+
+        Raises ``UnsupportedError`` for tensors that it cannot carry together.
+        """
+        return self
+
+    def read_config(self, store: Store) -> dict[str, Any]:
+        """Return the folder's ``config.json``; raises ``FormatError`` ``<name>.config``."""
+        return stored_config(store, f"{self.name}.config")
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """Return what safetensors would, where there is a ``config.json``."""
+        return super().entry(names) if CONFIG in names else None
+
+    def confirms(self, store: Store) -> bool:
+        """Whether ``config.json`` says that layers are packed this way."""
+        return self.claims_config(self.read_config(store))
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate and locate; there are no digests to verify. Raises what safetensors and ``layers`` raise."""
+        config = self.read_config(store) if CONFIG in store.names() else {}
+        reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
+        catalog = reader(store, name, verify=verify)
+        try:
+            layers = self.layers(catalog.tensors, config) if self.claims_config(config) else ()
+            return replace(catalog, tensors=_joined(catalog.tensors, layers, self.name))
+        except BaseException:
+            for source in catalog.sources:
+                source.close()
+            raise
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why this format cannot carry the tensor; None if it can."""
+        return self.refuses_layer(spec) if spec.codec in self.codecs else super().refuses(spec)
+
+    def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """Return the entries that a tensor takes in a file."""
+        return self.layer_pieces(spec) if spec.codec in self.codecs else super().pieces(spec)
+
+    def config_of(self, artifact: Artifact) -> bytes:
+        """Return the ``config.json`` of an artifact: its own, with the keys that tell how tensors are packed.
+
+        The same bytes where that is no change. JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
+
+        Raises ``FormatError`` ``<name>.config``.
+        """
+        keys = self.stated(artifact)
+        if artifact.config is None:
+            return json.dumps(keys, indent=4).encode() if keys else b"{}"
+        config = parse_config(artifact.config, f"{self.name}.config", CONFIG)
+        merged = {**_unpacked(config), **keys}
+        return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
+
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        """Exact bytes of all files, index and the writer's ``config.json`` included."""
+        fitted = self.fitted(artifact)
+        return files_size(self.file_name("model"), artifact, options, fitted) + len(fitted.config_of(artifact))
+
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> DialectWriter:
+        """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
+        return DialectWriter(target, name, artifact, options, self.fitted(artifact))
+
+
+class DialectWriter(SafetensorsWriter):
+    """A safetensors writer that ends with ``config.json``: the artifact's, with the dialect's keys."""
+
+    def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions, dialect: Dialect) -> None:
+        super().__init__(target, name, artifact, options, dialect)
+        self._config = dialect.config_of(artifact)
+
+    def finish(self) -> list[str]:
+        """Complete all files; return the names."""
+        names = super().finish()
+        sink = self._target.create(CONFIG)
+        sink.write_at(0, self._config)
+        sink.truncate(len(self._config))
+        sink.close()
+        return [*names, CONFIG]
+
+
+def _unpacked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what it says of packing; configs within it likewise."""
+    return {
+        key: _unpacked(value) if key.endswith("_config") and isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in PACKING_KEYS
+    }
+
+
+def _joined(entries: Entries, layers: Sequence[Layer], dialect: str) -> Lazy[Tensor]:
+    """Return the tensors of the files, the entries of each layer taken together."""
+    first = {next(iter(layer.parts.values())): layer for layer in layers}
+    taken = {key for layer in layers for key in (*layer.parts.values(), *layer.also)}
+    places: dict[str, Layer | None] = {}
+    for key in entries:
+        layer = first.get(key)
+        if layer is None and key in taken:
+            continue
+        name = key if layer is None else layer.name
+        if name in places:
+            raise FormatError(f"{dialect}.parts", "expected each tensor once, found it dense and packed", where=name)
+        places[name] = layer
+
+    def make(name: str) -> Tensor:
+        layer = places[name]
+        return entries[name] if layer is None else _packed(entries, layer, dialect)
+
+    return Lazy(places, make)
+
+
+def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
+    parts = {}
+    for spec in layer.layout.part_specs(layer.shape):
+        stored = entries[layer.parts[spec.role]].parts[DATA]
+        if stored.length != spec.length:
+            raise FormatError(
+                f"{dialect}.shape",
+                f"expected {spec.length} bytes for {spec.role} of {list(layer.shape)}, found {stored.length}",
+                where=layer.parts[spec.role],
+            )
+        parts[spec.role] = Part(spec.dtype, stored.length, stored.source, stored.offset, where=stored.where)
+    layout = layer.layout
+    return Tensor(layer.name, layer.shape, layout.dtype, layout.codec, parts, layout.attributes())
+
+
+def taken_together(entries: Entries, stem: str, suffixes: Collection[str], rule: str) -> dict[str, Tensor]:
+    """Return the entries ``stem + suffix`` by suffix; raises ``FormatError`` with ``rule`` where one is missing."""
+    for suffix in suffixes:
+        if stem + suffix not in entries:
+            raise FormatError(rule, f"expected {stem + suffix!r} beside the packed weight, found none", where=stem)
+    return {suffix: entries[stem + suffix] for suffix in suffixes}

@@ -1,0 +1,199 @@
+"""GPTQ folders: integers of 2, 3, 4 or 8 bits as GPTQModel and AutoGPTQ pack them (``spec/interop.md``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ingot.core.config import MAX_CONFIG, parse_config
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.dialects.base import HUGGING_FACE, Config, Entries, Layer, taken_together
+from ingot.formats.dialects.columns import QSCALES, QWEIGHT, QZEROS, ColumnsDialect, unsupported
+from ingot.formats.safetensors.format import SafetensorsFormat
+from ingot.formats.safetensors.pieces import Piece
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.affine import POINTS, Constant
+from ingot.model.layouts.base import Shape
+from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.words import GPTQ, GPTQ_V1, ORDER, WordsLayout
+from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
+from ingot.model.tensor import Array
+
+OLD_CONFIG = "quantize_config.json"
+G_IDX = ".g_idx"
+BITS = (2, 3, 4, 8)
+_FORMATS = {"gptq": GPTQ_V1, "gptq_v2": GPTQ, "gptq_p": GPTQ}
+# Transformers' Conv1D keeps its matrix the other way round, and no file says that a layer is one.
+_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+
+
+class GptqFormat(ColumnsDialect):
+    """Dense tensors, and layers whose codes are packed along the inputs."""
+
+    name = "gptq"
+    summary = "a folder of GPTQModel or AutoGPTQ: dense tensors, and layers of 2, 3, 4 or 8 bits in its words"
+    method = "gptq"
+    forms = (GPTQ, GPTQ_V1)
+    orders = True
+
+    def __init__(self, *, less: bool = True) -> None:
+        """``less``: zero points are written less by one (v1), which every reader knows."""
+        self._less = less
+
+    def fitted(self, artifact: Artifact) -> GptqFormat:
+        """Return the dialect with the zero points that the layers have; less by one where they are all the middle one.
+
+        Raises ``UnsupportedError`` ``gptq.mixed``: zero points of both kinds, of which a folder has one.
+        """
+        layouts = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec in self.codecs]
+        forms = {layout.form for layout in layouts if not isinstance(layout.zero, Constant)}
+        if len(forms) > 1:
+            raise UnsupportedError("expected zero points of one kind, found those of v1 and v2", rule="gptq.mixed")
+        return GptqFormat(less=GPTQ not in forms)
+
+    def read_config(self, store: Store) -> dict[str, Any]:
+        """Return ``config.json``, with what AutoGPTQ once wrote into a file of its own."""
+        config = super().read_config(store)
+        if HUGGING_FACE not in config and OLD_CONFIG in store.names():
+            old = parse_config(store.read(OLD_CONFIG, MAX_CONFIG, "gptq.config"), "gptq.config", OLD_CONFIG)
+            config[HUGGING_FACE] = {**old, "quant_method": old.get("quant_method", self.method)}
+        return config
+
+    def confirms(self, store: Store) -> bool:
+        """Whether ``config.json`` names GPTQ, or AutoGPTQ's own file does and there are packed layers: a conversion may
+        have left that file beside weights that are none."""
+        if HUGGING_FACE in super().read_config(store):
+            return super().confirms(store)
+        name = self.entry(store.names())
+        if OLD_CONFIG not in store.names() or name is None:
+            return False
+        catalog = SafetensorsFormat().read(store, name)
+        for source in catalog.sources:
+            source.close()
+        return super().confirms(store) and any(key.endswith(QWEIGHT) for key in catalog.tensors)
+
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Return a layer for every ``X.qweight``.
+
+        Raises ``FormatError`` ``gptq.config``, ``gptq.parts``, ``gptq.dtype``, ``gptq.shape``, ``gptq.order``;
+        ``UnsupportedError`` ``gptq.format``, ``gptq.bits``, ``gptq.conv1d``.
+        """
+        layers = super().layers(entries, config)
+        if layers and config.get("model_type") in _CONV1D:
+            raise unsupported(
+                self.name, "conv1d", "layers that are stored [outputs, inputs]", f"model_type {config['model_type']}"
+            )
+        return layers
+
+    def layers_of(self, entries: Entries, stated: Config, stems: Sequence[str]) -> Iterator[Layer]:
+        """Yield the layers. Where ``dynamic`` lets them differ, shapes and ``g_idx`` say bits and groups."""
+        kind = stated.get("checkpoint_format", "gptq")
+        if not isinstance(kind, str) or kind not in _FORMATS:
+            raise unsupported(self.name, "format", f"checkpoint_format {', '.join(_FORMATS)}", repr(str(kind)[:40]))
+        usual = self.number(stated, ("bits",), 1, 8), self.group(stated)
+        differ = bool(stated.get("dynamic"))
+        for stem in stems:
+            codes, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "gptq.parts").values()
+            order = self._order(entries, stem, scales.shape)
+            if order is None and stated.get("desc_act") is True:
+                raise FormatError("gptq.parts", f"expected {stem + G_IDX!r}, as desc_act says", where=stem)
+            (lines, outputs), (bits, group) = (codes.shape if len(codes.shape) == 2 else (0, 0)), usual
+            cols = order.size if order is not None else lines * 32 // bits
+            if differ and order is not None and cols:
+                bits, group = lines * 32 // cols, _run(order)
+            self._require_bits(bits, kind, stem)
+            layout = WordsLayout(_FORMATS[kind], bits, group, POINTS, scales.dtype, scales.dtype)
+            layer = self.checked(entries, stem, (outputs, cols), layout)
+            yield layer if order is None else _ordered(layer, layout, order, stem)
+
+    def _require_bits(self, bits: int, kind: str, stem: str) -> None:
+        if bits in BITS and not (bits == 3 and kind == "gptq_p"):
+            return
+        raise UnsupportedError(
+            f"expected {', '.join(map(str, BITS))} bits, and none of 3 in planes (gptq_p), found {bits} in {kind}",
+            rule="gptq.bits",
+            where=stem,
+        )
+
+    def _order(self, entries: Entries, stem: str, scales: Shape) -> Array | None:
+        """Return the group of each column, checked; None where the file does not say."""
+        entry = entries.get(stem + G_IDX)
+        if entry is None:
+            return None
+        if entry.dtype != "i32" or len(entry.shape) != 1 or not entry.shape[0]:
+            raise FormatError(
+                "gptq.dtype",
+                f"expected i32 in one dimension, found {entry.dtype} {list(entry.shape)}",
+                where=entry.name,
+            )
+        order, groups = entry.parts[DATA].array(), scales[0] if scales else 0
+        if int(order.min()) < 0 or int(order.max()) >= groups:
+            raise FormatError(
+                "gptq.order",
+                f"expected groups from 0 to {groups - 1}, found {int(order.min())} to {int(order.max())}",
+                where=entry.name,
+            )
+        return order
+
+    def same_zeros(self, layout: WordsLayout, count: int) -> Callable[[], bytes]:
+        """Zero points in the middle."""
+        bits, point = layout.bits, layout.point - self._less
+        period = sum(point << bits * index for index in range(32)).to_bytes(4 * bits, "little")  # 32 codes
+
+        def rows() -> bytes:
+            return (period * (count // len(period) + 1))[:count]
+
+        return rows
+
+    def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
+        """As of all such layers, and ``X.g_idx``."""
+        layout, cols = WordsLayout.of(spec), spec.shape[1]
+        stem = spec.name.removesuffix(".weight")
+        group = layout.group or cols
+
+        def plain() -> bytes:
+            return (np.arange(cols) // group).astype("<i4").tobytes()
+
+        g_idx = Piece(ORDER, stem + G_IDX, "i32", (cols,), 4 * cols, None if layout.order else plain)
+        return [*super().layer_pieces(spec), g_idx]
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` as GPTQModel writes it; under ``dynamic`` what differs or is dense."""
+        usual, own = self.usual(artifact)
+        if usual is None:
+            return {}
+        dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in self.dense_layers(artifact)}
+        for name, layout in own.items():
+            if (layout.bits, layout.group) != (usual.bits, usual.group):
+                dynamic[f"+:^{re.escape(name)}$"] = {"bits": layout.bits, "group_size": layout.group or -1}
+        return {
+            HUGGING_FACE: {
+                "quant_method": "gptq",
+                "bits": usual.bits,
+                "group_size": usual.group or -1,
+                "desc_act": any(layout.order for layout in own.values()),
+                "sym": all(isinstance(layout.zero, Constant) for layout in own.values()),
+                "lm_head": "lm_head" in own,
+                "checkpoint_format": "gptq" if self._less else "gptq_v2",
+                "pack_dtype": "int32",
+                **({"dynamic": dynamic} if dynamic else {}),
+            }
+        }
+
+
+def _run(order: Array) -> int | None:
+    """Return how many columns the first group has if they come first; None where that is all of them."""
+    behind = np.flatnonzero(order != order[0])
+    return int(behind[0]) if behind.size else None
+
+
+def _ordered(layer: Layer, layout: WordsLayout, order: Array, stem: str) -> Layer:
+    """Return the layer with its ``g_idx``: a part where groups are not runs of columns, else nothing new."""
+    if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
+        return replace(layer, also=(stem + G_IDX,))
+    return replace(layer, layout=replace(layout, order=True), parts={**layer.parts, ORDER: stem + G_IDX})

@@ -1,1 +1,0 @@
-"""MLX folders: safetensors whose ``config.json`` says how layers are packed."""

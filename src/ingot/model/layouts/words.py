@@ -1,0 +1,254 @@
+"""Layouts of affine integers as GPTQ, AWQ and compressed-tensors pack them; attributes as in ``spec/affine_words.md``.
+
+The values are those of the affine family, ``w = s * (q - z)``: where codes, scales and zero points lie differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar, NamedTuple
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.floats import FLOATS
+from ingot.errors import CodecError
+from ingot.model.layouts.affine import (
+    CODES,
+    POINTS,
+    ROW,
+    ROWS_LSB,
+    SCALES,
+    ZEROS,
+    AffineLayout,
+    Constant,
+    Group,
+    Points,
+    Row,
+)
+from ingot.model.layouts.base import Alternative, Attributes, Described, Shape, matrix_shape
+from ingot.model.spec import PartSpec
+
+VERSION = 1
+RULE = "affine_words.params"
+ORDER = "order"
+"""The part that says of which group each column is, where groups are not runs of columns; i32 [columns]."""
+GPTQ, GPTQ_V1, AWQ, AWQ_GEMV = "gptq", "gptq_v1", "awq", "awq_gemv"
+PACKED, PACKED_LOOSE, INTS = "pack_quantized", "pack_quantized_loose", "int_quantized"
+
+
+class Form(NamedTuple):
+    """How a program packs: bits that it has, and where codes and zero points lie.
+
+    ``turned``: scales are [groups, rows], and codes of one word belong to several columns of one row, or to several
+    rows of one column; else everything goes row by row. ``signed``: codes and zero points are bytes in two's
+    complement, else words of 32 bits.
+    """
+
+    bits: tuple[int, ...]
+    turned: bool = False
+    signed: bool = False
+
+
+FORMS: Mapping[str, Form] = {
+    GPTQ: Form((2, 3, 4, 8), turned=True),
+    GPTQ_V1: Form((2, 3, 4, 8), turned=True),  # as gptq, zero points less by one
+    AWQ: Form((4,), turned=True),
+    AWQ_GEMV: Form((4,)),
+    PACKED: Form((1, 2, 3, 4, 5, 6, 7, 8)),
+    PACKED_LOOSE: Form((3, 5, 6, 7)),  # whole codes in each word, spare bits on top
+    INTS: Form((8,), signed=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WordsLayout:
+    """How integers, scales and zero points lie in words.
+
+    Parameters
+    ----------
+    form : str
+        One of ``FORMS``.
+    bits : int
+        Of one code.
+    group : int or None
+        Columns that share a scale, the last group may be shorter; None for a scale per row.
+    zero : Constant or Points
+        Points are a part of packed integers.
+    dtype : str
+        Logical element type.
+    scales : str
+        Storage type of ``scales``.
+    order : bool
+        Whether the part ``order`` says of which group each column is.
+    """
+
+    form: str
+    bits: int
+    group: int | None
+    zero: Constant | Points
+    dtype: str
+    scales: str = "f16"
+    order: bool = False
+    codec: ClassVar[str] = "affine_words"
+    rows_first: ClassVar[bool] = True
+
+    @property
+    def turned(self) -> bool:
+        """Whether scales are [groups, rows]."""
+        return FORMS[self.form].turned
+
+    @property
+    def signed(self) -> bool:
+        """Whether codes and zero points are bytes in two's complement."""
+        return FORMS[self.form].signed
+
+    @property
+    def point(self) -> int:
+        """The zero point of codes that are symmetric around it."""
+        return 0 if self.signed else 1 << (self.bits - 1)
+
+    @property
+    def rows(self) -> AffineLayout:
+        """The same integers row by row (``affine``)."""
+        grid = ROW if self.group is None else Group(self.group)
+        return AffineLayout(self.bits, grid, ROWS_LSB, self.signed, self.zero, self.dtype, self.scales)
+
+    def groups(self, cols: int) -> int:
+        """Groups of a row."""
+        return 1 if self.group is None else -(-cols // self.group)
+
+    def code_shape(self, shape: Shape) -> Shape:
+        """Shape of ``packed_weight``."""
+        rows, cols = matrix_shape(shape)
+        if self.form in (GPTQ, GPTQ_V1):
+            return (words(cols, self.bits), rows)
+        if self.form == AWQ:
+            return (cols, words(rows, self.bits))
+        if self.form == INTS:
+            return (rows, cols)
+        return (rows, -(-cols // (32 // self.bits)) if self.form == PACKED_LOOSE else words(cols, self.bits))
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        """Shape of ``scales``."""
+        rows, cols = matrix_shape(shape)
+        if self.form == AWQ_GEMV:
+            return (rows, 8 * self._padded(cols))
+        return (self.groups(cols), rows) if self.turned else (rows, self.groups(cols))
+
+    def zero_shape(self, shape: Shape) -> Shape:
+        """Shape of ``zeros``, which need not be there."""
+        rows, cols = matrix_shape(shape)
+        groups = self.groups(cols)
+        if self.form == AWQ_GEMV:
+            return (rows, self._padded(cols))
+        if self.form == INTS:
+            return (rows, groups)
+        return (groups, words(rows, self.bits)) if self.turned else (words(rows, self.bits), groups)
+
+    def _padded(self, cols: int) -> int:
+        """Words of a row's zero points as AutoAWQ pads them (``calculate_zeros_width``)."""
+        multiple = {32: 4, 64: 2}.get(self.group or cols, 1)
+        return -(-words(self.groups(cols), 4) // multiple) * multiple
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a tensor of ``shape``."""
+        integers = "i8" if self.signed else "i32"
+        width = DTYPES[integers].bits // 8
+        parts = [
+            PartSpec(CODES, integers, prod(self.code_shape(shape)) * width),
+            PartSpec(SCALES, self.scales, DTYPES[self.scales].nbytes(prod(self.scale_shape(shape)))),
+        ]
+        if isinstance(self.zero, Points):
+            parts.append(PartSpec(ZEROS, integers, prod(self.zero_shape(shape)) * width))
+        if self.order:
+            parts.append(PartSpec(ORDER, "i32", 4 * matrix_shape(shape)[1]))
+        return tuple(parts)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes that ``of`` takes back."""
+        return {
+            "codec_version": VERSION,
+            "form": self.form,
+            "bits": self.bits,
+            **({} if self.group is None else {"group_size": self.group}),
+            **({"zero_point": self.zero.point} if isinstance(self.zero, Constant) else {}),
+            "order": self.order,
+            "dtype": self.dtype,
+        }
+
+    @classmethod
+    def of(cls, tensor: Described) -> WordsLayout:
+        """Read a tensor's attributes; raises ``CodecError`` ``affine_words.params``, ``affine_words.shape``."""
+        reader = Attributes(tensor.params, RULE, tensor.name)
+        reader.integer("codec_version", VERSION, VERSION)
+        form = reader.choice("form", tuple(FORMS))
+        bits = reader.integer("bits", 1, 8)
+        if bits not in FORMS[form].bits:
+            raise reader.refuse(f"bits {', '.join(map(str, FORMS[form].bits))} in the form {form}", bits)
+        if len(tensor.shape) != 2:
+            raise CodecError(
+                "affine_words.shape", f"expected a matrix, found shape {list(tensor.shape)}", where=tensor.name
+            )
+        zero: Constant | Points = POINTS
+        if reader.has("zero_point"):
+            lowest = -(1 << (bits - 1)) if FORMS[form].signed else 0
+            zero = Constant(reader.integer("zero_point", lowest, lowest + (1 << bits) - 1))
+        return cls(
+            form=form,
+            bits=bits,
+            group=reader.integer("group_size", 1, 2**31 - 1) if reader.has("group_size") else None,
+            zero=zero,
+            dtype=reader.choice("dtype", FLOATS),
+            scales=tensor.part_dtypes.get(SCALES, "f16"),
+            order=reader.boolean("order"),
+        )
+
+    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
+        """Yield the layouts of the same integers row by row, those with one zero point for all codes first, then other
+        forms; none where groups are no runs of columns."""
+        if self.order:
+            return
+        rows = self.rows
+        if isinstance(self.zero, Points):
+            yield replace(rows, zero=Constant(self.point))
+        yield rows
+        yield from rows.alternatives(_AsRows(tensor.name, tensor.shape, tensor.dtype, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _AsRows:
+    """A tensor as it would be described with its integers row by row."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    layout: AffineLayout
+
+    @property
+    def codec(self) -> str:
+        return self.layout.codec
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.layout.attributes()
+
+    @property
+    def part_dtypes(self) -> Mapping[str, str]:
+        return {part.role: part.dtype for part in self.layout.part_specs(self.shape)}
+
+
+def words(codes: int, bits: int) -> int:
+    """Return how many words of 32 bits hold so many codes, one after the other."""
+    return -(-codes * bits // 32)
+
+
+def forms_of(layout: AffineLayout, shape: Shape) -> Iterator[WordsLayout]:
+    """Yield the forms that the integers of a layout can have; which are exact, the codec's ``repack`` tells."""
+    if len(shape) != 2 or layout.offset or not isinstance(layout.grid, Group | Row):
+        return
+    for form, known in FORMS.items():
+        if layout.bits in known.bits and form != PACKED_LOOSE:
+            base = WordsLayout(form, layout.bits, layout.group_size, POINTS, layout.dtype, layout.scales)
+            yield replace(base, zero=Constant(base.point))
+            yield base
