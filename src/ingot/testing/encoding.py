@@ -73,10 +73,10 @@ def encode_tensor(
 
 
 def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
-    """Return ``tensor`` in each of the other layouts that its numbers can have, the nearest first."""
+    """Return ``tensor`` in each of the other layouts that its codec has for its numbers, the nearest first."""
     layout = tensor.layout
     others = layout.alternatives(tensor) if isinstance(layout, Alternative) else ()
-    return [repack(codec, tensor, other) for other in others]
+    return [repack(codec, tensor, other) for other in others if other.codec == tensor.codec]
 
 
 def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:

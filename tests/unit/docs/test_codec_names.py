@@ -12,9 +12,11 @@ from ingot.model.layouts.ids import file_id
 
 ROOT = Path(ingot.__file__).parent
 NAMES = {*CODECS, *map(file_id, CODECS)}
-# Where a word is no codec's name: forms of the Neural Engine, a preset, an extra, MLX's mode, fields of a report.
+# Where a word is no codec's name: forms of the Neural Engine, a preset, an extra, MLX's mode, a word of
+# compressed-tensors, fields of a report.
 OTHER_WORDS = {
     "cli/plan.py": {"dense"},
+    "formats/dialects/compressed_tensors.py": {"dense"},
     "formats/dialects/mlx.py": {"affine"},
     "ops/ane/plan.py": {"dense"},
     "ops/check/doctor.py": {"astc"},

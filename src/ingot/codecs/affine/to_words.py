@@ -140,4 +140,5 @@ class TurnedReader(_Reader):
 def _awq_words(points: Array) -> Array:
     """Return zero points, [groups, rows], as AWQ's words."""
     lanes = points.reshape(len(points), -1, 8).astype(np.uint32) << AWQ_SHIFTS.astype(np.uint32)
-    return np.bitwise_or.reduce(lanes, axis=2)
+    joined: Array = np.bitwise_or.reduce(lanes, axis=2)
+    return joined

@@ -161,12 +161,14 @@ def unpacked(packed: Array, bits: int, count: int, *, more: bool = False, loose:
         shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
         if more:
             packed = packed + np.uint32(sum(1 << int(shift) for shift in shifts))
-        codes = (packed[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
-        return codes.astype(np.uint8).reshape(len(packed), -1)[:, :count]
+        lanes = (packed[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
+        return lanes.astype(np.uint8).reshape(len(packed), -1)[:, :count]
     ones = np.unpackbits(np.ascontiguousarray(packed).astype("<u4").view(np.uint8), axis=1, bitorder="little")
     weights = (1 << np.arange(bits)).astype(np.uint8)
-    codes = (ones[:, : count * bits].reshape(len(packed), count, bits) * weights).sum(axis=2, dtype=np.uint8)
-    return codes + np.uint8(1) & np.uint8((1 << bits) - 1) if more else codes
+    codes: Array = (ones[:, : count * bits].reshape(len(packed), count, bits) * weights).sum(axis=2, dtype=np.uint8)
+    if more:
+        codes = (codes + np.uint8(1)) & np.uint8((1 << bits) - 1)
+    return codes
 
 
 def packed_words(codes: Array, bits: int) -> Array:

@@ -32,7 +32,7 @@ class AwqFormat(ColumnsDialect):
         """
         version = str(stated.get("version", "gemm")).lower()
         if version not in (*_GEMM, "gemv"):
-            raise unsupported(self.name, "version", "version gemm or gemv", repr(version[:40]))
+            raise unsupported("awq.version", "version gemm or gemv", repr(version[:40]))
         self.number(stated, ("bits", "w_bit"), 4, 4)
         group = self.group(stated, ("group_size", "q_group_size"))
         for stem in stems:

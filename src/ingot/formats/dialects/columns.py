@@ -153,8 +153,6 @@ class ColumnsDialect(Dialect):
         return next(layout for layout in own.values() if (layout.bits, layout.group) == grid), own
 
 
-def unsupported(name: str, rule: str, expected: str, found: str) -> UnsupportedError:
+def unsupported(rule: str, expected: str, found: str) -> UnsupportedError:
     """Return the refusal of what a dialect's program has and Ingot does not read."""
-    return UnsupportedError(
-        f"expected {expected}, found {found}", rule=f"{name}.{rule}", where=f"config.json: {HUGGING_FACE}"
-    )
+    return UnsupportedError(f"expected {expected}, found {found}", rule=rule, where=f"config.json: {HUGGING_FACE}")

@@ -54,7 +54,7 @@ class CompressedTensorsFormat(Dialect):
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names it, with formats of integers alone."""
-        stated = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        stated: Config = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
         if stated.get("quant_method") not in METHODS or "config_groups" not in stated:
             return False
         return set(_formats(stated)) <= set(FORMATS)

@@ -86,7 +86,7 @@ class GptqFormat(ColumnsDialect):
         layers = super().layers(entries, config)
         if layers and config.get("model_type") in _CONV1D:
             raise unsupported(
-                self.name, "conv1d", "layers that are stored [outputs, inputs]", f"model_type {config['model_type']}"
+                "gptq.conv1d", "layers that are stored [outputs, inputs]", f"model_type {config['model_type']}"
             )
         return layers
 
@@ -94,7 +94,7 @@ class GptqFormat(ColumnsDialect):
         """Yield the layers. Where ``dynamic`` lets them differ, shapes and ``g_idx`` say bits and groups."""
         kind = stated.get("checkpoint_format", "gptq")
         if not isinstance(kind, str) or kind not in _FORMATS:
-            raise unsupported(self.name, "format", f"checkpoint_format {', '.join(_FORMATS)}", repr(str(kind)[:40]))
+            raise unsupported("gptq.format", f"checkpoint_format {', '.join(_FORMATS)}", repr(str(kind)[:40]))
         usual = self.number(stated, ("bits",), 1, 8), self.group(stated)
         differ = bool(stated.get("dynamic"))
         for stem in stems:

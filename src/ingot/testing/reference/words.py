@@ -37,4 +37,5 @@ def to_awq(words: Array) -> Array:
 def _joined(codes: Array) -> Array:
     shifts = 4 * np.arange(8, dtype=np.uint32)
     lanes = codes.reshape(len(codes), codes.shape[1] // 8, 8).astype(np.uint32) << shifts
-    return np.bitwise_or.reduce(lanes, axis=2)
+    joined: Array = np.bitwise_or.reduce(lanes, axis=2)
+    return joined

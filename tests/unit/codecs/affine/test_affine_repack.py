@@ -13,6 +13,7 @@ from ingot.codecs.affine.offset import offsets
 from ingot.codecs.affine.rows import align_rows, join_rows
 from ingot.codecs.base import Repacked
 from ingot.core.dtypes import numpy_dtype
+from ingot.model.layouts.affine import NO_ZERO, Constant
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import repacked, repacks
@@ -39,6 +40,7 @@ def the(source: Tensor, **wanted: Any) -> Repacked:
         if "zero_kind" not in repack.layout.attributes()
         and all(repack.layout.attributes()[key] == value for key, value in wanted.items())
         and repack.layout.scales == "f16"
+        and (repack.layout.zeros or repack.exact)
     ]
     return found
 
@@ -78,10 +80,12 @@ def test_one_zero_point_for_all_codes_becomes_a_part() -> None:
 def test_what_is_nearest_to_as_stored_comes_first() -> None:
     source = tensor((3, 3), np.zeros(6, np.uint8), np.zeros(3), packing="rows_msb")
     others = repacks(CODEC, source)
-    assert [repack.layout.attributes().get("zero_kind") for repack in others] == [None] * 6 + ["offset"] * 2
+    assert [repack.layout.attributes().get("zero_kind") for repack in others] == [None] * 6 + ["offset"] * 2 + [
+        None
+    ] * 2
     found = [
         (repack.layout.attributes()["signed"], repack.layout.attributes()["packing"], repack.layout.scales)
-        for repack in others[:-2]
+        for repack in others[:6]
     ]
     assert found == [
         (False, "rows_lsb", "f16"),
@@ -91,6 +95,7 @@ def test_what_is_nearest_to_as_stored_comes_first() -> None:
         (True, "rows_lsb", "f32"),
         (True, "flat_lsb", "f32"),
     ]
+    assert [repack.layout.zero for repack in others[8:]] == [Constant(8), NO_ZERO]
 
 
 @pytest.mark.parametrize("granularity", ["group", "row", "tensor"])
@@ -122,7 +127,7 @@ def test_a_zero_point_that_doubles_cannot_shift_is_not_exact() -> None:
         part = memory_part(np.array([zero], np.float32), "f32")
         parts = {**source.parts, "scales": memory_part(np.ones(1, np.float32), "f32"), "zeros": part}
         one = replace(source, params={**source.params, "zeros": True}, parts=parts)
-        found = [repack.exact for repack in repacks(CODEC, one) if repack.layout.attributes()["signed"]]
+        found = [repack.exact for repack in repacks(CODEC, one) if repack.layout.signed and repack.layout.zeros]
         assert found
         assert set(found) == {shifts}
 
