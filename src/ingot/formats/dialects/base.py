@@ -232,7 +232,9 @@ def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
                 f"expected {spec.length} bytes for {spec.role} of {list(layer.shape)}, found {stored.length}",
                 where=layer.parts[spec.role],
             )
-        parts[spec.role] = Part(spec.dtype, stored.length, stored.source, stored.offset, where=stored.where)
+        parts[spec.role] = Part(
+            spec.dtype, stored.length, stored.source, stored.offset, type=spec.type, where=stored.where
+        )
     layout = layer.layout
     return Tensor(layer.name, layer.shape, layout.dtype, layout.codec, parts, layout.attributes())
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer, PackedLayout
+from ingot.formats.dialects.compressed_floats import float_layer
+from ingot.formats.dialects.floats import FP8, config_dtype
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import (
@@ -37,9 +39,11 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 
 PACKED_WEIGHT, SCALE, ZERO_POINT = ".weight_packed", ".weight_scale", ".weight_zero_point"
+ACTIVATIONS = (".input_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
 SHAPE, G_IDX = ".weight_shape", ".weight_g_idx"
 SCALE_DTYPES = ("f16", "bf16", "f32")
-FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense", "mixed-precision")
+FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
+FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense", "mixed-precision", *FLOATS)
 """What ``format`` may say; of mixed-precision each group says its own."""
 METHODS = ("compressed-tensors", "sparseml")
 
@@ -67,7 +71,7 @@ class CompressedTensorsFormat(Dialect):
         """
         stated = next(config[key] for key in self.config_keys if isinstance(config.get(key), dict))
         widths = _widths(stated)
-        found = list(_layers(entries, widths))
+        found = [*_layers(entries, widths), *_float_layers(entries, stated, config_dtype(config))]
         taken = {key for layer in found for key in (*layer.parts.values(), *layer.also)}
         for key in entries:
             if key.endswith((PACKED_WEIGHT, SCALE)) and key not in taken:
@@ -198,6 +202,20 @@ def _layers(entries: Entries, widths: Sequence[int]) -> Iterator[Layer]:
             yield _packed(entries, key.removesuffix(PACKED_WEIGHT), widths)
         elif key.endswith(WEIGHT) and entries[key].dtype == "i8" and key.removesuffix(WEIGHT) + SCALE in entries:
             yield _bytes(entries, key.removesuffix(WEIGHT))
+
+
+def _float_layers(entries: Entries, stated: Config, dtype: str) -> Iterator[Layer]:
+    """Layers of floats: bytes of numbers, or numbers of less bits packed in bytes."""
+    groups = stated.get("config_groups")
+    kinds = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if groups else []
+    floats = [kind for kind in kinds if isinstance(kind, dict) and kind.get("type") == "float"]
+    for key in entries:
+        packed = key.endswith(PACKED_WEIGHT) and entries[key].dtype == "u8"
+        if not packed and not (key.endswith(WEIGHT) and entries[key].dtype in FP8):
+            continue
+        stem = key.removesuffix(PACKED_WEIGHT if packed else WEIGHT)
+        also = [stem + suffix for suffix in ACTIVATIONS if stem + suffix in entries]
+        yield replace(float_layer(entries, stem, floats, dtype), also=also)
 
 
 def _refuse(rule: str, text: str, where: str) -> FormatError:

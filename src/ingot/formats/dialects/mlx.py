@@ -10,14 +10,23 @@ from typing import Any
 from ingot.core.config import CONFIG
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import WEIGHT, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.dialects.floats import config_dtype, layout_to_write
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import OFFSETS, ROLES, ROWS_LSB, AffineLayout, Group
+from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import SCALES as FLOAT_SCALES
 from ingot.model.spec import TensorSpec
 
 SCALES, BIASES = ".scales", ".biases"
 KEYS = ("quantization", "quantization_config")
 MODE = "affine"
+FLOATS = {
+    "mxfp4": (4, 32, "f4_e2m1fn", "f8_e8m0fnu"),
+    "mxfp8": (8, 32, "f8_e4m3fn", "f8_e8m0fnu"),
+    "nvfp4": (4, 16, "f4_e2m1fn", "f8_e4m3fn"),
+}
+"""Modes of small floats: bits, columns of a group, what codes and bytes of scales are."""
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SCALE_DTYPES = ("f16", "bf16", "f32")
@@ -25,13 +34,17 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Bits of a code and columns that share a scale and an offset."""
+    """Bits of a code and columns that share a scale; with an offset where ``mode`` is affine, else of small floats."""
 
     bits: int
     group: int
+    mode: str = MODE
 
-    def layout(self, dtype: str) -> AffineLayout:
-        """Return the layout of a packed layer whose scales, offsets and values are of ``dtype``."""
+    def layout(self, dtype: str) -> AffineLayout | ScaledCodebookLayout:
+        """Return the layout of a packed layer whose values, and scales and offsets of integers, are of ``dtype``."""
+        if self.mode != MODE:
+            bits, group, values, scales = FLOATS[self.mode]
+            return ScaledCodebookLayout(bits, Group(group), dtype, scales=scales, values=values)
         return AffineLayout(self.bits, Group(self.group), ROWS_LSB, False, OFFSETS, dtype, dtype)
 
 
@@ -53,7 +66,7 @@ class MlxFormat(Dialect):
     name = "mlx"
     summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits packed as MLX computes with them"
     config_keys = KEYS
-    codecs = (AffineLayout.codec,)
+    codecs = (AffineLayout.codec, ScaledCodebookLayout.codec)
     one_head = True
 
     def claims_config(self, config: Config) -> bool:
@@ -64,20 +77,28 @@ class MlxFormat(Dialect):
         return isinstance(stated, dict) and "bits" in stated and "group_size" in stated
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Three entries are a layer.
+        """Three entries are a layer; two where it is of small floats.
 
         Raises ``FormatError`` ``mlx.config``, ``mlx.parts``, ``mlx.dtype``, ``mlx.shape`` and ``UnsupportedError``
         ``mlx.mode``.
         """
-        return list(_layers(entries, quantization_of(config)))
+        return list(_layers(entries, quantization_of(config), config_dtype(config)))
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:
         """Why a quantized tensor cannot be a packed layer of MLX; None if it can."""
-        return refusal(spec)
+        return _refuses_floats(spec) if spec.codec == ScaledCodebookLayout.codec else refusal(spec)
 
     def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """``X.weight`` as words of 32 bits, ``X.scales``, ``X.biases``."""
+        """``X.weight`` as words of 32 bits, ``X.scales``, and ``X.biases`` of integers."""
         stem, lead, cols = spec.name.removesuffix(WEIGHT), spec.shape[:-1], spec.shape[-1]
+        if spec.codec == ScaledCodebookLayout.codec:
+            floats = ScaledCodebookLayout.of(spec)
+            packed, scales = floats.part_specs(spec.shape)
+            words, groups = (*lead, cols * floats.bits // 32), (*lead, floats.groups(cols))
+            return [
+                Piece(packed.role, spec.name, "u32", words, packed.length or 0),
+                Piece(scales.role, stem + SCALES, "u8", groups, scales.length or 0),
+            ]
         layout = AffineLayout.of(spec)
         packed, scales, zeros = layout.part_specs(spec.shape)
         groups = (*lead, *layout.scale_shape(1, cols)[1:])
@@ -92,9 +113,7 @@ class MlxFormat(Dialect):
         """Return the keys as mlx_lm writes them: the most frequent grid is the usual one; layers of another are
         named."""
         layers = {
-            spec.name.removesuffix(WEIGHT): _grid_of(AffineLayout.of(spec))
-            for spec in artifact.tensors
-            if spec.codec == AffineLayout.codec
+            spec.name.removesuffix(WEIGHT): _grid_of(spec) for spec in artifact.tensors if spec.codec in self.codecs
         }
         if not layers:
             return {}
@@ -116,7 +135,7 @@ def quantization_of(config: Config) -> Quantization:
     FormatError
         ``mlx.config``: a value of the wrong type, bits or a group that MLX does not have.
     UnsupportedError
-        ``mlx.mode``: other numbers than integers with scales and offsets (``mxfp4``, ``nvfp4``, ...).
+        ``mlx.mode``: a mode that MLX 0.32 does not have.
     """
     stated = config["quantization"]
     layers: dict[str, Grid | None] = {}
@@ -131,13 +150,22 @@ def quantization_of(config: Config) -> Quantization:
 def _stated_grid(stated: Mapping[str, Any], where: str) -> Grid:
     mode, bits, group = stated.get("mode", MODE), stated["bits"], stated["group_size"]
     where = f"{CONFIG}: {where[:200]}"
-    if mode != MODE:
+    if mode != MODE and (not isinstance(mode, str) or mode not in FLOATS):
         raise UnsupportedError(
-            f"expected mode affine (integers with scales and biases), found {str(mode)[:80]!r}; dequantize it with "
+            f"expected mode {', '.join((MODE, *FLOATS))}, found {str(mode)[:80]!r}; dequantize it with "
             "mlx_lm.convert -d first",
             rule="mlx.mode",
             where=where,
         )
+    if mode != MODE:
+        if type(bits) is not int or type(group) is not int or (bits, group) != FLOATS[mode][:2]:
+            raise FormatError(
+                "mlx.config",
+                f"expected bits and group_size {FLOATS[mode][:2]} of mode {mode}, found {str(bits)[:40]} and "
+                f"{str(group)[:40]}",
+                where=where,
+            )
+        return Grid(bits, group, mode)
     if type(bits) is not int or bits not in BITS or type(group) is not int or group not in GROUPS:
         raise FormatError(
             "mlx.config",
@@ -148,7 +176,7 @@ def _stated_grid(stated: Mapping[str, Any], where: str) -> Grid:
     return Grid(bits, group)
 
 
-def _layers(entries: Entries, quantization: Quantization) -> Iterator[Layer]:
+def _layers(entries: Entries, quantization: Quantization, dtype: str) -> Iterator[Layer]:
     for name in entries:
         if not name.endswith(WEIGHT) or entries[name].dtype != "u32":
             continue
@@ -158,15 +186,29 @@ def _layers(entries: Entries, quantization: Quantization) -> Iterator[Layer]:
             continue
         _check(entries, name, stem, grid)
         shape = entries[name].shape
+        if grid.mode != MODE:
+            roles = {INDICES: name, FLOAT_SCALES: stem + SCALES}
+            yield Layer(name, (*shape[:-1], shape[-1] * 32 // grid.bits), grid.layout(dtype), roles)
+            continue
         parts = dict(zip(ROLES, (name, stem + SCALES, stem + BIASES), strict=True))
         layout = grid.layout(entries[stem + SCALES].dtype)
         yield Layer(name, (*shape[:-1], shape[-1] * 32 // grid.bits), layout, parts)
 
 
 def _check(entries: Entries, name: str, stem: str, grid: Grid) -> None:
-    scales, biases = taken_together(entries, stem, (SCALES, BIASES), "mlx.parts").values()
+    if stem + ".global_scale" in entries:
+        raise UnsupportedError(
+            "expected nvfp4 without a scale for the tensor, found one", rule="mlx.mode", where=stem + ".global_scale"
+        )
+    suffixes = (SCALES, BIASES) if grid.mode == MODE else (SCALES,)
+    found = taken_together(entries, stem, suffixes, "mlx.parts")
+    scales, biases = found[SCALES], found.get(BIASES, found[SCALES])
     shape = entries[name].shape
-    if scales.dtype not in SCALE_DTYPES or biases.dtype != scales.dtype:
+    if grid.mode != MODE and (scales.dtype != "u8" or stem + BIASES in entries):
+        raise FormatError(
+            "mlx.dtype", f"expected scales in u8 and no biases of mode {grid.mode}, found {scales.dtype}", where=name
+        )
+    if grid.mode == MODE and (scales.dtype not in SCALE_DTYPES or biases.dtype != scales.dtype):
         raise FormatError(
             "mlx.dtype",
             f"expected scales and biases of one type, {', '.join(SCALE_DTYPES)}; found {scales.dtype} and "
@@ -208,9 +250,26 @@ def refusal(spec: TensorSpec) -> str | None:
     return None
 
 
-def _grid_of(layout: AffineLayout) -> Grid:
-    return Grid(layout.bits, layout.group_size or 0)
+def _refuses_floats(spec: TensorSpec) -> str | None:
+    layout = layout_to_write(spec)
+    if isinstance(layout, str):
+        return layout
+    if not any(Grid(bits, group, mode).layout(layout.dtype) == layout for mode, (bits, group, *_) in FLOATS.items()):
+        return f"its packed layers of small floats are {', '.join(FLOATS)}, without a scale for the tensor"
+    if not spec.name.endswith(WEIGHT) or len(spec.shape) < 2 or spec.shape[-1] % 32:
+        return f"its packed layers are matrices called X{WEIGHT} of 32 columns or multiples, found {list(spec.shape)}"
+    return None
+
+
+def _grid_of(spec: TensorSpec) -> Grid:
+    if spec.codec == ScaledCodebookLayout.codec:
+        layout = ScaledCodebookLayout.of(spec)
+        found = {Grid(bits, group, mode).layout(layout.dtype): mode for mode, (bits, group, *_) in FLOATS.items()}
+        mode = found[layout]
+        return Grid(*FLOATS[mode][:2], mode)
+    integers = AffineLayout.of(spec)
+    return Grid(integers.bits, integers.group_size or 0)
 
 
 def _stated(grid: Grid) -> dict[str, Any]:
-    return {"group_size": grid.group, "bits": grid.bits, "mode": MODE}
+    return {"group_size": grid.group, "bits": grid.bits, "mode": grid.mode}

@@ -1,0 +1,76 @@
+"""Layers of small floats in compressed-tensors' folders: float-quantized, nvfp4-, mxfp4-, mxfp6- and mxfp8-pack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.dialects.base import WEIGHT, Entries, Layer
+from ingot.formats.dialects.floats import POWERS, SCALE_TYPES, block_size, fp4_layer, fp8_layer
+from ingot.model.layouts.affine import Group
+from ingot.model.layouts.scaled_codebook import DIVIDE, INDICES, SCALES, SECOND, ScaledCodebookLayout
+
+DIALECT = "compressed-tensors"
+PACKED, SCALE, SECOND_SCALE = "_packed", "_scale", "_global_scale"
+
+
+def float_layer(entries: Entries, stem: str, kinds: Sequence[Mapping[str, Any]], dtype: str) -> Layer:
+    """Return the layer of a module whose weights are floats; ``kinds`` are what groups in ``config.json`` say of such.
+
+    Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.config``; ``UnsupportedError``
+    ``compressed-tensors.format``.
+    """
+    name = stem + WEIGHT
+    packed, scale = name + PACKED, name + SCALE
+    key = packed if packed in entries else name
+    if scale not in entries:
+        raise FormatError(f"{DIALECT}.parts", f"expected {scale!r} beside the weight, found none", where=name)
+    if name + "_zero_point" in entries:
+        raise UnsupportedError("expected floats without zero points", rule=f"{DIALECT}.format", where=name)
+    keys = {INDICES: key, SCALES: scale}
+    bits = {kind.get("num_bits", 8) for kind in kinds}
+    if key == packed and name + SECOND_SCALE in entries:
+        return fp4_layer(entries, {**keys, SECOND: name + SECOND_SCALE}, DIALECT, dtype, DIVIDE, name, 16)
+    if key == packed:
+        shape, blocks = entries[key].shape, entries[scale].shape
+        six = 6 in bits and len(shape) > 1 and blocks == (*shape[:-1], shape[-1] * 4 // 3 // 32)
+        return _six_bits(entries, keys, dtype, name) if six else _four_bits(entries, keys, dtype, name)
+    shape, scales = entries[key].shape, entries[scale]
+    sizes = {size for kind in kinds if isinstance(size := kind.get("group_size"), int) and 0 < size < 2**31}
+    for size in sorted(sizes if len(shape) > 1 else ()):
+        if shape[-1] % size == 0 and scales.shape == (*shape[:-1], shape[-1] // size):
+            return _groups(entries, keys, dtype, size)
+    block = next((kind["block_structure"] for kind in kinds if kind.get("block_structure")), None)
+    return fp8_layer(entries, key, scale, DIALECT, dtype, block_size(block, DIALECT))
+
+
+def _four_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:
+    group = 16 if entries[keys[SCALES]].dtype == "f8_e4m3fn" else 32
+    return fp4_layer(entries, keys, DIALECT, dtype, None, name, group)
+
+
+def _groups(entries: Entries, keys: Mapping[str, str], dtype: str, group: int) -> Layer:
+    key, scales = keys[INDICES], entries[keys[SCALES]]
+    kind = POWERS if scales.dtype == "u8" else scales.dtype
+    if kind not in SCALE_TYPES:
+        raise FormatError(f"{DIALECT}.dtype", f"expected scales {', '.join(SCALE_TYPES)}, found {kind}", where=key)
+    layout = ScaledCodebookLayout(8, Group(group), dtype, scales=kind, values=entries[key].dtype)
+    return Layer(key, entries[key].shape, layout, keys)
+
+
+def _six_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:
+    """E2M3, four in three bytes, first in the low bits."""
+    weight, scales = entries[keys[INDICES]], entries[keys[SCALES]]
+    if weight.dtype != "u8" or scales.dtype not in ("u8", POWERS):
+        raise FormatError(f"{DIALECT}.dtype", f"expected u8, found {weight.dtype} and {scales.dtype}", where=name)
+    cols = weight.shape[-1] * 4 // 3 if len(weight.shape) > 1 else 0
+    shape = (*weight.shape[:-1], cols)
+    if not cols or weight.shape[-1] % 3 or cols % 32 or scales.shape != (*shape[:-1], cols // 32):
+        raise FormatError(
+            f"{DIALECT}.shape",
+            f"expected four numbers in 3 bytes and a scale for 32, found {list(weight.shape)} and {list(scales.shape)}",
+            where=name,
+        )
+    layout = ScaledCodebookLayout(6, Group(32), dtype, scales=POWERS, values="f6_e2m3fn")
+    return Layer(name, shape, layout, keys)

@@ -1,0 +1,97 @@
+"""FP8 folders: E4M3 numbers with a scale per block, row or matrix (``spec/interop.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.core.dtypes import DTYPES
+from ingot.errors import FormatError
+from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer
+from ingot.formats.dialects.floats import (
+    FP8,
+    SCALE_TYPES,
+    block_size,
+    config_dtype,
+    fp4_layer,
+    fp8_layer,
+    layout_to_write,
+    module_names,
+    present,
+)
+from ingot.formats.safetensors.pieces import Piece
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.scaled_codebook import INDICES, SCALES, ScaledCodebookLayout, Tiles
+from ingot.model.spec import TensorSpec
+
+BLOCK = Tiles(128, 128)
+_METHODS = ("fp8", "fbgemm_fp8", "finegrained_fp8")
+_INVERSE = "_scale_inv"  # of what it was divided by: weights are multiplied by it
+_SCALES = (_INVERSE, "_scale")
+_ACTIVATIONS = (".input_scale", ".activation_scale", ".input_scale_ub")
+
+
+class Fp8Format(Dialect):
+    """``X.weight`` (F8_E4M3) and ``X.weight_scale_inv`` or ``X.weight_scale``, which it is multiplied by."""
+
+    name = "fp8"
+    summary = "a folder of FP8 weights with a scale per block (DeepSeek, Qwen), row or matrix"
+    codecs = (ScaledCodebookLayout.codec,)
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quant_method`` is fp8 or fbgemm_fp8."""
+        stated = config.get(HUGGING_FACE)
+        return isinstance(stated, Mapping) and stated.get("quant_method") in _METHODS
+
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Raises ``FormatError`` ``fp8.config``, ``fp8.parts``, ``fp8.dtype``, ``fp8.shape``."""
+        block = block_size(config[HUGGING_FACE].get("weight_block_size"), self.name)
+        dtype = config_dtype(config)
+        found = []
+        for key, entry in entries.items():
+            scales = present(entries, key, _SCALES) or present(entries, key.removesuffix(WEIGHT), (".scale",))
+            if entry.dtype in FP8:
+                if not scales:
+                    raise FormatError("fp8.parts", f"expected {key + _INVERSE!r} beside it, found none", where=key)
+                layer = fp8_layer(entries, key, scales[0], self.name, dtype, block)
+            elif entry.dtype == "i8" and scales:  # experts of DeepSeek V4
+                layer = fp4_layer(entries, {INDICES: key, SCALES: scales[0]}, self.name, dtype, None, key, 32)
+            else:
+                continue
+            also = present(entries, key.removesuffix(WEIGHT), _ACTIVATIONS)
+            found.append(Layer(layer.name, layer.shape, layer.layout, layer.parts, also))
+        return found
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Why a tensor cannot be a matrix of FP8 blocks; None if it can."""
+        layout = layout_to_write(spec)
+        if isinstance(layout, str):
+            return layout
+        wanted = ScaledCodebookLayout(8, BLOCK, layout.dtype, scales=layout.scales, values="f8_e4m3fn")
+        if (
+            layout != wanted
+            or layout.scales not in SCALE_TYPES
+            or not spec.name.endswith(WEIGHT)
+            or len(spec.shape) != 2
+        ):
+            return f"its packed layers are matrices X{WEIGHT} of f8_e4m3fn with scales for blocks of 128 x 128"
+        return None
+
+    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """``X.weight`` and ``X.weight_scale_inv``."""
+        layout = ScaledCodebookLayout.of(spec)
+        rows, cols = spec.shape
+        blocks = (-(-rows // 128), -(-cols // 128))
+        size = DTYPES[layout.scales].nbytes(blocks[0] * blocks[1])
+        return [
+            Piece(INDICES, spec.name, "f8_e4m3fn", spec.shape, rows * cols),
+            Piece(SCALES, spec.name + _INVERSE, layout.scales, blocks, size),
+        ]
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` as transformers and vLLM read it."""
+        if not any(spec.codec in self.codecs for spec in artifact.tensors):
+            return {}
+        keys = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+        dense = module_names(artifact.tensors, ScaledCodebookLayout.codec)
+        return {HUGGING_FACE: {**keys, "modules_to_not_convert": dense}}
