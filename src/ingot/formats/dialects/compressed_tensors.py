@@ -39,7 +39,6 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 
 PACKED_WEIGHT, SCALE, ZERO_POINT = ".weight_packed", ".weight_scale", ".weight_zero_point"
-ACTIVATIONS = (".input_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
 SHAPE, G_IDX = ".weight_shape", ".weight_g_idx"
 SCALE_DTYPES = ("f16", "bf16", "f32")
 FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
@@ -57,7 +56,7 @@ class CompressedTensorsFormat(Dialect):
     codecs = (AffineLayout.codec, WordsLayout.codec)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization_config`` names it, with formats of integers alone."""
+        """Whether ``quantization_config`` names it, with formats that are read."""
         stated: Config = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
         if stated.get("quant_method") not in METHODS or "config_groups" not in stated:
             return False
@@ -214,8 +213,7 @@ def _float_layers(entries: Entries, stated: Config, dtype: str) -> Iterator[Laye
         if not packed and not (key.endswith(WEIGHT) and entries[key].dtype in FP8):
             continue
         stem = key.removesuffix(PACKED_WEIGHT if packed else WEIGHT)
-        also = [stem + suffix for suffix in ACTIVATIONS if stem + suffix in entries]
-        yield replace(float_layer(entries, stem, floats, dtype), also=also)
+        yield float_layer(entries, stem, floats, dtype)
 
 
 def _refuse(rule: str, text: str, where: str) -> FormatError:

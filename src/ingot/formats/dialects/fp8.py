@@ -28,7 +28,6 @@ BLOCK = Tiles(128, 128)
 _METHODS = ("fp8", "fbgemm_fp8", "finegrained_fp8")
 _INVERSE = "_scale_inv"  # of what it was divided by: weights are multiplied by it
 _SCALES = (_INVERSE, "_scale")
-_ACTIVATIONS = (".input_scale", ".activation_scale", ".input_scale_ub")
 
 
 class Fp8Format(Dialect):
@@ -53,13 +52,10 @@ class Fp8Format(Dialect):
             if entry.dtype in FP8:
                 if not scales:
                     raise FormatError("fp8.parts", f"expected {key + _INVERSE!r} beside it, found none", where=key)
-                layer = fp8_layer(entries, key, scales[0], self.name, dtype, block)
+                found.append(fp8_layer(entries, key, scales[0], self.name, dtype, block))
             elif entry.dtype == "i8" and scales:  # experts of DeepSeek V4
-                layer = fp4_layer(entries, {INDICES: key, SCALES: scales[0]}, self.name, dtype, None, key, 32)
-            else:
-                continue
-            also = present(entries, key.removesuffix(WEIGHT), _ACTIVATIONS)
-            found.append(Layer(layer.name, layer.shape, layer.layout, layer.parts, also))
+                keys = {INDICES: key, SCALES: scales[0]}
+                found.append(fp4_layer(entries, keys, self.name, dtype, None, key, 32))
         return found
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:

@@ -64,7 +64,7 @@ class MlxFormat(Dialect):
     """Dense tensors and packed layers in one file or shards, described by the folder's ``config.json``."""
 
     name = "mlx"
-    summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits packed as MLX computes with them"
+    summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits and small floats as MLX packs them"
     config_keys = KEYS
     codecs = (AffineLayout.codec, ScaledCodebookLayout.codec)
     one_head = True

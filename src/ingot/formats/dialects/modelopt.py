@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer
-from ingot.formats.dialects.floats import FP8, config_dtype, fp4_layer, fp8_layer, present
+from ingot.formats.dialects.floats import FP8, config_dtype, fp4_layer, fp8_layer
 from ingot.model.layouts.scaled_codebook import INDICES, MULTIPLY, SCALES, SECOND
 
 _SCALE, _SECOND = "_scale", "_scale_2"
-_ACTIVATIONS = (".input_scale",)
 _ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", "MIXED_PRECISION")
 
 
@@ -48,8 +46,7 @@ class ModelOptFormat(Dialect):
                 raise FormatError("modelopt.parts", f"expected {key + _SCALE!r} beside it, found none", where=key)
             if packed:
                 keys = {INDICES: key, SCALES: key + _SCALE, SECOND: key + _SECOND}
-                layer = fp4_layer(entries, keys, self.name, dtype, MULTIPLY, key, 16)
+                found.append(fp4_layer(entries, keys, self.name, dtype, MULTIPLY, key, 16))
             else:
-                layer = fp8_layer(entries, key, key + _SCALE, self.name, dtype)
-            found.append(replace(layer, also=present(entries, key.removesuffix(WEIGHT), _ACTIVATIONS)))
+                found.append(fp8_layer(entries, key, key + _SCALE, self.name, dtype))
         return found

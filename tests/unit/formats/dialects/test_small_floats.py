@@ -67,8 +67,12 @@ def powers() -> tuple[Arrays, Any, str, np.ndarray]:
 
 
 def per_tensor() -> tuple[Arrays, Any, str, np.ndarray]:
-    tensors = {**fp8(np.float32(0.3), "weight_scale"), "l.input_scale": np.ones(1, np.float32)}
-    return tensors, {"quant_method": "fp8"}, "l.weight", WEIGHT.astype(np.float32) * np.float32(0.3)
+    return (
+        fp8(np.float32(0.3), "weight_scale"),
+        {"quant_method": "fp8"},
+        "l.weight",
+        WEIGHT.astype(np.float32) * np.float32(0.3),
+    )
 
 
 def per_row() -> tuple[Arrays, Any, str, np.ndarray]:
