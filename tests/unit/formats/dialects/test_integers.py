@@ -299,7 +299,7 @@ I32 = np.int32
             "compressed-tensors.config",
         ),
         ("ct", say(config_groups=[]), "compressed-tensors.shape"),
-        ("ct", say(format="nvfp4-pack-quantized"), "model.quantized"),
+        ("ct", say(format="marlin-24"), "model.quantized"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, kind: str, change: Any, rule: str) -> None:
