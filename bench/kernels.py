@@ -24,6 +24,8 @@ from gguf import GGMLQuantizationType, quants
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.rows import decode_rows
+from ingot.codecs.blocks.codec import BlocksCodec
+from ingot.codecs.blocks.encode import EXACT, LEVELS
 from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.codecs.scaled_codebook.decode import Held, decoder_of
@@ -167,6 +169,22 @@ def peers(weights: np.ndarray, repeat: int) -> list[Row]:
     return rows
 
 
+def blocks(weights: np.ndarray, repeat: int) -> list[Row]:
+    """Searches of ggml's blocks on the f32 weights, beside gguf-py where it encodes the type."""
+    rows = []
+    small = weights[: max(1, weights.shape[0] // 8)].astype(np.float32)
+    for kind in LEVELS:
+        encoder = BlocksCodec().encoder(small.shape, "f32", {"type": kind})
+        ours = turns(max(3, repeat // 2), partial(encoder.encode, small))[0]
+        ratio = None
+        if kind in EXACT:
+            peer = partial(quants.quantize, small, GGMLQuantizationType[kind.upper()])
+            ratio = turns(1, peer)[0] / ours
+            rows.append(entry(f"gguf-py {kind}", small.size / (ratio * ours) / 1e6, "M weights/s", None, None))
+        rows.append(entry(f"search {kind} from f32", small.size / ours / 1e6, "M weights/s", ratio, None))
+    return rows
+
+
 def bitmaps(weights: np.ndarray, repeat: int) -> list[Row]:
     """tca_tbe: rates are of bf16 values read or written."""
     encoder = TcaCodec().encoder(weights.shape, "bf16", {})
@@ -224,7 +242,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-PARTS = (dequantize, codebooks, tensors, quantize, bitmaps, peers, others)
+PARTS = (dequantize, codebooks, tensors, quantize, bitmaps, peers, blocks, others)
 
 
 def main() -> None:

@@ -1,9 +1,13 @@
 #include "core/ggml.h"
 
+#include <nanobind/stl/tuple.h>
+
 #include <iterator>
+#include <tuple>
 
 #include "bind/arrays.h"
 #include "core/dispatch.h"
+#include "kernels/ggml_encode.h"
 
 namespace {
 
@@ -56,6 +60,29 @@ void pack(std::string_view type, const InBytes& codes, const In<std::uint16_t>& 
                           minima ? minima->data() : nullptr, scales.size(), blocks.data());
 }
 
+std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values, std::string_view dtype,
+                                    const std::optional<In<float>>& importance, bool search, const OutBytes& blocks) {
+  const std::size_t index = index_of(type);
+  const ingot::GgmlBlock& block = ingot::kGgmlBlocks[index];
+  const ingot::Dtype kind = float_type(dtype);
+  require(values.ndim() == 2, "expected values of rows x cols");
+  require_elements(values, kind, "expected aligned values of the named type");
+  const std::size_t cols = values.shape(1);
+  require(cols % block.elements == 0 && blocks.size() % block.bytes == 0 &&
+              blocks.size() / block.bytes == values.size() / block.elements,
+          "expected rows of whole blocks, and as many blocks out");
+  require(!importance || (search && importance->size() == cols), "expected a search, and one importance per column");
+  const ingot::GgmlSource from{values.data(), kind, values.size() / block.elements, cols,
+                               importance ? importance->data() : nullptr, search};
+  ingot::GgmlStatus status{};
+  {
+    nb::gil_scoped_release release;
+    status = INGOT_KERNEL(ggml_encode)(static_cast<ingot::Ggml>(index), from, blocks.data());
+  }
+  require(status.kind != ingot::GgmlStatus::no_encoder, "expected a type of block that is encoded in this way");
+  return {status.kind, status.index};
+}
+
 }  // namespace
 
 void bind_ggml(nb::module_& m) {
@@ -66,4 +93,8 @@ void bind_ggml(nb::module_& m) {
          "Take blocks of types q4_0 to q8_0 apart: rows of codes, the lowest bits first, and the bits of f16 scales.");
   define(m, "ggml_pack", &pack, nb::arg("type"), nb::arg("codes"), nb::arg("scales"), nb::arg("minima").none(),
          nb::arg("blocks"), "Put blocks of types q4_0 to q8_0 together; undoes `ggml_unpack`.");
+  define(m, "ggml_encode", &encode, nb::arg("type"), nb::arg("values"), nb::arg("dtype"), nb::arg("importance").none(),
+         nb::arg("search"), nb::arg("blocks"),
+         "Encode rows of whole blocks: scales by search, or as the package gguf has them. Returns (0, 0), (1, index of a value "
+         "that is not finite) or (2, index of the first value of a block for whose scale f16 has no room).");
 }

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.model.layouts.ggml import TYPES
+from ingot.testing.encoding import encode_tensor
 
 gguf = pytest.importorskip("gguf")
 
@@ -134,3 +136,31 @@ def test_big_endian(tmp_path: Path) -> None:
         assert np.array_equal(checkpoint["f32"].numpy(), values)
         assert np.array_equal(checkpoint["f16"].numpy("f32"), values)
         assert checkpoint.metadata["scores"] == [1.5, 2.5]
+
+
+ENCODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
+
+
+def blocks_of(values: np.ndarray[Any, Any], kind: str, **options: Any) -> np.ndarray[Any, Any]:
+    tensor = encode_tensor(BlocksCodec(), values, {"type": kind.lower(), **options}, dtype="f32")
+    return np.frombuffer(tensor.parts["blocks"].view(), np.uint8).reshape(len(values), -1)
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+def test_the_reference_mode_writes_what_the_package_writes(kind: str) -> None:
+    rng = np.random.default_rng(9)
+    values = (rng.standard_normal((600, 64)) * 2.0 ** rng.integers(-20, 4, (600, 1))).astype(np.float32)
+    values[:40] = rng.integers(-127, 128, (40, 64)) / 2  # ties
+    values[40, :32], values[41], values[42], values[43, 3:] = 0, 1.5, -0.0, 0
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.quantize(values, Type[kind])
+    assert np.array_equal(blocks_of(values, kind, search="reference"), expected)
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+def test_a_search_leaves_no_more_error_than_the_package(kind: str) -> None:
+    values = np.random.default_rng(2).standard_normal((32, 512)).astype(np.float32)
+    ours, theirs = blocks_of(values, kind), gguf.quants.quantize(values, Type[kind])
+    errors = [np.square(gguf.quants.dequantize(raw, Type[kind]) - values, dtype=np.float64) for raw in (ours, theirs)]
+    assert errors[0].sum() < errors[1].sum()
+    assert (errors[0].reshape(-1, 32).sum(1) <= errors[1].reshape(-1, 32).sum(1) * (1 + 1e-5)).mean() > 0.99

@@ -16,8 +16,9 @@ from ingot.model.layouts.ids import codec_named
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
 
-# Shapes of the weights that options are tried on; what every number up to 16 divides takes patterns of 3 in 5, say.
-_PROBED = ((64, 64), (64, 720720))
+# Shapes of the weights that options are tried on; what every number up to 16 divides takes patterns of 3 in 5, say,
+# and 256 blocks of ggml's.
+_PROBED = ((64, 64), (64, 720720), (64, 256))
 
 SMALLEST, ACCURATE = "smallest", "accurate"
 PICKS = (SMALLEST, ACCURATE)

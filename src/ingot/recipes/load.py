@@ -45,6 +45,12 @@ PRESETS = (
     "squish-int8",
     "squish-int4",
     "squish-int3",
+    "q8_0",
+    "q6_k",
+    "q5_k",
+    "q4_k",
+    "q4_0",
+    "iq4_xs",
 )
 """Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 

@@ -106,6 +106,31 @@ def test_plain_presets(preset: str, bits: int) -> None:
     assert set(bits_of(load_recipe(preset), llama()).values()) == {bits}
 
 
+@pytest.mark.parametrize(
+    ("preset", "wide", "narrow", "outside"),
+    [
+        ("q8_0", "q8_0", "q8_0", "q8_0"),
+        ("q6_k", "q6_k", "q8_0", "q8_0"),
+        ("q5_k", "q5_k", "q5_1", "q8_0"),
+        ("q4_k", "q4_k", "q5_0", "q8_0"),
+        ("q4_0", "q4_0", "q4_0", "q8_0"),
+        ("iq4_xs", "iq4_xs", "iq4_nl", "q8_0"),
+    ],
+)
+def test_presets_of_ggml_take_another_type_where_blocks_do_not_fit(
+    preset: str, wide: str, narrow: str, outside: str
+) -> None:
+    """Columns here are 288, which 32 divides, and 768, which 256 divides too."""
+    tensors = llama()
+    for name, one in decisions(load_recipe(preset), tensors).items():
+        if name not in quantized(tensors) and "embed" not in name and "head" not in name:
+            assert one.choice is None
+            continue
+        assert isinstance(one.choice, Choice)
+        expected = outside if name not in quantized(tensors) else wide if tensors[name][1] == INNER else narrow
+        assert one.choice.options["type"] == expected, name
+
+
 def test_int8_is_vectro() -> None:
     choice = resolve(load_recipe("int8"), "model.layers.0.mlp.up_proj.weight", (INNER, HIDDEN), "bf16", LAYERS).choice
     assert isinstance(choice, Choice)

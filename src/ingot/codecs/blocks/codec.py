@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ingot.codecs.base import FLOAT_TARGETS, Repacked, Rows, result
-from ingot.codecs.blocks.grids import OF_TYPE, grid
+from ingot.codecs.blocks.encode import BlocksEncoder, prepare
 from ingot.codecs.blocks.repack import from_blocks
-from ingot.core import native
-from ingot.core.floats import LARGEST, cast, cast_into, float_name
+from ingot.codecs.blocks.values import BlockDecoder
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.base import Layout
@@ -24,44 +23,11 @@ _SCRATCH = 1 << 16  # elements that stay in cache
 _STEP = 1 << 20  # elements that a thread takes at a time
 
 
-class _Decoder:
-    """Decodes blocks of one type in memory."""
-
-    def __init__(self, layout: GgmlBlocksLayout, where: str) -> None:
-        self.block, self._type, self._where = layout.block, layout.type, where
-        self._grid = grid(OF_TYPE[layout.type]).reshape(-1) if layout.type in OF_TYPE else None
-
-    def decode(self, blocks: Array, out: Array) -> None:
-        """Decode bytes of whole blocks into ``out`` (one dimension, f32, f16 or bf16), rounded once from f32."""
-        values = out if out.dtype == np.float32 else np.empty(out.size, np.float32)
-        native.kernels.ggml_decode(self._type, blocks, self._grid, values)
-        if values is not out:
-            with np.errstate(over="ignore"):  # refused below
-                cast_into(values, out)
-        self._require_range(values, out)
-
-    def _require_range(self, values: Array, out: Array) -> None:
-        """Refuse finite numbers whose value ``out`` cannot hold; a scale that is infinite or NaN decodes to that."""
-        dtype = float_name(out)
-        powers = self._type == "mxfp4"  # of all others an f16, a small scale and a small integer make less than 2^32
-        if (dtype != "f16" and not powers) or float(np.abs(values).max(initial=0)) <= LARGEST[dtype]:
-            return
-        past = ~np.isfinite(cast(out, "f32"))
-        if not powers:
-            past &= np.isfinite(values)
-        if bool(past.any()):
-            raise CodecError(
-                f"{ID}.overflow",
-                f"expected values up to {LARGEST[dtype]:g}, which {dtype} can hold; decode to f32 or bf16",
-                where=self._where,
-            )
-
-
 class BlockReader(Rows):
     """Sequential decoding, some blocks at a time."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._decoder = _Decoder(_checked(tensor), tensor.name)
+        self._decoder = BlockDecoder(_checked(tensor), tensor.name)
         self._part = tensor.parts[BLOCKS].reader()
 
     def fill(self, out: Array) -> None:
@@ -82,7 +48,7 @@ class BlockReader(Rows):
 
 
 class BlocksCodec:
-    """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ1 to IQ4, MXFP4 and others; read only."""
+    """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4 and MXFP4; IQ1 to IQ3 and others only read."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -106,7 +72,7 @@ class BlocksCodec:
                 where=tensor.name,
             )
         out = result(tensor, dtype, out)
-        flat, decoder, block = out.reshape(-1), _Decoder(layout, tensor.name), layout.block
+        flat, decoder, block = out.reshape(-1), BlockDecoder(layout, tensor.name), layout.block
         stored = np.frombuffer(tensor.parts[BLOCKS].view(), np.uint8)
 
         def run(start: int, stop: int) -> None:
@@ -132,11 +98,20 @@ class BlocksCodec:
         """Return the integers of types Q4_0 to Q8_0 in an affine layout (``spec/gguf.md``, "Repacking")."""
         return from_blocks(tensor, _checked(tensor), layout)
 
-    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> NoReturn:
-        """Raise ``UnsupportedError`` ``ggml_blocks.read-only``: there is no encoder."""
-        raise UnsupportedError(
-            f"codec {ID} is only read: expected another codec to encode with, such as affine", rule=f"{ID}.read-only"
-        )
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
+        """Prepare to encode. Options, all with defaults:
+
+        ``type`` q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs or mxfp4 (q4_k); ``search``
+        true, or ``"reference"`` for what the package gguf writes; ``importance`` weights of columns.
+
+        Raises
+        ------
+        UsageError
+            ``ggml_blocks.option``.
+        UnsupportedError
+            ``ggml_blocks.dtype``: no floats; ``ggml_blocks.columns``: rows that are not whole blocks.
+        """
+        return prepare(shape, dtype, options)
 
 
 def _checked(tensor: Tensor) -> GgmlBlocksLayout:

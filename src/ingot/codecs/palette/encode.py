@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.cast import flat
-from ingot.codecs.options import require_known, source_dtype, wrong_option
+from ingot.codecs.options import column_weights, require_known, source_dtype, wrong_option
 from ingot.codecs.palette import fit
 from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
 from ingot.codecs.reach import AUTO, Reach
@@ -254,7 +254,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
     groups = [1] * len(shape)
     if shape:
         groups[axis] = _groups(options, index[axis], size if axis == vector_axis else 1)
-    importance = _importance(options, shape[-1] if shape else 1)
+    importance = column_weights(PaletteLayout.codec, options, shape[-1] if shape else 1)
     if importance is not None and (size > 1 or (axis and groups[axis] > 1)):
         raise _wrong("importance only with single values and groups along the first dimension", (size, axis))
     entries, scales = (
@@ -324,20 +324,3 @@ def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
     while length % span:
         span -= 1
     return length // span
-
-
-def _importance(options: Mapping[str, Any], cols: int) -> Array | None:
-    stated = options.get("importance")
-    if stated is None:
-        return None
-    if not isinstance(stated, Sequence | np.ndarray) or isinstance(stated, str | bytes):
-        raise _wrong("importance as a list of numbers", stated)
-    try:
-        weights = np.ascontiguousarray(stated, np.float64)
-    except (TypeError, ValueError):
-        raise _wrong("importance as a list of numbers", stated) from None
-    if weights.shape != (cols,) or not (np.isfinite(weights) & (weights >= 0)).all():
-        raise _wrong(f"{cols} importance weights, finite and not negative", weights.shape)
-    if not weights.any():
-        raise _wrong("an importance above 0", 0)
-    return weights

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
+from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.tensor import Array
 from ingot.recipes.choice import Choice, Measured
@@ -31,8 +32,8 @@ def without_effect(
         notes += _idle_rules(recipe, decisions)
     if importance and not any(_weighs(decisions[name].choice) for name in importance if name in decisions):
         notes.append(
-            "--importance has no effect: errors of columns are weighed where a recipe makes palettes, and it makes "
-            "none of these matrices"
+            "--importance has no effect: errors of columns are weighed where a recipe makes palettes or searches "
+            "ggml's blocks, and it does that to none of these matrices"
         )
     return notes
 
@@ -72,4 +73,6 @@ def _weighs(choice: Choice | Measured | None) -> bool:
 
 def weighs(choice: Choice) -> bool:
     """Whether a way to store a tensor looks at what errors of its columns weigh."""
+    if choice.codec == GgmlBlocksLayout.codec:
+        return choice.options.get("search", True) is True
     return choice.codec == PaletteLayout.codec and choice.options.get("vector", 1) == 1

@@ -89,7 +89,7 @@ class ConvertOptions:
         default=None,
         metadata=about(
             "Checkpoint of activation norms, a vector per matrix, that say what errors of its columns weigh; for "
-            "recipes that make palettes."
+            "recipes that make palettes or search ggml's blocks."
         ),
     )
     draft: AnyPath | None = field(

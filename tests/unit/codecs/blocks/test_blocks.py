@@ -245,9 +245,3 @@ def test_what_does_not_fit_together_is_refused() -> None:
         with pytest.raises(IngotError) as caught:
             replace(tensor, **changed).numpy()
         assert caught.value.rule == f"ggml_blocks.{rule}"
-
-
-def test_nothing_is_encoded() -> None:
-    with pytest.raises(IngotError) as caught:
-        BlocksCodec().encoder((2, 32), "f32", {})
-    assert caught.value.rule == "ggml_blocks.read-only"

@@ -1,0 +1,179 @@
+// Codes and scales to ggml's blocks (spec/gguf.md, "Codec"): what kernels/ggml_decode.cc reads.
+#pragma once
+#include "core/ggml.h"
+#include "kernels/ggml_lanes.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+// What a block has beside its codes; f16 as bits. Steps and minimums are integers: factors of d and of `least`.
+struct Head {
+  std::uint16_t d = 0, least = 0;
+  const float* steps = nullptr;
+  const float* minimums = nullptr;
+
+  unsigned step(int k, int more = 0) const { return static_cast<unsigned>(static_cast<int>(steps[k]) + more); }
+  unsigned minimum(int k) const { return static_cast<unsigned>(minimums[k]); }
+};
+
+inline void put(Byte* to, std::uint32_t what, int bytes) {
+  for (int k = 0; k < bytes; ++k) to[k] = static_cast<Byte>(what >> 8 * k);
+}
+
+// Low halves of a run of bytes, then their high ones.
+template <int kRun>
+inline void pack_nibbles(const Byte* __restrict q, int count, Byte* __restrict out) {
+  for (int at = 0; at < count; at += 2 * kRun)
+    for (int j = 0; j < kRun; ++j)
+      out[at / 2 + j] = static_cast<Byte>((q[at + j] & 15) | (q[at + kRun + j] & 15) << 4);
+}
+
+// Two bits of 256 elements, from bit kFrom on, in runs of 32 bytes.
+template <int kFrom>
+inline void pack_twos(const Byte* __restrict q, Byte* __restrict out) {
+  for (int half = 0; half < 2; ++half)
+    for (int j = 0; j < 32; ++j) {
+      unsigned byte = 0;
+      for (int k = 0; k < 4; ++k) byte |= (q[128 * half + 32 * k + j] >> kFrom & 3u) << 2 * k;
+      out[32 * half + j] = static_cast<Byte>(byte);
+    }
+}
+
+// Bit kFrom of 256 elements, bit k of byte j for element 32 k + j.
+template <int kFrom>
+inline void pack_ones(const Byte* __restrict q, Byte* __restrict out) {
+  for (int j = 0; j < 32; ++j) {
+    unsigned byte = 0;
+    for (int k = 0; k < 8; ++k) byte |= (q[32 * k + j] >> kFrom & 1u) << k;
+    out[j] = static_cast<Byte>(byte);
+  }
+}
+
+inline void pack_fifths(const Byte* q, Byte* out) {
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= (q[i] >> 4 & 1u) << i;
+  put(out, bits, 4);
+  pack_nibbles<16>(q, 32, out + 4);
+}
+
+// Scales and minimums of Q4_K and Q5_K in 12 bytes.
+inline void pack_six_bits(const Head& head, Byte* out) {
+  for (int k = 0; k < 4; ++k) {
+    const unsigned scale = head.step(k + 4), minimum = head.minimum(k + 4);
+    out[k] = static_cast<Byte>(head.step(k) | scale >> 4 << 6);
+    out[k + 4] = static_cast<Byte>(head.minimum(k) | minimum >> 4 << 6);
+    out[k + 8] = static_cast<Byte>((scale & 15) | (minimum & 15) << 4);
+  }
+}
+
+template <Ggml kType>
+void pack(const Head& head, const Byte* q, Byte* out);
+
+template <>
+void pack<Ggml::q4_0>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  pack_nibbles<16>(q, 32, out + 2);
+}
+
+template <>
+void pack<Ggml::q4_1>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  put(out + 2, head.least, 2);
+  pack_nibbles<16>(q, 32, out + 4);
+}
+
+template <>
+void pack<Ggml::q5_0>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  pack_fifths(q, out + 2);
+}
+
+template <>
+void pack<Ggml::q5_1>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  put(out + 2, head.least, 2);
+  pack_fifths(q, out + 4);
+}
+
+// Codes count from -128.
+template <>
+void pack<Ggml::q8_0>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  for (int i = 0; i < 32; ++i) out[2 + i] = static_cast<Byte>(q[i] - 128);
+}
+
+template <>
+void pack<Ggml::iq4_nl>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  pack_nibbles<16>(q, 32, out + 2);
+}
+
+// `d` is the exponent.
+template <>
+void pack<Ggml::mxfp4>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 1);
+  pack_nibbles<16>(q, 32, out + 1);
+}
+
+template <>
+void pack<Ggml::q2_k>(const Head& head, const Byte* q, Byte* out) {
+  for (int k = 0; k < 16; ++k) out[k] = static_cast<Byte>(head.step(k) | head.minimum(k) << 4);
+  pack_twos<0>(q, out + 16);
+  put(out + 80, head.d, 2);
+  put(out + 82, head.least, 2);
+}
+
+template <>
+void pack<Ggml::q3_k>(const Head& head, const Byte* q, Byte* out) {
+  pack_ones<2>(q, out);
+  pack_twos<0>(q, out + 32);
+  for (int k = 0; k < 8; ++k)
+    out[96 + k] = static_cast<Byte>((head.step(k, 32) & 15) | (head.step(k + 8, 32) & 15) << 4);
+  for (int k = 0; k < 4; ++k) {
+    unsigned byte = 0;
+    for (int i = 0; i < 4; ++i) byte |= (head.step(k + 4 * i, 32) >> 4) << 2 * i;
+    out[104 + k] = static_cast<Byte>(byte);
+  }
+  put(out + 108, head.d, 2);
+}
+
+template <>
+void pack<Ggml::q4_k>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  put(out + 2, head.least, 2);
+  pack_six_bits(head, out + 4);
+  pack_nibbles<32>(q, 256, out + 16);
+}
+
+template <>
+void pack<Ggml::q5_k>(const Head& head, const Byte* q, Byte* out) {
+  put(out, head.d, 2);
+  put(out + 2, head.least, 2);
+  pack_six_bits(head, out + 4);
+  pack_ones<4>(q, out + 16);
+  pack_nibbles<32>(q, 256, out + 48);
+}
+
+template <>
+void pack<Ggml::q6_k>(const Head& head, const Byte* q, Byte* out) {
+  pack_nibbles<64>(q, 256, out);
+  pack_twos<4>(q, out + 128);
+  for (int k = 0; k < 16; ++k) out[192 + k] = static_cast<Byte>(head.step(k));
+  put(out + 208, head.d, 2);
+}
+
+template <>
+void pack<Ggml::iq4_xs>(const Head& head, const Byte* q, Byte* out) {
+  std::uint32_t low = 0, high = 0;
+  for (int k = 0; k < 8; ++k) {
+    low |= (head.step(k, 32) & 15) << 4 * k;
+    high |= (head.step(k, 32) >> 4) << 2 * k;
+  }
+  put(out, head.d, 2);
+  put(out + 2, high, 2);
+  put(out + 4, low, 4);
+  pack_nibbles<16>(q, 256, out + 8);
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,142 @@
+"""Encoding into ggml's blocks: options, and chunks of rows (``spec/gguf.md``, "Encoding")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.blocks.values import BlockDecoder
+from ingot.codecs.options import IMPORTANCE, column_weights, require_known, source_dtype, wrong_option
+from ingot.codecs.reach import Reach
+from ingot.core import native
+from ingot.core.floats import FLOATS, as_bits, float_name
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.base import matrix_shape
+from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array
+
+ID = GgmlBlocksLayout.codec
+OPTIONS = ("type", "search", IMPORTANCE)
+REFERENCE = "reference"
+
+# By type that is encoded: what the largest magnitude is divided by to give the block's scale.
+LEVELS: Mapping[str, float] = {
+    "q4_0": 8,
+    "q4_1": 15,
+    "q5_0": 16,
+    "q5_1": 31,
+    "q8_0": 127,
+    "q2_k": 3 * 15,
+    "q3_k": 4 * 32,
+    "q4_k": 15 * 63,
+    "q5_k": 31 * 63,
+    "q6_k": 32 * 128,
+    "iq4_nl": 127,
+    "iq4_xs": 127 * 32,
+    "mxfp4": 1,
+}
+# Types that the package gguf encodes, whose scales are not searched.
+EXACT = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4")
+
+_NON_FINITE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksEncoder:
+    """Encodes chunks of rows; a row has whole blocks, so that any row begins a chunk."""
+
+    layout: GgmlBlocksLayout
+    search: bool
+    cols: int
+    importance: Array | None
+    params: Mapping[str, Any]
+    parts: tuple[PartSpec, ...]
+    reach: Reach
+    codec: str = ID
+    fit_passes: int = 0
+    step: int = 1
+    single_chunk: bool = False
+    lossless: bool = False
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self.reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self.reach.wider()
+
+    def lost(self) -> str | None:
+        return self.reach.lost()
+
+    def fit_pass(self, rows: Array) -> None:
+        """Nothing is learnt: every block stands alone."""
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the blocks of these rows.
+
+        Raises
+        ------
+        CodecError
+            ``ggml_blocks.non-finite``: a value is NaN or infinite (a float64 past the range of float32 too).
+            ``ggml_blocks.scale-overflow``: a scale or minimum that f16 cannot hold.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.cols:
+            raise ValueError(f"expected rows of {self.cols} columns, found {rows.shape}")
+        block = self.layout.block
+        blocks = np.empty(rows.size // block.elements * block.nbytes, np.uint8)
+        if rows.size:
+            kind, index = native.kernels.ggml_encode(
+                self.layout.type, as_bits(rows), float_name(rows), self.importance, self.search, blocks
+            )
+            if kind:
+                raise self._refused(kind, index, rows, start)
+        return {BLOCKS: blocks}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        if out.size:
+            BlockDecoder(self.layout, "").decode(parts[BLOCKS].reshape(-1), out.reshape(-1))
+
+    def _refused(self, kind: int, index: int, rows: Array, start: int) -> CodecError:
+        row, column = divmod(index, self.cols)
+        at = f"row {start + row}, column {column}"
+        if kind == _NON_FINITE:
+            return CodecError(
+                f"{ID}.non-finite",
+                f"expected finite weights, found {float(rows[row, column]):g} at {at}; keep this tensor dense",
+            )
+        return CodecError(
+            f"{ID}.scale-overflow",
+            f"expected a scale that f16 can hold, found a larger one for the block at {at}; keep this tensor dense",
+        )
+
+
+def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
+    """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``BlocksCodec.encoder``."""
+    source_dtype(ID, dtype, FLOATS)
+    require_known(ID, options, OPTIONS)
+    kind, search = options.get("type", "q4_k"), options.get("search", True)
+    if not isinstance(kind, str) or kind not in LEVELS:
+        raise wrong_option(ID, f"type {', '.join(LEVELS)}", kind)
+    if search is not True and search != REFERENCE:
+        raise wrong_option(ID, f"search true or {REFERENCE!r}", search)
+    layout, cols = GgmlBlocksLayout(kind), matrix_shape(shape)[1]
+    importance = column_weights(ID, options, cols)
+    if search == REFERENCE and (kind not in EXACT or importance is not None):
+        found = kind if importance is None else IMPORTANCE
+        raise wrong_option(
+            ID, f"search {REFERENCE!r} with one of the types {', '.join(EXACT)} and without importance", found
+        )
+    if cols % layout.block.elements:
+        raise UnsupportedError(
+            f"codec {ID} expects columns that {layout.block.elements} divides for {kind}, found {cols}; take a type "
+            "with smaller blocks, or keep this tensor dense",
+            rule=f"{ID}.columns",
+        )
+    if importance is not None:
+        importance = (importance / importance.max()).astype(np.float32)
+    # MXFP4's scales have the exponents of f32. Others round to 0 below f16's smallest number, whatever the source.
+    reach = Reach("scales", "f32" if kind == "mxfp4" else "f16", (), LEVELS[kind], "f64")
+    return BlocksEncoder(layout, search is True, cols, importance, layout.attributes(), layout.part_specs(shape), reach)
