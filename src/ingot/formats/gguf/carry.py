@@ -22,7 +22,7 @@ _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 def type_of(spec: TensorSpec) -> str:
     """Return the element type or the type of block of a tensor that is not refused."""
-    return str(spec.params["type"]) if spec.codec == GgmlBlocksLayout.codec else spec.dtype
+    return GgmlBlocksLayout.of(spec).type if spec.codec == GgmlBlocksLayout.codec else spec.dtype
 
 
 def refusal(spec: TensorSpec) -> str | None:
