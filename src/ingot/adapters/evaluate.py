@@ -21,7 +21,7 @@ from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
 from ingot.core.memory import peak_rss
 from ingot.errors import UsageError
-from ingot.stores.table import locate_file
+from ingot.stores.table import read_start
 
 # Read so many bytes of text for each token wanted: no tokenizer of text that people write needs more.
 _BYTES_PER_TOKEN = 64
@@ -136,9 +136,8 @@ def evaluate(
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     """Return the tokens that ``protocol`` reads of a text file: i64 [sequences, window], fewer where it is short."""
-    store, name = locate_file(text)
-    where, limit = store.location_of(name), protocol.window * protocol.sequences * _BYTES_PER_TOKEN
-    data = store.head(name, limit)
+    where, limit = fspath(text), protocol.window * protocol.sequences * _BYTES_PER_TOKEN
+    data = read_start(text, limit)
     try:
         content = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < limit)
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.stores.table import beside, locate_file
+from ingot.stores.table import beside, read_start
 
 PRESETS = (
     "keep",
@@ -82,8 +82,7 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     if text in PRESETS:
         return _preset(text)
     try:
-        store, name = locate_file(source)
-        data = store.head(name, _LARGEST_FILE + 1)
+        data = read_start(source, _LARGEST_FILE + 1)
     except ResourceError as error:
         raise UsageError(f"cannot read this recipe: {error.message}", rule="recipe.unknown", where=text) from error
     except IngotError as error:
@@ -94,7 +93,7 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
         raise UsageError(
             f"expected a recipe of at most {_LARGEST_FILE} bytes, found more", rule="recipe.syntax", where=text
         )
-    return parse_recipe(data, where=text, name=PurePosixPath(name).stem)
+    return parse_recipe(data, where=text, name=PurePosixPath(text).stem)
 
 
 def _no_recipe(text: str) -> UsageError:

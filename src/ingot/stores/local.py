@@ -163,6 +163,17 @@ class LocalScheme:
             raise read_error(error, str(path)) from error
         return (LocalStore(path, io), "") if stat.S_ISDIR(mode) else (LocalStore(path.parent, io), path.name)
 
+    def pipe(self, text: str, limit: int) -> bytes | None:
+        """Return the first bytes of a fifo; None where there is something else or nothing."""
+        path = _path_of(text)
+        try:
+            if not stat.S_ISFIFO(path.stat().st_mode):
+                return None
+            with path.open("rb") as file:
+                return file.read(limit)
+        except OSError:
+            return None  # what is wrong is said where it is opened as a file
+
     def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
         """Stage beside the path."""
         refuse = replaced.require_ours

@@ -47,6 +47,15 @@ class Publishing(Protocol):
         ...
 
 
+@runtime_checkable
+class Piped(Protocol):
+    """A scheme of which an address may be a pipe: bytes that come once, and lie in no store."""
+
+    def pipe(self, text: str, limit: int) -> bytes | None:
+        """Return the first bytes of a pipe; None where there is something else or nothing."""
+        ...
+
+
 STORES: Instances[Scheme] = Instances(
     "store",
     (
@@ -104,6 +113,19 @@ def read_file(url: str | os.PathLike[str]) -> bytes:
         return read_bytes(source, 0, source.size)
     finally:
         source.close()
+
+
+def read_start(url: str | os.PathLike[str], limit: int) -> bytes:
+    """Return a file's first ``limit`` bytes, or all that it has; of a pipe too, such as a shell's ``<(command)``.
+
+    Errors as ``read_file``.
+    """
+    scheme = scheme_of(url)
+    piped = scheme.pipe(text_of(url), limit) if isinstance(scheme, Piped) else None
+    if piped is not None:
+        return piped
+    store, name = locate_file(url)
+    return store.head(name, limit)
 
 
 def beside(url: str) -> list[str] | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from ingot.errors import UsageError
+from ingot.errors import FormatError, UsageError
 from ingot.model.store import Listing
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore, shared_files
-from ingot.stores.table import from_url, locate
+from ingot.stores.table import from_url, locate, read_start
 
 
 @pytest.fixture
@@ -92,3 +94,17 @@ def test_the_refusal_of_a_scheme_names_those_that_there_are():
         from_url("gs://bucket")
     assert "file:" in str(caught.value)
     assert "memory:" in str(caught.value)
+
+
+def test_the_start_of_a_file_or_of_a_pipe_is_read(tmp_path):
+    file, pipe = tmp_path / "file", tmp_path / "pipe"
+    file.write_bytes(b"abc")
+    os.mkfifo(pipe)
+    assert (read_start(file, 2), read_start(file, 9)) == (b"ab", b"abc")
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"from a command",))
+    writer.start()
+    assert read_start(pipe, 100) == b"from a command"
+    writer.join()
+    with pytest.raises(FormatError) as refused:
+        read_start(tmp_path, 9)
+    assert refused.value.rule == "store.not-a-file"
