@@ -17,6 +17,7 @@ from ingot.model.layouts.affine import (
 )
 from ingot.model.layouts.base import Alternative, Described, Layout, Storable, matrix_shape
 from ingot.model.layouts.ggml import DTYPE, TYPES, GgmlBlocksLayout
+from ingot.model.layouts.words import WordsLayout
 
 _GROUP = Group(32)
 
@@ -39,6 +40,8 @@ def alternatives(layout: Layout, tensor: Described) -> Iterator[Storable]:
         yield from layout.alternatives(tensor)
     if isinstance(layout, AffineLayout):
         yield from _blocks(natural(layout, tensor.shape), tensor)
+    elif isinstance(layout, WordsLayout) and not layout.order:
+        yield from _blocks(layout.rows, tensor)
     elif isinstance(layout, GgmlBlocksLayout) and layout.type in AFFINE:
         affine = AFFINE[layout.type]
         yield affine

@@ -85,6 +85,16 @@ def test_gptq_comes_back_as_it_was(tmp_path: Path, bits: int) -> None:
     assert (stated["checkpoint_format"], stated["sym"], stated["group_size"]) == ("gptq", True, 32)
 
 
+def test_gptq_moves_into_gguf_s_blocks(tmp_path: Path) -> None:
+    of = layer(64, 96, 4, 32, sym=True)
+    report = ingot.convert(gptq(tmp_path / "m", of, 32), tmp_path / "m.gguf", keep_names=True)
+    assert [tensor.action for tensor in report.tensors if tensor.name == WEIGHT] == ["repacked"]
+    with ingot.open(tmp_path / "m.gguf") as checkpoint:
+        tensor = checkpoint[WEIGHT]
+        assert (tensor.codec, tensor.params["type"]) == ("ggml_blocks", "q4_0")
+        assert same(tensor.numpy().astype(of.values.dtype), of.values)
+
+
 def test_zero_points_of_their_own_are_written_as_v2(tmp_path: Path) -> None:
     of = layer(64, 96, 4, 32)
     ingot.convert(gptq(tmp_path / "m", of, 32), tmp_path / "m.zt")
