@@ -2,6 +2,7 @@
 // A block's low fields are its elements 0 to 15, its high ones 16 to 31; in a row neighbours lie side by side.
 #include <cstring>
 
+#include "kernels/bits.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
@@ -18,45 +19,65 @@ inline void put_u16(std::uint16_t value, Byte* at) {
   at[1] = static_cast<Byte>(value >> 8);
 }
 
+// Eight codes are the bytes of a word, the first in the lowest.
+template <std::size_t kBytes = 8>
+inline std::uint64_t load(const Byte* at) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, at, kBytes);
+  return little(word);
+}
+
+template <std::size_t kBytes = 8>
+inline void store(std::uint64_t word, Byte* at) {
+  word = little(word);
+  std::memcpy(at, &word, kBytes);
+}
+
+constexpr std::uint64_t kLowNibbles = 0x0f0f0f0f0f0f0f0f, kOnes = 0x0101010101010101;
+
+// The bits of a byte as bytes that are 0 or 1, and back.
+inline std::uint64_t spread1(Byte bits) {
+  const std::uint64_t own = (bits * kOnes) & 0x8040201008040201;  // byte k keeps bit k
+  return (own + 0x7f7f7f7f7f7f7f7f) >> 7 & kOnes;
+}
+
+inline Byte join1(std::uint64_t bytes) { return static_cast<Byte>((bytes & kOnes) * 0x0102040810204080 >> 56); }
+
 inline void fours_to_row(const Byte* __restrict q, Byte* __restrict row) {
-  for (int k = 0; k < 8; ++k) row[k] = static_cast<Byte>((q[2 * k] & 15) | q[2 * k + 1] << 4);
-  for (int k = 0; k < 8; ++k) row[8 + k] = static_cast<Byte>(q[2 * k] >> 4 | (q[2 * k + 1] & 0xF0));
+  for (int part = 0; part < 2; ++part) {
+    const std::uint64_t word = load(q + 8 * part);
+    const std::uint64_t low = gather<4>(word & kLowNibbles), high = gather<4>(word >> 4 & kLowNibbles);
+    store<4>(low, row + 4 * part);
+    store<4>(high, row + 8 + 4 * part);
+  }
 }
 
 inline void fours_from_row(const Byte* __restrict row, Byte* __restrict q) {
-  for (int k = 0; k < 8; ++k) {
-    q[2 * k] = static_cast<Byte>((row[k] & 15) | row[8 + k] << 4);
-    q[2 * k + 1] = static_cast<Byte>(row[k] >> 4 | (row[8 + k] & 0xF0));
+  for (int part = 0; part < 2; ++part) {
+    const std::uint64_t word = spread<4>(load<4>(row + 4 * part)) | spread<4>(load<4>(row + 8 + 4 * part)) << 4;
+    store(word, q + 8 * part);
   }
 }
 
 // Eight codes of 5 bits are 5 bytes of a row.
 inline void fives_to_row(const Byte* __restrict high, const Byte* __restrict q, Byte* __restrict row) {
-  Byte codes[32];
-  for (int j = 0; j < 16; ++j) {
-    codes[j] = static_cast<Byte>((q[j] & 15) | (high[j / 8] >> j % 8 & 1) << 4);
-    codes[16 + j] = static_cast<Byte>(q[j] >> 4 | (high[2 + j / 8] >> j % 8 & 1) << 4);
-  }
   for (int run = 0; run < 4; ++run) {
-    std::uint64_t word = 0;
-    for (int j = 0; j < 8; ++j) word |= static_cast<std::uint64_t>(codes[8 * run + j]) << 5 * j;
-    for (int j = 0; j < 5; ++j) row[5 * run + j] = static_cast<Byte>(word >> 8 * j);
+    const std::uint64_t nibbles = load(q + run % 2 * 8) >> run / 2 * 4 & kLowNibbles;
+    const std::uint64_t bits = gather<5>(nibbles | spread1(high[run]) << 4);
+    store<5>(bits, row + 5 * run);
   }
 }
 
 inline void fives_from_row(const Byte* __restrict row, Byte* __restrict high, Byte* __restrict q) {
-  Byte codes[32];
+  std::uint64_t codes[4];
   for (int run = 0; run < 4; ++run) {
-    std::uint64_t word = 0;
-    for (int j = 0; j < 5; ++j) word |= static_cast<std::uint64_t>(row[5 * run + j]) << 8 * j;
-    unsigned top = 0;
-    for (int j = 0; j < 8; ++j) {
-      codes[8 * run + j] = static_cast<Byte>(word >> 5 * j & 31);
-      top |= static_cast<unsigned>(word >> (5 * j + 4) & 1) << j;
-    }
-    high[run] = static_cast<Byte>(top);
+    codes[run] = spread<5>(load<5>(row + 5 * run));
+    high[run] = join1(codes[run] >> 4);
   }
-  for (int j = 0; j < 16; ++j) q[j] = static_cast<Byte>((codes[j] & 15) | codes[16 + j] << 4);
+  for (int part = 0; part < 2; ++part) {
+    const std::uint64_t word = (codes[part] & kLowNibbles) | (codes[2 + part] & kLowNibbles) << 4;
+    store(word, q + 8 * part);
+  }
 }
 
 template <Ggml kType>

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import shard_names, split
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.companions import find_companions
@@ -27,7 +28,7 @@ def test_tensors_are_cut_into_the_same_shards(sizes: list[int], limit: int) -> N
     specs = [
         TensorSpec(name, (size,), "u8", "dense", (PartSpec("data", "u8", size),)) for name, size in tensors.items()
     ]
-    shards = split(specs, limit)
+    shards = split(specs, limit, SafetensorsFormat())
     names = shard_names("model.safetensors", len(shards))
     ours = {name: [spec.name for spec in shard] for name, shard in zip(names, shards, strict=True)}
     assert ours == theirs.filename_to_tensors

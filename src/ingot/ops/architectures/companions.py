@@ -6,12 +6,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
-from shutil import rmtree
 from typing import Any
-from weakref import finalize
 
 from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.errors import FormatError
@@ -81,23 +77,6 @@ def files_of(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[di
         files |= {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in made.items()}
     files[CONFIG] = json.dumps(config, indent=2) + "\n"
     return files, lost
-
-
-class Folder:
-    """Files in a temporary folder, which goes with this or when it is closed."""
-
-    def __init__(self, files: Mapping[str, str]) -> None:
-        folder = tempfile.mkdtemp(prefix="ingot-")
-        self._remove = finalize(self, rmtree, folder, ignore_errors=True)
-        self.paths: dict[str, str] = {}
-        for name, text in sorted(files.items()):
-            path = Path(folder) / name
-            path.write_bytes(text.encode())
-            self.paths[name] = str(path)
-
-    def close(self) -> None:
-        """Remove the files."""
-        self._remove()
 
 
 def _is_object(text: str) -> bool:

@@ -24,12 +24,13 @@ from ingot.model.lazy import Lazy
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.architectures import companions, hyper, tokenizer
-from ingot.ops.architectures.companions import PREFIX, SETTINGS, TOKENIZER, WHOLE, Folder
+from ingot.ops.architectures.companions import PREFIX, SETTINGS, TOKENIZER, WHOLE
 from ingot.ops.architectures.families import FAMILIES, Family, family_of
 from ingot.ops.architectures.names import Names
 from ingot.ops.views.dense import Change, change
 from ingot.ops.views.names import drop, rename
 from ingot.ops.views.rows import permute, stack, unstack
+from ingot.stores.temporary import TemporaryFolder
 
 _MOST_EXPERTS = 1 << 16
 _FLOATS = ("f32", "f16", "bf16")
@@ -284,7 +285,7 @@ def _main_type(view: Checkpoint) -> str:
 def _labelled(checkpoint: Checkpoint, label: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint with other metadata and, where they are given, companions: names to text."""
     with ExitStack() as stack:
-        folder = None if label["companions"] is None else Folder(label["companions"])
+        folder = None if label["companions"] is None else TemporaryFolder(label["companions"])
         if folder is not None:
             stack.callback(folder.close)
         said = {"metadata": sorted(label["metadata"]), "companions": sorted(label["companions"] or ())}

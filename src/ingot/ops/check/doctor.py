@@ -28,6 +28,7 @@ EXTRAS = {
     "jax": ("jax", "state_dict(framework='jax')"),
     "scipy": ("scipy", "ckpt[...].sparse('scipy')"),
     "astc": ("astc-encoder-py", "encoding and decoding of ASTC textures"),
+    "gguf": ("gguf", "model folders to and from GGUF (names of tensors)"),
 }
 _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value
 
