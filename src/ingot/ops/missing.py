@@ -6,7 +6,7 @@ import re
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, UsageError
-from ingot.stores.table import beside
+from ingot.stores.table import STORES, beside, location_of
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)/?(.*)", re.IGNORECASE)
 _HUBS = ("huggingface.co", "hf.co", "www.huggingface.co", "hf-mirror.com")
@@ -19,9 +19,14 @@ def missing_path(text: str) -> IngotError:
     Returns
     -------
     UsageError
-        ``open.url``: an address of the network; ``open.missing``: anything else, with what may have been meant.
+        ``open.url``: an address of a kind that is not read; ``open.missing``: anything else, with what may have been
+        meant.
     """
     address = _ADDRESS.fullmatch(text)
+    if address is not None and address[1].lower() in STORES:
+        return UsageError(
+            "expected a file or folder at this address, found none", rule="open.missing", where=location_of(text)
+        )
     if address is not None:
         scheme, host, rest = address[1].lower(), address[2], address[3]
         inside = rest if host.lower() in _HUBS else f"{host}/{rest}" if scheme == "hf" else ""

@@ -31,7 +31,16 @@ class Scheme(Protocol):
 
 
 @runtime_checkable
-class Publishing(Protocol):
+class Located(Protocol):
+    """A scheme whose addresses are called otherwise in messages: a local file by its path, others without secrets."""
+
+    def location(self, text: str) -> str:
+        """Return the address as reports and messages have it."""
+        ...
+
+
+@runtime_checkable
+class Publishing(Located, Protocol):
     """A scheme whose stores can be written to: an artifact is staged on a local disk and appears whole."""
 
     def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
@@ -40,10 +49,6 @@ class Publishing(Protocol):
 
     def url(self, text: str) -> str:
         """Return the address in the one form in which ``Store.url_of`` has it."""
-        ...
-
-    def location(self, text: str) -> str:
-        """Return the address as reports and messages have it: of a local file or folder its path."""
         ...
 
 
@@ -61,6 +66,11 @@ STORES: Instances[Scheme] = Instances(
     (
         ("file", "ingot.stores.local:LocalScheme"),
         ("memory", "ingot.stores.memory:MemoryScheme"),
+        ("https", "ingot.stores.remote.store:WebScheme"),
+        ("http", "ingot.stores.remote.store:WebScheme"),
+        ("s3", "ingot.stores.remote.store:ObjectScheme"),
+        ("gs", "ingot.stores.remote.store:GoogleScheme"),
+        ("az", "ingot.stores.remote.store:AzureScheme"),
     ),
 )
 
@@ -68,7 +78,8 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
 
 
 def from_url(url: str | os.PathLike[str], *, io: str = "auto") -> Store:
-    """Return the store at an address: a folder by its path, ``file:///folder`` or ``memory:NAME/folder``.
+    """Return the store at an address: a folder by its path, ``file:///folder``, ``memory:NAME/folder``, or on another
+    machine (``spec/remote.md``).
 
     Parameters
     ----------
@@ -156,7 +167,7 @@ def url_of(url: str | os.PathLike[str]) -> str:
 def location_of(url: str | os.PathLike[str]) -> str:
     """Return an address, of what may be there or not, as reports and messages have it."""
     scheme, text = scheme_of(url), text_of(url)
-    return scheme.location(text) if isinstance(scheme, Publishing) else text
+    return scheme.location(text) if isinstance(scheme, Located) else text
 
 
 def _publishing(url: str | os.PathLike[str]) -> Publishing:
@@ -173,10 +184,10 @@ def _publishing(url: str | os.PathLike[str]) -> Publishing:
 def scheme_of(url: str | os.PathLike[str]) -> Scheme:
     """Return who makes stores of such addresses; ``UsageError`` ``store.scheme`` where nobody does."""
     local_path(url)  # what is no text is refused in one place
-    match = _ADDRESS.match(url) if isinstance(url, str) else None
-    name = match[1].lower() if match else "file"
-    if name in STORES:
+    name = _scheme_name(url) if isinstance(url, str) else ""
+    if name:
         return STORES[name]
+    match = _ADDRESS.match(url) if isinstance(url, str) else None
     if match and match[2]:
         raise UsageError(
             f"expected a path, or an address that begins with {', '.join(f'{known}:' for known in STORES)}; found one "
@@ -187,11 +198,19 @@ def scheme_of(url: str | os.PathLike[str]) -> Scheme:
     return STORES["file"]
 
 
+def _scheme_name(text: str) -> str:
+    """Return which scheme an address is of; empty for what is none, such as a file called ``s3:x``."""
+    match = _ADDRESS.match(text)
+    name = match[1].lower() if match else ""
+    if match is None or name not in STORES or (not match[2] and getattr(STORES[name], "needs_slashes", False)):
+        return ""
+    return name
+
+
 def text_of(url: str | os.PathLike[str]) -> str:
     """Return an address as it is, and a path as text that is no address, also where it looks like one."""
     local_path(url)  # what is no text is refused in one place
     text = os.fspath(url)
-    found = _ADDRESS.match(text)
-    if found is None or found[1].lower() not in STORES:
+    if not _scheme_name(text):
         return str(Path(text)) if text else text
     return text if isinstance(url, str) else os.path.join(os.curdir, text)  # noqa: PTH118 - Path drops the dot

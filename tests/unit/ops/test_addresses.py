@@ -113,7 +113,7 @@ def test_what_lies_beside_the_weights_is_read_from_their_store(in_memory: str, t
         assert config_of_draft(checkpoint) == {"norm": "before"}
 
 
-@pytest.mark.parametrize(("address", "rule"), [("memory:nobody", "open.missing"), ("s3://a/b", "open.url")])
+@pytest.mark.parametrize(("address", "rule"), [("memory:nobody", "open.missing"), ("ftp://a/b", "open.url")])
 def test_addresses_without_a_checkpoint_are_refused(address: str, rule: str) -> None:
     with pytest.raises(UsageError) as caught:
         ingot.open(address)

@@ -107,9 +107,8 @@ def test_a_folder_with_nothing_but_another_container_says_which(
     ("path", "rule", "advice"),
     [
         ("meta-llama/Llama-3-8B", "open.missing", "hf download meta-llama/Llama-3-8B --local-dir Llama-3-8B"),
-        ("https://huggingface.co/org/name/tree/main", "open.url", "hf download org/name"),
         ("hf://org/name", "open.url", "hf download org/name"),
-        ("s3://bucket/model.zt", "open.url", "download it first"),
+        ("ftp://host/model.zt", "open.url", "download it first"),
         ("modle.zt", "open.missing", "'model.zt'"),
     ],
 )

@@ -19,8 +19,10 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ids import codec_of
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import read_bytes
+from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.tensor import Tensor
+
+_TAIL = 1 << 16
 
 
 def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> Catalog:
@@ -44,8 +46,11 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     IntegrityError
         ``manifest.digest``.
     """
-    start, size = manifest_span(source)
-    data = read_bytes(source, start, size)
+    head = HeaderSource(source)
+    if not source.mapped:  # a request may be a journey: the end of the file, with the manifest of all but large files
+        head.expect([(0, len(MAGIC)), (source.size - _TAIL, _TAIL)])
+    start, size = manifest_span(head)
+    data = read_bytes(head, start, size)
     with gc_paused():
         manifest = parse(data, source.name)
         if manifest.ingot_digest is not None and verify:

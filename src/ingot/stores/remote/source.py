@@ -1,0 +1,131 @@
+"""A file of another machine as a ``ByteSource``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import IntegrityError, ResourceError, UsageError
+from ingot.model.bytesource import ByteSource, Range, Stamp
+from ingot.model.ranges import coalesced, pieces_of
+from ingot.stores.memory import flat
+from ingot.stores.remote.client import Client, Opened, changed
+from ingot.stores.remote.transfer import transfer
+
+HEAD = 1 << 16
+"""Bytes that come with the opening of a file."""
+
+GAP = 1 << 14
+"""Bytes between two ranges that are sooner read than asked for by another request."""
+
+
+class RemoteSource:
+    """One version of one file, read by ranges; what came with its opening is held and not asked for again.
+
+    A copy (``copy``, ``pickle``) opens the file again by its address, and is refused with ``store.changed`` where that
+    is another version now. Reading is thread-safe.
+
+    Parameters
+    ----------
+    client : Client
+    key : str
+    opened : Opened
+    name : str
+        For messages.
+    again : callable
+        Opens the file anew: what a copy calls.
+    """
+
+    io = "remote"
+    mapped = False
+    gap = GAP
+
+    def __init__(
+        self, client: Client, key: str, opened: Opened, name: str, again: Callable[[], ByteSource] | None = None
+    ) -> None:
+        self._client: Client | None = client
+        self._key, self._head, self._again = key, memoryview(opened.head), again
+        self.name, self.stamp, self.size = name, opened.stamp, opened.stamp.size
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a fresh buffer with ``length`` bytes at ``offset``; errors as ``readinto``."""
+        self._require(offset, length)
+        out = self._buffer(length)
+        self.readinto(offset, out)
+        return out
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Fill ``out``, by several requests at a time where it is large.
+
+        Raises ``IntegrityError`` ``store.short-read``, ``store.changed``; ``UsageError`` ``store.closed``; and as
+        ``Client.fetch``.
+        """
+        self._read([(offset, flat(out))])
+
+    def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        """Return the bytes of each range; those close to each other by one request. Errors as ``readinto``."""
+        for offset, length in ranges:
+            self._require(offset, length)
+        joined = [(start, self._buffer(length)) for start, length in coalesced(ranges, self.gap)]
+        self._read(joined)
+        return pieces_of(ranges, dict(joined))
+
+    def changed(self) -> bool:
+        """Whether the file is another version now, as far as its server tells."""
+        if self._client is None:
+            return False
+        try:
+            now = self._client.state(self._key)
+        except UsageError as error:
+            if error.rule == "store.missing":
+                return True
+            raise
+        return now.size != self.size or (bool(self.stamp.etag) and now.etag != self.stamp.etag)
+
+    def close(self) -> None:
+        """Let go of the file; a second call does nothing."""
+        self._client, self._head = None, memoryview(b"")
+
+    def _read(self, tasks: Sequence[tuple[int, memoryview]]) -> None:
+        client, head, missing = self._client, self._head, []
+        if client is None:
+            raise UsageError("this file was closed", rule="store.closed", where=self.name)
+        for start, out in tasks:
+            self._require(start, out.nbytes)
+            held = max(0, min(len(head) - start, out.nbytes))
+            if held:
+                out[:held] = head[start : start + held]
+            if held < out.nbytes:
+                missing.append((start + held, out[held:]))
+        transfer(partial(self._fetch, client), missing, self.name)
+
+    def _fetch(self, client: Client, start: int, out: memoryview) -> None:
+        client.fetch(self._key, start, out, self.stamp)
+
+    def _require(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise IntegrityError(
+                "store.short-read", f"expected {length} bytes at {offset}, found a file of {self.size}", where=self.name
+            )
+
+    def _buffer(self, length: int) -> memoryview:
+        try:
+            return np.empty(length, np.uint8).data
+        except MemoryError as error:
+            raise ResourceError(f"no memory for {length} bytes", rule="store.no-memory", where=self.name) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._client is None or self._again is None:
+            raise UsageError("a file that was closed cannot be copied", rule="store.closed", where=self.name)
+        return _copied, (self._again, self.stamp)
+
+
+def _copied(again: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
+    """Open a source again in another place or process."""
+    source = again()
+    if getattr(source, "stamp", None) != stamp:
+        raise changed(source.name)
+    return source

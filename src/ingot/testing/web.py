@@ -1,0 +1,348 @@
+"""A web server for tests: files by ranges, an object store's few requests, and faults on purpose; loopback only.
+
+``python -m ingot.testing.web FOLDER`` serves a folder by hand, as ``/name`` and, by S3's requests, as ``/bucket/name``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from hashlib import md5
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+MODIFIED = 1_700_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for. ``key`` is the path without its slash, decoded; ``range`` (first, last or None)."""
+
+    method: str
+    key: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    range: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong with one answer.
+
+    ``status`` instead of the right one, with ``headers``, ``body`` or nothing in it; ``cut`` closes the connection
+    after so many bytes of the body; ``pause`` waits so many seconds before the body, ``stall`` after ``cut`` bytes.
+    ``whole`` ignores the range; ``short`` answers it with so many bytes fewer, ``total`` states another size of the
+    file, ``shift`` another place of the range; ``etag`` is stated in place of the right one; ``flip`` changes the byte
+    at a place of the file.
+    """
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    cut: int | None = None
+    pause: float = 0
+    stall: float = 0
+    whole: bool = False
+    short: int = 0
+    total: int | None = None
+    shift: int = 0
+    etag: str | None = None
+    flip: int | None = None
+
+
+Plan = Callable[[Request], "Fault | None"]
+
+
+class WebServer:
+    """Serves ``files`` (name to bytes) at ``url``; a context manager.
+
+    Parameters
+    ----------
+    files : mapping of str to bytes
+        May be changed while the server runs. Names with slashes lie in folders.
+    listing : bool
+        Whether folders are answered with a page of links, as web servers do.
+    bucket : str
+        Objects of this name's bucket are served as S3 does, too: ranges, listing, upload in one or several pieces.
+    etags : bool
+        Whether answers state a tag of the version.
+
+    Attributes
+    ----------
+    log : list of Request
+    fault : callable, optional
+        Gets each request, returns what goes wrong with its answer.
+    rate : float
+        Bytes a second of all bodies, one after the other; 0 for no limit.
+    """
+
+    def __init__(
+        self, files: dict[str, bytes] | None = None, *, listing: bool = False, bucket: str = "", etags: bool = True
+    ) -> None:
+        self.files = {} if files is None else files
+        self.listing, self.bucket, self.etags = listing, bucket, etags
+        self.log: list[Request] = []
+        self.sent = 0
+        self.fault: Plan | None = None
+        self.routes: dict[str, Callable[[Request], tuple[int, dict[str, str], bytes]]] = {}
+        self.rate = 0.0
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.lock = threading.Lock()
+        outer = self
+
+        class Handler(_Handler):
+            server_of = outer
+
+        self._server = _Quiet(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> WebServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def gets(self, key: str = "") -> list[Request]:
+        """Return the requests for bytes, of one file where it is named."""
+        return [item for item in self.log if item.method == "GET" and (not key or item.key == key)]
+
+    def requests(self) -> int:
+        """Return how many requests there were."""
+        return len(self.log)
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients leave in the middle on purpose."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: WebServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+
+    def _answer(self) -> None:
+        outer, parts = self.server_of, urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = b"".join(self._chunks())
+        request = Request(
+            self.command, unquote(parts.path).lstrip("/"), query, dict(self.headers.items()), self._range()
+        )
+        with outer.lock:
+            outer.log.append(request)
+        fault = (outer.fault and outer.fault(request)) or Fault()
+        route = next((outer.routes[key] for key in outer.routes if request.key.startswith(key)), None)
+        if fault.status:
+            self._send(fault.status, dict(fault.headers), fault.body, fault)
+        elif route is not None:
+            self._send(*route(request), fault)
+        elif outer.bucket and request.key.partition("/")[0] == outer.bucket:
+            self._object(request, request.key.partition("/")[2], body, fault)
+        elif request.key in outer.files:
+            self._file(request, request.key, fault)
+        elif outer.listing and (request.key == "" or request.key.endswith("/")):
+            self._send(200, {"Content-Type": "text/html"}, _page(outer.files, request.key), fault)
+        elif outer.listing and any(name.startswith(f"{request.key}/") for name in outer.files):
+            self._send(301, {"Location": f"/{quote(request.key)}/"}, b"", fault)
+        else:
+            self._send(404, {}, b"", fault)
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            yield self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+
+    def _range(self) -> tuple[int, int | None] | None:
+        text = self.headers.get("Range", "")
+        first, _, last = text.removeprefix("bytes=").partition("-")
+        return (int(first), int(last) if last else None) if text.startswith("bytes=") and first else None
+
+    def _file(self, request: Request, key: str, fault: Fault) -> None:
+        data = self.server_of.files[key]
+        tag = fault.etag if fault.etag is not None else etag(data)
+        headers = {"Last-Modified": formatdate(MODIFIED, usegmt=True), "Accept-Ranges": "bytes"}
+        if self.server_of.etags or fault.etag is not None:
+            headers["ETag"] = tag
+        wanted = self.headers.get("If-Match")
+        if wanted is not None and wanted != tag:
+            self._send(412, {}, b"", fault)
+            return
+        if fault.flip is not None:
+            data = data[: fault.flip] + bytes([data[fault.flip] ^ 1]) + data[fault.flip + 1 :]
+        if request.range is None or fault.whole:
+            self._send(200, headers, data, fault)
+            return
+        first, last = request.range
+        stop = len(data) if last is None else min(last + 1, len(data))
+        if first >= len(data):
+            self._send(416, {"Content-Range": f"bytes */{len(data)}"}, b"", fault)
+            return
+        stop -= fault.short
+        total = len(data) if fault.total is None else fault.total
+        headers["Content-Range"] = f"bytes {first + fault.shift}-{stop - 1 + fault.shift}/{total}"
+        self._send(206, headers, data[first:stop], fault)
+
+    def _send(self, status: int, headers: dict[str, str], body: bytes, fault: Fault) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        time.sleep(fault.pause)
+        if fault.cut is not None and fault.cut < len(body):
+            self.wfile.write(body[: fault.cut])
+            self.wfile.flush()
+            time.sleep(fault.stall)
+            self.close_connection = True
+            self.connection.close()
+            return
+        self._write(body)
+
+    def _write(self, body: bytes) -> None:
+        outer = self.server_of
+        with outer.lock:
+            outer.sent += len(body)
+        if not outer.rate:
+            self.wfile.write(body)
+            return
+        with outer.lock:
+            for start in range(0, len(body), 1 << 16):
+                piece = body[start : start + (1 << 16)]
+                self.wfile.write(piece)
+                time.sleep(len(piece) / outer.rate)
+
+    def _object(self, request: Request, key: str, body: bytes, fault: Fault) -> None:
+        """Answer as S3 does."""
+        outer = self.server_of
+        query, method = request.query, request.method
+        if method == "GET" and not key:
+            self._send(200, {"Content-Type": "application/xml"}, _listed(outer.files, query), fault)
+        elif method in ("GET", "HEAD"):
+            if key in outer.files:
+                self._file(request, key, fault)
+            else:
+                self._send(404, {}, _error("NoSuchKey") if method == "GET" else b"", fault)
+        elif method == "DELETE" and "uploadId" not in query:
+            outer.files.pop(key, None)
+            self._send(204, {}, b"", fault)
+        else:
+            self._upload(request, key, body, fault)
+
+    def _upload(self, request: Request, key: str, body: bytes, fault: Fault) -> None:
+        """Take an object, whole or in parts."""
+        outer, query, method = self.server_of, request.query, request.method
+        if method == "POST" and "uploads" in query:
+            upload = f"upload-{len(outer.uploads)}"
+            outer.uploads[upload] = {}
+            text = f"<UploadId>{upload}</UploadId>"
+            self._send(200, {}, _xml("InitiateMultipartUploadResult", text), fault)
+        elif method == "PUT" and "partNumber" in query:
+            outer.uploads[query["uploadId"]][int(query["partNumber"])] = body
+            self._send(200, {"ETag": etag(body)}, b"", fault)
+        elif method == "POST" and "uploadId" in query:
+            parts = outer.uploads.pop(query["uploadId"])
+            outer.files[key] = b"".join(parts[number] for number in sorted(parts))
+            text = f"<ETag>{escape(etag(outer.files[key]))}</ETag>"
+            self._send(200, {}, _xml("CompleteMultipartUploadResult", text), fault)
+        elif method == "PUT":
+            outer.files[key] = body
+            self._send(200, {"ETag": etag(body)}, b"", fault)
+        elif method == "DELETE":
+            outer.uploads.pop(query["uploadId"], None)
+            self._send(204, {}, b"", fault)
+        elif method == "POST" and "delete" in query:
+            keys = [unquote(piece.partition("</Key>")[0]) for piece in body.decode().split("<Key>")[1:]]
+            for item in keys:
+                outer.files.pop(item, None)
+            text = "".join(f"<Deleted><Key>{escape(item)}</Key></Deleted>" for item in keys)
+            self._send(200, {}, _xml("DeleteResult", text), fault)
+        else:
+            self._send(501, {}, b"", fault)
+
+
+def etag(data: bytes) -> str:
+    """Return the tag of a version, as S3 has it."""
+    return f'"{md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+def _xml(root: str, text: str) -> bytes:
+    return f'<?xml version="1.0"?><{root} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{text}</{root}>'.encode()
+
+
+def _error(code: str) -> bytes:
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
+
+
+def _listed(files: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
+    """Return a ``ListBucketResult``, all names in one page."""
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    pieces, folders = [], dict[str, None]()
+    for name in sorted(files):
+        if not name.startswith(prefix):
+            continue
+        head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+        if found:
+            folders[prefix + head + delimiter] = None
+            continue
+        about = f"<ETag>{escape(etag(files[name]))}</ETag><Size>{len(files[name])}</Size>"
+        pieces.append(
+            f"<Contents><Key>{escape(name)}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>{about}"
+            "<StorageClass>STANDARD</StorageClass></Contents>"
+        )
+    common = "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
+    count = len(pieces) + len(folders)
+    text = f"<Name>b</Name><KeyCount>{count}</KeyCount><IsTruncated>false</IsTruncated>{''.join(pieces)}{common}"
+    return _xml("ListBucketResult", text)
+
+
+def _page(files: Mapping[str, bytes], folder: str) -> bytes:
+    """Return a folder's page, as nginx makes it."""
+    inside = [name.removeprefix(folder) for name in files if name.startswith(folder)]
+    entries = sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in inside})
+    links = "\n".join(f'<a href="{quote(name)}">{escape(name)}</a>' for name in entries)
+    return f'<html><body><h1>Index</h1><pre><a href="../">../</a>\n{links}</pre></body></html>'.encode()
+
+
+def main() -> None:
+    """Serve a folder until interrupted."""
+    folder = Path(sys.argv[1])
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with WebServer(files, listing=True, bucket="bucket") as server:
+        print(server.url, flush=True)  # noqa: T201 - the address is the result
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

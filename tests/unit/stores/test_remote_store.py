@@ -1,0 +1,280 @@
+"""Web servers and object stores as stores, and what goes wrong between them and us."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ingot.errors import IngotError
+from ingot.model.store import Listing
+from ingot.stores.remote import client, source, transfer
+from ingot.stores.remote.address import address_of, shown
+from ingot.stores.table import from_url, locate
+from ingot.testing.stores import StoreSuite, rule_of
+from ingot.testing.web import Fault, Request, WebServer
+
+pytest.importorskip("obstore")
+DATA = np.random.default_rng(0).bytes(3 << 20)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "KEYOFTEST",
+        "AWS_SECRET_ACCESS_KEY": "SECRETOFTEST",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(client, "_PAUSE", 0.001)
+    monkeypatch.setattr(client, "RETRIES", 2)
+    with WebServer({"m/a.bin": DATA, "m/b": b"12"}, bucket="bucket") as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
+        yield running
+
+
+class TestWebStore(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _serve(self, server: WebServer) -> None:
+        server.listing = True
+        self.server = server
+
+    def make(self, folder, files):
+        self.server.files.clear()
+        self.server.files.update({f"in {folder.name}#/{name}": data for name, data in files.items()}, other=b"out")
+        return from_url(f"{self.server.url}/in%20{folder.name}%23/")
+
+
+class TestObjectStore(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _serve(self, server: WebServer) -> None:
+        self.server = server
+
+    def make(self, folder, files):
+        self.server.files.clear()
+        self.server.files.update({f"in {folder.name}/{name}": data for name, data in files.items()}, other=b"out")
+        return from_url(f"s3://bucket/in%20{folder.name}")
+
+
+def opened(server: WebServer):
+    return from_url(f"{server.url}/m").open("a.bin")
+
+
+def failing(fault: Fault, times: int = 1):
+    """Return what goes wrong with the next requests for bytes behind the first ones."""
+    left, lock = [times], threading.Lock()
+
+    def plan(request: Request) -> Fault | None:
+        with lock:
+            if request.method == "GET" and left[0] and request.range and request.range[0]:
+                left[0] -= 1
+                return fault
+        return None
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=500),
+        Fault(status=503),
+        Fault(status=429),
+        Fault(cut=100_000),
+        Fault(short=1000),
+        Fault(shift=3),
+        Fault(cut=1000, stall=0.6),
+        Fault(pause=0.6),
+    ],
+)
+def test_what_a_server_does_once_is_overcome(server: WebServer, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STALL", 0.3)
+    file = opened(server)
+    server.fault = failing(fault)
+    assert bytes(file.view(100_000, 2_000_000)) == DATA[100_000:2_100_000]
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        (Fault(status=500, body=b"SECRET"), "remote.failed"),
+        (Fault(status=403, body=b"<Error><Code>ExpiredToken</Code><Key>SECRET</Key></Error>"), "store.denied"),
+        (Fault(status=401), "store.denied"),
+        (Fault(status=404), "store.missing"),
+        (Fault(short=1000), "remote.length"),
+        (Fault(shift=3), "remote.length"),
+        (Fault(pause=0.3), "remote.stalled"),
+        (Fault(whole=True), "remote.no-ranges"),
+        (Fault(status=200, headers={"Content-Type": "text/html"}, body=b"<html>log in"), "remote.no-ranges"),
+        (Fault(etag='"other"'), "store.changed"),
+        (Fault(total=9 << 20), "store.changed"),
+        (Fault(status=302, headers={"Location": "file:///etc/passwd"}), "remote.redirect"),
+        (Fault(status=302, headers={"Location": "/m/a.bin"}), "remote.redirect"),
+    ],
+)
+def test_what_a_server_does_always_is_one_error_without_secrets(
+    server: WebServer, fault: Fault, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "STALL", 0.1)
+    monkeypatch.setattr(client, "TRIES", 2)
+    monkeypatch.setattr(client, "RETRIES", 1)
+    store, name = locate(f"{server.url.replace('://', '://name:SECRET@')}/m/a.bin?token=SECRET")
+    file = store.open(name)
+    server.fault = failing(fault, 1000)
+    with pytest.raises(IngotError) as caught:
+        file.view(100_000, 200_000)
+    assert caught.value.rule == rule
+    told = (
+        f"{caught.value} {caught.value!r} {caught.value.__cause__} {store.url} {store.location} {file.name} {store!r}"
+    )
+    assert "SECRET" not in told
+    assert server.log[-1].query == {"token": "SECRET"} or "Location" in fault.headers
+    assert server.log[-1].headers["authorization"].startswith("Basic ")
+
+
+def test_ten_percent_of_requests_failing_are_overcome(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE", 1 << 15)
+    random, lock = np.random.default_rng(1), threading.Lock()
+    faults = [Fault(status=500), Fault(cut=7), Fault(short=1), Fault(status=503)]
+
+    def plan(request: Request) -> Fault | None:
+        with lock:
+            return faults[int(random.integers(4))] if random.random() < 0.1 else None
+
+    file = opened(server)
+    server.fault = plan
+    assert bytes(file.view(0, len(DATA))) == DATA
+    assert len(server.gets("m/a.bin")) > 90
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(server: WebServer) -> None:
+    store = from_url(f"{server.url}/m")
+    file = store.open("a.bin")
+    data = pickle.dumps(file)
+    assert not file.changed()
+    server.files["m/a.bin"] = DATA[::-1]
+    assert file.changed()
+    for read in (
+        lambda: file.view(1 << 20, 8),
+        lambda: store.open("a.bin").view(1 << 20, 8),
+        lambda: pickle.loads(data),
+    ):
+        with pytest.raises(IngotError) as caught:
+            read()
+        assert caught.value.rule == "store.changed"
+    assert bytes(from_url(f"{server.url}/m").open("a.bin").view(1 << 20, 8)) == DATA[::-1][1 << 20 :][:8]
+
+
+def test_few_requests_and_no_byte_twice(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE", 1 << 20)
+    file = opened(server)
+    pickle.loads(pickle.dumps(file)).close()
+    server.log.clear()
+    server.sent = 0
+    file.view(0, source.HEAD)  # came with the opening
+    file.view(10, len(DATA) - 10)
+    assert server.sent == len(DATA) - source.HEAD
+    assert [request.range for request in server.log[:1]]
+    assert len(server.log) == 3
+    server.log.clear()
+    file.ranges([(1 << 20, 5), ((1 << 20) + 100, 5), (2 << 20, 5), (3, 5)])
+    assert len(server.log) == 2
+    assert all(request.headers["if-match"] for request in server.log)
+
+
+def test_credentials_do_not_go_to_another_host(server: WebServer) -> None:
+    with WebServer({"m/a.bin": DATA}) as other:
+        location = f"{other.url.replace('127.0.0.1', 'localhost')}/m/a.bin"
+        server.fault = lambda request: Fault(status=302, headers={"Location": location})
+        file = from_url(f"{server.url.replace('://', '://name:SECRET@')}/m").open("a.bin")
+        assert bytes(file.view(70_000, 10)) == DATA[70_000:70_010]
+        assert not any("authorization" in request.headers for request in other.log)
+    assert all("authorization" in request.headers for request in server.log)
+
+
+def test_versions_without_tags_are_told_by_time_and_size(server: WebServer) -> None:
+    server.etags = False
+    file = opened(server)
+    assert bytes(file.view(1 << 20, 4)) == DATA[1 << 20 :][:4]
+    server.files["m/a.bin"] = DATA + b"x"
+    with pytest.raises(IngotError) as caught:
+        file.view(1 << 20, 4)
+    assert caught.value.rule == "store.changed"
+
+
+@pytest.mark.parametrize("key", ["m/../../x", "m//x", "m/./x"])
+def test_a_bucket_with_names_that_lead_elsewhere_is_refused(server: WebServer, key: str) -> None:
+    server.files[key] = b"x"
+    with pytest.raises(IngotError) as caught:
+        [from_url("s3://bucket/m").open(name) for name in from_url("s3://bucket/m").list().folders]
+    assert caught.value.rule == "store.escape"
+
+
+def test_pages_link_only_to_what_is_below_them(server: WebServer) -> None:
+    links = [
+        "a",
+        "/m/b",
+        "../up",
+        "/etc/passwd",
+        "//else/m/c",
+        "d/e",
+        "f/",
+        "?sort=1",
+        "%2e%2e/",
+        "g%2Fh",
+        "javascript:x",
+    ]
+    page = "".join(f'<a href="{link}">x</a>' for link in links).encode()
+    server.fault = lambda request: Fault(status=200, headers={"Content-Type": "text/html"}, body=page)
+    assert from_url(f"{server.url}/m").list() == Listing(("a", "b"), ("f",))
+
+
+def test_a_server_without_pages_says_so(server: WebServer) -> None:
+    with pytest.raises(IngotError) as caught:
+        from_url(f"{server.url}/m/").list()
+    assert caught.value.rule == "remote.no-listing"
+    assert from_url(f"{server.url}/m").exists("b")
+    assert not from_url(f"{server.url}/m").exists("c")
+
+
+@pytest.mark.parametrize("text", ["https:///x", "https://h/a/../b", "https://h/a//b", "https://h/a%2Fb", "s3://b/x#y"])
+def test_addresses_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(IngotError) as caught:
+        address_of(text)
+    assert caught.value.rule == "store.url"
+
+
+def test_what_is_secret_in_an_address_is_not_shown() -> None:
+    for text in ("https://u:SECRET@h/a?x=SECRET", "https://h/a?x=SECRET", "https://u:SECRET@h?SECRET#SECRET"):
+        assert "SECRET" not in shown(text)
+        assert "SECRET" not in repr(address_of(text.partition("#")[0]))
+
+
+def test_a_name_with_a_colon_is_a_path(tmp_path, monkeypatch) -> None:
+    (tmp_path / "s3:x").write_bytes(b"1")
+    monkeypatch.chdir(tmp_path)
+    store, name = locate("s3:x")
+    assert store.head(name, 9) == b"1"
+
+
+def test_a_forked_process_does_not_wait_forever(server: WebServer) -> None:
+    file = opened(server)
+    file.view(0, len(DATA))
+    if not transfer._POOL._threads:
+        transfer._POOL.get()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if rule_of_call(lambda: file.view(1 << 20, 8)) == "remote.forked" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def rule_of_call(call) -> str | None:
+    try:
+        call()
+    except BaseException as error:
+        return rule_of(error)
+    return None
