@@ -4,6 +4,7 @@
 
 #include <iterator>
 #include <tuple>
+#include <utility>
 
 #include "bind/arrays.h"
 #include "core/dispatch.h"
@@ -30,34 +31,37 @@ void decode(std::string_view type, const InBytes& blocks, const std::optional<In
                             grid ? grid->data() : nullptr, out.data());
 }
 
-// Checks the sizes of `count` blocks of integers in both forms.
-template <class Blocks, class Codes, class Numbers>
-std::size_t integers(std::string_view type, const Blocks& blocks, const Codes& codes, const Numbers& scales,
-                     const std::optional<Numbers>& minima) {
-  const std::size_t index = index_of(type), count = scales.size();
+// Checks the sizes of blocks that are whole and taken apart; returns the type and how many there are.
+template <class Minima>
+std::pair<std::size_t, std::size_t> apart(std::string_view type, std::size_t blocks, std::size_t codes,
+                                          std::size_t scales, const std::optional<Minima>& minima) {
+  const std::size_t index = index_of(type);
   const ingot::GgmlBlock& block = ingot::kGgmlBlocks[index];
-  require(block.bits != 0, "expected a type of block that is integers with scales");
-  require(blocks.size() % block.bytes == 0 && blocks.size() / block.bytes == count, "expected a scale for each block");
-  require(codes.size() % (4 * block.bits) == 0 && codes.size() / (4 * block.bits) == count,
-          "expected 32 codes for each block");
-  require((minima ? minima->size() : 0) == (block.minimum ? count : 0), "expected the minima of the type, or none");
-  return index;
+  require(block.bits != 0, "expected a type of block that is codes with scales");
+  require(blocks % block.bytes == 0, "expected whole blocks");
+  const std::size_t count = blocks / block.bytes, row = block.elements * block.bits / 8;
+  require(codes % row == 0 && codes / row == count, "expected the codes of each block");
+  require(scales % block.scales == 0 && scales / block.scales == count, "expected the scales of each block");
+  require(minima.has_value() == (block.minima != 0) && (!minima || minima->size() == count * block.minima),
+          "expected the minima of each block, or none");
+  return {index, count};
 }
 
-void unpack(std::string_view type, const InBytes& blocks, const OutBytes& codes, const Out<std::uint16_t>& scales,
-            const std::optional<Out<std::uint16_t>>& minima) {
-  const std::size_t index = integers(type, blocks, codes, scales, minima);
+void unpack(std::string_view type, const InBytes& blocks, const OutBytes& codes, const OutBytes& scales,
+            const std::optional<OutBytes>& minima) {
+  const auto [index, count] = apart(type, blocks.size(), codes.size(), scales.size(), minima);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(ggml_unpack)(static_cast<ingot::Ggml>(index), blocks.data(), scales.size(), codes.data(), scales.data(),
+  INGOT_KERNEL(ggml_unpack)(static_cast<ingot::Ggml>(index), blocks.data(), count, codes.data(), scales.data(),
                             minima ? minima->data() : nullptr);
 }
 
-void pack(std::string_view type, const InBytes& codes, const In<std::uint16_t>& scales,
-          const std::optional<In<std::uint16_t>>& minima, const OutBytes& blocks) {
-  const std::size_t index = integers(type, blocks, codes, scales, minima);
+void pack(std::string_view type, const InBytes& codes, const InBytes& scales, const std::optional<InBytes>& minima,
+          const OutBytes& blocks) {
+  const auto [index, count] = apart(type, blocks.size(), codes.size(), scales.size(), minima);
+  require(ingot::kGgmlBlocks[index].packed, "expected a type of block that is put together");
   nb::gil_scoped_release release;
   INGOT_KERNEL(ggml_pack)(static_cast<ingot::Ggml>(index), codes.data(), scales.data(),
-                          minima ? minima->data() : nullptr, scales.size(), blocks.data());
+                          minima ? minima->data() : nullptr, count, blocks.data());
 }
 
 std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values, std::string_view dtype,
@@ -90,9 +94,9 @@ void bind_ggml(nb::module_& m) {
          "Decode ggml's blocks to f32; `grid` is what the indices of types iq1, iq2 and iq3 point into.");
   define(m, "ggml_unpack", &unpack, nb::arg("type"), nb::arg("blocks"), nb::arg("codes"), nb::arg("scales"),
          nb::arg("minima").none(),
-         "Take blocks of types q4_0 to q8_0 apart: rows of codes, the lowest bits first, and the bits of f16 scales.");
+         "Take blocks apart: rows of codes, the lowest bits first, and bytes of scales and minima, as stored or in f32.");
   define(m, "ggml_pack", &pack, nb::arg("type"), nb::arg("codes"), nb::arg("scales"), nb::arg("minima").none(),
-         nb::arg("blocks"), "Put blocks of types q4_0 to q8_0 together; undoes `ggml_unpack`.");
+         nb::arg("blocks"), "Put blocks together whose scales are stored as they are; undoes `ggml_unpack`.");
   define(m, "ggml_encode", &encode, nb::arg("type"), nb::arg("values"), nb::arg("dtype"), nb::arg("importance").none(),
          nb::arg("search"), nb::arg("blocks"),
          "Encode rows of whole blocks: scales by search, or as the package gguf has them. Returns (0, 0), (1, index of a value "

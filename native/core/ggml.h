@@ -14,19 +14,39 @@ struct GgmlBlock {
   std::string_view name;
   std::size_t elements, bytes;
   std::size_t grid = 0;  // floats of the grid that indices point into
-  int bits = 0;          // of the integers of a block that is nothing but integers, a scale and perhaps a minimum
-  bool minimum = false;
+  // Of a block that is nothing but codes, scales and perhaps minima, taken apart: bits of a code, bytes of its scales
+  // and minima, and whether it can be put together again (spec/gguf.md, "Repacking").
+  std::size_t bits = 0, scales = 0, minima = 0;
+  bool packed = false;
 };
 
 // In the order of Ggml.
 inline constexpr GgmlBlock kGgmlBlocks[] = {
-    {"q1_0", 128, 18},           {"q2_0", 64, 18},            {"q4_0", 32, 18, 0, 4},          {"q4_1", 32, 20, 0, 4, true},
-    {"q5_0", 32, 22, 0, 5},            {"q5_1", 32, 24, 0, 5, true},            {"q8_0", 32, 34, 0, 8},          {"q2_k", 256, 84},
-    {"q3_k", 256, 110},          {"q4_k", 256, 144},          {"q5_k", 256, 176},        {"q6_k", 256, 210},
-    {"iq1_s", 256, 50, 2048 * 8}, {"iq1_m", 256, 56, 2048 * 8}, {"iq2_xxs", 256, 66, 256 * 8}, {"iq2_xs", 256, 74, 512 * 8},
-    {"iq2_s", 256, 82, 1024 * 8}, {"iq3_xxs", 256, 98, 256 * 4}, {"iq3_s", 256, 110, 512 * 4}, {"iq4_nl", 32, 18},
-    {"iq4_xs", 256, 136},        {"tq1_0", 256, 54},          {"tq2_0", 256, 66},        {"mxfp4", 32, 17},
-    {"nvfp4", 64, 36},
+    {"q1_0", 128, 18},
+    {"q2_0", 64, 18, 0, 2, 2},
+    {"q4_0", 32, 18, 0, 4, 2, 0, true},
+    {"q4_1", 32, 20, 0, 4, 2, 2, true},
+    {"q5_0", 32, 22, 0, 5, 2, 0, true},
+    {"q5_1", 32, 24, 0, 5, 2, 2, true},
+    {"q8_0", 32, 34, 0, 8, 2, 0, true},
+    {"q2_k", 256, 84, 0, 2, 64, 64},
+    {"q3_k", 256, 110, 0, 3, 64},
+    {"q4_k", 256, 144, 0, 4, 32, 32},
+    {"q5_k", 256, 176, 0, 5, 32, 32},
+    {"q6_k", 256, 210, 0, 6, 64},
+    {"iq1_s", 256, 50, 2048 * 8},
+    {"iq1_m", 256, 56, 2048 * 8},
+    {"iq2_xxs", 256, 66, 256 * 8},
+    {"iq2_xs", 256, 74, 512 * 8},
+    {"iq2_s", 256, 82, 1024 * 8},
+    {"iq3_xxs", 256, 98, 256 * 4},
+    {"iq3_s", 256, 110, 512 * 4},
+    {"iq4_nl", 32, 18, 0, 4, 2, 0, true},
+    {"iq4_xs", 256, 136, 0, 4, 32},
+    {"tq1_0", 256, 54},
+    {"tq2_0", 256, 66, 0, 2, 2},
+    {"mxfp4", 32, 17, 0, 4, 1, 0, true},
+    {"nvfp4", 64, 36, 0, 4, 4, 0, true},
 };
 
 }  // namespace ingot

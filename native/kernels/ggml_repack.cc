@@ -1,8 +1,9 @@
-// The integers of ggml's types Q4_0 to Q8_0 as rows of codes, lowest bits first, and back (spec/gguf.md, "Repacking").
-// A block's low fields are its elements 0 to 15, its high ones 16 to 31; in a row neighbours lie side by side.
+// The codes of ggml's blocks as rows, lowest bits first, beside their scales, and back (spec/gguf.md, "Repacking").
+// A block's low fields are its first elements, its high ones those behind; in a row neighbours lie side by side.
 #include <cstring>
 
 #include "kernels/bits.h"
+#include "kernels/floats.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
@@ -10,14 +11,10 @@ namespace {
 
 using Byte = std::uint8_t;
 
-constexpr bool has_minimum(Ggml type) { return type == Ggml::q4_1 || type == Ggml::q5_1; }
 constexpr bool has_fifth(Ggml type) { return type == Ggml::q5_0 || type == Ggml::q5_1; }
 
-inline std::uint16_t u16_at(const Byte* at) { return static_cast<std::uint16_t>(at[0] | at[1] << 8); }
-inline void put_u16(std::uint16_t value, Byte* at) {
-  at[0] = static_cast<Byte>(value);
-  at[1] = static_cast<Byte>(value >> 8);
-}
+inline float f16_at(const Byte* at) { return f16_to_f32(static_cast<std::uint16_t>(at[0] | at[1] << 8)); }
+inline void put_f32(float value, Byte* at) { std::memcpy(at, &value, 4); }  // as the machine has it, for NumPy
 
 // Eight codes are the bytes of a word, the first in the lowest.
 template <std::size_t kBytes = 8>
@@ -80,69 +77,216 @@ inline void fives_from_row(const Byte* __restrict row, Byte* __restrict high, By
   }
 }
 
-template <Ggml kType>
-constexpr std::size_t kRow = kType == Ggml::q8_0 ? 32 : has_fifth(kType) ? 20 : 16;  // bytes of 32 codes
-
-template <Ggml kType>
-void unpack(const Byte* __restrict in, std::size_t count, Byte* __restrict codes, std::uint16_t* __restrict scales,
-            std::uint16_t* __restrict minima) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const Byte* at = in + i * kGgmlBlocks[static_cast<int>(kType)].bytes;
-    Byte* row = codes + i * kRow<kType>;
-    scales[i] = u16_at(at);
-    at += 2;
-    if constexpr (has_minimum(kType)) {
-      minima[i] = u16_at(at);
-      at += 2;
-    }
-    if constexpr (kType == Ggml::q8_0)
-      std::memcpy(row, at, 32);
-    else if constexpr (has_fifth(kType))
-      fives_to_row(at, at + 4, row);
-    else
-      fours_to_row(at, row);
-  }
+// Eight codes of a byte each become as many bytes of a row as a code has bits.
+template <int kBits>
+inline void bytes_to_row(const Byte* __restrict codes, int count, Byte* __restrict row) {
+  for (int run = 0; run < count / 8; ++run) store<kBits>(gather<kBits>(load(codes + 8 * run)), row + kBits * run);
 }
 
 template <Ggml kType>
-void pack(const Byte* __restrict codes, const std::uint16_t* __restrict scales, const std::uint16_t* __restrict minima,
-          std::size_t count, Byte* __restrict out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    Byte* at = out + i * kGgmlBlocks[static_cast<int>(kType)].bytes;
-    const Byte* row = codes + i * kRow<kType>;
-    put_u16(scales[i], at);
-    at += 2;
-    if constexpr (has_minimum(kType)) {
-      put_u16(minima[i], at);
-      at += 2;
-    }
-    if constexpr (kType == Ggml::q8_0)
-      std::memcpy(at, row, 32);
-    else if constexpr (has_fifth(kType))
-      fives_from_row(row, at, at + 4);
-    else
-      fours_from_row(row, at);
+constexpr GgmlBlock kOf = kGgmlBlocks[static_cast<int>(kType)];
+
+// Types with a header of scales (and minima) of f16 or less, which stay as they are, and codes behind it.
+template <Ggml kType>
+void apart(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict minima) {
+  constexpr std::size_t kScales = kOf<kType>.scales, kMinima = kOf<kType>.minima;
+  std::memcpy(scales, b, kScales);
+  if constexpr (kMinima != 0) std::memcpy(minima, b + kScales, kMinima);
+  const Byte* q = b + kScales + kMinima;
+  if constexpr (kType == Ggml::q8_0 || kType == Ggml::q2_0)
+    std::memcpy(row, q, kOf<kType>.bytes - kScales);
+  else if constexpr (has_fifth(kType))
+    fives_to_row(q, q + 4, row);
+  else
+    fours_to_row(q, row);
+}
+
+template <Ggml kType>
+void together(const Byte* __restrict row, const Byte* __restrict scales, const Byte* __restrict minima,
+              Byte* __restrict b) {
+  constexpr std::size_t kScales = kOf<kType>.scales, kMinima = kOf<kType>.minima;
+  std::memcpy(b, scales, kScales);
+  if constexpr (kMinima != 0) std::memcpy(b + kScales, minima, kMinima);
+  Byte* q = b + kScales + kMinima;
+  if constexpr (kType == Ggml::q8_0)
+    std::memcpy(q, row, 32);
+  else if constexpr (has_fifth(kType))
+    fives_from_row(row, q, q + 4);
+  else
+    fours_from_row(row, q);
+}
+
+// Runs of 8 bytes: low nibbles, then high ones.
+template <>
+void apart<Ggml::nvfp4>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict) {
+  std::memcpy(scales, b, 4);
+  for (int k = 0; k < 4; ++k) {
+    const std::uint64_t word = load(b + 4 + 8 * k);
+    store<4>(gather<4>(word & kLowNibbles), row + 8 * k);
+    store<4>(gather<4>(word >> 4 & kLowNibbles), row + 8 * k + 4);
   }
+}
+
+template <>
+void together<Ggml::nvfp4>(const Byte* __restrict row, const Byte* __restrict scales, const Byte* __restrict,
+                           Byte* __restrict b) {
+  std::memcpy(b, scales, 4);
+  for (int k = 0; k < 4; ++k) {
+    const Byte* from = row + 8 * k;
+    store(spread<4>(load<4>(from)) | spread<4>(load<4>(from + 4)) << 4, b + 4 + 8 * k);
+  }
+}
+
+// Types whose scales are products, which f32 holds: `scale * code`, or `scale * code + minimum`.
+template <>
+void apart<Ggml::q2_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales,
+                       Byte* __restrict minima) {
+  const float d = f16_at(b + 80), least = f16_at(b + 82);
+  Byte codes[256];
+  for (int k = 0; k < 16; ++k) {
+    put_f32(d * static_cast<float>(b[k] & 15), scales + 4 * k);
+    put_f32(-(least * static_cast<float>(b[k] >> 4)), minima + 4 * k);
+    const Byte* q = b + 16 + k / 8 * 32 + k % 2 * 16;
+    for (int j = 0; j < 16; ++j) codes[16 * k + j] = q[j] >> (k % 8 / 2 * 2) & 3;
+  }
+  bytes_to_row<2>(codes, 256, row);
+}
+
+template <>
+void apart<Ggml::q3_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict) {
+  const float d = f16_at(b + 108);
+  Byte codes[256];
+  for (int k = 0; k < 16; ++k) {
+    const int low = b[96 + k % 8] >> 4 * (k / 8) & 15, high = b[104 + k % 4] >> 2 * (k / 4) & 3;
+    put_f32(d * static_cast<float>((low | high << 4) - 32), scales + 4 * k);
+    const Byte *q = b + 32 + k / 8 * 32 + k % 2 * 16, *top = b + k % 2 * 16;
+    for (int j = 0; j < 16; ++j)
+      codes[16 * k + j] = static_cast<Byte>((q[j] >> (k % 8 / 2 * 2) & 3) | (top[j] >> (k / 2) & 1) << 2);
+  }
+  bytes_to_row<3>(codes, 256, row);
+}
+
+// The scales and minima of Q4_K and Q5_K, six bits each in the 12 bytes at `s`.
+inline void six_bits(const Byte* b, Byte* __restrict scales, Byte* __restrict minima) {
+  const float d = f16_at(b), least = f16_at(b + 2);
+  const Byte* s = b + 4;
+  for (int k = 0; k < 8; ++k) {
+    const int scale = k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;
+    const int minimum = k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
+    put_f32(d * static_cast<float>(scale), scales + 4 * k);
+    put_f32(-(least * static_cast<float>(minimum)), minima + 4 * k);
+  }
+}
+
+template <>
+void apart<Ggml::q4_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales,
+                       Byte* __restrict minima) {
+  six_bits(b, scales, minima);
+  Byte codes[256];
+  for (int k = 0; k < 8; ++k)
+    for (int j = 0; j < 32; ++j) codes[32 * k + j] = b[16 + k / 2 * 32 + j] >> (k % 2 * 4) & 15;
+  bytes_to_row<4>(codes, 256, row);
+}
+
+template <>
+void apart<Ggml::q5_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales,
+                       Byte* __restrict minima) {
+  six_bits(b, scales, minima);
+  Byte codes[256];
+  for (int k = 0; k < 8; ++k)
+    for (int j = 0; j < 32; ++j)
+      codes[32 * k + j] = static_cast<Byte>((b[48 + k / 2 * 32 + j] >> (k % 2 * 4) & 15) | (b[16 + j] >> k & 1) << 4);
+  bytes_to_row<5>(codes, 256, row);
+}
+
+template <>
+void apart<Ggml::q6_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict) {
+  const float d = f16_at(b + 208);
+  Byte codes[256];
+  for (int k = 0; k < 16; ++k) {
+    put_f32(d * static_cast<float>(static_cast<std::int8_t>(b[192 + k])), scales + 4 * k);
+    const Byte *q = b + k / 8 * 64 + k % 4 * 16, *top = b + 128 + k / 8 * 32 + k % 2 * 16;
+    for (int j = 0; j < 16; ++j)
+      codes[16 * k + j] =
+          static_cast<Byte>((q[j] >> (k % 8 / 4 * 4) & 15) | (top[j] >> (k % 8 / 2 * 2) & 3) << 4);
+  }
+  bytes_to_row<6>(codes, 256, row);
+}
+
+template <>
+void apart<Ggml::iq4_xs>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict) {
+  const float d = f16_at(b);
+  const int high = b[2] | b[3] << 8;
+  for (int k = 0; k < 8; ++k) {
+    const int scale = (b[4 + k / 2] >> 4 * (k % 2) & 15) | (high >> 2 * k & 3) << 4;
+    put_f32(d * static_cast<float>(scale - 32), scales + 4 * k);
+    fours_to_row(b + 8 + 16 * k, row + 16 * k);
+  }
+}
+
+template <>
+void apart<Ggml::tq2_0>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict) {
+  std::memcpy(scales, b + 64, 2);
+  Byte codes[256];
+  for (int k = 0; k < 8; ++k)
+    for (int j = 0; j < 32; ++j) codes[32 * k + j] = b[k / 4 * 32 + j] >> 2 * (k % 4) & 3;
+  bytes_to_row<2>(codes, 256, row);
+}
+
+template <Ggml kType>
+void unpack(const Byte* in, std::size_t count, Byte* codes, Byte* scales, Byte* minima) {
+  constexpr GgmlBlock kBlock = kOf<kType>;
+  for (std::size_t i = 0; i < count; ++i)
+    apart<kType>(in + i * kBlock.bytes, codes + i * (kBlock.elements * kBlock.bits / 8), scales + i * kBlock.scales,
+                 minima + i * kBlock.minima);
+}
+
+template <Ggml kType>
+void pack(const Byte* codes, const Byte* scales, const Byte* minima, std::size_t count, Byte* out) {
+  constexpr GgmlBlock kBlock = kOf<kType>;
+  for (std::size_t i = 0; i < count; ++i)
+    together<kType>(codes + i * (kBlock.elements * kBlock.bits / 8), scales + i * kBlock.scales,
+                    minima + i * kBlock.minima, out + i * kBlock.bytes);
 }
 
 }  // namespace
 
-void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint8_t* codes, std::uint16_t* scales,
-                 std::uint16_t* minima) {
-  if (type == Ggml::q4_0) unpack<Ggml::q4_0>(in, count, codes, scales, minima);
-  if (type == Ggml::q4_1) unpack<Ggml::q4_1>(in, count, codes, scales, minima);
-  if (type == Ggml::q5_0) unpack<Ggml::q5_0>(in, count, codes, scales, minima);
-  if (type == Ggml::q5_1) unpack<Ggml::q5_1>(in, count, codes, scales, minima);
-  if (type == Ggml::q8_0) unpack<Ggml::q8_0>(in, count, codes, scales, minima);
+void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint8_t* codes, std::uint8_t* scales,
+                 std::uint8_t* minima) {
+#define INGOT_CASE(name) \
+  if (type == Ggml::name) return unpack<Ggml::name>(in, count, codes, scales, minima)
+  INGOT_CASE(q2_0);
+  INGOT_CASE(q4_0);
+  INGOT_CASE(q4_1);
+  INGOT_CASE(q5_0);
+  INGOT_CASE(q5_1);
+  INGOT_CASE(q8_0);
+  INGOT_CASE(q2_k);
+  INGOT_CASE(q3_k);
+  INGOT_CASE(q4_k);
+  INGOT_CASE(q5_k);
+  INGOT_CASE(q6_k);
+  INGOT_CASE(iq4_nl);
+  INGOT_CASE(iq4_xs);
+  INGOT_CASE(tq2_0);
+  INGOT_CASE(mxfp4);
+  INGOT_CASE(nvfp4);
+#undef INGOT_CASE
 }
 
-void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint16_t* scales, const std::uint16_t* minima,
+void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint8_t* scales, const std::uint8_t* minima,
                std::size_t count, std::uint8_t* out) {
-  if (type == Ggml::q4_0) pack<Ggml::q4_0>(codes, scales, minima, count, out);
-  if (type == Ggml::q4_1) pack<Ggml::q4_1>(codes, scales, minima, count, out);
-  if (type == Ggml::q5_0) pack<Ggml::q5_0>(codes, scales, minima, count, out);
-  if (type == Ggml::q5_1) pack<Ggml::q5_1>(codes, scales, minima, count, out);
-  if (type == Ggml::q8_0) pack<Ggml::q8_0>(codes, scales, minima, count, out);
+#define INGOT_CASE(name) \
+  if (type == Ggml::name) return pack<Ggml::name>(codes, scales, minima, count, out)
+  INGOT_CASE(q4_0);
+  INGOT_CASE(q4_1);
+  INGOT_CASE(q5_0);
+  INGOT_CASE(q5_1);
+  INGOT_CASE(q8_0);
+  INGOT_CASE(iq4_nl);
+  INGOT_CASE(mxfp4);
+  INGOT_CASE(nvfp4);
+#undef INGOT_CASE
 }
 
 }  // namespace ingot::INGOT_ISA

@@ -38,10 +38,10 @@
   EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                \
                                const EntropyShape& shape, void* out, std::uint8_t* scratch, std::size_t* bad);        \
   void ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const float* grid, float* out);              \
-  void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint16_t* scales, const std::uint16_t* minima,      \
+  void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint8_t* scales, const std::uint8_t* minima,        \
                  std::size_t count, std::uint8_t* out);                                                               \
-  void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint8_t* codes, std::uint16_t* scales,  \
-                   std::uint16_t* minima);                                                                            \
+  void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint8_t* codes, std::uint8_t* scales,   \
+                   std::uint8_t* minima);                                                                             \
   RecordsSeen gather_column(const std::uint8_t* records, std::size_t n, std::uint64_t key, int column, void* out,     \
                             Dtype type);                                                                              \
   void scaled_decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, void* out, Dtype type);       \

@@ -202,6 +202,8 @@ class Repacked:
         value keeps its bits. Known before anything is written.
     reader : callable
         Begins a pass over the tensor; for an exact one only.
+    rounded : bool
+        Indices and scales are the same, and values are once they are rounded to the tensor's type; in f32 not all are.
     """
 
     layout: Layout
@@ -211,10 +213,11 @@ class Repacked:
     memory: int
     why_not: str | None
     reader: Callable[[], RepackReader]
+    rounded: bool = False
 
     @property
     def exact(self) -> bool:
-        """Whether every value decodes to the same bits."""
+        """Whether every value decodes to the same bits, in the tensor's own type at least."""
         return self.why_not is None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ingot.codecs.blocks.apart import STRANGE
 from ingot.codecs.blocks.grids import OF_TYPE, grid
+from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.core import native
-from ingot.model.layouts.families import AFFINE
+from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES
-from ingot.testing.reference.affine import pack
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.testing.reference.ggml import DECODERS
 
 decode = native.kernels.ggml_decode
@@ -55,42 +57,72 @@ def test_wrong_sizes(type: str, nbytes: int, grid: int, size: int) -> None:
         decode(type, np.zeros(nbytes, np.uint8), entries, np.empty(size, np.float32))
 
 
-@pytest.mark.parametrize("type", AFFINE)
-def test_integers_are_taken_out_and_put_back(type: str) -> None:
-    """Codes are those of the decoder, rows of them the lowest bits first."""
-    own, block = AFFINE[type], TYPES[type]
+@pytest.mark.parametrize("type", OWN)
+def test_codes_are_taken_out_and_put_back(type: str) -> None:
+    """What is taken apart stands for the reference's values; it is put together to the same bytes."""
+    own, block = OWN[type], TYPES[type]
     blocks = np.random.default_rng(7).integers(0, 256, (501, block.nbytes), dtype=np.uint8)
-    ones = blocks.copy()
-    ones[:, :2] = np.array([1], "<f2").view(np.uint8)
-    if own.zeros:
-        ones[:, 2:4] = 0
-    codes = np.empty(501 * 4 * own.bits, np.uint8)
-    scales, minima = np.empty(501, np.uint16), np.empty(501, np.uint16) if own.zeros else None
-    native.kernels.ggml_unpack(type, blocks.reshape(-1), codes, scales, minima)
+    blocks[0], blocks[1] = 0, 255
+    with np.errstate(all="ignore"):
+        expected = DECODERS[type](blocks).reshape(501, block.elements)
+        codes, scales, *minima = sizes_of(type, 501)
+        native.kernels.ggml_unpack(type, blocks.reshape(-1), codes, scales, minima[0] if minima else None)
+        bits = np.unpackbits(codes.reshape(501, -1), axis=1, bitorder="little").reshape(501, block.elements, own.bits)
+        whole = (bits << np.arange(own.bits)).sum(axis=2)
+        if isinstance(own, ScaledCodebookLayout):
+            values = numbers(own.values or "")[whole]
+            times = numbers(own.scales)[scales] if own.scales not in ("f16", "f32") else typed(scales, own.scales)
+        else:
+            values = (whole ^ 128) - 128.0 if own.signed else whole - float(own.zero_point or 0)
+            times = typed(scales, own.scales)
+        groups = times.reshape(501, -1, 1) * values.reshape(501, times.size // 501, -1).astype(np.float32)
+        found = (groups + typed(minima[0], own.scales).reshape(501, -1, 1)) if minima else groups
+    sound = np.isfinite(expected).all(axis=1)
+    if type in STRANGE:
+        sound &= ~np.isin(scales.reshape(501, -1), STRANGE[type]).any(axis=1)
+    assert sound.sum() > 20
+    assert np.array_equal(found.reshape(501, -1)[sound], expected[sound])
+    if type not in AFFINE and type not in CODEBOOKS:
+        return
     again = np.empty(blocks.size, np.uint8)
-    native.kernels.ggml_pack(type, codes, scales, minima, again)
+    native.kernels.ggml_pack(type, codes, scales, minima[0] if minima else None, again)
     assert again.tobytes() == blocks.tobytes()
-    assert scales.tobytes() == blocks[:, :2].tobytes()
-    assert minima is None or minima.tobytes() == blocks[:, 2:4].tobytes()
-    wanted = DECODERS[type](ones).astype(np.int64) + (own.zero_point or 0)
-    assert codes.tobytes() == pack((wanted & ((1 << own.bits) - 1)).astype(np.uint8), own.bits, msb=False).tobytes()
+
+
+def sizes_of(type: str, count: int) -> list[np.ndarray]:
+    """Return room for the codes, scales and minima of so many blocks."""
+    parts = OWN[type].part_specs((count, TYPES[type].elements))
+    return [np.empty(part.length or 0, np.uint8) for part in parts]
+
+
+def typed(raw: np.ndarray, dtype: str) -> np.ndarray:
+    return raw.view(np.float16 if dtype == "f16" else np.float32).astype(np.float32)
 
 
 @pytest.mark.parametrize(
     ("type", "sizes", "minima"),
     [
-        ("q4_k", (144, 128, 1), None),
-        ("q4_0", (18, 16, 2), None),
-        ("q4_0", (18, 15, 1), None),
-        ("q4_0", (18, 16, 1), 1),
-        ("q4_1", (20, 16, 1), None),
-        ("q4_1", (20, 16, 1), 2),
+        ("iq3_s", (110, 128, 2), None),
+        ("q4_k", (144, 128, 32), None),
+        ("q4_0", (18, 16, 4), None),
+        ("q4_0", (18, 15, 2), None),
+        ("q4_0", (18, 16, 2), 2),
+        ("q4_1", (20, 16, 2), None),
+        ("q4_1", (20, 16, 2), 4),
+        ("nvfp4", (36, 32, 1), None),
     ],
 )
-def test_wrong_sizes_of_integers(type: str, sizes: tuple[int, int, int], minima: int | None) -> None:
-    blocks, codes = (np.zeros(size, np.uint8) for size in sizes[:2])
-    scales, low = np.zeros(sizes[2], np.uint16), None if minima is None else np.zeros(minima, np.uint16)
+def test_wrong_sizes_of_codes(type: str, sizes: tuple[int, int, int], minima: int | None) -> None:
+    blocks, codes, scales = (np.zeros(size, np.uint8) for size in sizes)
+    low = None if minima is None else np.zeros(minima, np.uint8)
     with pytest.raises(ValueError, match="expected"):
         native.kernels.ggml_unpack(type, blocks, codes, scales, low)
     with pytest.raises(ValueError, match="expected"):
         native.kernels.ggml_pack(type, codes, scales, low, blocks)
+
+
+def test_products_of_scales_are_not_put_together() -> None:
+    codes, scales, minima = sizes_of("q4_k", 1)
+    native.kernels.ggml_unpack("q4_k", np.zeros(144, np.uint8), codes, scales, minima)
+    with pytest.raises(ValueError, match="expected"):
+        native.kernels.ggml_pack("q4_k", codes, scales, minima, np.zeros(144, np.uint8))

@@ -11,6 +11,7 @@ import numpy as np
 from ingot.codecs.affine.encode import AffineEncoder, prepare
 from ingot.codecs.affine.offset import repack
 from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
+from ingot.codecs.affine.points import WHY_NOT, as_points
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
 from ingot.codecs.affine.to_words import to_words
 from ingot.codecs.base import Repacked, Rows, cannot, result
@@ -18,7 +19,7 @@ from ingot.codecs.blocks.repack import to_blocks
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.affine import CODES, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
+from ingot.model.layouts.affine import CODES, POINTS, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.words import WordsLayout
@@ -185,10 +186,15 @@ class AffineCodec:
         stored = _checked(tensor)
         if isinstance(layout, GgmlBlocksLayout):
             return to_blocks(tensor, stored, layout)
+        if not isinstance(layout, AffineLayout | WordsLayout):
+            return cannot(layout, f"affine integers are no {layout.codec}")
+        if stored.offset and not (isinstance(layout, AffineLayout) and layout.offset):
+            points = as_points(tensor, stored)
+            if points is None:
+                return cannot(layout, WHY_NOT)
+            tensor, stored = points, replace(stored, zero=POINTS)
         if isinstance(layout, WordsLayout):
             return to_words(tensor, replace(stored, dtype=tensor.dtype), layout)
-        if not isinstance(layout, AffineLayout):
-            return cannot(layout, f"affine integers are no {layout.codec}")
         return repack(tensor, replace(stored, dtype=tensor.dtype), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.codecs.base import FLOAT_TARGETS, Repacked, Rows, result
 from ingot.codecs.blocks.encode import BlocksEncoder, prepare
-from ingot.codecs.blocks.repack import from_blocks
+from ingot.codecs.blocks.from_blocks import from_blocks
 from ingot.codecs.blocks.values import BlockDecoder
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError
@@ -95,7 +95,7 @@ class BlocksCodec:
         return RunLayout(block.elements, {BLOCKS: block.nbytes})
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the integers of types Q4_0 to Q8_0 in an affine layout (``spec/gguf.md``, "Repacking")."""
+        """Return the codes and scales in a layout of another family (``spec/gguf.md``, "Repacking")."""
         return from_blocks(tensor, _checked(tensor), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:

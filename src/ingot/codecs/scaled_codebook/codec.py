@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any, ClassVar
 
-from ingot.codecs.base import FLOAT_TARGETS, decode_by_rows, result
+from ingot.codecs.base import FLOAT_TARGETS, Repacked, cannot, decode_by_rows, result
+from ingot.codecs.blocks.codebooks import to_blocks
 from ingot.codecs.options import source_dtype
 from ingot.codecs.palette.rows import require_padding
 from ingot.codecs.scaled_codebook.decode import Held, ScaledReader, TransposedReader, Window, decoder_of
 from ingot.codecs.scaled_codebook.encode import ScaledEncoder
 from ingot.codecs.scaled_codebook.options import layout_of
+from ingot.codecs.scaled_codebook.repack import repack
 from ingot.codecs.scaled_codebook.tables import TABLES
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
+from ingot.model.layouts.base import Layout
+from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import (
     CODEBOOK,
     DTYPES_OF_VALUES,
@@ -76,6 +80,19 @@ class ScaledCodebookCodec:
     def reader(self, tensor: Tensor) -> ScaledReader | TransposedReader:
         layout = _checked(tensor)
         return TransposedReader(tensor, layout) if layout.transposed else ScaledReader(tensor, layout)
+
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return the same indices and scales in another layout of the family, or in ggml's blocks
+        (``spec/scaled_codebook.md``, "Repacking").
+
+        Reads tables, scales and the second scale, and checks their digests, where only they tell whether values stay.
+        """
+        stored = _checked(tensor)
+        if isinstance(layout, GgmlBlocksLayout):
+            return to_blocks(tensor, stored, layout)
+        if not isinstance(layout, ScaledCodebookLayout):
+            return cannot(layout, f"indices of a codebook are no {layout.codec}")
+        return repack(tensor, stored, layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> ScaledEncoder:
         """Prepare to encode. Options, all with defaults:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,30 +75,70 @@ class BitsandbytesFormat(Dialect):
         layout = layout_to_write(spec)
         if isinstance(layout, str):
             return layout
+        if _is_int8(layout):
+            whole = spec.name.endswith(WEIGHT) and len(spec.shape) == 2
+            return None if whole else f"its rows of 8 bits are matrices X{WEIGHT}"
         wanted = ScaledCodebookLayout(4, layout.grid, layout.dtype, values=layout.values, order=HIGH_FIRST)
-        if layout != wanted or layout.values not in _TYPES or not isinstance(layout.grid, Run):
-            return "it is written as nf4 or fp4 in flat runs with scales in f32, high bits first"
+        if (
+            layout != replace(wanted, scales=layout.scales, nested=layout.nested)
+            or layout.values not in _TYPES
+            or not isinstance(layout.grid, Run)
+        ):
+            return "it is written as nf4 or fp4 in flat runs, high bits first, or as rows of i8 with its own factor"
+        if layout.scales != "f32" and layout.nested is None:
+            return "its scales are f32, or codes of a table"
         if layout.grid.elements not in _BLOCKS or not spec.name.endswith(WEIGHT) or len(spec.shape) != 2:
             return f"its packed layers are matrices X{WEIGHT} with a scale for {', '.join(map(str, _BLOCKS))} elements"
         return None
 
+    def fitted(self, artifact: Artifact) -> BitsandbytesFormat:
+        """Return the dialect itself.
+
+        Raises ``UnsupportedError`` ``bitsandbytes.mixed``: layers of four and of eight bits, of which a folder has one.
+        """
+        bits = {ScaledCodebookLayout.of(spec).bits for spec in artifact.tensors if spec.codec in self.codecs}
+        if len(bits) > 1:
+            raise UnsupportedError("expected layers of four bits, or of eight, found both", rule="bitsandbytes.mixed")
+        return self
+
     def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """``X.weight``, ``absmax``, ``quant_map`` and the state."""
+        """``X.weight``, ``absmax``, ``quant_map`` and the state; or ``X.weight`` and ``X.SCB``."""
         layout = ScaledCodebookLayout.of(spec)
+        sizes = {part.role: part.length or 0 for part in layout.part_specs(spec.shape)}
+        if _is_int8(layout):
+            stem, rows = spec.name.removesuffix(WEIGHT), spec.shape[0]
+            return [
+                Piece(INDICES, spec.name, "i8", spec.shape, sizes[INDICES]),
+                Piece(SCALES, stem + ".SCB", "f32", (rows,), sizes[SCALES]),
+                Piece("format", stem + ".weight_format", "u8", (), 1, lambda: b"\0"),
+            ]
         assert isinstance(layout.grid, Run)
         assert layout.values
-        codes, scales = layout.part_specs(spec.shape)
-        state = {
+        state: dict[str, Any] = {
             "quant_type": layout.values,
             "blocksize": layout.grid.elements,
             "dtype": DTYPES[layout.dtype].torch,
             "shape": list(spec.shape),
         }
+        nested, scales, more = layout.nested, "f32", []
+        if nested is not None:
+            scales = "u8"
+            outer = sizes[SCALE_SCALES]
+            more = [
+                Piece(SCALE_SCALES, spec.name + ".nested_absmax", "f32", (outer // 4,), outer),
+                Piece(SCALE_CODEBOOK, spec.name + ".nested_quant_map", "f32", (256,), sizes[SCALE_CODEBOOK]),
+            ]
+            state |= {
+                "nested_blocksize": nested.run,
+                "nested_dtype": "float32",
+                "nested_offset": nested.offset,
+            }
         text, table = json.dumps(state).encode(), _table(layout.values)
-        size = codes.length or 0
+        count = sizes[SCALES] // DTYPES[scales].nbytes(1)
         return [
-            Piece(INDICES, spec.name, "u8", (size, 1), size),
-            Piece(SCALES, spec.name + ".absmax", "f32", ((scales.length or 0) // 4,), scales.length or 0),
+            Piece(INDICES, spec.name, "u8", (sizes[INDICES], 1), sizes[INDICES]),
+            Piece(SCALES, spec.name + ".absmax", scales, (count,), sizes[SCALES]),
+            *more,
             Piece("table", spec.name + ".quant_map", "f32", (16,), len(table), lambda: table),
             Piece("state", spec.name + _STATE + layout.values, "u8", (len(text),), len(text), lambda: text),
         ]
@@ -107,17 +148,23 @@ class BitsandbytesFormat(Dialect):
         layouts = [ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec in self.codecs]
         if not layouts:
             return {}
+        four = [layout for layout in layouts if layout.bits == 4]
+        first = (four or layouts)[0]
         keys = {
             "quant_method": "bitsandbytes",
-            "load_in_4bit": True,
-            "load_in_8bit": False,
-            "bnb_4bit_quant_type": layouts[0].values,
-            "bnb_4bit_compute_dtype": DTYPES[layouts[0].dtype].torch,
-            "bnb_4bit_use_double_quant": False,
+            "load_in_4bit": bool(four),
+            "load_in_8bit": not four,
+            "bnb_4bit_quant_type": first.values if four else "fp4",
+            "bnb_4bit_compute_dtype": DTYPES[first.dtype].torch,
+            "bnb_4bit_use_double_quant": first.nested is not None,
             "bnb_4bit_quant_storage": "uint8",
         }
         dense = module_names(artifact.tensors, ScaledCodebookLayout.codec)
         return {HUGGING_FACE: {**keys, "llm_int8_skip_modules": dense}}
+
+
+def _is_int8(layout: ScaledCodebookLayout) -> bool:
+    return layout == ScaledCodebookLayout(8, ROW, layout.dtype, values="i8", factor=_FACTOR)
 
 
 def _int8(entries: Entries, key: str, stem: str, dtype: str) -> Layer:

@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import WEIGHT, Entries, Layer
-from ingot.formats.dialects.floats import POWERS, SCALE_TYPES, block_size, fp4_layer, fp8_layer
-from ingot.model.layouts.affine import Group
-from ingot.model.layouts.scaled_codebook import DIVIDE, INDICES, SCALES, SECOND, ScaledCodebookLayout
+from ingot.formats.dialects.floats import POWERS, SCALE_TYPES, block_size, fp4_layer, fp8_layer, layout_to_write
+from ingot.formats.safetensors.pieces import Piece
+from ingot.model.layouts.affine import Group, Row, Whole
+from ingot.model.layouts.scaled_codebook import (
+    DIVIDE,
+    DTYPES_OF_VALUES,
+    INDICES,
+    SCALES,
+    SECOND,
+    ScaledCodebookLayout,
+    Tiles,
+)
+from ingot.model.spec import TensorSpec
 
 DIALECT = "compressed-tensors"
 PACKED, SCALE, SECOND_SCALE = "_packed", "_scale", "_global_scale"
+
+
+_MX = ScaledCodebookLayout(4, Group(32), "f32", scales=POWERS, values="f4_e2m1fn")
+_PACKS: Mapping[str, ScaledCodebookLayout] = {
+    "nvfp4-pack-quantized": replace(_MX, grid=Group(16), scales="f8_e4m3fn", second=DIVIDE),
+    "mxfp4-pack-quantized": _MX,
+    "mxfp6-pack-quantized": replace(_MX, bits=6, values="f6_e2m3fn"),
+    "mxfp8-quantized": replace(_MX, bits=8, values="f8_e4m3fn"),
+}
+"""Layouts that have a format of their own, of any element type."""
+
+
+class FloatKind(NamedTuple):
+    """What layers of floats in one group of ``config.json`` share; ``scales`` are a type of torch, where it is said."""
+
+    format: str
+    bits: int
+    strategy: str
+    group: int | None
+    block: tuple[int, int] | None
+    scales: str | None
 
 
 def float_layer(entries: Entries, stem: str, kinds: Sequence[Mapping[str, Any]], dtype: str) -> Layer:
@@ -74,3 +106,61 @@ def _six_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) 
         )
     layout = ScaledCodebookLayout(6, Group(32), dtype, scales=POWERS, values="f6_e2m3fn")
     return Layer(name, shape, layout, keys)
+
+
+def refuses_floats(spec: TensorSpec) -> str | None:
+    """Why a scaled codebook is no layer of floats; None if it is one."""
+    layout = layout_to_write(spec)
+    if isinstance(layout, str):
+        return layout
+    if _format_of(layout) is None:
+        return f"its layers of floats are {', '.join(_PACKS)} and float-quantized, found another table or other scales"
+    if isinstance(layout.grid, Group) and spec.shape[1] % 32:
+        return f"its groups are of rows in 32s, found {spec.shape[1]} columns"
+    return None
+
+
+def float_pieces(spec: TensorSpec) -> list[Piece]:
+    """Return the entries of a layer of floats that is not refused."""
+    layout, (rows, cols) = ScaledCodebookLayout.of(spec), spec.shape
+    sizes = {part.role: part.length or 0 for part in spec.parts}
+    packed = layout.bits < 8
+    codes = (rows, cols * layout.bits // 8)
+    match layout.grid:
+        case Tiles(tall, wide):
+            grid: tuple[int, ...] = (-(-rows // tall), -(-cols // wide))
+        case Row() | Group():
+            grid = (rows, layout.groups(cols))
+        case _:
+            grid = (1,)
+    kind = "u8" if layout.scales == POWERS else layout.scales
+    weight = ("u8", spec.name + PACKED) if packed else ("f8_e4m3fn", spec.name)
+    pieces = [
+        Piece(INDICES, weight[1], weight[0], codes, sizes[INDICES]),
+        Piece(SCALES, spec.name + SCALE, kind, grid, sizes[SCALES]),
+    ]
+    return [*pieces, Piece(SECOND, spec.name + SECOND_SCALE, "f32", (1,), 4)] if layout.second else pieces
+
+
+def float_kind(layout: ScaledCodebookLayout) -> FloatKind:
+    """Return what layers of floats in one group share."""
+    grid, format = layout.grid, _format_of(layout)
+    assert format is not None
+    strategy = {Whole: "tensor", Row: "channel", Group: "group", Tiles: "block"}[type(grid)]
+    return FloatKind(
+        format=format,
+        bits=layout.bits,
+        strategy="tensor_group" if layout.second else strategy,
+        group=grid.columns if isinstance(grid, Group) else None,
+        block=(grid.rows, grid.columns) if isinstance(grid, Tiles) else None,
+        scales={POWERS: "torch.uint8", "f8_e4m3fn": "torch.float8_e4m3fn"}.get(layout.scales),
+    )
+
+
+def _format_of(layout: ScaledCodebookLayout) -> str | None:
+    for name, known in _PACKS.items():
+        if layout == replace(known, dtype=layout.dtype):
+            return name
+    plain = ScaledCodebookLayout(8, layout.grid, layout.dtype, scales=layout.scales, values="f8_e4m3fn")
+    grids = isinstance(layout.grid, Whole | Row | Group | Tiles)
+    return "float-quantized" if layout == plain and layout.scales in DTYPES_OF_VALUES and grids else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer, PackedLayout
-from ingot.formats.dialects.compressed_floats import float_layer
+from ingot.formats.dialects.compressed_floats import float_kind, float_layer, float_pieces, refuses_floats
 from ingot.formats.dialects.floats import FP8, config_dtype
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
@@ -33,6 +33,7 @@ from ingot.model.layouts.affine import (
 )
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.words import INTS, ORDER, PACKED, PACKED_LOOSE, WordsLayout, words
 from ingot.model.spec import TensorSpec
@@ -47,13 +48,27 @@ FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense", "mixed
 METHODS = ("compressed-tensors", "sparseml")
 
 
+class Kind(NamedTuple):
+    """What layers in one group of ``config.json`` share."""
+
+    format: str
+    bits: int
+    strategy: str
+    group: int | None
+    block: tuple[int, int] | None = None
+    scales: str | None = None
+    type: str = "int"
+    symmetric: bool = True
+    ordered: bool = False
+
+
 class CompressedTensorsFormat(Dialect):
-    """Dense tensors, and integers of 1 to 8 bits in words (pack-quantized) or bytes (int-quantized)."""
+    """Dense tensors, integers of 1 to 8 bits in words (pack-quantized) or bytes (int-quantized), and small floats."""
 
     name = "compressed-tensors"
-    summary = "a folder of compressed-tensors: dense tensors, and layers of integers (pack-quantized, int-quantized)"
+    summary = "a folder of compressed-tensors: dense tensors, and integers in words or bytes, FP8, NVFP4 and MX formats"
     config_keys = (HUGGING_FACE, "compression_config")
-    codecs = (AffineLayout.codec, WordsLayout.codec)
+    codecs = (AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names it, with formats that are read."""
@@ -91,6 +106,8 @@ class CompressedTensorsFormat(Dialect):
             return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
         if any(part.encoding != "raw" for part in spec.parts):
             return "its packed layers are uncompressed"
+        if isinstance(layout, ScaledCodebookLayout):
+            return refuses_floats(spec)
         if isinstance(layout, WordsLayout):
             return None if layout.form in (PACKED, INTS) else f"its words are of the form {PACKED}, not {layout.form}"
         assert isinstance(layout, AffineLayout)
@@ -99,6 +116,8 @@ class CompressedTensorsFormat(Dialect):
     def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
         """``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero points."""
         layout, stem = layout_of(spec), spec.name.removesuffix(WEIGHT)
+        if isinstance(layout, ScaledCodebookLayout):
+            return float_pieces(spec)
         sizes = {part.role: part.length or 0 for part in spec.parts}
         rows, cols = spec.shape
         if isinstance(layout, WordsLayout):
@@ -125,7 +144,7 @@ class CompressedTensorsFormat(Dialect):
 
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as compressed-tensors writes it: a group of layers for each kind of them."""
-        kinds: dict[tuple[Any, ...], list[str]] = {}
+        kinds: dict[Kind, list[str]] = {}
         dense = []
         for spec in artifact.tensors:
             name = spec.name.removesuffix(WEIGHT)
@@ -139,7 +158,7 @@ class CompressedTensorsFormat(Dialect):
             f"group_{number}": _group_stated(kind, ["Linear"] if len(kinds) == 1 else names)
             for number, (kind, names) in enumerate(kinds.items())
         }
-        formats = {kind[0] for kind in kinds}
+        formats = {kind.format for kind in kinds}
         return {
             HUGGING_FACE: {
                 "quant_method": "compressed-tensors",
@@ -339,36 +358,38 @@ def _divides(shape: Shape, blocks: Shape) -> bool:
     return all(own and size % own == 0 for size, own in zip(shape, blocks, strict=True))
 
 
-def _kind(layout: Any) -> tuple[Any, ...]:
-    """Return what layers of one group share: format, bits, strategy, group, whether symmetric, whether ordered."""
+def _kind(layout: Any) -> Kind:
+    """Return what layers of one group share."""
+    if isinstance(layout, ScaledCodebookLayout):
+        return Kind(*float_kind(layout), "float")
     if isinstance(layout, WordsLayout):
-        strategy = "channel" if layout.group is None else "group"
         format = "pack-quantized" if layout.form == PACKED else "int-quantized"
-        return format, layout.bits, strategy, layout.group, isinstance(layout.zero, Constant), layout.order
+        strategy = "channel" if layout.group is None else "group"
+        symmetric = isinstance(layout.zero, Constant)
+        return Kind(format, layout.bits, strategy, layout.group, symmetric=symmetric, ordered=layout.order)
     grid = layout.grid
     strategy = "tensor" if isinstance(grid, Whole) else "channel" if isinstance(grid, Row) else "group"
-    format = "int-quantized" if layout.signed else "pack-quantized"
-    return format, layout.bits, strategy, layout.group_size, True, False
+    return Kind("int-quantized" if layout.signed else "pack-quantized", layout.bits, strategy, layout.group_size)
 
 
-def _group_stated(kind: tuple[Any, ...], targets: Sequence[str]) -> dict[str, Any]:
-    format, bits, strategy, group, symmetric, ordered = kind
-    weights = {
-        "num_bits": bits,
-        "type": "int",
-        "symmetric": symmetric,
-        "strategy": strategy,
-        "group_size": group,
-        "block_structure": None,
+def _group_stated(kind: Kind, targets: Sequence[str]) -> dict[str, Any]:
+    weights: dict[str, Any] = {
+        "num_bits": kind.bits,
+        "type": kind.type,
+        "symmetric": kind.symmetric,
+        "strategy": kind.strategy,
+        "group_size": kind.group,
+        "block_structure": None if kind.block is None else list(kind.block),
         "dynamic": False,
-        "actorder": "group" if ordered else None,
+        "actorder": "group" if kind.ordered else None,
         "observer": "minmax",
         "observer_kwargs": {},
+        **({"scale_dtype": kind.scales, "zp_dtype": kind.scales} if kind.scales else {}),
     }
     return {
         "targets": list(targets),
         "weights": weights,
         "input_activations": None,
         "output_activations": None,
-        "format": format,
+        "format": kind.format,
     }

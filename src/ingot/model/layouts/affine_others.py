@@ -25,9 +25,9 @@ def alternatives(layout: AffineLayout, tensor: Described) -> Iterator[Alternativ
 
     Low bits first, signed codes as they are or shifted by half their range, one zero point for all codes kept as an
     attribute or spread out as a part, scales as f32 where that lets more zero points be shifted, zero points as
-    offsets, also with f32 scales; then a part of equal zero points as an attribute, and the words of other programs.
-    Which of them keeps every value, the codec's ``repack`` tells. Blocks, and codes packed as another matrix than the
-    tensor's own, have no other layout.
+    offsets, also with f32 scales, and offsets as zero points; then a part of equal zero points as an attribute, and the
+    words of other programs. Which of them keeps every value, the codec's ``repack`` tells. Blocks, and codes packed as
+    another matrix than the tensor's own, have no other layout.
     """
     stored = natural(layout, tensor.shape)
     if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
@@ -48,7 +48,8 @@ def alternatives(layout: AffineLayout, tensor: Described) -> Iterator[Alternativ
                 if packing is in_rows and not signed and zero == POINTS and scales in ("f16", "bf16"):
                     offsets.setdefault(scales, replace(target, zero=OFFSETS))
     yield from offsets.values()
-    if stored.offset:
+    if stored.offset:  # which may stand for zero points
+        yield from alternatives(replace(stored, zero=POINTS), tensor)
         return
     if stored.scales in ("f16", "bf16"):  # an offset of more bits than these have
         yield replace(in_rows, signed=False, scales="f32", zero=OFFSETS)

@@ -91,6 +91,31 @@ class OtherLayout:
         return dict(self.params)
 
 
+@dataclass(frozen=True, slots=True)
+class AsLaid:
+    """A tensor as it would be described in a layout of its numbers that it is not stored in."""
+
+    name: str
+    shape: Shape
+    layout: Storable
+
+    @property
+    def dtype(self) -> str:
+        return self.layout.dtype
+
+    @property
+    def codec(self) -> str:
+        return self.layout.codec
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.layout.attributes()
+
+    @property
+    def part_dtypes(self) -> Mapping[str, str]:
+        return {part.role: part.dtype for part in self.layout.part_specs(self.shape)}
+
+
 class Attributes:
     """Typed access to attributes that somebody else wrote; what does not fit is a ``CodecError`` of one rule."""
 

@@ -26,7 +26,7 @@ from ingot.model.layouts.affine import (
     Points,
     Row,
 )
-from ingot.model.layouts.base import Alternative, Attributes, Described, Shape, matrix_shape
+from ingot.model.layouts.base import Alternative, AsLaid, Attributes, Described, Shape, matrix_shape
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -213,29 +213,7 @@ class WordsLayout:
         if isinstance(self.zero, Points):
             yield replace(rows, zero=Constant(self.point))
         yield rows
-        yield from rows.alternatives(_AsRows(tensor.name, tensor.shape, tensor.dtype, rows))
-
-
-@dataclass(frozen=True, slots=True)
-class _AsRows:
-    """A tensor as it would be described with its integers row by row."""
-
-    name: str
-    shape: Shape
-    dtype: str
-    layout: AffineLayout
-
-    @property
-    def codec(self) -> str:
-        return self.layout.codec
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        return self.layout.attributes()
-
-    @property
-    def part_dtypes(self) -> Mapping[str, str]:
-        return {part.role: part.dtype for part in self.layout.part_specs(self.shape)}
+        yield from rows.alternatives(AsLaid(tensor.name, tensor.shape, replace(rows, dtype=tensor.dtype)))
 
 
 def words(codes: int, bits: int) -> int:

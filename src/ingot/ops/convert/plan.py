@@ -252,7 +252,8 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     for layout, wanted in accepts(format, spec):
         found = repack(CODECS[tensor.codec], tensor, layout)
         if found.exact:
-            return Repack(tensor, wanted, rule=rule, repack=found)
+            told = f"{rule} (values equal in {tensor.dtype}, not in f32)" if found.rounded else rule
+            return Repack(tensor, wanted, rule=told, repack=found)
     return stays
 
 

@@ -1,4 +1,4 @@
-"""ggml's blocks of integers as affine integers, and back: the same integers, scales and values."""
+"""ggml's blocks as affine integers or codebooks, and back: the same codes, scales and values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.base import Repacked
+from ingot.codecs.blocks.apart import STRANGE, pack
 from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.repack import to_blocks
-from ingot.model.layouts.affine import OFFSETS, POINTS, AffineLayout
-from ingot.model.layouts.families import AFFINE, alternatives
+from ingot.codecs.scaled_codebook.tables import numbers
+from ingot.codecs.table import CODECS
+from ingot.core import native
+from ingot.model.layouts.affine import OFFSETS, POINTS
+from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN, alternatives
 from ingot.model.layouts.ggml import GgmlBlocksLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor, repacked, zstd_part
@@ -22,14 +27,23 @@ from ingot.testing.codecs import encode_tensor, repacked, zstd_part
 BLOCKS, AFFINE_CODEC = BlocksCodec(), AffineCodec()
 
 
-def stored(kind: str, rows: int = 7, cols: int = 96, seed: int = 3) -> Tensor:
+HALVES = {"q4_1": (0, 2), "q5_1": (0, 2), "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2)}
+HALVES |= {"q6_k": (208,), "tq2_0": (64,), "mxfp4": (), "nvfp4": ()}
+"""Where in a block numbers of f16 stand; elsewhere one at its beginning."""
+
+
+def stored(kind: str, rows: int = 7, cols: int | None = None, seed: int = 3) -> Tensor:
     """Return blocks with any integers, and f16 numbers of both signs, zeros among them."""
     layout, rng = GgmlBlocksLayout(kind), np.random.default_rng(seed)
-    raw = rng.integers(0, 256, (rows * cols // 32, layout.block.nbytes), np.uint8)
-    for start in (0, 2) if AFFINE[kind].zeros else (0,):
+    cols = cols or 3 * layout.block.elements
+    raw = rng.integers(0, 256, (rows * cols // layout.block.elements, layout.block.nbytes), np.uint8)
+    for start in HALVES.get(kind, (0,)):
         numbers = (rng.standard_normal((len(raw), 1)) * 0.05).astype("<f2")
         numbers[0], numbers[1] = 0, -0.0
         raw[:, start : start + 2] = numbers.view(np.uint8)
+    if kind in STRANGE:
+        scales = raw[:, : 1 if kind == "mxfp4" else 4]
+        scales[...] = np.setdiff1d(np.arange(254), STRANGE[kind])[scales % 120]
     parts = {"blocks": memory_part(raw, "u8")}
     return Tensor("w", (rows, cols), "f32", "ggml_blocks", parts, layout.attributes(), BLOCKS)
 
@@ -41,7 +55,7 @@ def ways(tensor: Tensor) -> list[Repacked]:
 
 def made(way: Repacked, tensor: Tensor, cuts: tuple[int, ...] = (2, 3)) -> Tensor:
     found = repacked(way, tensor, cuts)
-    codec = BLOCKS if found.codec == "ggml_blocks" else AFFINE_CODEC
+    codec = CODECS[found.codec]
     found = replace(found, decoder=codec, dtype=str(found.params["dtype"]))
     codec.check(found)
     return found
@@ -52,24 +66,55 @@ def equal(one: Tensor, other: Tensor) -> bool:
     return bool(np.array_equal(one.numpy("f32"), other.numpy("f32")))
 
 
-@pytest.mark.parametrize("kind", AFFINE)
-def test_blocks_are_affine_integers_and_come_back(kind: str) -> None:
+@pytest.mark.parametrize("kind", OWN)
+def test_blocks_become_what_they_are_in_other_families_and_come_back(kind: str) -> None:
+    """All their layouts give equal values; the one that they have taken apart gives the same bits (E2M1 has a -0)."""
     tensor = stored(kind)
     own, *others = ways(tensor)
-    assert own.layout == AFFINE[kind]
+    assert own.layout == OWN[kind]
     assert own.exact
-    affine = made(own, tensor)
-    assert affine.numpy("f32").tobytes() == tensor.numpy("f32").tobytes()
-    (back,) = (way for way in ways(affine) if way.layout == tensor.layout)
-    assert bytes(made(back, affine).parts["blocks"].view()) == bytes(tensor.parts["blocks"].view())
+    apart = made(own, tensor)
+    assert equal(apart, tensor)
+    assert kind in STRANGE or apart.numpy("f32").tobytes() == tensor.numpy("f32").tobytes()
+    back = CODECS[apart.codec].repack(apart, tensor.layout)
+    assert back.exact == (kind in AFFINE or kind in CODEBOOKS)
+    if back.exact:
+        assert bytes(made(back, apart).parts["blocks"].view()) == bytes(tensor.parts["blocks"].view())
     assert any(way.exact for way in others)
     for way in (way for way in others if way.exact):
-        other = made(way, tensor)
+        other = made(way, tensor, (way.rows,) if way.step >= way.rows else (2, 3))
         assert equal(other, tensor)
-        if not AFFINE[kind].zeros or (isinstance(other.layout, AffineLayout) and other.layout.zero == OFFSETS):
-            back = to_blocks(other, other.layout, GgmlBlocksLayout(kind))
-            assert back.exact
-            assert bytes(made(back, other).parts["blocks"].view()) == bytes(tensor.parts["blocks"].view())
+        again = CODECS[other.codec].repack(other, tensor.layout)
+        assert kind not in AFFINE or again.exact
+        if again.exact:  # not from scales that are repeated, or have another type
+            assert bytes(made(again, other).parts["blocks"].view()) == bytes(tensor.parts["blocks"].view())
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_bytes_of_scales_that_mean_something_else_in_blocks_are_told(kind: str) -> None:
+    """Just those: every byte as the scale of every code, in blocks and as a codebook."""
+    own, elements = CODEBOOKS[kind], GgmlBlocksLayout(kind).block.elements
+    codes = np.tile(np.arange(16, dtype=np.uint8), (256, elements // 16)).reshape(256, -1)
+    indices = codes[:, ::2] | codes[:, 1::2] << 4
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 1 if kind == "mxfp4" else 4, 1)
+    plain = Tensor.from_parts(own, {"indices": indices, "scales": memory_part(scales, "u8", own.scales)}, codes.shape)
+    blocks = pack(kind, {"indices": indices.reshape(-1), "scales": scales.reshape(-1)})
+    layout = GgmlBlocksLayout(kind)
+    packed = Tensor.from_parts(layout, {"blocks": blocks}, codes.shape)
+    there = np.empty(codes.shape, np.float32)
+    native.kernels.ggml_decode(kind, blocks, None, there.reshape(-1))
+    with np.errstate(over="ignore"):
+        here = products(own, scales[:, :1])
+    differ = ~((there == here) | (np.isnan(there) & np.isnan(here))).all(axis=1)
+    assert np.flatnonzero(differ).tolist() == sorted(STRANGE[kind].tolist())
+    assert "scale 0x" in (CODECS["scaled_codebook"].repack(plain, layout).why_not or "")
+    assert "scale 0x" in (BLOCKS.repack(packed, own).why_not or "")
+
+
+def products(own: ScaledCodebookLayout, scales: np.ndarray) -> np.ndarray:
+    """Return each byte's scale times every code, as often as a block has it."""
+    every = numbers(own.scales)[scales] * numbers("f4_e2m1fn")[None, :]
+    return np.tile(every, (1, 2 if own.scales == "f8_e8m0fnu" else 4))
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q5_0", "q8_0"])
@@ -132,8 +177,8 @@ def test_one_zero_point_that_is_another_is_told() -> None:
 
 
 def test_other_types_stay_blocks() -> None:
-    layout = GgmlBlocksLayout("q4_k")
-    parts = {"blocks": memory_part(np.zeros(144, np.uint8), "u8")}
+    layout = GgmlBlocksLayout("iq3_s")
+    parts = {"blocks": memory_part(np.zeros(110, np.uint8), "u8")}
     tensor = Tensor("w", (1, 256), "f32", "ggml_blocks", parts, layout.attributes(), BLOCKS)
     assert not list(alternatives(layout, tensor))
     assert not BLOCKS.repack(tensor, AFFINE["q4_0"]).exact

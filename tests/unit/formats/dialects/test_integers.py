@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import ingot
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import numpy_dtype
 from ingot.errors import IngotError
+from ingot.model.layouts.affine import OFFSETS, ROWS_LSB, AffineLayout, Group
+from ingot.model.tensor import Tensor
+from ingot.testing.codecs import encode_tensor
 
 from . import packing
 from .packing import Array, Layer, ct_config, layer
@@ -93,6 +99,51 @@ def test_gptq_moves_into_gguf_s_blocks(tmp_path: Path) -> None:
         tensor = checkpoint[WEIGHT]
         assert (tensor.codec, tensor.params["type"]) == ("ggml_blocks", "q4_0")
         assert same(tensor.numpy().astype(of.values.dtype), of.values)
+
+
+def wide(path: Path) -> Array:
+    """The values in f32, in which repacking keeps them; the sign of a zero aside."""
+    with ingot.open(path) as checkpoint:
+        found: Array = checkpoint[WEIGHT].numpy("f32") + np.float32(0)
+        return found
+
+
+@pytest.mark.parametrize(("kind", "format"), [("q4_0", "gptq"), ("q4_0", "awq"), ("q5_0", "compressed-tensors")])
+def test_gguf_s_blocks_move_into_words(tmp_path: Path, kind: str, format: str) -> None:
+    """In one conversion, and back to the same blocks."""
+    weights = np.random.default_rng(2).normal(0, 0.05, (64, 96)).astype(np.float32)
+    tensor = encode_tensor(CODECS["ggml_blocks"], weights, {"type": kind}, dtype="f32")
+    ingot.save(tmp_path / "a.gguf", {WEIGHT: replace(tensor, name=WEIGHT), **DENSE})
+    report = ingot.convert(tmp_path / "a.gguf", tmp_path / "folder", format=format)
+    assert report.actions == {"repacked": 1, "moved": 1}
+    assert same(wide(tmp_path / "folder"), wide(tmp_path / "a.gguf"))
+    ingot.convert(tmp_path / "folder", tmp_path / "back.gguf", keep_names=True)
+    with ingot.open(tmp_path / "a.gguf") as one, ingot.open(tmp_path / "back.gguf") as other:
+        assert bytes(one[WEIGHT].parts["blocks"].view()) == bytes(other[WEIGHT].parts["blocks"].view())
+
+
+@pytest.mark.parametrize("scales", ["f16", "bf16"])
+def test_offsets_that_are_zero_points_move_out_of_mlx(tmp_path: Path, scales: str) -> None:
+    """To AWQ and back: the same integers and zero points; an offset that is no multiple of its scale is decoded."""
+    rng, kind = np.random.default_rng(5), numpy_dtype(scales)
+    layout = AffineLayout(4, Group(64), ROWS_LSB, False, OFFSETS, scales, scales)
+    steps, points = np.ldexp(rng.integers(1, 8, 128).astype(np.float32), -9), rng.integers(0, 16, 128)
+    codes = rng.integers(0, 256, (64, 64), np.uint8)
+
+    def folder(name: str, zeros: Array) -> Path:
+        parts = {"packed_weight": codes, "scales": steps.astype(kind), "zeros": zeros.astype(kind)}
+        tensor = Tensor.from_parts(layout, parts, (64, 128), WEIGHT)
+        ingot.save(tmp_path / name, {WEIGHT: tensor}, format="mlx")
+        return tmp_path / name
+
+    ours = folder("mlx", -steps * points)
+    assert ingot.convert(ours, tmp_path / "awq", format="awq").actions == {"repacked": 1}
+    assert same(wide(tmp_path / "awq"), wide(ours))
+    assert ingot.convert(tmp_path / "awq", tmp_path / "again", format="mlx").actions == {"repacked": 1}
+    assert same(wide(tmp_path / "again"), wide(ours))
+    for zeros in (-steps * (points + 0.5), -steps * (points + 16)):
+        other = folder(f"other{zeros[0]}", zeros)
+        assert ingot.convert(other, tmp_path / f"decoded{zeros[0]}", format="awq").actions == {"decoded": 1}
 
 
 def test_zero_points_of_their_own_are_written_as_v2(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""ggml's blocks taken apart into the parts of another family, and put together (``spec/gguf.md``, "Repacking")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.parallel import for_ranges
+from ingot.errors import IntegrityError
+from ingot.model.layouts.affine import CODES, SCALES, ZEROS
+from ingot.model.layouts.families import OWN
+from ingot.model.layouts.ggml import TYPES
+from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout
+from ingot.model.tensor import Array, Tensor
+
+STRANGE: Mapping[str, Array] = {
+    "mxfp4": np.array([255], np.uint8),
+    "nvfp4": np.array([0x7F, *range(0x81, 0x100)], np.uint8),
+}
+"""Bytes of scales that mean something else in blocks than as the small floats that they are.
+
+In MXFP4 2^128, where E8M0 has NaN; in NVFP4 0 for E4M3's NaN, and numbers without their sign.
+"""
+
+_STEP = 1 << 20  # elements that a thread takes at a time
+
+
+def unpack(kind: str, blocks: Array) -> dict[str, Array]:
+    """Take blocks (u8) of a type of ``OWN`` apart: the parts of that layout, as its storage types.
+
+    Scales that are small floats are their bytes.
+    """
+    own, (elements, nbytes, _) = OWN[kind], TYPES[kind]
+    count = blocks.size // nbytes
+    (codes, *numbers) = own.part_specs((1, count * elements))
+    out = [np.empty(count * elements * own.bits // 8, np.uint8)]
+    out += [np.empty(part.length or 0, np.uint8) for part in numbers]
+    widths = [part.size // max(count, 1) for part in out]
+
+    def run(start: int, stop: int) -> None:
+        some = [part[start * width : stop * width] for part, width in zip(out, widths, strict=True)]
+        low = some[2] if len(some) == 3 else None
+        native.kernels.ggml_unpack(kind, blocks[start * nbytes : stop * nbytes], some[0], some[1], low)
+
+    for_ranges(count, max(1, _STEP // elements), run)
+    typed = (part.view(numpy_dtype(spec.dtype)) for part, spec in zip(out[1:], numbers, strict=True))
+    return {codes.role: out[0], **dict(zip((part.role for part in numbers), typed, strict=True))}
+
+
+def pack(kind: str, parts: dict[str, Array]) -> Array:
+    """Put blocks (u8) together from what ``unpack`` returns."""
+    own, (elements, nbytes, _) = OWN[kind], TYPES[kind]
+    codes = parts[INDICES if isinstance(own, ScaledCodebookLayout) else CODES]
+    scales, minima = parts[SCALES].view(np.uint8), parts.get(ZEROS)
+    low = None if minima is None else minima.view(np.uint8)
+    count = codes.size * 8 // own.bits // elements
+    blocks, width, each = np.empty(count * nbytes, np.uint8), elements * own.bits // 8, scales.size // max(count, 1)
+
+    def run(start: int, stop: int) -> None:
+        native.kernels.ggml_pack(
+            kind,
+            codes[start * width : stop * width],
+            scales[start * each : stop * each],
+            None if low is None else low[start * each : stop * each],
+            blocks[start * nbytes : stop * nbytes],
+        )
+
+    for_ranges(count, max(1, _STEP // elements), run)
+    return blocks
+
+
+def strange(kind: str, scales: Array) -> str | None:
+    """Why bytes of scales cannot go from blocks to small floats or back; None if they mean the same in both."""
+    if kind not in STRANGE or not scales.size:
+        return None
+    seen = np.flatnonzero(np.bincount(scales.reshape(-1), minlength=256))
+    found = np.intersect1d(seen, STRANGE[kind])
+    return f"the scale 0x{found[0]:02X} is another number in blocks of {kind}" if found.size else None
+
+
+def changed(tensor: Tensor) -> IntegrityError:
+    """Return the error for scales that were others when they were read before."""
+    return IntegrityError(
+        "store.changed",
+        "expected the scales that were read before, found others: the source changed",
+        where=tensor.name,
+    )
+
+
+def as_f16(numbers: Array) -> Array | None:
+    """Return f32 numbers as f16; None unless each is the same."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        small = numbers.astype(np.float16)
+        same = (small.astype(np.float32) == numbers) | np.isnan(numbers)
+    return small if bool(same.all()) else None
