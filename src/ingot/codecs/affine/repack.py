@@ -74,7 +74,8 @@ class AffineRepack:
     def is_one(self, zeros: Array) -> bool:
         """Whether zero points of the source are all the one that the target has for every code."""
         with np.errstate(invalid="ignore"):  # a signalling NaN is just a NaN here
-            return bool((zeros.astype(np.float64) + self._delta == (self.target.zero_point or 0)).all())
+            # Not shifted: a tiny zero point would be lost in the sum.
+            return bool((zeros.astype(np.float64) == (self.target.zero_point or 0) - self._delta).all())
 
     def reader(self) -> AffineRepackReader:
         """Begin a pass over the tensor."""

@@ -139,3 +139,17 @@ def test_scales_whose_products_leave_float32_have_no_offsets() -> None:
     odd = np.array([1 + 2.0**-10], np.float16)
     assert offsets(odd, np.array([3], np.float16)) is None  # the product needs more bits than f16 has
     assert offsets(odd, np.array([4], np.float16)) is not None
+
+
+def test_a_tiny_zero_point_is_not_none() -> None:
+    """2^-80 more than the point that all codes would have is lost in a sum; it counts times a large scale."""
+    codes, numbers = memory_part(np.zeros(1, np.uint8), "u8"), np.array([3e38, 2.0**-80], np.float32)
+    parts = {
+        "packed_weight": codes,
+        "scales": memory_part(numbers[:1], "f32"),
+        "zeros": memory_part(numbers[1:], "f32"),
+    }
+    source = replace(tensor((1, 1), np.zeros(1, np.uint8), np.zeros(1), signed=True), parts=parts)
+    found = [repack for repack in repacks(CODEC, source) if isinstance(repack.layout.zero, Constant)]
+    assert found
+    assert not any(repack.exact for repack in found)
