@@ -31,7 +31,7 @@ from ingot.model.layouts.base import Alternative
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
-from ingot.stores.table import locate
+from ingot.stores.table import locate_model
 
 EXTRA = "mlx"
 """Installs mlx and mlx-lm."""
@@ -88,7 +88,7 @@ def load_model(
         mx, utils = require("mlx.core", EXTRA), require("mlx_lm.utils", EXTRA)
     source = resolve(path, "mlx", True, cache, model_dir=model_dir)
     with source.checkpoint as checkpoint:
-        store, file = locate(source.path)
+        store, file = locate_model(source.path)
         own = model_dir is None and not file and _opens(checkpoint.format, store)
         folder = store if own else source.folder
         config = read_json(folder, CONFIG, "model.config", "model.config-missing")
@@ -163,7 +163,7 @@ def _local(folder: Store) -> Any:
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
     """Return a checkpoint's weights as mlx arrays: those of one safetensors file unread, others in memory."""
     checkpoint = source.checkpoint
-    store, name = locate(source.path)
+    store, name = locate_model(source.path)
     path = store.local_path(name) if name else None
     dtypes = {tensor.dtype for tensor in checkpoint.values()}
     if checkpoint.format == "safetensors" and path is not None and dtypes <= _LOADED:

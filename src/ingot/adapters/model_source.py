@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
 from ingot.model.checkpoint import Checkpoint
@@ -13,7 +13,7 @@ from ingot.ops.squish.choose import Choice
 from ingot.ops.squish.prepare import prepare
 from ingot.ops.squish.status import is_squish_directory
 from ingot.ops.squish.wanted import wanted_dtype
-from ingot.stores.table import locate
+from ingot.stores.table import locate_model, location_of
 
 AnyPath = str | PathLike[str]
 
@@ -73,7 +73,7 @@ def resolve(
         return _of_tiers(path, choice, verify, model_dir)
     checkpoint = open_checkpoint(path, verify=verify)
     folder = model_folder(path if model_dir is None else model_dir)
-    return ModelSource(checkpoint, path, folder, "as stored", f"{fspath(path)} is the only form there is")
+    return ModelSource(checkpoint, path, folder, "as stored", f"{location_of(path)} is the only form there is")
 
 
 def _of_tiers(path: AnyPath, choice: Choice, verify: bool, model_dir: AnyPath | None) -> ModelSource:
@@ -86,4 +86,4 @@ def _of_tiers(path: AnyPath, choice: Choice, verify: bool, model_dir: AnyPath | 
 
 def model_folder(path: AnyPath) -> Store:
     """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder."""
-    return locate(path)[0]
+    return locate_model(path)[0]

@@ -49,12 +49,12 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
         it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
         (``target.exists``).
     """
-    kind, text = _kind(path), fspath(path)
+    kind, text = _kind(path), location_of(path)
     last = PurePosixPath(text)
     by_suffix = format_of_suffix(last.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
     whole = by_suffix is not None and getattr(by_suffix, "folder", False)
-    named = kind == "folder" or text.endswith(("/", "\\"))
+    named = kind == "folder" or fspath(path).endswith(("/", "\\"))
     if (named or by_suffix is None or whole) and not (whole and chosen is not by_suffix):
         if whole and kind == "file":
             raise UsageError(
@@ -67,7 +67,7 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
         if kind == "file" or (files_too and not named and not whole and _foreign_suffix(last.name)):
             raise _unknown_suffix(text, last.suffix)
         chosen = chosen or FORMATS[DEFAULT_FORMAT]
-        return Destination(location_of(path), True, chosen, chosen.file_name(STEM))
+        return Destination(text, True, chosen, chosen.file_name(STEM))
     if by_suffix is not None and chosen is not None and chosen.name != by_suffix.name:
         raise UsageError(
             f"expected a file name that fits format {chosen.name} ({', '.join(chosen.suffixes)})",
@@ -75,7 +75,7 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
             where=text,
         )
     assert chosen is not None
-    return Destination(location_of(path), False, chosen, last.name)
+    return Destination(text, False, chosen, last.name)
 
 
 def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:

@@ -26,7 +26,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
 from ingot.ops.missing import missing_path
-from ingot.stores.table import locate
+from ingot.stores.table import locate_model
 
 
 @dataclass(slots=True)
@@ -236,10 +236,10 @@ def open_source(
     if path == "":  # an unset variable of a shell; it would be the present folder
         raise missing_path("")
     try:
-        store, name = locate(path, io=io)
+        store, name = locate_model(path, io=io)
     except UsageError as error:
         if error.rule in ("store.missing", "store.scheme"):
-            raise missing_path(fspath(path)) from None
+            raise missing_path(fspath(path), error) from None
         raise
     listed, location = Listed(store), store.location_of(name)
     try:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from ingot.core.atomic import Staging
 from ingot.core.paths import local_path
 from ingot.core.registry import Instances
-from ingot.errors import FormatError, IngotError, UsageError
+from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
 from ingot.model.ranges import read_bytes
 from ingot.model.store import Replaced, Store
 
@@ -66,14 +66,16 @@ STORES: Instances[Scheme] = Instances(
     (
         ("file", "ingot.stores.local:LocalScheme"),
         ("memory", "ingot.stores.memory:MemoryScheme"),
-        ("https", "ingot.stores.remote.store:WebScheme"),
+        ("https", "ingot.stores.remote.hub:HttpsScheme"),
         ("http", "ingot.stores.remote.store:WebScheme"),
         ("s3", "ingot.stores.remote.store:ObjectScheme"),
         ("gs", "ingot.stores.remote.store:GoogleScheme"),
         ("az", "ingot.stores.remote.store:AzureScheme"),
+        ("hf", "ingot.stores.remote.hub:HubScheme"),
     ),
 )
 
+_MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
 
 
@@ -103,6 +105,24 @@ def locate(url: str | os.PathLike[str], *, io: str = "auto") -> tuple[Store, str
     Parameters and errors as of ``from_url``.
     """
     return scheme_of(url).locate(text_of(url), io)
+
+
+def locate_model(url: str | os.PathLike[str], *, io: str = "auto") -> tuple[Store, str]:
+    """As ``locate``, of what is read only: text such as ``org/name`` that is no path here may be a model of the Hub.
+
+    Raises ``ResourceError`` ``hub.offline`` beside what ``locate`` raises.
+    """
+    try:
+        return locate(url, io=io)
+    except UsageError as error:
+        if error.rule != "store.missing" or not isinstance(url, str) or not _MODEL.fullmatch(url):
+            raise
+        if beside(url) is not None:
+            raise
+        try:
+            return STORES["hf"].locate(f"hf://{url}", io)
+        except MissingExtraError:
+            raise error from None
 
 
 def locate_file(url: str | os.PathLike[str], *, io: str = "pread") -> tuple[Store, str]:

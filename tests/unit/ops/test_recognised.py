@@ -106,8 +106,7 @@ def test_a_folder_with_nothing_but_another_container_says_which(
 @pytest.mark.parametrize(
     ("path", "rule", "advice"),
     [
-        ("meta-llama/Llama-3-8B", "open.missing", "hf download meta-llama/Llama-3-8B --local-dir Llama-3-8B"),
-        ("hf://org/name", "open.url", "hf download org/name"),
+        ("./meta-llama/Llama-3-8B", "open.missing", "no such file"),
         ("ftp://host/model.zt", "open.url", "download it first"),
         ("modle.zt", "open.missing", "'model.zt'"),
     ],

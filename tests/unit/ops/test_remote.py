@@ -154,3 +154,28 @@ def test_a_plan_has_no_secrets(
 def save(path: Path, weights: dict[str, np.ndarray]) -> Path:
     ingot.save(path, weights)
     return path
+
+
+def test_no_command_tells_a_secret(
+    server: WebServer, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upload(server, model)
+    url = f"{server.url.replace('://', '://name:SECRET@')}/m/model.safetensors?key=SECRET"
+    other = str(model / "model.safetensors")
+    for arguments in (
+        ["inspect", url],
+        ["inspect", url, "--content-id", "--json"],
+        ["verify", url],
+        ["plan", url],
+        ["compare", url, other],
+        ["compare", other, url, "--json"],
+        ["convert", url, str(tmp_path / "a.zt"), "--dry-run"],
+        ["convert", url, str(tmp_path / "a.zt"), "--resume"],
+        ["diff", url, url, "-o", str(tmp_path / "d.zt")],
+        ["patch", url, str(tmp_path / "d.zt"), "-o", str(tmp_path / "p.zt"), "--json"],
+    ):
+        assert run(arguments) == 0, capsys.readouterr()
+    for arguments in (["convert", url, url], ["inspect", url.replace("model.", "gone.")]):
+        assert run(arguments) != 0
+    assert "SECRET" not in "".join(capsys.readouterr())
+    assert not [path for path in tmp_path.rglob("*.*") if path.is_file() and b"SECRET" in path.read_bytes()]

@@ -72,10 +72,12 @@ class Client:
     store : obstore store
     location : str
         What messages call it: an address without secrets.
+    immutable : bool
+        Whether a key always leads to the same bytes, whatever tag and time an answer has.
     """
 
-    def __init__(self, store: Any, location: str) -> None:
-        self._store, self.location = store, location
+    def __init__(self, store: Any, location: str, *, immutable: bool = False) -> None:
+        self._store, self.location, self.immutable = store, location, immutable
         self._api = require("obstore", EXTRA)
 
     def open(self, key: str, size: int) -> Opened:
@@ -97,7 +99,9 @@ class Client:
         def read() -> None:
             nonlocal done
             wanted: dict[str, Any] = {"range": (start + done, start + out.nbytes)}
-            if stamp.etag and not stamp.etag.startswith("W/"):  # weak ones match nothing (RFC 9110, 13.1.1)
+            if (
+                stamp.etag and not self.immutable and not stamp.etag.startswith("W/")
+            ):  # weak ones match nothing (RFC 9110, 13.1.1)
                 wanted["if_match"] = stamp.etag
             answer = self._api.get(self._store, key, options=wanted)
             self._require_same(key, answer.meta, stamp)
@@ -177,7 +181,7 @@ class Client:
         same = (
             now.etag == stamp.etag if tags else now.mtime_ns == stamp.mtime_ns or not (now.mtime_ns and stamp.mtime_ns)
         )
-        if now.size != stamp.size or not same:
+        if now.size != stamp.size or not (same or self.immutable):
             raise changed(self._where(key))
 
     def _wrong_length(self, key: str, expected: int) -> IntegrityError:

@@ -75,7 +75,7 @@ class RemoteSource:
 
     def changed(self) -> bool:
         """Whether the file is another version now, as far as its server tells."""
-        if self._client is None:
+        if self._client is None or self._client.immutable:
             return False
         try:
             now = self._client.state(self._key)

@@ -50,7 +50,7 @@ class RemoteStore(Store):
                 opened = self._opened.setdefault(name, opened)
                 while len(self._opened) > _HELD:
                     self._opened.popitem(last=False)
-        again = partial(_open_again, self._scheme, self.url_of(name))
+        again = partial(self._scheme.reopen, self.url_of(name))
         return RemoteSource(self._client, self._key(name), opened, self.location_of(name), again)
 
     def stat(self, name: str) -> Stamp:
@@ -61,12 +61,6 @@ class RemoteStore(Store):
 
     def _key(self, name: str) -> str:
         return self.address.within(name).path
-
-
-def _open_again(scheme: RemoteScheme, url: str) -> ByteSource:
-    """Open the file at an address."""
-    address = address_of(url)
-    return scheme.at(address.parent).open(address.last)
 
 
 class ObjectStore(RemoteStore):
@@ -160,9 +154,14 @@ class RemoteScheme:
         """Return the address without its secrets."""
         return shown(text)
 
-    def store(self, text: str, io: str) -> RemoteStore:
+    def store(self, text: str, io: str) -> Store:
         """Return the folder at an address; ``io`` says nothing here."""
         return self.at(address_of(text))
+
+    def reopen(self, text: str) -> ByteSource:
+        """Open the file at an address: what copies of sources do."""
+        store, name = self.locate(text, "auto")
+        return store.open(name)
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
         """Return the store and the name in it: none for a folder.
