@@ -36,6 +36,7 @@ from ingot.cli import (
     int4,
     kernel,
     lut,
+    matrix,
     patch,
     plan,
     run_plan,
@@ -74,6 +75,7 @@ _STOPPED = {"by": INTERRUPTED}
 for module in (
     demo,
     convert,
+    matrix,
     run_plan,
     int4,
     inspect,

@@ -149,6 +149,13 @@ class ConfigKeys(Protocol):
 
 
 @runtime_checkable
+class Packs(Protocol):
+    """A format whose packed layers are of some codecs, beside dense tensors."""
+
+    codecs: tuple[str, ...]
+
+
+@runtime_checkable
 class KeepsAttributes(Protocol):
     """What a format has beside ``Format`` if it stores attributes of tensors that no codec knows."""
 

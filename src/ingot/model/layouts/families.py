@@ -19,7 +19,7 @@ from ingot.model.layouts.affine import (
 )
 from ingot.model.layouts.base import Alternative, AsLaid, Described, Layout, Storable, matrix_shape
 from ingot.model.layouts.ggml import DTYPE, TYPES, GgmlBlocksLayout
-from ingot.model.layouts.scaled_codebook import TABLES, ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import SMALL_SCALES, TABLES, ScaledCodebookLayout
 from ingot.model.layouts.words import WordsLayout
 
 _GROUP = Group(32)
@@ -103,5 +103,7 @@ def _codebook_blocks(layout: ScaledCodebookLayout, tensor: Described) -> Iterato
     cols = tensor.shape[-1]
     for kind, own in CODEBOOKS.items():
         same = layout.values == own.values or (layout.values is None and own.values in TABLES)
+        if (own.scales in SMALL_SCALES or layout.scales in SMALL_SCALES) and layout.scales != own.scales:
+            continue
         if same and layout.bits == own.bits and cols % TYPES[kind].elements == 0:
             yield GgmlBlocksLayout(kind)

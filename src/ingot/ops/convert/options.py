@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -140,3 +140,19 @@ class ExecuteOptions:
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     resume: bool = field(default=False, metadata=RESUME)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixOptions:
+    """A look at what conversions would keep: of what, into which formats."""
+
+    src: AnyPath = field(metadata=about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True))
+    to: Sequence[str] = field(
+        default=(), metadata=about("A format to look at; default: all. Any number.", "--to", metavar="FORMAT")
+    )
+    _: KW_ONLY
+    keep_names: bool = field(
+        default=False, metadata=about("Between a model's folder and GGUF, names and order of rows stay as they are.")
+    )
+    verify: bool = field(default=True, metadata=about("Check the source's digests."))
+    io: str = field(default="pread", metadata=IO)

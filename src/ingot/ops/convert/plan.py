@@ -27,7 +27,7 @@ from ingot.engine.specs import encoded_spec, same_storage
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import ConfigKeys, Fitting, Format, FullSize, WriteOptions, accepts, as_laid
+from ingot.formats.base import ConfigKeys, Fitting, Format, FullSize, Packs, WriteOptions, accepts, as_laid
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import RowsFirst
@@ -255,6 +255,36 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
             told = f"{rule} (values equal in {tensor.dtype}, not in f32)" if found.rounded else rule
             return Repack(tensor, wanted, rule=told, repack=found)
     return stays
+
+
+def kept(tensor: Tensor, format: Format) -> Step:
+    """Return how a tensor goes into a format without a recipe: moved, repacked or decoded.
+
+    Raises
+    ------
+    CodecError
+        By the codec's rules: parameters and parts do not fit together.
+    UnsupportedError
+        ``convert.unsupported``: the format cannot carry it.
+    """
+    return _step_or_where(tensor, format, _Asked(False, {}, {}), _KEEP)  # type: ignore[return-value] # of no choice
+
+
+def obstacle(tensor: Tensor, format: Format) -> str:
+    """Return why a tensor is neither moved nor repacked.
+
+    Of the layouts that the format takes the nearest one's reason; else the format's reason against the nearest of a
+    codec that it carries, or against the tensor as stored.
+    """
+    spec = tensor.spec()
+    for layout, _ in accepts(format, spec) if tensor.codec in CODECS else ():
+        found = repack(CODECS[tensor.codec], tensor, layout)
+        if not found.exact:
+            return found.why_not or ""
+    carried = format.codecs if isinstance(format, Packs) else ()
+    others = (as_laid(spec, layout) for layout in alternatives(tensor.layout, tensor))
+    nearest = spec if spec.codec in carried else next((other for other in others if other.codec in carried), spec)
+    return format.refuses(nearest) or ""
 
 
 def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:

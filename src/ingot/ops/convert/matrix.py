@@ -1,0 +1,201 @@
+"""What a conversion without a recipe would do with every tensor, for every format: moved, repacked exactly, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ingot.core.options import takes
+from ingot.engine.steps import DECODED, MOVED, REPACKED, Repack
+from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.formats.base import Fitting, Format
+from ingot.formats.table import FORMATS
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.report import Bytes, Column, Count, Figure, Line, Report, Table, table_of
+from ingot.model.tensor import Tensor
+from ingot.ops.convert.options import ConvertOptions, MatrixOptions
+from ingot.ops.convert.plan import kept, obstacle
+from ingot.ops.convert.views import viewed
+from ingot.ops.destination import STEM, Destination
+from ingot.ops.open import checkpoint_of, open_source
+
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What becomes of one tensor in one format, and why it is not kept as it is stored.
+
+    ``action`` is moved, repacked, decoded or refused; ``nbytes`` are those of the parts. ``rounded``: its values are
+    equal in its own type, not in f32.
+    """
+
+    format: str
+    name: str
+    codec: str
+    action: str
+    source_nbytes: Bytes
+    nbytes: Bytes
+    rounded: bool = False
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One format: how many tensors, and how many of their stored bytes, go which way; the first obstacle."""
+
+    format: str
+    moved: Count = 0
+    moved_nbytes: Bytes = 0
+    repacked: Count = 0
+    repacked_nbytes: Bytes = 0
+    decoded: Count = 0
+    decoded_nbytes: Bytes = 0
+    refused: Count = 0
+    refused_nbytes: Bytes = 0
+    rounded: Count = 0
+    nbytes: Bytes = 0
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A checkpoint, and what becomes of it in each format."""
+
+    path: str
+    format: str
+    targets: Sequence[Target]
+    ways: Sequence[Way]
+
+    def report(self) -> Report:
+        """Return the targets for people, and all ways for programs."""
+        obstacles = Figure("obstacles", _obstacles(self.targets), "texts", data=False)
+        figures = [Figure("path", self.path), Figure("format", self.format), obstacles]
+        told = table_of("targets", self.targets, Target)
+        return Report(
+            figures,
+            [Line("{path} ({format}): tensors, and bytes as stored now, by what becomes of them")],
+            [told, _shown(self.targets), table_of("tensors", self.ways, Way)],
+            [Line("{item}", each="obstacles")],
+        )
+
+
+@takes(MatrixOptions, "matrix")
+def matrix(options: MatrixOptions) -> Matrix:
+    """Tell for every format, or those asked for, what a conversion without a recipe would do with each tensor.
+
+    Reads headers, and what decides whether a tensor can be repacked: scales and zero points.
+
+    Raises
+    ------
+    UsageError
+        ``format.unknown``: a format that there is not.
+    UnsupportedError
+        ``model.quantized``: words that another program packed and that Ingot does not decode.
+    IngotError
+        What opening the checkpoint raises.
+    """
+    names = options.to or tuple(FORMATS)
+    formats = [FORMATS.get_or_refuse(name) for name in names]
+    source = open_source(options.src, io=options.io, verify=options.verify)
+    source.close()
+    dialect = source.dialect()
+    if dialect is not None:
+        raise dialect.refusal()
+    targets, ways = [], []
+    for format in formats:
+        found = list(_ways(options, format))
+        targets.append(_target(format.name, found))
+        ways += found
+    return Matrix(source.location, source.format.name, targets, ways)
+
+
+def _ways(options: MatrixOptions, format: Format) -> Iterator[Way]:
+    """Yield what becomes of each tensor under the names that a conversion gives them."""
+    source = open_source(options.src, io=options.io, verify=options.verify)
+    close = source.close
+    try:
+        checkpoint = checkpoint_of(source)
+        place = Destination("", True, format, format.file_name(STEM))
+        wanted = ConvertOptions(options.src, "", keep_names=options.keep_names)
+        try:
+            view = viewed(checkpoint, place, wanted, frozenset()).checkpoint
+            close = view.close
+            format = format.fit(view.attachments) if isinstance(format, Fitting) else format
+        except UnsupportedError as error:
+            for tensor in checkpoint.values():
+                yield _refused(format, tensor, error)
+            return
+        yield from (_way(format, view, name) for name in view)
+    finally:
+        close()
+
+
+def _way(format: Format, view: Checkpoint, name: str) -> Way:
+    tensor = view[name]
+    try:
+        step = kept(tensor, format)
+    except (UnsupportedError, CodecError) as error:
+        return _refused(format, tensor, error)
+    why = obstacle(tensor, format) if step.action == DECODED and tensor.codec != DenseLayout.codec else None
+    rounded = isinstance(step, Repack) and step.repack.rounded
+    return Way(format.name, name, tensor.codec, step.action, tensor.nbytes, step.out_bytes, rounded, why)
+
+
+def _refused(format: Format, tensor: Tensor, error: IngotError) -> Way:
+    return Way(format.name, tensor.name, tensor.codec, REFUSED, tensor.nbytes, 0, why=error.message)
+
+
+def _target(format: str, ways: Sequence[Way]) -> Target:
+    def count(action: str) -> int:
+        return sum(way.action == action for way in ways)
+
+    def nbytes(action: str) -> int:
+        return sum(way.source_nbytes for way in ways if way.action == action)
+
+    first = next((way for way in ways if way.why), None)
+    return Target(
+        format,
+        count(MOVED),
+        nbytes(MOVED),
+        count(REPACKED),
+        nbytes(REPACKED),
+        count(DECODED),
+        nbytes(DECODED),
+        count(REFUSED),
+        nbytes(REFUSED),
+        sum(way.rounded for way in ways),
+        sum(way.nbytes for way in ways),
+        f"{first.name}: {first.why}" if first else None,
+    )
+
+
+def _shown(targets: Sequence[Target]) -> Table:
+    columns = [Column("", head="format")]
+    for action in (MOVED, REPACKED, DECODED, REFUSED):
+        columns += [Column("", "count", action), Column("", "bytes", "bytes", drop=1)]
+    columns.append(Column("", "bytes", "becomes", drop=2))
+    rows = []
+    for of in targets:
+        pairs = (
+            (of.moved, of.moved_nbytes),
+            (of.repacked, of.repacked_nbytes),
+            (of.decoded, of.decoded_nbytes),
+            (of.refused, of.refused_nbytes),
+        )
+        rows.append((of.format, *(item for pair in pairs for item in pair), of.nbytes))
+    return Table("", columns, rows, data=False)
+
+
+def _obstacles(targets: Sequence[Target]) -> list[str]:
+    """Return the first obstacle of each format, and how much is equal only once it is rounded."""
+    found = [f"{of.format}: {of.obstacle}" for of in targets if of.obstacle]
+    return [
+        *found,
+        *(
+            f"{of.format}: {of.rounded} repacked are equal in their own type, not in f32"
+            for of in targets
+            if of.rounded
+        ),
+    ]
