@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from os import fspath
 from typing import Any
 
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
@@ -21,7 +20,7 @@ from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
 from ingot.core.memory import peak_rss
 from ingot.errors import UsageError
-from ingot.stores.table import read_start
+from ingot.stores.table import location_of, read_start
 
 # Read so many bytes of text for each token wanted: no tokenizer of text that people write needs more.
 _BYTES_PER_TOKEN = 64
@@ -119,15 +118,15 @@ def evaluate(
             _score(torch, model, other, batch, sums)
     compared = reference is not None
     return Evaluation(
-        model=fspath(path),
-        text=fspath(text),
+        model=location_of(path),
+        text=location_of(text),
         window=chosen.window,
         sequences=len(windows),
         perplexity=_exp(sums.loss / sums.predictions),
         tokens_per_second=sums.tokens / max(sums.seconds, 1e-9),
         peak_memory=sums.peak,
         load=reports[0],
-        reference=None if reference is None else fspath(reference),
+        reference=None if reference is None else location_of(reference),
         reference_perplexity=_exp(sums.reference_loss / sums.predictions) if compared else None,
         kl=sums.kl / sums.predictions if compared else None,
         agreement=sums.same / sums.predictions if compared else None,
@@ -136,7 +135,7 @@ def evaluate(
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     """Return the tokens that ``protocol`` reads of a text file: i64 [sequences, window], fewer where it is short."""
-    where, limit = fspath(text), protocol.window * protocol.sequences * _BYTES_PER_TOKEN
+    where, limit = location_of(text), protocol.window * protocol.sequences * _BYTES_PER_TOKEN
     data = read_start(text, limit)
     try:
         content = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < limit)
@@ -171,7 +170,7 @@ def _reference(options: LoadOptions, window: int, size: int) -> Any:
         raise UsageError(
             f"expected a reference with a vocabulary of {size}, found {vocabulary(model)}",
             rule="eval.vocabulary",
-            where=fspath(options.path),
+            where=location_of(options.path),
         )
     return model
 

@@ -31,7 +31,7 @@ from ingot.model.layouts.base import Alternative
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
-from ingot.stores.table import locate_model
+from ingot.stores.table import locate_model, location_of
 
 EXTRA = "mlx"
 """Installs mlx and mlx-lm."""
@@ -110,7 +110,7 @@ def load_model(
         mx.eval(model.parameters())
     if report is not None:
         shown: dict[str, Any] = {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
-        report(LoadReport(fspath(path), **shown, **figures, **meter.taken()))
+        report(LoadReport(location_of(path), **shown, **figures, **meter.taken()))
     return model, _tokenizer(utils, folder)
 
 

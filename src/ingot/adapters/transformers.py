@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from os import fspath
 from typing import Any
 
 from ingot.adapters.coreml import load_package
@@ -36,6 +35,7 @@ from ingot.core.options import takes
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.features import Flags
+from ingot.stores.table import location_of
 from ingot.targets import dispatch
 
 
@@ -93,7 +93,7 @@ def load_model(options: LoadOptions) -> Any:
         if done.get("streamed"):
             stack.pop_all()  # the model goes on reading; its files are closed when it goes
     if options.report is not None:
-        options.report(LoadReport(fspath(options.path), **{**done, **meter.taken()}))
+        options.report(LoadReport(location_of(options.path), **{**done, **meter.taken()}))
     return model
 
 

@@ -17,6 +17,7 @@ from ingot.core.dtypes import STORAGE_DTYPES, from_file, little_endian, native_o
 from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource, MemorySource, PrivateSource
+from ingot.model.ranges import is_distant
 
 CHUNK = 1 << 20
 
@@ -81,7 +82,13 @@ class Part:
     def stored(self) -> memoryview:
         """Return the stored bytes as they are, digest checked."""
         data = self.source.view(self.offset, self.length)
-        self._check(data)
+        try:
+            self._check(data)
+        except IntegrityError:
+            if not is_distant(self.source):
+                raise
+            data = self.source.view(self.offset, self.length)  # what the way did to it, another journey does not
+            self._check(data)
         return data
 
     def view(self) -> memoryview:
@@ -174,10 +181,14 @@ class StoredReader:
         """Fill ``out`` with the next stored bytes; hashing follows each chunk while it is still in cache."""
         part = self._part
         self._require(out.nbytes)
+        distant = is_distant(part.source)
+        if distant:  # which has its own threads and pieces
+            part.source.readinto(part.offset + self._position, out)
         for start in range(0, out.nbytes, CHUNK):
             go_on()
             piece = out[start : start + CHUNK]
-            part.source.readinto(part.offset + self._position, piece)
+            if not distant:
+                part.source.readinto(part.offset + self._position, piece)
             if self._hasher:
                 self._hasher.update(piece)
             self._position += piece.nbytes
@@ -229,7 +240,7 @@ class ChunkReader(StoredReader):
             if index in self._proven:
                 self._part.source.readinto(self._part.offset + self._position, piece)
             elif piece.nbytes == length:
-                self._check(index, piece)
+                piece = self._check_all(index, out)
             else:
                 piece[:] = self._whole(index)[within : within + piece.nbytes]
             self._position += piece.nbytes
@@ -242,10 +253,33 @@ class ChunkReader(StoredReader):
             self._held = index, data
         return self._held[1]
 
-    def _check(self, index: int, out: memoryview) -> None:
-        part = self._part
-        part.source.readinto(part.offset + self._chunks.span(index)[0], out)
-        self._chunks.check(index, out, "part.digest-mismatch", part.where)
+    def _check_all(self, index: int, out: memoryview) -> memoryview:
+        """Fill the beginning of ``out`` with whole chunks, from another machine as many as there are room for."""
+        start, length = self._chunks.span(index)
+        if not is_distant(self._part.source):
+            piece = out[:length]
+        else:
+            size = self._chunks.size
+            left = self._part.length - start
+            piece = out[: left if out.nbytes >= left else out.nbytes // size * size]
+            self._part.source.readinto(self._part.offset + start, piece)
+        for at in range(0, piece.nbytes, self._chunks.size):
+            chunk = piece[at : at + self._chunks.size]
+            self._check(index + at // self._chunks.size, chunk, read=not is_distant(self._part.source))
+        return piece
+
+    def _check(self, index: int, out: memoryview, *, read: bool = True) -> None:
+        """Compare a chunk's digest, after reading it; what another machine sent wrong is asked for once more."""
+        part, offset = self._part, self._part.offset + self._chunks.span(index)[0]
+        if read:
+            part.source.readinto(offset, out)
+        try:
+            self._chunks.check(index, out, "part.digest-mismatch", part.where)
+        except IntegrityError:
+            if not is_distant(part.source):
+                raise
+            part.source.readinto(offset, out)
+            self._chunks.check(index, out, "part.digest-mismatch", part.where)
         self._proven.add(index)
 
     def finish(self) -> None:
@@ -256,7 +290,8 @@ class PartReader:
     """Sequential reader of a part's decoded bytes."""
 
     def __init__(self, part: Part, *, chunks: bool = False) -> None:
-        provable = part.provable() if part.by_chunks else None
+        # From another machine each chunk is proven as it comes: a bad one can be asked for again.
+        provable = part.provable() if part.by_chunks or (is_distant(part.source) and not chunks) else None
         self._stored = StoredReader(part, chunks=chunks) if provable is None else ChunkReader(part, provable)
         self._decoder: encodings.ZstdReader | None = None
         if part.encoding != "raw":

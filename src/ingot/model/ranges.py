@@ -182,6 +182,11 @@ class HeaderSource:
         self._held += len(piece)
 
 
+def is_distant(source: ByteSource) -> bool:
+    """Whether each read of a source is a journey to another machine."""
+    return hasattr(source, "ranges")
+
+
 def _distant(source: ByteSource) -> Ranged | None:
     """Return the source if it takes several ranges at once; asking a protocol would take longer than a read."""
     return cast(Ranged, source) if hasattr(source, "ranges") else None

@@ -24,7 +24,7 @@ from ingot.ops.save import plan_tensors, save_planned
 from ingot.stores.cache import cached, default_cache, scratch_folder
 from ingot.stores.files import unnamed
 from ingot.stores.local import LocalStore
-from ingot.stores.table import locate
+from ingot.stores.table import locate, location_of
 
 AnyPath = str | PathLike[str]
 
@@ -74,7 +74,9 @@ def _package_at(path: AnyPath) -> Store:
             raise
         name = fspath(path)
     if name:
-        raise UsageError(f"expected a folder *{PACKAGE_SUFFIX}, found none", rule="open.missing", where=fspath(path))
+        raise UsageError(
+            f"expected a folder *{PACKAGE_SUFFIX}, found none", rule="open.missing", where=location_of(path)
+        )
     return store
 
 
@@ -184,7 +186,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
         draft = checkpoint_of(source).attachments.draft
         if draft is None:
             raise no_attachment("draft", path)
-        with located(str(path)):
+        with located(location_of(path)):
             shape = check_head(draft)
         target_place = destination(options.out, options.format)
         target = target_place.format
@@ -250,5 +252,5 @@ def _no_package(where: str, expected: str) -> FormatError:
 def no_attachment(kind: str, path: AnyPath) -> UsageError:
     """Return the refusal ``attachments.none``."""
     return UsageError(
-        f"expected a {KINDS[kind]} in this artifact, found none", rule="attachments.none", where=str(path)
+        f"expected a {KINDS[kind]} in this artifact, found none", rule="attachments.none", where=location_of(path)
     )

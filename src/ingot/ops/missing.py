@@ -30,7 +30,7 @@ def missing_path(text: str, found: IngotError | None = None) -> IngotError:
             "expected a file or folder of this machine, or an address of a kind that is read; download it first, and "
             "give the path",
             rule="open.url",
-            where=text[:200],
+            where=location_of(text),
         )
     hint, near = "", beside(text) if text else None
     if _ID.fullmatch(text) and near is None:

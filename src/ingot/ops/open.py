@@ -26,7 +26,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
 from ingot.ops.missing import missing_path
-from ingot.stores.table import locate_model
+from ingot.stores.table import locate_model, location_of
 
 
 @dataclass(slots=True)
@@ -273,7 +273,7 @@ def open_delta(
     source = open_source(path, io=io, verify=verify, max_decompressed=max_decompressed)
     if source.format.name == "safetensors" and KEY not in source.catalog.metadata:
         try:
-            source.catalog = read_pairs(source.catalog, str(path)) or source.catalog
+            source.catalog = read_pairs(source.catalog, location_of(path)) or source.catalog
         except BaseException:
             source.close()
             raise

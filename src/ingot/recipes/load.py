@@ -16,7 +16,7 @@ from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.stores.table import beside, read_start
+from ingot.stores.table import beside, location_of, read_start
 
 PRESETS = (
     "keep",
@@ -81,6 +81,7 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     text = fspath(source)
     if text in PRESETS:
         return _preset(text)
+    text = location_of(source)
     try:
         data = read_start(source, _LARGEST_FILE + 1)
     except ResourceError as error:

@@ -13,6 +13,7 @@ from ingot.core.registry import Instances
 from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
 from ingot.model.ranges import read_bytes
 from ingot.model.store import Replaced, Store
+from ingot.stores.remote.address import shown
 
 
 class Scheme(Protocol):
@@ -185,9 +186,15 @@ def url_of(url: str | os.PathLike[str]) -> str:
 
 
 def location_of(url: str | os.PathLike[str]) -> str:
-    """Return an address, of what may be there or not, as reports and messages have it."""
-    scheme, text = scheme_of(url), text_of(url)
-    return scheme.location(text) if isinstance(scheme, Located) else text
+    """Return an address, of what may be there or not, as reports and messages have it: without secrets.
+
+    Of what is none, as much as can be shown.
+    """
+    try:
+        scheme, text = scheme_of(url), text_of(url)
+        return scheme.location(text) if isinstance(scheme, Located) else text
+    except IngotError:
+        return shown(str(url))
 
 
 def _publishing(url: str | os.PathLike[str]) -> Publishing:
@@ -196,7 +203,7 @@ def _publishing(url: str | os.PathLike[str]) -> Publishing:
         raise UsageError(
             "expected a place that can be written to, found a kind of store that is only read: choose a local path",
             rule="store.not-writable",
-            where=text_of(url)[:200],
+            where=location_of(url)[:200],
         )
     return scheme
 
@@ -213,7 +220,7 @@ def scheme_of(url: str | os.PathLike[str]) -> Scheme:
             f"expected a path, or an address that begins with {', '.join(f'{known}:' for known in STORES)}; found one "
             f"that begins with {match[0][:40]}: download it first, and give its path",
             rule="store.scheme",
-            where=os.fspath(url)[:200],
+            where=shown(os.fspath(url)),
         )
     return STORES["file"]
 

@@ -17,7 +17,7 @@ from ingot.ops.identity import content_id
 from ingot.stores.remote import client
 from ingot.stores.remote.source import HEAD
 from ingot.testing.stores import rule_of
-from ingot.testing.web import Fault, WebServer
+from ingot.testing.web import Fault, Request, WebServer
 
 pytest.importorskip("obstore")
 RNG = np.random.default_rng(0)
@@ -179,3 +179,35 @@ def test_no_command_tells_a_secret(
         assert run(arguments) != 0
     assert "SECRET" not in "".join(capsys.readouterr())
     assert not [path for path in tmp_path.rglob("*.*") if path.is_file() and b"SECRET" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("rows", [100, 12_000])  # a small part with its digest, a large one with those of chunks
+def test_what_the_way_damages_is_fetched_once_more(server: WebServer, tmp_path: Path, rows: int) -> None:
+    weights = {"w": RNG.standard_normal((rows, 256)).astype(np.float32)}
+    ingot.save(tmp_path / "m.zt", weights)
+    server.files["m.zt"] = (tmp_path / "m.zt").read_bytes()
+    place = server.files["m.zt"].index(weights["w"][-1].tobytes())
+    with ingot.open(f"{server.url}/m.zt") as checkpoint:
+        for reading in (
+            lambda: checkpoint["w"].numpy(),
+            lambda: checkpoint["w"][:],
+            lambda: checkpoint["w"].parts["data"].array().reshape(rows, 256),
+        ):
+            spoilt = []
+
+            def once(request: Request) -> Fault | None:
+                first, last = request.range or (0, 0)
+                if request.method == "GET" and first <= place <= (last or 0) and not spoilt:
+                    spoilt.append(request)
+                    return Fault(flip=place)
+                return None
+
+            server.fault = once
+            assert np.array_equal(reading(), weights["w"])
+            assert len(spoilt) == (place >= HEAD)
+        server.fault = lambda request: Fault(flip=place)
+        if place >= HEAD:
+            with pytest.raises(IngotError) as caught:
+                checkpoint["w"].numpy()
+            assert caught.value.rule == "part.digest-mismatch"
+            assert "w" in str(caught.value)

@@ -28,7 +28,7 @@ from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
 from ingot.ops.ane.stored import dense, halves, identity, stored
 from ingot.ops.open import open as open_checkpoint
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import locate_file, read_file, stage, text_of
+from ingot.stores.table import locate_file, location_of, read_file, stage, text_of
 from ingot.targets.ane.activation import ActivationLut, fit_lut
 from ingot.targets.ane.chips import Chip, load_chip
 from ingot.targets.ane.descriptor import slots, streams
@@ -176,7 +176,7 @@ def pack_model(
             reports.append(KernelReport(f"{out}/{file}", name, known.name, form, decision, len(data)))
         if not reports:
             raise UsageError(
-                f"expected kernels that {known.name} takes, found none", rule="ane.kernels", where=fspath(path)
+                f"expected kernels that {known.name} takes, found none", rule="ane.kernels", where=location_of(path)
             )
         index = Index(known.name, known.target, units, refused)
         _write(made, INDEX, index.to_bytes())
@@ -313,13 +313,13 @@ def is_kernel_file(path: str | PathLike[str]) -> bool:
 
 def load_kernel(path: str | PathLike[str]) -> KernelUnit:
     """Read and check a kernel unit; errors as ``formats.anek.unit.read_unit``."""
-    return read_unit(read_file(path), fspath(path))
+    return read_unit(read_file(path), location_of(path))
 
 
 def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
     """Read and check a kernel unit, and describe it."""
     data = read_file(path)
-    unit = read_unit(data, fspath(path))
+    unit = read_unit(data, location_of(path))
     header, mask = unit.header, unit.weight.mask
     ends = {name: header.sections[name] for name in SECTIONS}
     starts: dict[int, int] = {}
@@ -328,7 +328,7 @@ def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
     stops = [*list(starts.values())[1:], aligned(ends["weights"].length)]
     sizes = {tile: stop - starts[tile] for tile, stop in zip(starts, stops, strict=True)}
     return UnitReport(
-        path=fspath(path),
+        path=location_of(path),
         nbytes=len(data),
         version=header.version,
         target=header.target,

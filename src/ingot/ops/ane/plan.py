@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from os import fspath
 
 from ingot.core.dtypes import DTYPES
 from ingot.core.names import role_of
@@ -19,6 +18,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.ane.options import PlanOptions
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.table import location_of
 from ingot.targets.ane.candidates import Better, nearest_better, outcomes
 from ingot.targets.ane.chips import EVIDENCE, Chip, Contradiction, contradictions, load_chip
 from ingot.targets.ane.cost import Budget, Time, budget, moved_bytes, predict, tables_fit
@@ -141,7 +141,7 @@ def plan(options: PlanOptions) -> Plan:
             raise UsageError(
                 "expected a checkpoint, found a delta; patch its base first",
                 rule="ane.delta",
-                where=fspath(options.path),
+                where=location_of(options.path),
             )
         return plan_checkpoint(checkpoint, chips, assumptions)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 
 import numpy as np
 
 from ingot.errors import IngotError, UnsupportedError
 from ingot.model.tensor import Array
-from ingot.stores.table import locate_file, read_file
+from ingot.stores.table import locate_file, location_of, read_file
 from ingot.targets.ane.program import HEAD, Program, ProgramSection, is_program, read_program
 from ingot.targets.ane.program_tasks import Task, kernel_of, table_of, tasks_of
 
@@ -62,7 +62,7 @@ def is_program_file(path: str | PathLike[str]) -> bool:
 
 def load_program(path: str | PathLike[str]) -> Program:
     """Read a compiled program; errors as ``targets.ane.program.read_program``."""
-    return read_program(read_file(path), fspath(path))
+    return read_program(read_file(path), location_of(path))
 
 
 def program_weights(path: str | PathLike[str]) -> list[Array]:
@@ -75,13 +75,13 @@ def program_weights(path: str | PathLike[str]) -> list[Array]:
     UnsupportedError
         ``hwx.generation``, ``hwx.kernel``: what is not known well enough to be unpacked.
     """
-    program, where = load_program(path), fspath(path)
+    program, where = load_program(path), location_of(path)
     return [kernel_of(program, task, where) for task in tasks_of(program, where) if task.multiplies]
 
 
 def inspect_program(path: str | PathLike[str]) -> ProgramReport:
     """Read a compiled program and describe it: sections, symbols, and, where registers are known, its tasks."""
-    program, where, note = load_program(path), fspath(path), ""
+    program, where, note = load_program(path), location_of(path), ""
     try:
         tasks = tuple(_task(program, task, where) for task in tasks_of(program, where))
     except UnsupportedError as error:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from os import fspath
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -31,6 +30,7 @@ from ingot.ops.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.ops.convert.measure import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
+from ingot.stores.table import location_of
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes, predict
 from ingot.targets.ane.form import SPARSE, Form, form_of
@@ -135,7 +135,7 @@ def suggest(options: SuggestOptions) -> Suggestion:
     names = tuple(item.name for item in chips)
     text = recipe_text(PurePosixPath(recipe).stem, picks, names, max_error)
     atomic_write(recipe, text.encode(), overwrite=options.overwrite)
-    return Suggestion(fspath(options.path), fspath(recipe), names, max_error, tuple(picks))
+    return Suggestion(location_of(options.path), location_of(recipe), names, max_error, tuple(picks))
 
 
 def _program(checkpoint: Checkpoint) -> Format | None:

@@ -24,6 +24,7 @@ from ingot.model.report import Column, Figure, Line, Report, Table
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.check.options import CompareOptions
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.table import location_of
 
 IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
@@ -151,7 +152,7 @@ def compare(options: CompareOptions) -> CompareReport:
             require_in_proportion(checkpoint.values(), checkpoint.location)
             checkpoint.require_whole()
         results = sorted(_all(first, second, options.progress), key=_badness)
-    return CompareReport(str(options.a), str(options.b), results)
+    return CompareReport(location_of(options.a), location_of(options.b), results)
 
 
 def _badness(item: TensorComparison) -> tuple[int, float, str]:

@@ -17,6 +17,7 @@ from ingot.ops.check.options import InspectOptions
 from ingot.ops.codec_name import codec_name
 from ingot.ops.identity import content_id
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.table import location_of
 
 KEYS = ("layer", "codec", "dtype", "role")
 
@@ -54,7 +55,7 @@ def describe(options: InspectOptions) -> Report:
     """
     if options.content_id:
         with open_checkpoint(options.path, io="pread") as checkpoint:
-            return identity_report(str(options.path), content_id(checkpoint, progress=options.progress))
+            return identity_report(location_of(options.path), content_id(checkpoint, progress=options.progress))
     found = inspect(options.path)
     if options.tensor is not None:
         return one_tensor(found, options.tensor)

@@ -30,6 +30,7 @@ from ingot.ops.check.options import VerifyOptions
 from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
+from ingot.stores.table import location_of
 
 _CHUNK = 4 << 20
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
@@ -54,7 +55,7 @@ def verify_report(path: str | PathLike[str], findings: Sequence[Finding]) -> Rep
     """Return what ``verify`` found, and whether the file is whole."""
     errors = sum(item.level == "error" for item in findings)
     figures = [
-        Figure("path", str(path)),
+        Figure("path", location_of(path)),
         Figure("ok", not errors, "flag"),
         Figure("errors", errors, "count", data=False),
         Figure("notes", len(findings) - errors, "count", data=False),
@@ -94,7 +95,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
     try:
         source = open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
-        return [_finding(error, str(options.path))]
+        return [_finding(error, location_of(options.path))]
     try:
         return examine(source, options.strict, options.progress)
     finally:

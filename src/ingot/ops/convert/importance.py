@@ -15,6 +15,7 @@ from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.table import location_of
 
 RULE = "convert.importance"
 
@@ -52,5 +53,5 @@ def read_importance(path: str | PathLike[str], source: Checkpoint) -> dict[str, 
                 raise UsageError("expected finite magnitudes, not all 0", rule=RULE, where=name)
             found[matrix] = squares / squares.mean()
     if not found:
-        raise UsageError("expected a vector under a matrix's name, found none", rule=RULE, where=str(path))
+        raise UsageError("expected a vector under a matrix's name, found none", rule=RULE, where=location_of(path))
     return found

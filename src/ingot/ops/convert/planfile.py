@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from os import fspath
 from typing import Any
 
 import msgspec
@@ -34,7 +33,7 @@ from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.options import AnyPath
-from ingot.stores.table import locate
+from ingot.stores.table import locate, location_of
 
 VERSION = 1
 RULE = "plan.json"
@@ -184,7 +183,7 @@ def execute(options: ExecuteOptions) -> ConvertReport:
 
 
 def _read(path: AnyPath) -> PlanData:
-    where = fspath(path)
+    where = location_of(path)
     store, name = locate(path)
     if not name:
         raise UsageError("expected a plan, a file; found a folder", rule="open.missing", where=where)

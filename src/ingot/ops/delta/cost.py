@@ -23,6 +23,7 @@ from ingot.ops.delta.chain import Link, link_of, stages
 from ingot.ops.delta.report import TensorDiff, tensors_table
 from ingot.ops.identity import tensor_digest
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.table import location_of
 
 AnyPath = str | PathLike[str]
 
@@ -76,7 +77,7 @@ def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequen
     stored, tuned = sum(item.nbytes for item in costs), sum(item.tuned_nbytes for item in costs)
     ranked = sorted(costs, key=lambda item: item.error["snr_db"] if item.error else inf)
     figures = [
-        Figure("base", str(base)),
+        Figure("base", location_of(base)),
         Figure("tuned", str(finetuned)),
         Figure("delta", str(delta)),
         Figure("same", same, "flag"),

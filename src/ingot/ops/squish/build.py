@@ -35,6 +35,7 @@ from ingot.ops.squish.status import (
 from ingot.ops.squish.table import BUILT, THREE_BIT, TIERS, Tier, tier_of
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
+from ingot.stores.table import location_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ def _buildable(path: str | PathLike[str], *tiers: Tier, rule: str = "tier.no-sou
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/",
             rule="tier.no-directory",
-            where=str(path),
+            where=location_of(path),
         )
     directory = Directory(path)
     for tier in tiers:

@@ -12,6 +12,7 @@ from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.status import COMPLETE, TierStatus, status
 from ingot.ops.squish.table import BF16, FINALIZED, FOUR_BIT, TENSORS, THREE_BIT, TIERS, Tier
 from ingot.ops.squish.wanted import wanted_dtype
+from ingot.stores.table import location_of
 
 _TREE = {
     # The document's tree, for the runtime that it was written for: MLX computes from 4-bit weights as they are.
@@ -86,7 +87,9 @@ def choose(
             return Choice(states[tier.name].path, tier, _why(tier, states[tier.name]), tuple(skipped))
         skipped.append((tier.name, reason))
     told = "; ".join(f"{name}: {reason}" for name, reason in skipped)
-    raise UsageError(f"expected a tier that {runtime} can load; found none ({told})", rule="tier.none", where=str(path))
+    raise UsageError(
+        f"expected a tier that {runtime} can load; found none ({told})", rule="tier.none", where=location_of(path)
+    )
 
 
 def _order(runtime: str, keep_packed: bool, dtype: str | None) -> tuple[Tier, ...]:

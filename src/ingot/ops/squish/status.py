@@ -14,7 +14,7 @@ from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish import sentinel, snapshot
 from ingot.ops.squish.gate import Passed
 from ingot.ops.squish.table import TENSORS, TIERS, Tier, tier_of
-from ingot.stores.table import from_url, locate
+from ingot.stores.table import from_url, locate, location_of
 
 MANIFEST = "manifest.json"
 SOURCE = (MANIFEST, "tensors", "ingot.json")
@@ -90,7 +90,7 @@ def status_report(path: str | PathLike[str], tiers: Sequence[TierStatus], loads:
         for reader, choice in loads.items()
     ]
     figures = [
-        Figure("path", str(path)),
+        Figure("path", location_of(path)),
         Figure("loads", loads, "data"),
         Figure("told", told, "texts", data=False),
     ]
@@ -104,7 +104,7 @@ def status_report(path: str | PathLike[str], tiers: Sequence[TierStatus], loads:
 
 def dropped_report(path: str | PathLike[str], dropped: Sequence[TierStatus]) -> Report:
     """Return which tiers were removed."""
-    figures = [Figure("path", str(path))]
+    figures = [Figure("path", location_of(path))]
     lines = []
     for index, item in enumerate(dropped):
         figures.append(Figure(f"size{index}", item.nbytes, "bytes", data=False))
@@ -146,7 +146,7 @@ def status(path: str | PathLike[str]) -> list[TierStatus]:
             "expected a Squish directory: a folder with manifest.json and tensors/ "
             "(make one with `ingot convert SRC DIR --format npydir`)",
             rule="tier.no-directory",
-            where=str(path),
+            where=location_of(path),
         )
     store = from_url(path)
     return [status_of(store, tier) for tier in TIERS.values()]

@@ -17,6 +17,7 @@ from ingot.model.view import derived
 from ingot.ops.attachments import located, no_attachment, pack_package
 from ingot.ops.convert.draft import CONFIG_KEY, check_head, config_of_draft
 from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.stores.table import location_of
 
 AnyPath = str | PathLike[str]
 
@@ -116,7 +117,7 @@ class _Opened:
         self.identity[kind] = source.identity()
         if kind == "draft":
             head = checkpoint_of(source)
-            with located(str(path)):
+            with located(location_of(path)):
                 check_head(head)
                 config = config_of_draft(head)
             if config:
