@@ -1,0 +1,215 @@
+"""What moves exactly between families: every family's integers and small floats, and every format that may take them.
+
+The table in ``spec/interop.md`` is made here (``tools/interop_table.py``); ``tests/oracles/test_matrix.py`` checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ingot.codecs.table import CODECS
+from ingot.core.dtypes import numpy_dtype
+from ingot.engine.steps import Repack
+from ingot.formats.table import FORMATS
+from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, ROWS_LSB, WHOLE, AffineLayout, Constant, Group, Zero
+from ingot.model.layouts.families import CODEBOOKS, OWN
+from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
+from ingot.model.layouts.scaled_codebook import HIGH_FIRST, Run, ScaledCodebookLayout, Tiles
+from ingot.model.part import memory_part
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.convert.plan import as_stored
+from ingot.testing.encoding import repacked
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+SHAPE = (32, 256)
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128, None)
+INTEGERS = ("zt", "gptq", "awq", "compressed-tensors", "mlx")
+"""Formats whose layers are integers with scales and zero points; ggml's blocks are listed by type."""
+TARGETS = ("gguf", "gptq", "awq", "compressed-tensors", "mlx", "fp8", "modelopt", "bitsandbytes")
+SYMMETRIC, POINT, OFFSET = "symmetric", "zero points", "offsets"
+YES, IF, TYPE = "yes", "if", "type"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One layer of a family, and how one format takes it.
+
+    ``group`` are the columns that share a scale (None: a row), ``few`` whether scales have few bits. ``made`` is the
+    layer as the format has it; None where it is decoded. ``rounded``: values are equal in the layer's type only.
+    """
+
+    family: str
+    what: str
+    group: int | None
+    few: bool
+    target: str
+    source: Tensor
+    made: Tensor | None
+    rounded: bool = False
+
+
+def explore() -> list[Found]:
+    """Return every layer of every family beside every format."""
+    return [
+        Found(family, what, group, few, target, source, *_taken(source, target))
+        for family, what, group, few, source in _sources()
+        for target in TARGETS
+    ]
+
+
+def _taken(source: Tensor, target: str) -> tuple[Tensor | None, bool]:
+    step = as_stored(source, FORMATS[target], "")
+    if not isinstance(step, Repack):
+        return (None if step is None else source), False
+    made = repacked(step.repack, source)
+    return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), step.repack.rounded
+
+
+def _sources() -> Iterator[tuple[str, str, int | None, bool, Tensor]]:
+    for bits in BITS:
+        for zero in (SYMMETRIC, POINT, OFFSET):
+            for few in (False, True) if zero == POINT else (False,):
+                for group in GROUPS if bits in (4, 8) else GROUPS[1:2]:
+                    plain = integers(bits, zero, group, few=few)
+                    for family in INTEGERS:
+                        made = plain if family == "zt" else _taken(plain, family)[0]
+                        if made is not None:
+                            yield family, f"{bits} bits, {zero}", group, few, made
+    for kind in OWN:
+        yield "gguf", kind.upper(), None, False, blocks(kind)
+    for family, what, layout in FLOATS:
+        yield family, what, None, False, floats(layout)
+
+
+def integers(bits: int, zero: str, group: int | None, *, few: bool) -> Tensor:
+    """Return random integers with scales in f16, of 11 bits or of ``few``, so that products fit."""
+    rng = np.random.default_rng(bits)
+    kind: Zero = Constant(1 << (bits - 1))
+    if zero != SYMMETRIC:
+        kind = POINTS if zero == POINT else OFFSETS
+    grid = ROW if group is None else Group(group)
+    layout = AffineLayout(bits, grid, ROWS_LSB, False, kind, "f16", "f16")
+    count = layout.scale_count(SHAPE)
+    scales = rng.uniform(0.001, 0.01, count).astype(np.float16)
+    if few:
+        scales = np.ldexp(rng.integers(1, 8, count).astype(np.float32), -9).astype(np.float16)
+    zeros = rng.integers(0, 1 << bits, count).astype(np.float16)
+    zeros = rng.uniform(-0.1, 0.1, count).astype(np.float16) if zero == OFFSET else zeros
+    codes = rng.integers(0, 256, (SHAPE[0], layout.row_bytes(SHAPE[1])), np.uint8)
+    parts: dict[str, Array] = {"packed_weight": codes, "scales": scales}
+    return Tensor.from_parts(layout, {**parts, "zeros": zeros} if layout.zeros else parts, SHAPE, NAME)
+
+
+def blocks(kind: str) -> Tensor:
+    """Return blocks with random integers and sound scales."""
+    layout, rng, block = GgmlBlocksLayout(kind), np.random.default_rng(3), TYPES[kind]
+    raw = rng.integers(0, 256, (SHAPE[0] * SHAPE[1] // block.elements, block.nbytes), np.uint8)
+    for start, size in block.wide:
+        if size == 2:  # numbers of f16 between 2^-9 and 2^-5, and the integers that stand beside them
+            raw[:, start + 1] = rng.integers(0x18, 0x28, len(raw))
+    if kind in CODEBOOKS and not block.wide:
+        raw[:, : 1 if kind == "mxfp4" else 4] = rng.integers(100, 120, (len(raw), 1))
+    return Tensor.from_parts(layout, {BLOCKS: memory_part(raw, "u8")}, SHAPE, NAME)
+
+
+def _floats(**changes: object) -> ScaledCodebookLayout:
+    plain = ScaledCodebookLayout(4, Group(32), "bf16", scales="f8_e8m0fnu", values="f4_e2m1fn")
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+_NVFP4 = _floats(grid=Group(16), scales="f8_e4m3fn")
+_FP8 = _floats(bits=8, values="f8_e4m3fn", scales="f32")
+FLOATS: Sequence[tuple[str, str, ScaledCodebookLayout]] = (
+    ("compressed-tensors", "MXFP4", _floats()),
+    ("mxfp4", "MXFP4, transposed", _floats(transposed=True)),
+    ("compressed-tensors", "MXFP6", _floats(bits=6, values="f6_e2m3fn")),
+    ("compressed-tensors", "MXFP8", _floats(bits=8, values="f8_e4m3fn")),
+    ("mlx", "NVFP4", _NVFP4),
+    ("modelopt", "NVFP4, multiplied", replace(_NVFP4, second="multiply")),
+    ("compressed-tensors", "NVFP4, divided", replace(_NVFP4, second="divide")),
+    ("fp8", "FP8, blocks of 128", replace(_FP8, grid=Tiles(128, 128))),
+    ("modelopt", "FP8, one scale", replace(_FP8, grid=WHOLE)),
+    ("compressed-tensors", "FP8, rows", replace(_FP8, grid=ROW)),
+    ("bitsandbytes", "NF4", ScaledCodebookLayout(4, Run(64), "bf16", values="nf4", order=HIGH_FIRST)),
+)
+
+
+def floats(layout: ScaledCodebookLayout) -> Tensor:
+    """Return random indices with sound scales."""
+    rng, parts = np.random.default_rng(5), {}
+    for spec in layout.part_specs(SHAPE):
+        size = spec.length or 0
+        if spec.role == "indices":
+            most = 120 if layout.bits == 8 else 256  # no NaN
+            parts[spec.role] = memory_part(rng.integers(0, most, size, np.uint8), "u8")
+        elif spec.dtype == "u8":
+            parts[spec.role] = memory_part(rng.integers(100, 126, size, np.uint8), "u8", spec.type)
+        else:
+            numbers = rng.uniform(0.001, 0.01, size // 4).astype(numpy_dtype(spec.dtype))
+            parts[spec.role] = memory_part(numbers, spec.dtype)
+    return Tensor.from_parts(layout, parts, SHAPE, NAME)
+
+
+def table(found: Sequence[Found]) -> str:
+    """Return the matrix as Markdown: a row for each kind of layer, a column for each format."""
+    rows: dict[tuple[str, str], dict[str, list[Found]]] = {}
+    for item in found:
+        rows.setdefault((item.family, item.what), {}).setdefault(item.target, []).append(item)
+    shown: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for (family, what), cells in rows.items():
+        line = tuple(_cell(cells[target], target, rows) for target in TARGETS)
+        shown.setdefault(line, {}).setdefault(family, []).append(what)
+    lines = [f"| from | {' | '.join(TARGETS)} |", f"| --- |{' --- |' * len(TARGETS)}"]
+    for line, families in shown.items():
+        names = "; ".join(f"{family}: {_merged(whats)}" for family, whats in families.items())
+        lines.append(f"| {names} | {' | '.join(line)} |")
+    return "\n".join(lines)
+
+
+def _merged(whats: Sequence[str]) -> str:
+    """Join what differs in bits alone."""
+    by_zero: dict[str, list[str]] = {}
+    for what in whats:
+        bits, said, zero = what.partition(" bits, ")
+        by_zero.setdefault(zero if said else what, []).append(bits)
+    return ", ".join(key if bits == [key] else f"{key} {' '.join(bits)}" for key, bits in by_zero.items())
+
+
+def _cell(items: Sequence[Found], target: str, rows: Mapping[tuple[str, str], Mapping[str, Sequence[Found]]]) -> str:
+    """Return how a format takes layers: in which groups exactly, where numbers fit, or what is in the way."""
+    exact = {item.group for item in items if item.made is not None}
+    if not exact:
+        return _obstacle(items[0], target, rows)
+    groups = {item.group for item in items}
+    usual = [item for item in items if not item.few]
+    how = YES if any(item.made is not None for item in usual) else IF
+    how = TYPE if any(item.rounded for item in items) else how
+    if exact == groups:
+        return how
+    return f"{how}: {' '.join('row' if group is None else str(group) for group in GROUPS if group in exact)}"
+
+
+def _obstacle(item: Found, target: str, rows: Mapping[tuple[str, str], Mapping[str, Sequence[Found]]]) -> str:
+    """Return what has to be otherwise for a layer to be taken: order, zero points, bits, groups; else the kind."""
+    if item.what.endswith("transposed"):
+        return "order"
+    family, what = item.family, item.what
+    own = OWN.get(what.lower()) if family == "gguf" else None
+    if isinstance(own, AffineLayout):
+        family, what = "zt", f"{own.bits} bits, {OFFSET if own.offset else SYMMETRIC}"
+    bits, said, zero = what.partition(" bits, ")
+    if not said:
+        return "kind"
+
+    def taken(what: str) -> bool:
+        return any(other.made is not None for other in rows.get((family, what), {}).get(target, ()))
+
+    if isinstance(own, AffineLayout) and taken(what):
+        return "group" if own.group_size not in GROUPS else "scales"
+    if zero != SYMMETRIC and any(taken(f"{bits} bits, {other}") for other in (SYMMETRIC, POINT)):
+        return "zero"
+    return "bits" if any(taken(f"{other} bits, {every}") for other in BITS for every in (SYMMETRIC, zero)) else "kind"
