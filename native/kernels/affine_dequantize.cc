@@ -112,7 +112,7 @@ class RowDecoder {
   }
 
  private:
-  void groups(const std::uint8_t* codes, std::size_t start, std::size_t end, std::size_t first, std::size_t count,
+  __attribute__((noinline)) void groups(const std::uint8_t* codes, std::size_t start, std::size_t end, std::size_t first, std::size_t count,
               TypeOf<kDtype>* out) {
     if (by_table_) fill_tables(count);
     for (std::size_t i = 0, from = start; i < count; ++i) {
