@@ -15,6 +15,9 @@ OPTIONAL := tests/unit/adapters tests/unit/codecs/texture/test_astc.py tests/int
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
+# Tests start many processes: what one has compiled to byte code the others only load.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: all demo test test-all test-minimum core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
