@@ -34,8 +34,7 @@ def command(options: InspectOptions, json: Json = False) -> None:
     Of a kernel unit (`ingot kernel`) its sections and records, of a compiled program (.hwx) its sections, registers and
     kernels.
     """
-    from ingot.ops.ane.kernel import is_kernel_file
-    from ingot.ops.ane.program import is_program_file
+    from ingot.ops.ane.recognise import is_kernel_file, is_program_file
     from ingot.ops.check.overview import describe
 
     if is_kernel_file(options.path):

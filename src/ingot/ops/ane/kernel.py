@@ -12,8 +12,8 @@ import numpy as np
 
 from ingot.core.atomic import atomic_write
 from ingot.core.options import takes
-from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.anek.header import SECTIONS, aligned, groups, is_unit, stated
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.anek.header import SECTIONS, aligned, groups, stated
 from ingot.formats.anek.index import INDEX, SUFFIX, Index
 from ingot.formats.anek.pack import pack_unit
 from ingot.formats.anek.unit import KernelUnit, read_unit
@@ -25,17 +25,16 @@ from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
 from ingot.ops.ane.options import KernelOptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
+from ingot.ops.ane.recognise import is_kernel
 from ingot.ops.ane.stored import dense, halves, identity, stored
 from ingot.ops.open import open as open_checkpoint
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import locate_file, location_of, read_file, stage, text_of
+from ingot.stores.table import location_of, read_file, stage, text_of
 from ingot.targets.ane.activation import ActivationLut, fit_lut
 from ingot.targets.ane.chips import Chip, load_chip
 from ingot.targets.ane.descriptor import slots, streams
 from ingot.targets.ane.gates import Conditions, Decision, decide
 from ingot.targets.ane.kernel_format import kernel_format
-
-_HEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +198,12 @@ def _write(target: Target, name: str, data: bytes) -> None:
 
 def _require_units(store: Store) -> None:
     for name in store.tree():
-        if name != INDEX and not ("/" not in name and name.endswith(SUFFIX) and _is_unit(store, name)):
+        if name != INDEX and not ("/" not in name and name.endswith(SUFFIX) and is_kernel(store, name)):
             raise UsageError(
                 f"expected a folder of kernel units to replace, found {name!r}",
                 rule="target.foreign",
                 where=store.location,
             )
-
-
-def _is_unit(store: Store, name: str) -> bool:
-    try:
-        return is_unit(store.head(name, _HEAD))
-    except IngotError:
-        return False  # whoever opens it next says why
 
 
 def _unit(
@@ -301,14 +293,6 @@ _SECTIONS = (
     *(Column("", "position", head) for head in ("offset", "bytes", "count", "type", "bits")),
 )
 _RECORDS = tuple(Column("", "position", head) for head in ("group", "offset", "channels", "slots at -1, of 10"))
-
-
-def is_kernel_file(path: str | PathLike[str]) -> bool:
-    """Whether a path is a file that begins as a kernel unit does."""
-    try:
-        return _is_unit(*locate_file(path))
-    except IngotError:
-        return False  # whoever opens it next says why
 
 
 def load_kernel(path: str | PathLike[str]) -> KernelUnit:

@@ -8,10 +8,10 @@ from os import PathLike
 
 import numpy as np
 
-from ingot.errors import IngotError, UnsupportedError
+from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
-from ingot.stores.table import locate_file, location_of, read_file
-from ingot.targets.ane.program import HEAD, Program, ProgramSection, is_program, read_program
+from ingot.stores.table import location_of, read_file
+from ingot.targets.ane.program import Program, ProgramSection, read_program
 from ingot.targets.ane.program_tasks import Task, kernel_of, table_of, tasks_of
 
 
@@ -49,15 +49,6 @@ class ProgramReport:
     kernels: Mapping[str, int]
     tasks: tuple[TaskReport, ...]
     note: str = ""
-
-
-def is_program_file(path: str | PathLike[str]) -> bool:
-    """Whether a path is a file that begins as a compiled program does."""
-    try:
-        store, name = locate_file(path)
-        return is_program(store.head(name, len(HEAD)))
-    except IngotError:
-        return False  # whoever opens it next says why
 
 
 def load_program(path: str | PathLike[str]) -> Program:

@@ -90,7 +90,7 @@ def test_extremes_of_the_range_keep_their_size() -> None:
         assert abs(float(decoded[0, 0]) / amax - 1) < 0.3
 
 
-@pytest.mark.parametrize("shape", [(700, 300), (60, 4000), (3, 200_000), (13, 22_003)])
+@pytest.mark.parametrize("shape", [(60, 4000), (13, 22_003)])
 def test_bands_and_split_rows_are_those_of_small_chunks(shape: tuple[int, int]) -> None:
     """More than one band, and rows so long that a block row is coded in several calls."""
     source, options = gaussian(shape), {"footprint": "12x12", "quality": 0}

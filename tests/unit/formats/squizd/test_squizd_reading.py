@@ -148,7 +148,7 @@ def test_no_flipped_bit_outside_of_the_directories_goes_unseen() -> None:
     tables = [*made.main.tables, *made.draft.tables]
     unused = {start + 8 + 16 * index + 15 for start, count in tables for index in range(count)}  # 0 becomes -0
     unseen = []
-    for at in set(range(len(made.data))) - silent:
+    for at in sorted(set(range(len(made.data))) - silent)[::3]:  # in an entry of 16 bytes, any
         data = bytearray(made.data)
         data[at] ^= 1 << at % 8
         if everything(bytes(data)) == ([], []) and not (at in unused and data[at] == 0x80):

@@ -13,7 +13,8 @@ from ingot.core.dtypes import numpy_dtype
 from ingot.core.names import pattern_of
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ops.ane.coreml_layer import extract_layer
-from ingot.ops.ane.kernel import inspect_kernel, is_kernel_file, load_kernel, pack_kernel
+from ingot.ops.ane.kernel import inspect_kernel, load_kernel, pack_kernel
+from ingot.ops.ane.recognise import is_kernel_file
 from ingot.ops.ane.suggest import KEPT, Pick, recipe_text, suggest
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import resolve
