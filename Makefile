@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 REQUIRE := $(BIN)/python tools/requirements.py
-# Tests run in a process per processor; PARALLEL= runs them in one.
+# Tests run in a process per processor; PARALLEL= runs them in one. Libraries that start a thread per processor in each
+# of them wait for each other four times as long as they compute.
 PARALLEL ?= -n auto --maxprocesses 8 --dist worksteal
-PYTEST := $(BIN)/python -m pytest -q $(PARALLEL)
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL)
 FUZZ_SECONDS ?= 600
 
 # The tests of what optional packages do with Ingot, and it with them.
@@ -35,7 +36,7 @@ core: $(VENV).core/.installed
 	$(VENV).core/bin/python tools/core_tour.py
 
 test-minimum: $(VENV).minimum/.installed
-	$(VENV).minimum/bin/python -m pytest -q $(PARALLEL) $(OPTIONAL)
+	$(PYTEST:$(BIN)/%=$(VENV).minimum/bin/%) $(OPTIONAL)
 
 mutants: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tests/mutants/run.py
