@@ -7,7 +7,7 @@ REQUIRE := $(BIN)/python tools/requirements.py
 # Tests run in a process per processor; PARALLEL= runs them in one. Libraries that start a thread per processor in each
 # of them wait for each other four times as long as they compute.
 PARALLEL ?= -n auto --maxprocesses 8 --dist worksteal
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL)
+PYTEST := OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL)
 FUZZ_SECONDS ?= 600
 
 # The tests of what optional packages do with Ingot, and it with them.
