@@ -334,7 +334,8 @@ def put_layer(model: torch.nn.Module, name: str, layer: PackedWeight) -> None:
 def _refuse_saving(*args: Any, **options: Any) -> None:
     raise UnsupportedError(
         "expected a model of decoded weights to save, found packed layers, whose parts no loader takes: copy or "
-        "convert the checkpoint that they came from, or load it without keep_packed and save that",
+        "convert the checkpoint that they came from, load it without keep_packed and save that, or import ingot.hf and "
+        "load and save it by transformers' from_pretrained and save_pretrained",
         rule="model.packed",
     )
 

@@ -5,8 +5,9 @@ What a ``.squizd`` runs on is chosen by ``ingot.targets.dispatch``; all but Core
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,16 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.features import Flags
 from ingot.stores.table import location_of
 from ingot.targets import dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller has decided already: the class and the config, where they are not the folder's own, and options of
+    ``from_pretrained`` for transformers."""
+
+    kind: Any = None
+    config: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @takes(LoadOptions, "model")
@@ -72,6 +83,11 @@ def load_model(options: LoadOptions) -> Any:
     IngotError
         As ``ingot.open`` and ``Tensor.numpy``.
     """
+    return load(options, Given())
+
+
+def load(options: LoadOptions, given: Given) -> Any:
+    """Return the model that ``load_model`` does, of another class or config where these are given; errors as there."""
     meter = Meter()
     if isinstance(options.dtype, str) and options.dtype == "auto":
         options = replace(options, dtype=None)
@@ -87,7 +103,7 @@ def load_model(options: LoadOptions) -> Any:
     with ExitStack() as stack:
         checkpoint = stack.enter_context(source.checkpoint)
         try:
-            model, done = _run(source, options, meter)
+            model, done = _run(source, options, meter, given)
         except IngotError as error:
             raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
         if done.get("streamed"):
@@ -114,7 +130,7 @@ def _wishes(options: LoadOptions) -> dispatch.Wishes:
     return dispatch.Wishes(kind, options.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
 
 
-def _run(source: ModelSource, options: LoadOptions, meter: Meter) -> tuple[Any, dict[str, Any]]:
+def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) -> tuple[Any, dict[str, Any]]:
     """Return what runs the first stack that can be run, with what the report says of it."""
     checkpoint, choice = source.checkpoint, None
     if checkpoint.features is not None:
@@ -128,7 +144,8 @@ def _run(source: ModelSource, options: LoadOptions, meter: Meter) -> tuple[Any, 
     with meter.importing():
         torch = require("torch", EXTRA)
         require("transformers", EXTRA)
-    model, done = _load(torch, source, replace(options, device=_device(torch, options.device)), meter, choice)
+    plan = _Plan(replace(options, device=_device(torch, options.device)), given, choice)
+    model, done = _load(torch, source, plan, meter)
     if choice is not None:
         done |= {"why": f"{done['why']}; {choice.told()}", "dispatch": choice}
     return model, done
@@ -153,17 +170,26 @@ def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[
     }
 
 
-def _load(
-    torch: Any, source: ModelSource, options: LoadOptions, meter: Meter, choice: dispatch.Dispatch | None
-) -> tuple[Any, dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a model is built: ``options`` with a ``torch.device``, what was given, and the stack that was chosen."""
+
+    options: LoadOptions
+    given: Given
+    choice: dispatch.Dispatch | None
+
+
+def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[Any, dict[str, Any]]:
     """Build the model; return it with what the report says of it."""
+    options, given = plan.options, plan.given
     checkpoint, device = source.checkpoint, options.device
     with meter.importing():  # of the architecture's modules
-        config = read_config(source.folder, len(checkpoint), checkpoint.format)
-        kind = model_class(config, source.folder.location)
+        config = read_config(source.folder, len(checkpoint), checkpoint.format)  # refuses, whichever config is taken
+        config = config if given.config is None else given.config
+        kind = given.kind or model_class(config, source.folder.location)
     target = _target(torch, options.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
-    packed = _packed(checkpoint, options.keep_packed, choice)
+    packed = _packed(checkpoint, options.keep_packed, plan.choice)
     merged = merged_names(config, checkpoint)
     streamed = streamable(checkpoint, target, packed, merged) if options.stream else frozenset()
     resident = copied_bytes(checkpoint, target, packed | streamed, merged)
@@ -173,7 +199,8 @@ def _load(
     def attempt(some: set[str]) -> Any:
         loading = Loading(device, some)
         weights = weights_of(checkpoint, loading)
-        return build(kind, config, weights, loading, dtype, strict=options.strict, where=checkpoint.location)
+        asked = {**given.options, "dtype": dtype}
+        return build(kind, config, weights, loading, asked, strict=options.strict, where=checkpoint.location)
 
     placed = put_packed(attempt, packed, dtype, device, streamed)
     model = placed.model

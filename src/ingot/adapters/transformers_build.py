@@ -23,7 +23,14 @@ _SHOWN = 4
 
 
 def build(
-    kind: Any, config: Any, weights: Mapping[str, Weight], loading: Loading, dtype: Any, *, strict: bool, where: str
+    kind: Any,
+    config: Any,
+    weights: Mapping[str, Weight],
+    loading: Loading,
+    options: Mapping[str, Any],
+    *,
+    strict: bool,
+    where: str,
 ) -> Any:
     """Return a model of class ``kind`` with these weights, in evaluation mode.
 
@@ -33,8 +40,8 @@ def build(
         A class of transformers.
     weights : mapping
         By the names of the checkpoint.
-    dtype : torch.dtype
-        Of the parameters.
+    options : mapping
+        Further arguments of ``from_pretrained``, the ``dtype`` of the parameters among them.
     strict : bool
         Refuse weights that the architecture has no place for.
     where : str
@@ -66,7 +73,7 @@ def build(
     hooked = _with_check(kind, check)
     try:
         with _quiet():
-            model = hooked.from_pretrained(None, config=config, state_dict=dict(weights), dtype=dtype)
+            model = hooked.from_pretrained(None, config=config, state_dict=dict(weights), **options)
     except IngotError:
         raise
     except Exception as error:

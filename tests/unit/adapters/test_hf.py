@@ -1,0 +1,96 @@
+"""``import ingot.hf``: transformers' own from_pretrained and save_pretrained over folders of Ingot's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModel, AutoModelForCausalLM
+
+import ingot
+import ingot.hf
+from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear
+from ingot.errors import UnsupportedError
+from ingot.testing.models import make, output_of
+
+RULE = 'match = ["*"]\nmin_ndim = 2\ncodec = "affine"\noptions = { bits = 4, group = 16 }'
+RECIPE = f'name = "all"\ndescription = "all"\n[[rules]]\nlabel = "all"\n{RULE}\n'
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hf")
+    (root / "all.toml").write_text(RECIPE)
+    (root / "zt").mkdir()
+    for kind in ("llama", "tied qwen2", "bert"):
+        make(kind, root / "plain" / kind, "float32")
+        ingot.convert(root / "plain" / kind, root / "zt" / kind, root / "all.toml")
+    plain = root / "plain" / "llama"
+    wide = make("llama", root / "plain" / "wide", "float32", hidden_size=64, intermediate_size=64)
+    ingot.convert(wide, root / "mlx", "mlx-4bit", format="mlx")
+    ingot.convert(plain, root / "squizd", root / "all.toml", format="squizd")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [("zt/llama", AutoModelForCausalLM), ("zt/tied qwen2", AutoModelForCausalLM), ("zt/bert", AutoModel)],
+)
+def test_packed_folders_open_and_are_saved_as_they_are(folders: Path, tmp_path: Path, name: str, auto: object) -> None:
+    model = auto.from_pretrained(folders / name)  # type: ignore[attr-defined]
+    same = ingot.load_model(folders / name, keep_packed=True)
+    assert type(model) is type(same)
+    assert any(isinstance(module, PackedLinear | PackedEmbedding) for module in model.modules())
+    assert model.is_quantized
+    assert torch.equal(output_of(model), output_of(same))
+    model.save_pretrained(tmp_path / "copy")
+    with ingot.open(folders / name) as old, ingot.open(tmp_path / "copy") as new:
+        assert set(new) == set(old)
+        for key, tensor in old.items():
+            assert new[key].codec == tensor.codec
+            assert new[key].layout == tensor.layout
+            assert (new[key].numpy() == tensor.numpy()).all()
+    again = auto.from_pretrained(tmp_path / "copy")  # type: ignore[attr-defined]
+    assert torch.equal(output_of(again), output_of(model))
+
+
+@pytest.mark.parametrize("name", ["mlx", "squizd"])
+def test_other_containers_open(folders: Path, name: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folders / name, dtype=torch.float32)
+    assert isinstance(model.model.layers[0].mlp.up_proj, PackedLinear)
+    wanted = ingot.load_model(folders / name, keep_packed=True, dtype="f32")
+    assert torch.equal(output_of(model), output_of(wanted))
+
+
+def test_the_callers_wishes_count(folders: Path, tmp_path: Path) -> None:
+    given = ingot.hf.IngotConfig(keep_packed=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        folders / "zt" / "llama", quantization_config=given, dtype="bfloat16", attn_implementation="eager"
+    )
+    assert type(model.lm_head) is torch.nn.Linear
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+    model.save_pretrained(tmp_path)  # nothing packed: transformers' own way
+    assert (tmp_path / "model.safetensors").exists()
+    packed = transformers.LlamaForCausalLM.from_pretrained(folders / "zt" / "llama")
+    wanted = output_of(ingot.load_model(folders / "zt" / "llama"))
+    plain = packed.dequantize()
+    assert type(plain.lm_head) is torch.nn.Linear
+    assert torch.equal(output_of(plain), wanted)
+    with pytest.raises(UnsupportedError) as caught:
+        AutoModelForCausalLM.from_pretrained(folders / "zt" / "llama", device_map={"model": "cpu", "lm_head": "disk"})
+    assert caught.value.rule == "model.option"
+    with pytest.raises(UnsupportedError) as caught:
+        AutoModelForCausalLM.from_pretrained(folders / "zt" / "llama", max_memory={0: "1GB"})
+    assert caught.value.rule == "model.option"
+
+
+def test_other_folders_are_left_to_transformers(folders: Path, tmp_path: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(folders / "plain" / "llama")
+    assert not hasattr(plain, "hf_quantizer")
+    mine = AutoModelForCausalLM.from_pretrained(folders / "plain" / "llama", quantization_config=ingot.hf.IngotConfig())
+    assert torch.equal(output_of(plain), output_of(mine))
+    with pytest.raises(ValueError, match="config"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
