@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ingot.model.tensor import Tensor as Tensor
     from ingot.ops.ane.plan import plan as plan
     from ingot.ops.check.compare import compare as compare
+    from ingot.ops.check.seal import seal as seal
     from ingot.ops.check.verify import verify as verify
     from ingot.ops.convert.convert import convert as convert
     from ingot.ops.convert.planfile import execute as execute
@@ -49,6 +50,7 @@ _NAMES = {
     "plan": "ingot.ops.ane.plan",
     "revert": "ingot.ops.delta.apply",
     "save": "ingot.ops.save",
+    "seal": "ingot.ops.check.seal",
     "verify": "ingot.ops.check.verify",
 }
 _MODULES = ("mlx", "numpy", "torch", "views")
@@ -71,6 +73,7 @@ __all__ = [
     "plan",
     "revert",
     "save",
+    "seal",
     "torch",
     "verify",
     "views",

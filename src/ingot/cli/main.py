@@ -40,6 +40,7 @@ from ingot.cli import (
     patch,
     plan,
     run_plan,
+    seal,
     verify,
 )
 from ingot.cli.output import print_json, reader_may_leave
@@ -80,6 +81,7 @@ for module in (
     int4,
     inspect,
     verify,
+    seal,
     compare,
     diff,
     patch,

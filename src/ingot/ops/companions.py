@@ -17,6 +17,7 @@ from ingot.errors import IngotError
 from ingot.formats.foreign import WEIGHT_SUFFIXES
 from ingot.formats.table import FORMATS
 from ingot.model.bytesource import Target
+from ingot.model.seal import SUFFIX as SEALS
 from ingot.model.store import Listing, Store, copy_file
 from ingot.stores.table import locate
 
@@ -77,6 +78,8 @@ def _take(companions: Companions, name: str, listing: Listing, store: Store) -> 
         companions.left.setdefault(_WEIGHTS, []).append(name)
     elif last in listing.outside:
         companions.left.setdefault(_LINK, []).append(name)
+    elif last.endswith(SEALS):
+        return  # of a file that stays behind
     elif last in listing.files:
         path = store.local_path(name)
         companions.files[name] = store.url_of(name) if path is None else fspath(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from ingot.core.atomic import Joining, atomic_write, flush
 from ingot.core.oserrors import write_error
 from ingot.errors import ResourceError
-from ingot.stores.local import LocalStore
+from ingot.stores.local import LocalStore, LocalTarget
 
 
 class LocalFolder(LocalStore):
@@ -42,6 +42,22 @@ class LocalFolder(LocalStore):
     def write(self, name: str, data: bytes) -> None:
         """Put a small file in place, flushed to disk; see ``core.atomic.atomic_write`` for what it raises."""
         atomic_write(self.local_path(name), data)
+
+    def mend(self, name: str, pieces: Iterable[tuple[int, bytes]], size: int) -> None:
+        """Write pieces into a file, which need not be there, cut or extend it to ``size`` bytes, and flush it to disk.
+
+        The only writing that is not atomic: of a file that is damaged as it is.
+        """
+        sink = LocalTarget(self.local_path()).create(name)
+        try:
+            for start, data in pieces:
+                sink.write_at(start, data)
+            sink.truncate(size)
+            flush(self.local_path(name))
+        except OSError as error:
+            raise write_error(error, self.location_of(name)) from error
+        finally:
+            sink.close()
 
     def remove(self, *names: str) -> None:
         """Remove files, folders with all in them, or links themselves, for good; nothing where there is none."""

@@ -30,8 +30,26 @@ class VerifyOptions:
     path: AnyPath = field(metadata=about("File or folder.", argument=True))
     strict: bool = field(default=False, metadata=about("Treat what is allowed but not canonical as an error."))
     _: KW_ONLY
+    repair: bool = field(
+        default=False, metadata=about("First fetch what is not as it was sealed (ingot seal) from where --from says.")
+    )
+    origin: AnyPath | None = field(
+        default=None, metadata=about("Where the same file or folder is right: a path or address.", "--from")
+    )
     io: str = field(default="pread", metadata=IO)
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class SealOptions:
+    """A seal: of what."""
+
+    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    _: KW_ONLY
+    content_id: bool = field(
+        default=True, metadata=about("State the id of the tensors too, which decodes all of them.")
+    )
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 
 

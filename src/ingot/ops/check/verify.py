@@ -19,7 +19,7 @@ from ingot.core.options import takes
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
-from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError
+from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.delta import delta_of
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part
@@ -27,6 +27,7 @@ from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.attachments import check_package
 from ingot.ops.check.options import VerifyOptions
+from ingot.ops.check.seal import repair, seal_beside
 from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
@@ -90,14 +91,22 @@ def verify(options: VerifyOptions) -> list[Finding]:
     Raises
     ------
     UsageError
-        No such path, or nothing there that looks like a checkpoint.
+        ``verify.repair``: ``repair`` without ``origin``; what ``ops.check.seal.repair`` raises; no such path,
+        or nothing there that looks like a checkpoint.
     """
+    if options.repair != (options.origin is not None):
+        raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
+    mended = []
+    if options.repair and options.origin is not None:
+        for item in repair(options.path, options.origin):
+            message = f"{item.chunks} chunks were not as they were sealed, and were fetched again"
+            mended.append(Finding("note", "seal.repaired", item.file, message))
     try:
         source = open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
         return [_finding(error, location_of(options.path))]
     try:
-        return examine(source, options.strict, options.progress)
+        return [*examine(source, options.strict, options.progress), *mended]
     finally:
         source.close()
 
@@ -110,6 +119,8 @@ def examine(source: Source, strict: bool = False, progress: ProgressCallback | N
     findings += _contents(source, progress)
     findings += _attachments(source)
     findings += _whole(source)
+    sealed = [*_sealed(source)]
+    findings += [item for item in sealed if item is not None]
     if strict:
         findings = [item if item.rule in OPTIONAL else replace(item, level="error") for item in findings]
     findings += [Finding("note", rule, path, message) for rule, message in source.catalog.remarks]
@@ -119,7 +130,7 @@ def examine(source: Source, strict: bool = False, progress: ProgressCallback | N
     if source.catalog.check_whole is not None:
         message = "one digest covers the file: a tensor that is read alone is not checked against it"
         findings.append(Finding("note", "format.whole-digest", path, message))
-    elif not source.format.digests:
+    elif not source.format.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", path, message))
     findings += [Finding("note", rule, path, message) for rule, message in remarks(source)]
@@ -195,6 +206,31 @@ def _whole(source: Source) -> Iterator[Finding]:
             source.catalog.check_whole()
         except IngotError as error:
             yield _finding(error, source.location)
+
+
+def _sealed(source: Source) -> Iterator[Finding | None]:
+    """Compare each file that has a seal beside it; a finding for each that differs, None for each that does not."""
+    for name in source.catalog.headers:
+        where = source.store.location_of(name)
+        try:
+            seal = seal_beside(source.store, name)
+            if seal is None:
+                continue
+            file = source.store.open(name)
+            try:
+                seal.require_size(file.size, where)
+                bad = seal.bad(file)
+            finally:
+                file.close()
+        except IngotError as error:
+            yield _finding(error, where)
+            continue
+        told = (
+            f"{len(bad)} of its chunks are not as they were sealed, the first at byte {bad[0] * seal.chunks.size}"
+            if bad
+            else ""
+        )
+        yield Finding("error", "seal.digest-mismatch", where, told) if bad else None
 
 
 def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:

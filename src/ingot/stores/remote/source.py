@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 from ingot.errors import IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import ByteSource, Range, Stamp
 from ingot.model.ranges import coalesced, pieces_of
+from ingot.model.seal import Seal
 from ingot.stores.memory import flat
 from ingot.stores.remote.client import Client, Opened, changed
+from ingot.stores.remote.proof import Proven
 from ingot.stores.remote.transfer import transfer
 
 HEAD = 1 << 16
@@ -37,6 +40,8 @@ class RemoteSource:
         For messages.
     again : callable
         Opens the file anew: what a copy calls.
+    seal : callable, optional
+        Returns the seal that lies beside the file, or None; called before the first read behind the head.
     """
 
     io = "remote"
@@ -44,11 +49,20 @@ class RemoteSource:
     gap = GAP
 
     def __init__(
-        self, client: Client, key: str, opened: Opened, name: str, again: Callable[[], ByteSource] | None = None
+        self,
+        client: Client,
+        key: str,
+        opened: Opened,
+        name: str,
+        again: Callable[[], ByteSource] | None = None,
+        seal: Callable[[], Seal | None] = lambda: None,
     ) -> None:
         self._client: Client | None = client
         self._key, self._head, self._again = key, memoryview(opened.head), again
         self.name, self.stamp, self.size = name, opened.stamp, opened.stamp.size
+        self._seal, self._lock = seal, threading.Lock()
+        self._proven: Proven | None = None
+        self._asked = False
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return a fresh buffer with ``length`` bytes at ``offset``; errors as ``readinto``."""
@@ -93,6 +107,13 @@ class RemoteSource:
         client, head, missing = self._client, self._head, []
         if client is None:
             raise UsageError("this file was closed", rule="store.closed", where=self.name)
+        if any(start + out.nbytes > len(head) for start, out in tasks):
+            proven = self._sealed(client)
+            if proven is not None:
+                for start, out in tasks:
+                    self._require(start, out.nbytes)
+                proven.read(tasks)
+                return
         for start, out in tasks:
             self._require(start, out.nbytes)
             held = max(0, min(len(head) - start, out.nbytes))
@@ -101,6 +122,18 @@ class RemoteSource:
             if held < out.nbytes:
                 missing.append((start + held, out[held:]))
         transfer(partial(self._fetch, client), missing, self.name)
+
+    def _sealed(self, client: Client) -> Proven | None:
+        """Return by what bytes are proven, asked for once; None of a file without a seal."""
+        with self._lock:
+            if not self._asked:
+                seal = self._seal()
+                if seal is not None:
+                    seal.require_size(self.size, self.name)
+                    self._proven = Proven(seal, partial(self._fetch, client), self.name)
+                    self._proven.check_head(self._head)
+                self._asked = True
+        return self._proven
 
     def _fetch(self, client: Client, start: int, out: memoryview) -> None:
         client.fetch(self._key, start, out, self.stamp)

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from ingot.core.extras import require
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp
+from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal
 from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.remote.address import Address, address_of, shown
 from ingot.stores.remote.client import EXTRA, Client, Opened, options
@@ -34,6 +35,7 @@ class RemoteStore(Store):
         self.address, self._client, self._scheme = address, client, scheme
         self.location = self.url = address.public
         self._lock = threading.Lock()
+        self._unsealed = False
         self._opened: OrderedDict[str, Opened] = OrderedDict()
 
     @abstractmethod
@@ -51,7 +53,23 @@ class RemoteStore(Store):
                 while len(self._opened) > _HELD:
                     self._opened.popitem(last=False)
         again = partial(self._scheme.reopen, self.url_of(name))
-        return RemoteSource(self._client, self._key(name), opened, self.location_of(name), again)
+        seal = partial(self._seal, name)
+        return RemoteSource(self._client, self._key(name), opened, self.location_of(name), again, seal)
+
+    def _seal(self, name: str) -> Seal | None:
+        """Return the seal that lies beside a file; a store in which one had none is not asked again."""
+        if self._unsealed or name.endswith(SUFFIX):
+            return None
+        try:
+            return parse_seal(self._sidecar(name + SUFFIX), self.location_of(name + SUFFIX))
+        except IngotError as error:
+            if error.rule not in ("store.missing", "store.denied", "remote.no-ranges"):
+                raise
+            self._unsealed = True
+            return None
+
+    def _sidecar(self, name: str) -> bytes:
+        return self.read(name, MAX_SEAL, "seal.fields")
 
     def stat(self, name: str) -> Stamp:
         """Return the state of a file; errors as ``open``."""

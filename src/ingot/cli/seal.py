@@ -1,0 +1,35 @@
+"""``ingot seal``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, progress_bar
+from ingot.cli.render import render
+from ingot.ops.check.options import SealOptions
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot seal model.safetensors\n\n"
+    "  ingot verify --repair --from https://host/model.safetensors model.safetensors"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("seal", epilog=EPILOG)(derived(command))
+
+
+def command(options: SealOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Write digests of a checkpoint's files beside them (X.ingot.json), for containers that have none of their own.
+
+    Readers from afar prove each chunk by them as it comes, verify checks them, verify --repair puts right what differs.
+    """
+    from ingot.ops.check.seal import seal, sealed_report
+
+    with progress_bar("sealing", quiet=quiet or json) as progress:
+        written = seal(replace(options, progress=progress))
+    render(sealed_report(written), json=json, quiet=quiet)
