@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from math import prod
 
+from ingot.core.wire import bytes_field, map_entry, number_field
 from ingot.formats.coreml.blob import METADATA, aligned, header, metadata
 from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OUTPUTS, TYPE
 from ingot.formats.coreml.types import BY_NAME
 from ingot.formats.coreml.values import encode_blob, encode_immediate, encode_text, encode_type
-from ingot.formats.coreml.wire import bytes_field, map_entry, number_field
 
 MODEL = "Data/com.apple.CoreML/model.mlmodel"
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"

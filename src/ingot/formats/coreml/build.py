@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.core.wire import bytes_field, map_entry, number_field, varint
 from ingot.formats.coreml.blob import header, metadata
 from ingot.formats.coreml.layout import FileEnd
 from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OPERATIONS, OUTPUTS, TYPE
@@ -18,7 +19,6 @@ from ingot.formats.coreml.package import MANIFEST, MODEL_PATH
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.types import BOOL, BY_NAME, MilType
 from ingot.formats.coreml.values import encode_blob, encode_flag, encode_immediate, encode_text, encode_type
-from ingot.formats.coreml.wire import bytes_field, map_entry, number_field, varint
 from ingot.model.bytesource import ByteSource, MemorySource
 from ingot.model.part import Part
 

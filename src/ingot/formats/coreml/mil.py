@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ingot.core.wire import Field, Node, Rules
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.coreml.values import Value, parse_type, parse_value
-from ingot.formats.coreml.wire import Field, Node
 
 _SPECIFICATION, _PROGRAM = 1, 502
 # Other kinds of model, by their field in Model.proto.
@@ -24,6 +24,7 @@ _OPSET, _SPECIALIZATIONS = 2, 3
 OPERATIONS = 3
 TYPE, INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 1, 2, 3, 4, 5
 
+RULES = Rules("coreml.wire", "coreml.depth", "coreml.repeated-field", "coreml.utf8")
 Param = Value | str | None
 
 
@@ -103,7 +104,7 @@ def parse_model(data: bytes, where: str) -> Program:
     UnsupportedError
         ``coreml.model-kind``: a model of another kind than an ML program.
     """
-    root = Node.root(data, where)
+    root = Node.root(data, where, RULES)
     fields = root.known((_SPECIFICATION, _PROGRAM))
     if not fields[_PROGRAM]:
         kinds = [_OTHERS[item.number] for item in root.fields() if item.number in _OTHERS]

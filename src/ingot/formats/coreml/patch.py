@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingot.core.wire import Edits, bytes_field, map_entry
 from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
 from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OPERATIONS, OUTPUTS, TYPE, Operation
 from ingot.formats.coreml.types import MilType
@@ -15,7 +16,6 @@ from ingot.formats.coreml.values import (
     encode_text,
     encode_type,
 )
-from ingot.formats.coreml.wire import Edits, bytes_field, map_entry
 
 # Attributes that belong to the operation that is replaced; any other (its name, say) goes to the new one.
 _OWN = {"val", "quantized_data", "zero_point", "scale", "axis", "indices", "lut", "shape", "nonzero_data", "mask"}

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from ingot.formats.base import Catalog
-from ingot.formats.coreml.site import ConvertedSource, Site, Slot
+from ingot.formats.coreml.site import Site, Slot
 from ingot.formats.coreml.template import Template, open_files
+from ingot.formats.numbers import ConvertedSource
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part

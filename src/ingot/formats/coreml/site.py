@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from ingot.core.dtypes import dtype as dtype_of
 from ingot.errors import CodecError
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.types import MilType
-from ingot.formats.coreml.values import Value, packed_bits, unpacked_bits
-from ingot.model.bytesource import MemorySource
+from ingot.formats.coreml.values import Value
+from ingot.formats.numbers import packed_bits, unpacked_bits
 from ingot.model.layouts.base import Layout
 from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
@@ -145,18 +144,3 @@ def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Sh
     if type.dtype is None:
         return packed_bits(values.astype(np.int16), type.bits)
     return as_file(first.astype(numpy_dtype(type.dtype)))
-
-
-class ConvertedSource(MemorySource):
-    """Zero points as floats, made of a weight file's integers when they are first asked for."""
-
-    def __init__(self, read: Any, size: int, name: str) -> None:
-        super().__init__(b"", name)
-        self.size = size
-        self._read = read
-
-    def view(self, offset: int, length: int) -> memoryview:
-        if self._read is not None:
-            self._data = memoryview(self._read())
-            self._read = None
-        return super().view(offset, length)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ingot.core.checked import element_count
+from ingot.core.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field, varint
 from ingot.errors import FormatError
 from ingot.formats.coreml.types import BOOL, BY_CODE, STRING, MilType
-from ingot.formats.coreml.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field, varint
 
 # Fields of Value, ImmediateValue, TensorValue and BlobFileValue in MIL.proto.
 _TYPE, _IMMEDIATE, _BLOB = 2, 3, 5
@@ -146,22 +145,10 @@ def _numbers(node: Node, type: MilType) -> bytes:
         return b"".join(inner.data[field.start : field.end] for field in fields if field.kind in (BYTES, FIXED32))
     values: list[int] = []
     for field in fields:
-        if field.kind == BYTES:
-            values += packed_varints(inner.child(field))
-        else:
-            values.append(inner.number(field))
+        values += inner.varints(field)
     width = type.bits // 8
     mask = (1 << type.bits) - 1
     return b"".join((value & mask).to_bytes(width, "little") for value in values)
-
-
-def packed_varints(node: Node) -> list[int]:
-    """Return the numbers of a packed repeated field, unsigned."""
-    values, position = [], node.start
-    while position < node.end:
-        value, position = node.varint(position)
-        values.append(value)
-    return values
 
 
 def encode_type(type: MilType, dims: tuple[int, ...]) -> bytes:
@@ -206,19 +193,6 @@ def encode_flag(value: bool) -> bytes:
 def encode_offset(offset: int) -> bytes:
     """Return the field of a BlobFileValue that holds its offset."""
     return number_field(_OFFSET, offset)
-
-
-def packed_bits(codes: np.ndarray[Any, Any], bits: int) -> bytes:
-    """Pack integers into one stream, low bits first."""
-    raw = np.ascontiguousarray(codes).astype(np.uint8).reshape(-1, 1)
-    return np.packbits(np.unpackbits(raw, axis=1, count=bits, bitorder="little"), bitorder="little").tobytes()
-
-
-def unpacked_bits(data: bytes, bits: int, count: int, signed: bool) -> np.ndarray[Any, np.dtype[np.int16]]:
-    """Undo ``packed_bits``."""
-    stream = np.unpackbits(np.frombuffer(data, np.uint8), count=count * bits, bitorder="little")
-    codes = np.packbits(stream.reshape(count, bits), axis=1, bitorder="little").reshape(-1).astype(np.int16)
-    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
 
 
 def _refuse(where: str, expected: str, found: str) -> FormatError:

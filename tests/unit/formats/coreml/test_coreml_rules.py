@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ingot.core.wire import bytes_field, map_entry, number_field, varint
 from ingot.errors import IngotError
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.types import BY_NAME
 from ingot.formats.coreml.values import encode_blob
-from ingot.formats.coreml.wire import bytes_field, map_entry, number_field, varint
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore
 from ingot.testing.coreml import FILE, MODEL, WEIGHTS, Package, manifest, operation, sample

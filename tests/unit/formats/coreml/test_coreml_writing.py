@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import ingot
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
+from ingot.core.wire import Edits, Node, bytes_field, map_entry, number_field
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.coreml.mil import parse_model
+from ingot.formats.coreml.mil import RULES, parse_model
 from ingot.formats.coreml.types import BY_NAME
-from ingot.formats.coreml.wire import Edits, Node, bytes_field, map_entry, number_field
 from ingot.model.layouts.affine import NO_ZERO
 from ingot.model.layouts.grid import on_grid, run_axis, scale_dims
 from ingot.model.part import memory_part
@@ -235,7 +235,7 @@ def test_scales_lie_as_core_ml_spreads_them(
 @given(st.lists(st.binary(max_size=200), max_size=5), st.integers(0, 4), st.binary(max_size=300))
 def test_an_edit_changes_its_field_alone(fields: list[bytes], chosen: int, new: bytes) -> None:
     inner = b"".join(bytes_field(3, data) for data in fields)
-    root = Node.root(bytes_field(1, b"before") + bytes_field(2, inner) + number_field(4, 2**64 - 1), "test")
+    root = Node.root(bytes_field(1, b"before") + bytes_field(2, inner) + number_field(4, 2**64 - 1), "test", RULES)
     node = root.child(root.known((2,))[2][0])
     found = list(node.fields())
     edits = Edits(root)

@@ -1,0 +1,38 @@
+"""Integers of less than a byte, and parts that are made of what is stored: what formats of programs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ingot.model.bytesource import MemorySource
+
+
+def packed_bits(codes: np.ndarray[Any, Any], bits: int) -> bytes:
+    """Pack integers into one stream, low bits first."""
+    raw = np.ascontiguousarray(codes).astype(np.uint8).reshape(-1, 1)
+    return np.packbits(np.unpackbits(raw, axis=1, count=bits, bitorder="little"), bitorder="little").tobytes()
+
+
+def unpacked_bits(data: bytes, bits: int, count: int, signed: bool) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """Undo ``packed_bits``."""
+    stream = np.unpackbits(np.frombuffer(data, np.uint8), count=count * bits, bitorder="little")
+    codes = np.packbits(stream.reshape(count, bits), axis=1, bitorder="little").reshape(-1).astype(np.int16)
+    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
+
+
+class ConvertedSource(MemorySource):
+    """Bytes that ``read`` makes of stored ones when they are first asked for, such as zero points as floats."""
+
+    def __init__(self, read: Callable[[], bytes], size: int, name: str) -> None:
+        super().__init__(b"", name)
+        self.size = size
+        self._read: Callable[[], bytes] | None = read
+
+    def view(self, offset: int, length: int) -> memoryview:
+        if self._read is not None:
+            self._data = memoryview(self._read())
+            self._read = None
+        return super().view(offset, length)
