@@ -19,6 +19,7 @@ MAX_DEPTH = 64
 _MAX_FIELD = (1 << 29) - 1
 _VARINT_BYTES = 10
 _HEAD = 2 * _VARINT_BYTES  # the bytes that a field's key and length or number take at most
+_MOST_KEPT = 1 << 20
 _LOCAL = 1 << 16  # a message of so many bytes is taken into memory before its fields are looked at
 
 
@@ -162,6 +163,8 @@ class Node:
                 raise FormatError(
                     self.rules.repeated, f"expected field {field.number} once, found it again", where=self.where
                 )
+            if len(kept) >= _MOST_KEPT:
+                raise self.refuse(f"field {field.number} at most {_MOST_KEPT} times", "more")
             kept.append(field)
         return fields
 

@@ -34,7 +34,8 @@ class Catalog:
     ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds;
     ``features`` are those that decide on the kernels that could run the file, where its format knows such.
     ``manifest_digest`` tells whether the file has a digest of its header or manifest, which then was right; None where
-    its format has no place for one, or covers the header otherwise.
+    its format has no place for one, or covers the header otherwise. ``called`` are names that recipes go by for tensors
+    whose own tell nothing, as graphs have them.
     """
 
     tensors: Mapping[str, Tensor]
@@ -48,6 +49,7 @@ class Catalog:
     features: Flags | None = None
     check_whole: Callable[[], None] | None = None
     manifest_digest: bool | None = None
+    called: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,13 @@ class WriteOptions:
     """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes.
 
     ``compact`` asks formats that store pruned matrices in full size (``FullSize``) for what is left of them alone.
+    ``beside`` tells whether there may be other files than the one named.
     """
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
     compact: bool = False
+    beside: bool = True
 
     def __post_init__(self) -> None:
         if self.digest is not None and self.digest not in HASHERS:
@@ -194,6 +198,16 @@ class FullSize(Protocol):
     def compacting(self) -> Format:
         """Return the format that takes pruned matrices without what is dropped, as whoever asks for it wants them."""
         ...
+
+
+@runtime_checkable
+class FixedScales(Protocol):
+    """A format of operators whose scales are of the type of the values, and whose codes may have to be unsigned.
+
+    Recipes that leave the type of scales open get that one, and symmetric codes their zero point in the middle.
+    """
+
+    fixed_scales: bool
 
 
 @runtime_checkable

@@ -23,6 +23,22 @@ def unpacked_bits(data: bytes, bits: int, count: int, signed: bool) -> np.ndarra
     return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
 
 
+def unpacked_rows(data: bytes, rows: int, each: int, bits: int, *, signed: bool) -> np.ndarray[Any, Any]:
+    """Return integers whose rows, of ``each`` of them, are packed so and begin at a byte: i16 [rows, each]."""
+    stored = np.frombuffer(data, np.uint8).reshape(rows, -1)
+    stream = np.unpackbits(stored, axis=1, count=each * bits, bitorder="little").reshape(rows, each, bits)
+    weighed = stream.astype(np.int16) << np.arange(bits, dtype=np.int16)
+    codes: np.ndarray[Any, Any] = weighed.sum(axis=2, dtype=np.int16)
+    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
+
+
+def packed_rows(codes: np.ndarray[Any, Any], bits: int) -> bytes:
+    """Undo ``unpacked_rows``."""
+    rows, each = codes.shape
+    stream = (codes.astype(np.int16)[:, :, None] >> np.arange(bits, dtype=np.int16)) & 1
+    return np.packbits(stream.astype(np.uint8).reshape(rows, each * bits), axis=1, bitorder="little").tobytes()
+
+
 class ConvertedSource(MemorySource):
     """Bytes that ``read`` makes of stored ones when they are first asked for, such as zero points as floats."""
 

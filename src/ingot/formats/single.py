@@ -22,11 +22,7 @@ class SingleFile(ABC):
 
     def entry(self, names: Sequence[str]) -> str | None:
         """``model`` with the suffix, or the only file that has it."""
-        matching = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
-        usual = self.file_name("model")
-        if usual in matching:
-            return usual
-        return matching[0] if len(matching) == 1 else None
+        return entry_of(names, self.suffixes)
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate and locate; what cannot be read is closed."""
@@ -44,3 +40,11 @@ class SingleFile(ABC):
     def file_name(self, stem: str) -> str:
         """The stem with the suffix."""
         return stem + self.suffixes[0]
+
+
+def entry_of(names: Sequence[str], suffixes: tuple[str, ...]) -> str | None:
+    """Return ``model`` with the first suffix, or the only file with one of them; None for none or several."""
+    matching = [name for name in names if name.lower().endswith(suffixes) and not name.startswith(".")]
+    if f"model{suffixes[0]}" in matching:
+        return f"model{suffixes[0]}"
+    return matching[0] if len(matching) == 1 else None

@@ -24,6 +24,7 @@ FORMATS: Instances[Format] = Instances(
         ("npy", "ingot.formats.npydir.finalized:NpyFormat"),
         ("npz", "ingot.formats.npydir.npz:NpzFormat"),
         ("gguf", "ingot.formats.gguf.format:GgufFormat"),
+        ("onnx", "ingot.formats.onnx.format:OnnxFormat"),
         ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
         ("anek", "ingot.formats.anek.format:AnekFormat"),
     ),

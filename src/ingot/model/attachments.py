@@ -1,4 +1,4 @@
-"""What travels inside an artifact beside its weights: a draft head, a compiled package, a program."""
+"""What travels inside an artifact beside its weights: a draft head, a compiled package, a program, a graph."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ class Attachments:
         The bytes of a zipped Core ML package.
     program : mapping of path to Part, optional
         The files of the Core ML package whose constants the tensors are: what they are written back into.
+    graph : mapping of name to Part, optional
+        The files of the ONNX model whose constants the tensors are, likewise.
     """
 
     draft: Mapping[str, Tensor] | None = None
     coreml: Part | None = None
     program: Mapping[str, Part] | None = None
+    graph: Mapping[str, Part] | None = None
     draft_vocab: int = 0
 
     def kinds(self) -> Iterator[str]:
@@ -38,6 +41,8 @@ class Attachments:
             yield "coreml"
         if self.program is not None:
             yield "program"
+        if self.graph is not None:
+            yield "graph"
 
     def __bool__(self) -> bool:
         return any(self.kinds())

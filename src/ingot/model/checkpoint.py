@@ -84,6 +84,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.io = io
         self.attachments = attachments
         self.importance: Mapping[str, Array] = {}
+        self.called: Mapping[str, str] = {}
         self.features: Flags | None = None
         self._on_close = on_close
         self.check_whole: Callable[[], None] | None = None

@@ -130,7 +130,7 @@ def derived(
         io=base.io,
         attachments=base.attachments,
     )
-    view.importance = base.importance
+    view.importance, view.called = base.importance, base.called
     view.views = (*base.views, (verb.__name__.removeprefix("_"), said))
     view.check_unchanged, view.stamps = base.require_unchanged, base.stamps
 

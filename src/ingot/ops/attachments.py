@@ -28,7 +28,7 @@ from ingot.stores.table import locate, location_of
 
 AnyPath = str | PathLike[str]
 
-KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program"}
+KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program", "graph": "ONNX graph"}
 PACKAGE_SUFFIX = ".mlpackage"
 _MANIFEST = "Manifest.json"
 _PACKAGE_RULE = "attachments.coreml-package"

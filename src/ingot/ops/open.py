@@ -219,7 +219,7 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
         io=source.io,
         attachments=attachments,
     )
-    checkpoint.features = source.catalog.features
+    checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.called
     checkpoint.reopen = reopen
     checkpoint.check_whole = source.require_whole
     checkpoint.check_unchanged = source.require_unchanged

@@ -97,7 +97,7 @@ def prepare(options: ConvertOptions) -> Prepared:
         checkpoint = checkpoint_of(source)
         _require_weights(source, target, recipe, options)
         tied = _tied(source, checkpoint, target)
-        view = viewed(checkpoint, target, options, tied.without)
+        view = viewed(checkpoint, target, replace(options, recipe=recipe), tied.without)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)

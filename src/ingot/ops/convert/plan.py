@@ -13,8 +13,8 @@ from typing import Any
 
 from ingot.codecs.base import Encoder, repack
 from ingot.codecs.dense.repack import holder_of
+from ingot.codecs.reach import AUTO, named, reaching
 from ingot.codecs.reach import RULE as UNDERFLOW
-from ingot.codecs.reach import named, reaching
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks
 from ingot.core.dtypes import DTYPES
@@ -27,7 +27,17 @@ from ingot.engine.specs import encoded_spec, same_storage
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import ConfigKeys, Fitting, Format, FullSize, Packs, WriteOptions, accepts, as_laid
+from ingot.formats.base import (
+    ConfigKeys,
+    Fitting,
+    FixedScales,
+    Format,
+    FullSize,
+    Packs,
+    WriteOptions,
+    accepts,
+    as_laid,
+)
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import RowsFirst
@@ -113,10 +123,10 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         format = format.fit(source.attachments)
     if isinstance(format, FullSize) and request.options.compact:
         format = format.compacting()
-    layer_count = count_layers(source)
+    layer_count = layers_of(source)
     asked = _Asked(request.allow_requantize, dict(_prunings(source)), source.importance)
     with gc_paused():  # many small objects, none of them garbage
-        decisions = {name: _decide(source[name], request.recipe, layer_count) for name in source}
+        decisions = {name: decide(source, name, request.recipe, layer_count) for name in source}
         # Errors are measured against what a tensor was before views changed its values.
         tensors = {name: source[name].origin or source[name] for name in source}
         planned = [_step_or_where(tensors[name], format, asked, decision) for name, decision in decisions.items()]
@@ -164,8 +174,17 @@ class _Open:
             raise _located(error, self.tensor.name) from None
 
 
-def _decide(tensor: Tensor, recipe: Recipe | None, layer_count: int) -> Decision:
-    return _KEEP if recipe is None else resolve(recipe, tensor.name, tensor.shape, tensor.dtype, layer_count)
+def layers_of(source: Checkpoint) -> int:
+    """Return the number of layers, as names tell it that recipes go by."""
+    return count_layers([source.called.get(name, name) for name in source])
+
+
+def decide(source: Checkpoint, name: str, recipe: Recipe | None, layer_count: int) -> Decision:
+    """Return what a recipe says of a tensor, by its name or what it is called where that tells nothing."""
+    tensor = source[name]
+    if recipe is None:
+        return _KEEP
+    return resolve(recipe, source.called.get(name, name), tensor.shape, tensor.dtype, layer_count)
 
 
 def _step_or_where(tensor: Tensor, format: Format, asked: _Asked, decision: Decision) -> Step | _Open:
@@ -332,8 +351,9 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
     if reason is not None and pruning is None:
         if choice.codec == tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
             return _keep(tensor, format, rule)
-        instead = _instead(choice, options, encoder)
-        if instead is not None and format.refuses(specified(made(instead))) is None:
+        others = _instead(choice, options, encoder, format)
+        instead = next(filter(lambda other: format.refuses(specified(made(other))) is None, others), None)
+        if instead is not None:
             options, encoder, reason = instead, made(instead), None
             spec = specified(encoder)
     if reason is None and not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
@@ -369,14 +389,28 @@ def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
     return None
 
 
-def _instead(choice: Choice, options: Mapping[str, Any], encoder: Encoder) -> Mapping[str, Any] | None:
-    """Return options for a layout that other formats take: values in a wider type, rows of codes without padding."""
+def _instead(
+    choice: Choice, options: Mapping[str, Any], encoder: Encoder, format: Format
+) -> Iterator[Mapping[str, Any]]:
+    """Yield options for layouts that other formats take: values in a wider type, rows of codes without padding.
+
+    For formats of operators, also scales of the values' own type, and unsigned codes around the point in the middle.
+    """
     if choice.codec == DenseLayout.codec and choice.encoding == "raw":
         holder = holder_of(encoder)
-        return None if holder is None else {**options, "holder": holder}
-    if choice.codec == AffineLayout.codec and "bit_order" not in options and options.get("cut", "rows") == "rows":
-        return {**options, "bit_order": "flat"}
-    return None
+        if holder is not None:
+            yield {**options, "holder": holder}
+    if choice.codec != AffineLayout.codec or options.get("cut", "rows") != "rows":
+        return
+    packings = [{}, {"bit_order": "flat"}] if "bit_order" not in options else [{}]
+    yield from ({**options, **packing} for packing in packings if packing)
+    if not isinstance(format, FixedScales):
+        return
+    own = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
+    middle = {"signed": False, "zero_point": 1 << (int(encoder.params["bits"]) - 1)}
+    even = encoder.params["signed"] and encoder.params["granularity"] != "tensor"
+    for zero in ({}, middle) if even else ({},):
+        yield from ({**options, **own, **zero, **packing} for packing in packings)
 
 
 def _pruned(pruning: _Pruned, rule: str) -> tuple[bool, str]:

@@ -211,10 +211,11 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
         refuse_same(source, place)
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.url, **named)
-        view = viewed(checkpoint_of(source), place, options, frozenset(data.view.without))
+        planned = [str(step.spec.get("name")) for step in data.steps]
+        view = viewed(checkpoint_of(source), place, options, frozenset(data.view.without), planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         _require_same(checkpoint.identity(), data.source.identity, source.location)
-        writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact)
+        writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.fit(checkpoint.attachments) if isinstance(place.format, Fitting) else place.format
         format = format.compacting() if isinstance(format, FullSize) and writing.compact else format
         steps = list(bound_steps(data.steps, [checkpoint], format))

@@ -36,4 +36,5 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
         )
     usual = DEFAULT_SHARD if target.directory and not isinstance(target.format, SplitsOnRequest) else None
     size = usual if shard is None else parse_size(shard)
-    return WriteOptions(digest=options.digest, max_shard=size, compact=options.prune_compact)
+    compact, beside = options.prune_compact, target.directory
+    return WriteOptions(digest=options.digest, max_shard=size, compact=compact, beside=beside)

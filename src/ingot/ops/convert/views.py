@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UsageError
@@ -11,6 +11,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.view import Translated, to_gguf, to_model
 from ingot.ops.attachments import KINDS, located, require_carried
 from ingot.ops.convert.draft import check_head
+from ingot.ops.convert.graphs import as_graph
 from ingot.ops.convert.importance import read_importance
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
@@ -18,6 +19,7 @@ from ingot.ops.destination import Destination
 from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import drop
 from ingot.ops.views.values import prune, weigh
+from ingot.recipes.recipe import Recipe
 
 GGUF = GgufFormat.name
 
@@ -31,11 +33,18 @@ class Viewed:
     read: int = 0
 
 
-def viewed(opened: Checkpoint, place: Destination, options: ConvertOptions, without: frozenset[str]) -> Viewed:
+def viewed(
+    opened: Checkpoint,
+    place: Destination,
+    options: ConvertOptions,
+    without: frozenset[str],
+    planned: Collection[str] = (),
+) -> Viewed:
     """Apply what the options ask for to an opened checkpoint, less the tensors ``without``.
 
     Between a GGUF file and a folder of another format, and from a model's folder into GGUF, tensors get the names of
-    the other side, unless the options say to keep them.
+    the other side, unless the options say to keep them. Matrices of an ONNX graph are turned where its operators take
+    them so: as the recipe decides, which is loaded, or as the tensors ``planned`` before tell.
 
     Pruning reads the feed-forward networks, and tells ``options.progress``. Closing the result closes what was opened;
     where this raises, ``opened`` is still the caller's.
@@ -49,7 +58,7 @@ def viewed(opened: Checkpoint, place: Destination, options: ConvertOptions, with
     FormatError
         ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and what opening raises.
     """
-    paths = {kind: getattr(options, kind) for kind in KINDS if getattr(options, kind) is not None}
+    paths = {kind: path for kind in KINDS if (path := getattr(options, kind, None)) is not None}
     format = place.format
     require_carried(format, paths)
     here = _as_model(drop(opened, without) if without else opened, place, options)
@@ -67,6 +76,8 @@ def viewed(opened: Checkpoint, place: Destination, options: ConvertOptions, with
         view = attach(view, **paths)
     if options.metadata:
         view = describe(view, options.metadata)
+    recipe = options.recipe if isinstance(options.recipe, Recipe) else None
+    view = as_graph(view, place, recipe, planned, requantize=options.allow_requantize)
     there = _as_gguf(view, place, options)
     view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]

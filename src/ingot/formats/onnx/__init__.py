@@ -1,0 +1,1 @@
+"""ONNX models: constants of a graph as tensors, and back into the graph."""

@@ -1,0 +1,131 @@
+"""Which constants and operators a graph gets for a tensor, by its name and how it is stored (spec/onnx.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ingot.formats.onnx.forms import Form, Versions, dense_form, dequantize_form, nbits_form
+from ingot.formats.onnx.graph import Model
+from ingot.formats.onnx.sites import LeftError, Site
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.spec import TensorSpec
+
+_ADDED = re.compile(r"(?:(?:_DQ)?_Q[248]|_quantized|_DequantizeLinear_Output|_dequantized)$")
+_TURNED_BITS = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How one tensor is written: kept as it is (``form`` None), or with other constants and operators.
+
+    ``turned`` tells that its rows are outputs, as ``MatMulNBits`` has them; ``name`` is that of its values, or of the
+    codes that this operator takes.
+    """
+
+    site: Site
+    spec: TensorSpec
+    form: Form | None
+    turned: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tensor that a graph can have: where, and whether as ``MatMulNBits`` has it."""
+
+    site: Site
+    turned: bool
+
+
+def original(name: str) -> str:
+    """Return the name that a constant had before onnxruntime's quantizers, or Ingot, made codes of it."""
+    return _ADDED.sub("", name) or name
+
+
+def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
+    """Return every name under which a tensor may be written.
+
+    A matrix of ``MatMul``, [inputs, outputs], becomes one of ``MatMulNBits``, [outputs, inputs], under a name of its
+    own, and back: so nobody takes one for the other.
+    """
+    sites = list(sites)
+    named = {site.name: Named(site, site.turned) for site in sites}
+    taken = model.names | set(named)
+    for site in sites:
+        if site.turned:
+            name = original(site.name)
+            name = name if name not in taken else f"{site.name}_dense"
+            if name not in taken:
+                named[name] = Named(site, False)
+                taken.add(name)
+        elif site.matmuls:
+            for bits in _TURNED_BITS:
+                name = f"{site.name}_Q{bits}"
+                if name not in taken:
+                    named[name] = Named(site, True)
+                    taken.add(name)
+    return named
+
+
+def other_name(named: Mapping[str, Named], site: Site, bits: int = 4) -> str | None:
+    """Return the name of a tensor with its rows and columns turned; None where the graph has no place for it."""
+    wanted = [name for name, found in named.items() if found.site is site and found.turned != site.turned]
+    if site.turned:
+        return wanted[0] if wanted else None
+    return next((name for name in wanted if name.endswith(f"_Q{bits}")), None)
+
+
+def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:
+    """Return how a graph gets a tensor; raises ``LeftError`` where it cannot."""
+    site, turned = named.site, named.turned
+    if turned == site.turned and same_storage(site, spec):
+        return Planned(site, spec, None, turned)
+    shape = site.shape if turned == site.turned else site.shape[::-1]
+    if (spec.shape, spec.dtype) != (shape, site.dtype):
+        raise LeftError(f"the graph has {site.dtype} {list(shape)} there, found {spec.dtype} {list(spec.shape)}")
+    changed = {slot.constant.name for slot in site.slots.values()}
+    if model is not None and changed & (set(model.makers) | model.fixed):
+        raise LeftError("its constants are operators, inputs or outputs of the graph, or used by graphs within it")
+    versions = Versions() if model is None else Versions(model.opset, model.ir_version)
+    if turned:
+        return Planned(site, spec, nbits_form(spec), turned)
+    return Planned(site, spec, form_of(spec, versions), turned)
+
+
+def form_of(spec: TensorSpec, versions: Versions) -> Form:
+    """Return constants for a tensor that are there for any operator; raises ``LeftError``."""
+    if spec.codec == DenseLayout.codec:
+        return dense_form(spec)
+    return dequantize_form(spec, versions)
+
+
+def same_storage(site: Site, spec: TensorSpec) -> bool:
+    """Whether a tensor is stored as the graph has it."""
+    own = site.spec()
+    return (own.shape, own.dtype, own.codec, own.parts, dict(own.params)) == (
+        *(spec.shape, spec.dtype, spec.codec, spec.parts),
+        dict(spec.params),
+    )
+
+
+def reason_against(spec: TensorSpec) -> str | None:
+    """Why no graph can have such a tensor; None if one can."""
+    if spec.codec not in (DenseLayout.codec, AffineLayout.codec, ScaledCodebookLayout.codec):
+        return f"no operator says what codec {spec.codec} says"
+    try:
+        form_of(spec, Versions())
+    except LeftError as reason:
+        if spec.codec != AffineLayout.codec:
+            return str(reason)
+        try:
+            nbits_form(spec)
+        except LeftError:
+            return str(reason)
+    return None

@@ -1,0 +1,104 @@
+"""The ONNX format as the rest of Ingot sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.onnx.carry import Named, names_of, original, other_name, plan_tensor, reason_against
+from ingot.formats.onnx.reader import read_model
+from ingot.formats.onnx.sites import LeftError
+from ingot.formats.onnx.template import Template
+from ingot.formats.onnx.writer import OnnxWriter, model_size, template_of
+from ingot.formats.single import entry_of
+from ingot.model.artifact import Artifact
+from ingot.model.attachments import Attachments
+from ingot.model.bytesource import Target
+from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
+
+
+class OnnxFormat:
+    """ONNX models; see spec/onnx.md.
+
+    Parameters
+    ----------
+    template : Template, optional
+        The model whose graph tensors are to be written into, where it is known: then ``refuses`` knows the names,
+        shapes and operators that there are. ``fit`` makes such a format.
+    """
+
+    name = "onnx"
+    suffixes: tuple[str, ...] = (".onnx",)
+    summary = "ONNX models (.onnx): constants of a graph, dense or codes, in the model or in files beside it"
+    digests = False
+    shards = False
+    attachments: tuple[str, ...] = ("graph",)
+    fixed_scales = True
+
+    def __init__(self, template: Template | None = None) -> None:
+        self._template = template
+        self._named: Mapping[str, Named] = {} if template is None else names_of(template.model, template.sites)
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """By the suffix: protocol buffers have no magic."""
+        return name.lower().endswith(self.suffixes)
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """``model.onnx``, or the only file with the suffix."""
+        return entry_of(names, self.suffixes)
+
+    def fit(self, attachments: Attachments) -> OnnxFormat:
+        """Return the format for the graph that is attached; raises ``UnsupportedError`` ``onnx.no-graph``."""
+        return OnnxFormat(template_of(attachments))
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why no graph, or not this one, can have the tensor; None if it can."""
+        if self._template is None:
+            return reason_against(spec)
+        named = self._named.get(spec.name)
+        if named is None:
+            return "the graph has no constant of this name"
+        try:
+            plan_tensor(self._template.model, named, spec)
+        except LeftError as reason:
+            return str(reason)
+        return None
+
+    def turned_name(self, name: str, bits: int) -> str | None:
+        """Return the name of a matrix with its rows and columns turned; None where the graph has no place for it."""
+        named = self._named.get(name)
+        return None if named is None else other_name(self._named, named.site, bits)
+
+    def is_turned(self, name: str) -> bool:
+        """Whether the rows of a matrix are outputs, as ``MatMulNBits`` has them."""
+        return name in self._named and self._named[name].turned
+
+    def original(self, name: str) -> str:
+        """Return a constant's name without what quantizers append to it."""
+        return original(name)
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Any order will do."""
+        return range(len(specs))
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate and locate; there are no digests to verify."""
+        return read_model(store, name)
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """None: the model has its own."""
+        return {}
+
+    def file_name(self, stem: str) -> str:
+        """The stem with the suffix."""
+        return stem + self.suffixes[0]
+
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        """Exact bytes of all files."""
+        return model_size(self.file_name("model"), artifact, options)
+
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> OnnxWriter:
+        """Start writing into the graph that is attached; errors as ``OnnxWriter``."""
+        return OnnxWriter(target, name, artifact, options)

@@ -1,0 +1,359 @@
+"""Where everything lies in a model to be written, and the graph around it; decided by the specs alone.
+
+Numbers that lay in the model's file stay there, those that lay beside it lie beside it again. What would make the model
+larger than protocol buffers read goes to a file beside it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ingot.core.wire import BYTES, Edits, Hole, Piece, bytes_field, length, message_field, number_field
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.onnx.carry import Planned, names_of, plan_tensor
+from ingot.formats.onnx.forms import Numbers, operator
+from ingot.formats.onnx.graph import (
+    ATTRIBUTES,
+    DOMAIN,
+    INITIALIZERS,
+    INPUTS,
+    MICROSOFT,
+    NODE_NAME,
+    NODES,
+    OP_TYPE,
+    OPSETS,
+    OUTPUTS,
+    Operator,
+)
+from ingot.formats.onnx.sites import LeftError
+from ingot.formats.onnx.slots import Conversion
+from ingot.formats.onnx.template import MAX_MODEL, Template
+from ingot.formats.onnx.tensors import (
+    EXTERNAL,
+    LOCATION,
+    RAW,
+    Constant,
+    External,
+    encoded,
+    encoded_external,
+    external_fields,
+)
+from ingot.model.spec import TensorSpec
+
+SUFFIX = ".data"
+_OUTSIDE_FROM = 1024  # bytes of a constant that is worth a place in another file
+_LARGE, _ALIGN_LARGE, _ALIGN = 1 << 20, 1 << 16, 64  # onnxruntime maps constants of a megabyte
+_OWN = frozenset((INPUTS, OUTPUTS, NODE_NAME, OP_TYPE, ATTRIBUTES, DOMAIN))
+_IDENTITY, _MATMUL, _ADD = ("", "Identity"), ("", "MatMul"), ("", "Add")
+_BIAS = 5
+
+
+@dataclass(slots=True)
+class Entry:
+    """One constant to be written: of a kept one ``kept``, of a new one ``numbers``; ``name`` is its name in the graph.
+
+    ``place`` is where it lies in a file beside the model, ``offset`` where in the model itself; neither where it stays
+    in the field of its type, untouched.
+    """
+
+    name: str
+    role: str
+    nbytes: int
+    part_bytes: int
+    conversion: Conversion | None
+    numbers: Numbers | None = None
+    kept: Constant | None = None
+    place: External | None = None
+    offset: int | None = None
+
+    @property
+    def outside(self) -> bool:
+        """Whether it lay beside the model."""
+        return self.kept is not None and self.kept.external is not None
+
+
+@dataclass(slots=True)
+class TensorPlan:
+    """How one tensor is written: which constants it takes."""
+
+    planned: Planned
+    entries: list[Entry]
+
+    def entry(self, role: str) -> Entry:
+        """Return the entry of a part."""
+        return next(entry for entry in self.entries if entry.role == role)
+
+
+class Layout:
+    """The model and the files beside it.
+
+    Parameters
+    ----------
+    template : Template
+    name : str
+        Of the model to be written.
+    specs : sequence of TensorSpec
+        Each tensor of the graph once.
+    beside : bool
+        Whether files beside the model may be written.
+
+    Raises
+    ------
+    UnsupportedError
+        ``onnx.tensors``: not the tensors of the graph; ``onnx.unsupported``: one that the graph cannot have so;
+        ``onnx.inner-external``; ``onnx.too-large``.
+    """
+
+    def __init__(self, template: Template, name: str, specs: Sequence[TensorSpec], *, beside: bool) -> None:
+        self.template, self.name = template, name
+        model = template.model
+        if model.inner_external:
+            raise UnsupportedError(
+                "expected a graph whose inner graphs have their numbers in the model, found some in other files",
+                rule="onnx.inner-external",
+                where=name,
+            )
+        self.plans = {plan.planned.name: plan for plan in self._plans(specs)}
+        self._outside = beside and bool(template.externals)
+        self._lay_out(self._stays_outside)
+        if self.size > MAX_MODEL and beside:
+            self._lay_out(lambda entry: entry.nbytes >= _OUTSIDE_FROM)
+        if self.size > MAX_MODEL:
+            raise UnsupportedError(
+                f"expected a model of at most {MAX_MODEL} bytes, as protocol buffers have it, found {self.size}: write "
+                "into a folder, where weights lie beside the model",
+                rule="onnx.too-large",
+                where=name,
+            )
+
+    def _plans(self, specs: Sequence[TensorSpec]) -> Iterator[TensorPlan]:
+        model, sites = self.template.model, self.template.sites
+        named, left = names_of(model, sites), {site.name for site in sites}
+        for spec in specs:
+            found = named.get(spec.name)
+            if found is None or found.site.name not in left:
+                raise UnsupportedError(
+                    "expected each tensor of the graph once, and no other, found one more",
+                    rule="onnx.tensors",
+                    where=spec.name,
+                )
+            left.remove(found.site.name)
+            try:
+                planned = plan_tensor(model, found, spec)
+            except LeftError as reason:
+                raise UnsupportedError(str(reason), rule="onnx.unsupported", where=spec.name) from None
+            yield TensorPlan(planned, list(_entries(planned, self.template)))
+        if left:
+            raise UnsupportedError(
+                "expected each tensor of the graph once, found none of this name",
+                rule="onnx.tensors",
+                where=min(left),
+            )
+
+    def _stays_outside(self, entry: Entry) -> bool:
+        if not self._outside:
+            return False
+        return entry.outside or (entry.kept is None and entry.nbytes >= _OUTSIDE_FROM)
+
+    def _lay_out(self, outside: Callable[[Entry], bool]) -> None:
+        self.ends: dict[str, int] = {}
+        entries = [entry for plan in self.plans.values() for entry in plan.entries]
+        away = [entry for entry in entries if outside(entry)]
+        for entry in entries:
+            entry.place = entry.offset = None
+        self._place(away)
+        self._holes: dict[str, Entry] = {}
+        self.pieces = self._graph()
+        position = 0
+        for piece in self.pieces:
+            if isinstance(piece, Hole):
+                self._holes[piece.name].offset = position
+            position += length((piece,))
+        self.size = position
+
+    def _place(self, away: Sequence[Entry]) -> None:
+        """Give constants their places beside the model: those that they had where all of them are kept."""
+        if all(entry.outside for entry in away):
+            for entry in away:
+                assert entry.kept is not None
+                assert entry.kept.external is not None
+                place = entry.kept.external
+                entry.place = External(place.location, place.offset, entry.nbytes)
+        else:
+            files = list(self.template.externals)
+            location, end = files[0] if len(files) == 1 else self.name.rpartition("/")[2] + SUFFIX, 0
+            for entry in away:
+                align = _ALIGN_LARGE if entry.nbytes >= _LARGE else _ALIGN
+                offset = -(-end // align) * align
+                entry.place, end = External(location, offset, entry.nbytes), offset + entry.nbytes
+        for entry in away:
+            assert entry.place is not None
+            if entry.place.location == self.name:
+                raise UsageError(
+                    f"expected another name for the model than {self.name!r}, which its weights have",
+                    rule="onnx.external-path",
+                )
+            end = entry.place.offset + entry.nbytes
+            self.ends[entry.place.location] = max(self.ends.get(entry.place.location, 0), end)
+
+    def _hole(self, entry: Entry) -> Hole:
+        name = str(len(self._holes))
+        self._holes[name] = entry
+        return Hole(name, entry.nbytes)
+
+    def _graph(self) -> list[Piece]:
+        model, edits = self.template.model, Edits(self.template.model.root)
+        first = next((item.tag for item in model.graph.fields() if item.number == NODES), model.graph.end)
+        kept = self._still_used()
+        added: list[bytes] = []
+        removed: set[str] = set()
+        for plan in self.plans.values():
+            if plan.planned.form is None:
+                for entry in plan.entries:
+                    self._keep(edits, entry)
+            else:
+                added += self._replace(edits, plan, kept, removed)
+        if added:
+            edits.replace(model.graph, first, first, b"".join(bytes_field(NODES, item) for item in added))
+        packs = any(
+            plan.planned.form is not None and plan.planned.form.key == (MICROSOFT, "MatMulNBits")
+            for plan in self.plans.values()
+        )
+        if packs and MICROSOFT not in model.opsets:
+            stated = bytes_field(OPSETS, bytes_field(1, MICROSOFT) + number_field(2, 1))
+            edits.replace(model.root, model.root.end, model.root.end, stated)
+        return edits.pieces()
+
+    def _still_used(self) -> set[str]:
+        """Return the constants that kept tensors, or operators that stay, take beside those that are replaced."""
+        gone = {
+            id(operator)
+            for plan in self.plans.values()
+            if plan.planned.form is not None
+            for operator in plan.planned.site.operators
+        }
+        uses = self.template.model.uses
+        return {name for name, users in uses.items() if any(id(user) not in gone for user, _ in users)}
+
+    def _keep(self, edits: Edits, entry: Entry) -> None:
+        """Leave a constant where it is, but for its numbers and where these lie."""
+        constant = entry.kept
+        assert constant is not None
+        message = constant.message
+        if entry.place is None and constant.external is None:
+            if constant.raw is not None:
+                edits.replace(message, *constant.raw, [self._hole(entry)])
+            return
+        place = constant.external
+        if place is not None and entry.place == External(place.location, place.offset, constant.nbytes):
+            return
+        gone = (RAW, EXTERNAL, LOCATION, constant.type.field)
+        for item in message.fields():
+            if item.number in gone:
+                edits.replace(message, item.tag, item.end, b"")
+        new: list[Piece] = message_field(RAW, [self._hole(entry)]) if entry.place is None else []
+        if entry.place is not None:
+            new.append(external_fields(entry.place))
+        edits.replace(message, message.end, message.end, new)
+
+    def _replace(self, edits: Edits, plan: TensorPlan, kept: set[str], removed: set[str]) -> list[bytes]:
+        """Put new constants in place of old ones, and return the operators to be added in front of all others."""
+        planned, model = plan.planned, self.template.model
+        site, form = planned.site, planned.form
+        assert form is not None
+        fields: list[Piece] = []
+        for entry in plan.entries:
+            assert entry.numbers is not None
+            type, dims = entry.numbers.type, entry.numbers.dims
+            if entry.place is not None:
+                body: list[Piece] = [encoded_external(entry.name, type, dims, entry.place)]
+            else:
+                body = encoded(entry.name, type, dims, self._hole(entry))
+            fields += message_field(INITIALIZERS, body)
+        for index, slot in enumerate(site.slots.values()):
+            message, name = slot.constant.message, slot.constant.name
+            goes = index == 0 or (name not in kept and name not in removed)
+            removed.add(name)
+            if index == 0 or goes:
+                edits.replace(model.graph, message.tag, message.end, fields if index == 0 else b"")
+        names = [entry.name for entry in plan.entries]
+        if planned.turned:
+            for item in site.operators if site.turned else site.matmuls:
+                _swap(edits, model.graph, item, self._multiplied(item, names, site.turned, form.attributes))
+            if not site.turned:
+                for item in site.operators:
+                    edits.replace(model.graph, item.message.tag, item.message.end, b"")
+            return []
+        return self._dense_or_dequantized(edits, plan, names)
+
+    def _dense_or_dequantized(self, edits: Edits, plan: TensorPlan, names: list[str]) -> list[bytes]:
+        planned, model = plan.planned, self.template.model
+        site, form = planned.site, planned.form
+        assert form is not None
+        added = []
+        if form.key is not None:
+            added.append(operator(form.key, f"{planned.name}_DequantizeLinear", names, [planned.name], form.attributes))
+        if site.turned:
+            for item in site.operators:
+                _swap(edits, model.graph, item, self._multiplied_dense(item, planned.name))
+            return added
+        for index, item in enumerate(site.operators):
+            edits.replace(model.graph, item.message.tag, item.message.end, b"")
+            if index:
+                added.append(operator(_IDENTITY, item.name, [planned.name], item.outputs))
+        return added
+
+    def _multiplied(
+        self, item: Operator, names: list[str], packed: bool, attributes: Sequence[tuple[str, int]]
+    ) -> list[bytes]:
+        """Return a MatMul, or a MatMulNBits of other codes, as MatMulNBits of these."""
+        inputs = [item.input(0), *names]
+        if packed:
+            accuracy = item.integer("accuracy_level", 0)
+            attributes = [*attributes, *((("accuracy_level", accuracy),) if accuracy else ())]
+            if item.input(_BIAS):
+                inputs += [""] * (_BIAS - len(inputs)) + [item.input(_BIAS)]
+        return [operator((MICROSOFT, "MatMulNBits"), item.name, inputs, item.outputs, attributes, _others(item))]
+
+    def _multiplied_dense(self, item: Operator, name: str) -> list[bytes]:
+        """Return a MatMulNBits as MatMul of a dense matrix, and a sum where it has a bias."""
+        bias = item.input(_BIAS)
+        if not bias:
+            return [operator(_MATMUL, item.name, [item.input(0), name], item.outputs, (), _others(item))]
+        product = f"{item.outputs[0]}_product"
+        return [
+            operator(_MATMUL, item.name, [item.input(0), name], [product], (), _others(item)),
+            operator(_ADD, f"{item.name}_bias", [product, bias], item.outputs),
+        ]
+
+
+def _swap(edits: Edits, graph: object, item: Operator, new: Sequence[bytes]) -> None:
+    """Put operators in place of another."""
+    parent = item.message.parent
+    assert parent is graph
+    assert parent is not None
+    edits.replace(parent, item.message.tag, item.message.end, b"".join(bytes_field(NODES, one) for one in new))
+
+
+def _others(item: Operator) -> bytes:
+    """Return the fields of an operator that say nothing of what it does: documentation, metadata."""
+    message = item.message
+    return b"".join(
+        bytes(message.data[field.tag : field.end])
+        for field in message.fields()
+        if field.number not in _OWN and field.kind == BYTES
+    )
+
+
+def _entries(planned: Planned, template: Template) -> Iterator[Entry]:
+    if planned.form is None:
+        for role, slot in planned.site.slots.items():
+            constant = slot.constant
+            yield Entry(constant.name, role, constant.nbytes, slot.length, slot.conversion, kept=constant)
+        return
+    for numbers in planned.form.numbers:
+        name = planned.name + numbers.suffix
+        while numbers.suffix and name in template.model.names:
+            name += "_"
+        yield Entry(name, numbers.role, numbers.nbytes, numbers.part_bytes, numbers.conversion, numbers)

@@ -1,0 +1,79 @@
+"""Models to catalogs: every part located and validated, none read (spec/onnx.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from ingot.formats.base import Catalog
+from ingot.formats.numbers import ConvertedSource
+from ingot.formats.onnx.sites import Site
+from ingot.formats.onnx.slots import Slot
+from ingot.formats.onnx.template import Template
+from ingot.model.attachments import Attachments
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.lazy import Lazy
+from ingot.model.part import Part
+from ingot.model.report import Column, Table
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+
+
+def read_model(store: Store, name: str) -> Catalog:
+    """Read the model ``name`` of ``store``; errors as ``Template``."""
+    template = Template(store, name)
+    sites = {site.name: site for site in template.sites}
+    return Catalog(
+        _tensors(template, sites),
+        metadata=metadata_of(template),
+        headers=template.headers,
+        sources=tuple(template.sources),
+        notes=(),
+        remarks=tuple(template.notes),
+        attachments=Attachments(graph=template),
+        details=partial(_details, template),
+        called={site.name: site.called for site in template.sites if site.called},
+    )
+
+
+def metadata_of(template: Template) -> dict[str, str]:
+    """What a container of another kind is told of the model."""
+    model = template.model
+    opsets = ", ".join(f"{domain or 'ai.onnx'}: {version}" for domain, version in model.opsets.items())
+    told = {"onnx_ir_version": str(model.ir_version), "onnx_opsets": opsets}
+    return {**told, **({"onnx_producer": model.producer} if model.producer else {})}
+
+
+def _tensors(template: Template, sites: Mapping[str, Site]) -> Mapping[str, Tensor]:
+    def make(name: str) -> Tensor:
+        site = sites[name]
+        parts = {role: _part(template, site, role, slot) for role, slot in site.slots.items()}
+        return Tensor(name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
+
+    return Lazy(sites, make)
+
+
+def _part(template: Template, site: Site, role: str, slot: Slot) -> Part:
+    conversion, constant = slot.conversion, slot.constant
+    if conversion is None:
+        return constant.part(template.source, template.externals, slot.dtype, slot.logical)
+    where = f"{template.source.name}: {site.name}: {role}"
+
+    def read() -> bytes:
+        return conversion.to_part(template.bytes_of(constant))
+
+    return Part(
+        slot.dtype, slot.length, ConvertedSource(read, slot.length, where), where=where, occupies=constant.nbytes
+    )
+
+
+def _details(template: Template) -> Sequence[Table]:
+    model, sites = template.model, template.sites
+    counts = {"": 0}
+    for operator in model.operators:
+        counts[operator.domain] = counts.get(operator.domain, 0) + 1
+    rows = [(domain or "ai.onnx", model.opsets.get(domain, 0), counts.get(domain, 0)) for domain in model.opsets]
+    packed = sum(site.layout.codec != DenseLayout.codec for site in sites)
+    title = f"ONNX graph, version {model.ir_version}; {packed} of {len(sites)} tensors are codes"
+    columns = (Column("", head="operators"), Column("", "count", "version"), Column("", "count", "used"))
+    return [Table("", columns, rows, title)]

@@ -1,0 +1,250 @@
+"""Constants of a graph: what a TensorProto says, where its numbers lie, and how they are encoded (onnx.proto3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ingot.core.checked import element_count
+from ingot.core.wire import (
+    BYTES,
+    VARINT,
+    Field,
+    Node,
+    Piece,
+    Range,
+    bytes_field,
+    message_field,
+    number_field,
+)
+from ingot.errors import FormatError
+from ingot.formats.numbers import ConvertedSource
+from ingot.formats.onnx.types import BY_CODE, DOUBLES, FLOATS, STRING, OnnxType
+from ingot.model.bytesource import ByteSource
+from ingot.model.part import Part
+
+DIMS, DATA_TYPE, SEGMENT, NAME, RAW, EXTERNAL, LOCATION = 1, 2, 3, 8, 9, 13, 14
+_TYPED = (4, 5, 6, 7, 10, 11)
+_IN_FILE = 1
+_DRIVE = re.compile(r"[A-Za-z]:")
+_MOST_ENTRIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """Where numbers lie in another file: its name, as the model has it, and their place; length None for what fits."""
+
+    location: str
+    offset: int
+    length: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A TensorProto: an initializer, or the value of an operator ``Constant``.
+
+    ``message`` is the TensorProto; ``raw`` is where its bytes lie in the model's file, ``external`` in another;
+    neither where its numbers are encoded one by one.
+    """
+
+    name: str
+    type: OnnxType
+    dims: tuple[int, ...]
+    message: Node
+    raw: Range | None = None
+    external: External | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.type.nbytes(self.count)
+
+    def part(self, model: ByteSource, files: Mapping[str, ByteSource], dtype: str = "", logical: str = "") -> Part:
+        """Return the numbers as a part, of other types where these are given."""
+        where = f"{self.message.where}: {self.name}"
+        storage = dtype or self.type.storage
+        type = logical or (None if dtype or self.type.dtype == storage else self.type.dtype)
+        if self.external is not None:
+            source = files[self.external.location]
+            return Part(storage, self.nbytes, source, self.external.offset, type=type, where=where)
+        if self.raw is not None:
+            return Part(storage, self.nbytes, model, self.raw.start, type=type, where=where)
+        made = ConvertedSource(lambda: typed_bytes(self), self.nbytes, where)
+        return Part(storage, self.nbytes, made, type=type, where=where)
+
+
+def read_constant(message: Node, name: str | None = None) -> Constant | None:
+    """Read a TensorProto; None where it holds text.
+
+    Raises ``FormatError``: ``onnx.wire``, ``onnx.repeated-field``, ``onnx.utf8``, ``onnx.name``, ``onnx.type``,
+    ``onnx.shape``, ``onnx.data``, ``onnx.data-size``, ``onnx.external-path``, ``onnx.external-entry``.
+    """
+    fields = message.known((DATA_TYPE, SEGMENT, NAME, RAW, LOCATION), (DIMS, EXTERNAL, *_TYPED))
+    called = name if name is not None else message.text(fields[NAME][0]) if fields[NAME] else ""
+    where = f"{message.where}: {called[:200]}"
+    if not called:
+        raise FormatError("onnx.name", "expected a constant to have a name, found none", where=message.where)
+    code = message.number(fields[DATA_TYPE][0]) if fields[DATA_TYPE] else 0
+    if code == STRING:
+        return None
+    if code not in BY_CODE:
+        raise FormatError("onnx.type", f"expected an element type of ONNX, found number {code}", where=where)
+    dims = tuple(number for field in fields[DIMS] for number in message.varints(field))
+    element_count(dims, "onnx.shape", where)
+    type, count = BY_CODE[code], prod(dims)
+    if fields[SEGMENT]:
+        raise FormatError("onnx.data", "expected a whole constant, found a segment of one", where=where)
+    constant = Constant(called, type, dims, message)
+    typed = [field for number in _TYPED for field in fields[number]]
+    outside = bool(fields[LOCATION]) and message.number(fields[LOCATION][0]) == _IN_FILE
+    if outside:
+        if fields[RAW] or typed:
+            raise FormatError("onnx.data", "expected numbers in the model or in a file, found both", where=where)
+        return Constant(called, type, dims, message, external=_external(message, fields[EXTERNAL], where))
+    if fields[RAW]:
+        field = fields[RAW][0]
+        if field.kind != BYTES:
+            raise message.refuse("bytes in raw_data", f"wire type {field.kind}")
+        if typed:
+            raise FormatError("onnx.data", "expected numbers in one field, found them in several", where=where)
+        _require_size(field.end - field.start, type.nbytes(count), where)
+        return Constant(called, type, dims, message, raw=Range(field.start, field.end))
+    return _typed(constant, fields[type.field], len(typed))
+
+
+def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
+    """Return a constant whose numbers stand in the field of their type, after counting them."""
+    type, message = constant.type, constant.message
+    where = f"{message.where}: {constant.name[:200]}"
+    if others != len(fields):
+        raise FormatError("onnx.data", f"expected numbers in the field of {type.name}, found others", where=where)
+    if type.field in (FLOATS, DOUBLES):
+        found = sum(field.end - field.start for field in fields if field.kind != VARINT)
+        _require_size(found, constant.nbytes, where)
+        if len(fields) == 1 and fields[0].kind == BYTES:
+            field = fields[0]
+            return Constant(constant.name, type, constant.dims, message, raw=Range(field.start, field.end))
+        return constant
+    # Elements of less than a byte share the numbers, as they share bytes elsewhere.
+    wanted = constant.nbytes if type.bits < 8 else constant.count
+    numbers = 0
+    for field in fields:
+        numbers += 1 if field.kind == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80))
+    _require_size(numbers, wanted, where)
+    return constant
+
+
+def _payload(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(bytes(message.data[field.start : field.end]), np.uint8)
+
+
+def _require_size(found: int, wanted: int, where: str) -> None:
+    if found != wanted:
+        raise FormatError("onnx.data-size", f"expected {wanted} bytes or numbers of data, found {found}", where=where)
+
+
+def typed_bytes(constant: Constant) -> bytes:
+    """Return numbers that stand in the field of their type as they would lie in ``raw_data``.
+
+    Raises ``FormatError`` ``onnx.wire``.
+    """
+    type, message = constant.type, constant.message
+    fields = message.known((), (type.field,))[type.field]
+    if type.field in (FLOATS, DOUBLES):
+        return b"".join(bytes(message.data[field.start : field.end]) for field in fields)
+    values = [
+        np.array([field.value], np.uint64) if field.kind == VARINT else _numbers(message, field) for field in fields
+    ]
+    width = max(type.bits, 8) // 8
+    joined = np.concatenate(values) if values else np.empty(0, np.uint64)
+    return joined.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
+
+
+def _numbers(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return packed varints, modulo 2**64."""
+    data = _payload(message, field)
+    ends = np.flatnonzero(data < 0x80)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: ends.size]
+    lengths = ends - starts + 1
+    if data.size and (not ends.size or ends[-1] != data.size - 1 or int(lengths.max()) > 10):
+        raise message.refuse("numbers of at most ten bytes", "others")
+    values = np.zeros(ends.size, np.uint64)
+    for index in range(int(lengths.max()) if ends.size else 0):
+        longer = lengths > index
+        values[longer] |= (data[starts[longer] + index] & 0x7F).astype(np.uint64) << np.uint64(7 * index)
+    return values
+
+
+def _external(message: Node, fields: list[Field], where: str) -> External:
+    found: dict[str, str] = {}
+    for field in fields[:_MOST_ENTRIES]:
+        entry = message.child(field)
+        pair = entry.known((1, 2))
+        key, value = (entry.text(pair[number][0]) if pair[number] else "" for number in (1, 2))
+        if key in found:
+            raise FormatError("onnx.external-entry", f"expected {key[:40]!r} once, found it again", where=where)
+        found[key] = value
+    location = checked_location(found.get("location", ""), where)
+    offset, length = (_number(found.get(key), key, where) for key in ("offset", "length"))
+    return External(location, offset or 0, length)
+
+
+def _number(text: str | None, key: str, where: str) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise FormatError(
+            "onnx.external-entry", f"expected {key} to be a number below 2**63, found {text[:40]!r}", where=where
+        )
+    return int(text)
+
+
+def checked_location(location: str, where: str) -> str:
+    """Return the name of a file beside the model, in its folder or one below.
+
+    Raises ``FormatError`` ``onnx.external-path``: it is absolute, leads out of the folder, or is no name.
+    """
+    pieces = location.split("/")
+    if pieces[0] == "." and len(pieces) > 1:  # as PyTorch and others write it
+        pieces = pieces[1:]
+    bad = any(piece in ("", ".", "..") or "\\" in piece or "\0" in piece for piece in pieces)
+    if bad or _DRIVE.match(location):
+        raise FormatError(
+            "onnx.external-path",
+            f"expected the name of a file in the model's folder, found {location[:200]!r}",
+            where=where,
+        )
+    return "/".join(pieces)
+
+
+def encoded(name: str, type: OnnxType, dims: tuple[int, ...], data: Piece) -> list[Piece]:
+    """Return a TensorProto with its numbers in ``raw_data``."""
+    head = dims_field(dims) + number_field(DATA_TYPE, type.code) + bytes_field(NAME, name)
+    return [head, *message_field(RAW, [data])]
+
+
+def encoded_external(name: str, type: OnnxType, dims: tuple[int, ...], place: External) -> bytes:
+    """Return a TensorProto with its numbers in another file."""
+    head = dims_field(dims) + number_field(DATA_TYPE, type.code) + bytes_field(NAME, name)
+    return head + external_fields(place)
+
+
+def external_fields(place: External) -> bytes:
+    """Return the fields of a TensorProto that say where its numbers lie."""
+    entries = {"location": place.location, "offset": str(place.offset), "length": str(place.length or 0)}
+    pairs = (bytes_field(EXTERNAL, bytes_field(1, key) + bytes_field(2, value)) for key, value in entries.items())
+    return b"".join(pairs) + number_field(LOCATION, _IN_FILE)
+
+
+def dims_field(dims: tuple[int, ...]) -> bytes:
+    """Return the dimensions of a TensorProto, one field each, as ONNX's own library writes them."""
+    return b"".join(number_field(DIMS, size) for size in dims)

@@ -1,0 +1,71 @@
+"""Matrices of an ONNX graph as its operators want them: turned where they get, or lose, codes of ``MatMulNBits``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ingot.codecs.table import CODECS
+from ingot.formats.onnx.format import OnnxFormat
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.ops.convert.plan import decide, layers_of
+from ingot.ops.destination import Destination
+from ingot.ops.views.turn import turn
+from ingot.recipes.choice import Choice
+from ingot.recipes.recipe import Recipe
+
+_BITS = 4  # what the affine family's encoder takes where a recipe states none
+
+
+def as_graph(
+    view: Checkpoint, place: Destination, recipe: Recipe | None, planned: Collection[str], *, requantize: bool
+) -> Checkpoint:
+    """Return the checkpoint as the graph takes it; itself for other formats, and where no matrix is turned.
+
+    Parameters
+    ----------
+    view : Checkpoint
+    place : Destination
+    recipe : Recipe or None
+        What decides which matrices are turned.
+    planned : collection of str
+        The tensors of a plan that was made before: then these decide.
+    requantize : bool
+        Whether tensors that are quantized already may be quantized.
+    """
+    if not isinstance(place.format, OnnxFormat) or view.attachments.graph is None:
+        return view
+    format = place.format.fit(view.attachments)
+    names = _planned(view, format, planned) if planned else _wanted(view, format, recipe, requantize=requantize)
+    return turn(view, names) if names else view
+
+
+def _planned(view: Checkpoint, format: OnnxFormat, planned: Collection[str]) -> Mapping[str, str]:
+    names = {}
+    for name in view:
+        others = (format.turned_name(name, bits) for bits in (4, 8))
+        other = next((found for found in others if found in planned), None)
+        if name not in planned and other is not None:
+            names[name] = other
+    return names
+
+
+def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requantize: bool) -> Mapping[str, str]:
+    if recipe is None:
+        return {}
+    layers, names = layers_of(view), {}
+    for name, tensor in view.items():
+        choice = decide(view, name, recipe, layers).choice
+        if not isinstance(choice, Choice) or tensor.codec not in CODECS:
+            continue
+        other = None
+        if format.is_turned(name) and choice.codec == DenseLayout.codec:
+            other = format.turned_name(name, _BITS)
+        elif not format.is_turned(name) and choice.codec == AffineLayout.codec:
+            bits = choice.options.get("bits", _BITS)
+            if requantize or CODECS[tensor.codec].lossless:
+                other = format.turned_name(name, bits if isinstance(bits, int) else _BITS)
+        if other is not None:
+            names[name] = other
+    return names
