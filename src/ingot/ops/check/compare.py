@@ -23,6 +23,7 @@ from ingot.model.limits import require_in_proportion
 from ingot.model.report import Column, Figure, Line, Report, Table
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.check.options import CompareOptions
+from ingot.ops.convert.graphs import facing
 from ingot.ops.open import open as open_checkpoint
 from ingot.stores.table import location_of
 
@@ -151,7 +152,8 @@ def compare(options: CompareOptions) -> CompareReport:
         for checkpoint in (first, second):
             require_in_proportion(checkpoint.values(), checkpoint.location)
             checkpoint.require_whole()
-        results = sorted(_all(first, second, options.progress), key=_badness)
+        faced = facing(first, second), facing(second, first)
+        results = sorted(_all(*faced, options.progress), key=_badness)
     return CompareReport(location_of(options.a), location_of(options.b), results)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from ingot.codecs.table import CODECS
 from ingot.formats.onnx.format import OnnxFormat
+from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
@@ -56,8 +57,10 @@ def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requ
         return {}
     layers, names = layers_of(view), {}
     for name, tensor in view.items():
-        choice = decide(view, name, recipe, layers).choice
-        if not isinstance(choice, Choice) or tensor.codec not in CODECS:
+        if format.turned_name(name, _BITS) is None or tensor.codec not in CODECS:
+            continue
+        choice = decide(view, name, recipe, layers, turned=True).choice
+        if not isinstance(choice, Choice):
             continue
         other = None
         if format.is_turned(name) and choice.codec == DenseLayout.codec:
@@ -69,3 +72,18 @@ def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requ
         if other is not None:
             names[name] = other
     return names
+
+
+def facing(view: Checkpoint, other: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with matrices of ``MatMulNBits`` as MatMul has them, where the other has them so.
+
+    A matrix that has the same name before it was packed is another one, turned: compared as they are, equal ones would
+    differ.
+    """
+    format = FORMATS[view.format]
+    if not isinstance(format, OnnxFormat) or view.attachments.graph is None:
+        return view
+    format = format.fit(view.attachments)
+    found = {name: format.turned_name(name, _BITS) for name in view if format.is_turned(name) and name not in other}
+    names = {name: dense for name, dense in found.items() if dense is not None and dense in other}
+    return turn(view, names) if names else view

@@ -179,12 +179,16 @@ def layers_of(source: Checkpoint) -> int:
     return count_layers([source.called.get(name, name) for name in source])
 
 
-def decide(source: Checkpoint, name: str, recipe: Recipe | None, layer_count: int) -> Decision:
-    """Return what a recipe says of a tensor, by its name or what it is called where that tells nothing."""
-    tensor = source[name]
+def decide(source: Checkpoint, name: str, recipe: Recipe | None, layer_count: int, *, turned: bool = False) -> Decision:
+    """Return what a recipe says of a tensor, by its name or what it is called where that tells nothing.
+
+    ``turned``: of the matrix with its rows and columns in each other's place.
+    """
     if recipe is None:
         return _KEEP
-    return resolve(recipe, source.called.get(name, name), tensor.shape, tensor.dtype, layer_count)
+    tensor = source[name]
+    shape = tensor.shape[::-1] if turned else tensor.shape
+    return resolve(recipe, source.called.get(name, name), shape, tensor.dtype, layer_count)
 
 
 def _step_or_where(tensor: Tensor, format: Format, asked: _Asked, decision: Decision) -> Step | _Open:

@@ -1,0 +1,111 @@
+"""ONNX models made by hand, well-formed or not: for tests and fuzzing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ingot.core.wire import bytes_field, number_field
+from ingot.formats.onnx.forms import operator
+from ingot.formats.onnx.graph import GRAPH, INITIALIZERS, MICROSOFT, NODES, OPSETS, PRODUCER
+from ingot.formats.onnx.tensors import External, dims_field, external_fields
+from ingot.formats.onnx.types import BY_NAME
+
+Shape = tuple[int, ...]
+
+
+def tensor(name: str, kind: str, shape: Shape, data: bytes | None, extra: bytes = b"") -> bytes:
+    """Return a TensorProto with its numbers in ``raw_data``; None for none there."""
+    head = dims_field(shape) + number_field(2, BY_NAME[kind].code) + bytes_field(8, name)
+    return head + (b"" if data is None else bytes_field(9, data)) + extra
+
+
+def outside(name: str, kind: str, shape: Shape, location: str, offset: int, length: int) -> bytes:
+    """Return a TensorProto with its numbers in another file."""
+    return tensor(name, kind, shape, None, external_fields(External(location, offset, length)))
+
+
+def value(name: str) -> bytes:
+    """Return a ValueInfoProto that tells a name and no type."""
+    return bytes_field(1, name)
+
+
+@dataclass
+class Graph:
+    """A model, as it grows: operators and constants in the order in which they are added."""
+
+    opsets: Mapping[str, int] = field(default_factory=lambda: {"": 21})
+    inputs: Sequence[str] = ("x",)
+    outputs: Sequence[str] = ("y",)
+    ir_version: int = 10
+    fields: list[bytes] = field(default_factory=list)
+
+    def constant(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], kind: str) -> None:
+        """Add an initializer; ``array`` has the bytes that ``kind`` has."""
+        self.raw(name, kind, array.shape, np.ascontiguousarray(array).tobytes())
+
+    def raw(self, name: str, kind: str, shape: Shape, data: bytes) -> None:
+        """Add an initializer by its bytes."""
+        self.fields.append(bytes_field(INITIALIZERS, tensor(name, kind, shape, data)))
+
+    def node(
+        self,
+        type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Iterable[tuple[str, int]] = (),
+        domain: str = "",
+        name: str = "",
+    ) -> None:
+        """Add an operator."""
+        made = operator((domain, type), name or f"/{outputs[0]}/{type}", inputs, outputs, list(attributes))
+        self.fields.append(bytes_field(NODES, made))
+
+    def model(self) -> bytes:
+        """Return the model's bytes."""
+        graph = b"".join(self.fields) + bytes_field(2, "graph")
+        graph += b"".join(bytes_field(11, value(name)) for name in self.inputs)
+        graph += b"".join(bytes_field(12, value(name)) for name in self.outputs)
+        made = number_field(1, self.ir_version) + bytes_field(PRODUCER, "by hand") + bytes_field(GRAPH, graph)
+        for domain, version in self.opsets.items():
+            made += bytes_field(OPSETS, (bytes_field(1, domain) if domain else b"") + number_field(2, version))
+        return made
+
+
+def numbers(shape: Shape, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Return random f32."""
+    return (np.random.default_rng(seed).standard_normal(shape) * 0.1).astype(np.float32)
+
+
+def sample(cols: int = 64, rows: int = 32) -> Graph:
+    """Return a graph with an embedding, two products, one of them square, and a product of another kind."""
+    graph = Graph()
+    graph.constant("emb", numbers((16, cols), 1), "float")
+    graph.constant("model.layers.0.mlp.up_proj.weight", numbers((cols, rows), 2), "float")
+    graph.constant("onnx::MatMul_7", numbers((rows, rows), 3), "float")
+    graph.constant("lm_head.weight", numbers((8, rows), 4), "float")
+    graph.constant("shape", np.array([-1, rows], "<i8"), "int64")
+    graph.node("Gather", ["emb", "x"], ["e"])
+    graph.node("MatMul", ["e", "model.layers.0.mlp.up_proj.weight"], ["u"], name="/model/layers.0/mlp/up_proj/MatMul")
+    graph.node("MatMul", ["u", "onnx::MatMul_7"], ["d"], name="/model/layers.0/mlp/down_proj/MatMul")
+    graph.node("Reshape", ["d", "shape"], ["s"])
+    graph.node("Gemm", ["s", "lm_head.weight"], ["y"], [("transB", 1)])
+    return graph
+
+
+def packed(rows: int = 8, cols: int = 48, bits: int = 4, block: int = 32, *, zeros: bool = False) -> Graph:
+    """Return a graph with one ``MatMulNBits``."""
+    random, groups = np.random.default_rng(5), -(-cols // block)
+    graph = Graph({"": 14, MICROSOFT: 1})
+    codes = random.integers(0, 256, (rows, groups, block * bits // 8), np.uint8)
+    graph.constant("w_Q4", codes, "uint8")
+    graph.constant("w_scales", random.random((rows, groups), np.float32), "float")
+    inputs = ["x", "w_Q4", "w_scales"]
+    if zeros:
+        graph.constant("w_zero_points", random.integers(0, 256, (rows, -(-groups * bits // 8)), np.uint8), "uint8")
+        inputs.append("w_zero_points")
+    attributes = [("K", cols), ("N", rows), ("bits", bits), ("block_size", block)]
+    graph.node("MatMulNBits", inputs, ["y"], attributes, MICROSOFT)
+    return graph
