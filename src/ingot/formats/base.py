@@ -201,6 +201,13 @@ class FullSize(Protocol):
 
 
 @runtime_checkable
+class Exported(Protocol):
+    """A format of programs, which lie beside the checkpoint that they were made of: the weights are meant then."""
+
+    exported: bool
+
+
+@runtime_checkable
 class FixedScales(Protocol):
     """A format of operators whose scales are of the type of the values, and whose codes may have to be unsigned.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import Format, LooksInside, Marked
+from ingot.formats.base import Exported, Format, LooksInside, Marked
 from ingot.formats.foreign import HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
@@ -57,7 +57,8 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     ``store`` is the folder, for formats that have to look inside; without it they are passed over.
 
     A format whose artifact is the whole folder is taken before other weights in it if its sentinel is there
-    (``Marked``). Without one, nothing says which of the two is meant.
+    (``Marked``). Without one, nothing says which of the two is meant. What is exported from a checkpoint (``Exported``)
+    is passed over beside one.
 
     Raises
     ------
@@ -81,6 +82,8 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         elif any(entry == other for _, other in claims):
             continue
         claims.append((candidate, entry))
+    if len(claims) > 1:
+        claims = [pair for pair in claims if not isinstance(pair[0], Exported)] or claims
     if len(claims) > 1:
         marked = [
             pair for pair in claims if store is not None and isinstance(pair[0], Marked) and pair[0].marked(store)

@@ -75,7 +75,7 @@ _FOREIGN = (
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download", ".aria2")
 
 WEIGHT_SUFFIXES = (
-    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".ggml", ".h5", ".keras", ".msgpack", ".onnx", ".onnx_data"),
+    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".ggml", ".h5", ".keras", ".msgpack", ".onnx_data"),
     *(".npz", ".npy", ".tflite", ".pb", ".mlmodel", ".engine"),
     *_UNFINISHED,
 )

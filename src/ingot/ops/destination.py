@@ -101,7 +101,7 @@ def _kind(path: str | PathLike[str]) -> str | None:
 
 
 def _foreign_suffix(name: str) -> bool:
-    """Whether a name ends like a file of another program: ``.onnx``, and not the ``.1-8B`` of ``Llama-3.1-8B``."""
+    """Whether a name ends like a file of another program: ``.tflite``, and not the ``.1-8B`` of ``Llama-3.1-8B``."""
     return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", PurePosixPath(name).suffix) is not None
 
 

@@ -10,7 +10,7 @@ from ingot.formats.table import FORMATS
 from ingot.model.store import Store
 
 # What Ingot writes beside the suffixes of its formats.
-_WEIGHTS = (".npy", ".npy.zst")
+_WEIGHTS = (".npy", ".npy.zst", ".onnx.data", ".onnx_data")
 _PACKAGE = ".mlpackage"
 _SENTINELS = (".ready", ".manifest_ready", ".ingot-tiers.lock")
 _SQUISH = ".squish_"  # what squish's own sentinels begin with

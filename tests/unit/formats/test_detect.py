@@ -94,6 +94,11 @@ def test_a_folder_without_one_checkpoint(names: list[str], rule: str) -> None:
     assert caught.value.rule == rule
 
 
+def test_an_exported_program_is_passed_over_beside_the_weights_it_was_made_of() -> None:
+    assert detect_folder(["model.onnx", "model.safetensors"])[0].name == "safetensors"
+    assert detect_folder(["config.json", "decoder.onnx", "decoder.onnx.data"])[1] == "decoder.onnx"
+
+
 def test_the_table_gives_one_instance_of_each() -> None:
     assert {"zt", "safetensors"} <= set(FORMATS)
     for name in FORMATS:

@@ -116,7 +116,7 @@ def test_a_folder_of_texts_is_no_checkpoint(model: Path, tmp_path: Path) -> None
     assert (tmp_path / "notes" / "README.md").exists()
 
 
-@pytest.mark.parametrize("name", ["o.onnx", "o.xyz", "o.safetensor", "model.bin"])
+@pytest.mark.parametrize("name", ["o.tflite", "o.xyz", "o.safetensor", "model.bin"])
 @pytest.mark.parametrize("format", [None, "zt"])
 def test_a_suffix_of_another_program_is_refused(model: Path, tmp_path: Path, name: str, format: str | None) -> None:
     with pytest.raises(UsageError) as caught:
@@ -126,7 +126,7 @@ def test_a_suffix_of_another_program_is_refused(model: Path, tmp_path: Path, nam
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen2.5-0.5B", "o.onnx/", "plain"])
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen2.5-0.5B", "o.tflite/", "plain"])
 def test_names_of_folders_are_taken(model: Path, tmp_path: Path, name: str) -> None:
     ingot.convert(model, f"{tmp_path}/{name}")
     assert (tmp_path / name).is_dir()

@@ -36,6 +36,7 @@ class OnnxFormat:
     shards = False
     attachments: tuple[str, ...] = ("graph",)
     fixed_scales = True
+    exported = True
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template

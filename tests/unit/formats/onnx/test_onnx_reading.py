@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -229,83 +228,13 @@ def test_codes_that_no_codec_says_stay_as_they_are_and_verify_tells() -> None:
     assert left(sample()) == []
 
 
-def with_item(item: bytes) -> bytes:
-    return Graph(fields=[bytes_field(INITIALIZERS, item)]).model()
-
-
-def place(location: str, **entries: str) -> bytes:
-    pairs = {"location": location, **entries}
-    fields = b"".join(bytes_field(13, bytes_field(1, key) + bytes_field(2, value)) for key, value in pairs.items())
-    return with_item(tensor("w", "float", (2,), None, fields + number_field(14, 1)))
-
-
-def deep(depth: int) -> bytes:
-    graph = b""
-    for _ in range(depth):
-        attribute = bytes_field(1, "body") + bytes_field(6, graph)
-        graph = bytes_field(1, bytes_field(4, "Loop") + bytes_field(5, attribute))
-    return number_field(1, 10) + bytes_field(7, graph)
-
-
-REFUSED: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "nothing": ("onnx.no-graph", lambda: number_field(1, 8)),
-    "group": ("onnx.wire", lambda: sample().model() + b"\x0b"),
-    "endless-number": ("onnx.wire", lambda: b"\x08" + b"\xff" * 11),
-    "cut": ("onnx.wire", lambda: sample().model()[:-1]),
-    "length-past-end": ("onnx.wire", lambda: varint(7 << 3 | 2) + varint((1 << 63) - 1)),
-    "graph-that-is-a-number": ("onnx.wire", lambda: number_field(7, 1)),
-    "two-graphs": ("onnx.repeated-field", lambda: bytes_field(7, b"") * 2),
-    "two-types": ("onnx.repeated-field", lambda: with_item(tensor("w", "float", (), bytes(4), number_field(2, 1)))),
-    "two-opsets": ("onnx.opset", lambda: sample().model() + bytes_field(8, number_field(2, 3))),
-    "text": ("onnx.utf8", lambda: with_item(b"\x42\x01\xff")),
-    "deep": ("onnx.depth", lambda: deep(70)),
-    "no-name": ("onnx.name", lambda: with_item(tensor("", "float", (), bytes(4)))),
-    "twice": ("onnx.duplicate-name", lambda: Graph(fields=[bytes_field(5, tensor("w", "int8", (), b"1"))] * 2).model()),
-    "type": ("onnx.type", lambda: with_item(number_field(2, 99) + bytes_field(8, "w"))),
-    "large": ("onnx.shape", lambda: with_item(tensor("w", "float", (1 << 40, 1 << 40), b""))),
-    "large-and-zero": ("onnx.shape", lambda: with_item(tensor("w", "float", (1 << 40, 1 << 40, 0), b""))),
-    "negative": ("onnx.shape", lambda: with_item(tensor("w", "float", (-1,), b""))),
-    "rank": ("onnx.shape", lambda: with_item(tensor("w", "float", (1,) * 65, bytes(4)))),
-    "segment": ("onnx.data", lambda: with_item(tensor("w", "float", (), bytes(4), bytes_field(3, b"")))),
-    "both": ("onnx.data", lambda: with_item(tensor("w", "float", (), bytes(4), bytes_field(4, bytes(4))))),
-    "other-field": ("onnx.data", lambda: with_item(tensor("w", "float", (), None, bytes_field(7, b"\1")))),
-    "raw-and-beside": ("onnx.data", lambda: with_item(tensor("w", "float", (), bytes(4), number_field(14, 1)))),
-    "short": ("onnx.data-size", lambda: with_item(tensor("w", "float", (2,), bytes(7)))),
-    "none": ("onnx.data-size", lambda: with_item(tensor("w", "float", (2,), None))),
-    "fewer-numbers": ("onnx.data-size", lambda: with_item(tensor("w", "int8", (2,), None, bytes_field(5, b"\1")))),
-    "parent": ("onnx.external-path", lambda: place("../w.bin")),
-    "inner-parent": ("onnx.external-path", lambda: place("a/../../w.bin")),
-    "absolute": ("onnx.external-path", lambda: place("/etc/passwd")),
-    "drive": ("onnx.external-path", lambda: place("C:/w.bin")),
-    "backslash": ("onnx.external-path", lambda: place("a\\w.bin")),
-    "no-place": ("onnx.external-path", lambda: place("")),
-    "itself": ("onnx.external-path", lambda: place("m.onnx")),
-    "missing": ("onnx.external-missing", lambda: place("no.bin")),
-    "past-end": ("onnx.external-size", lambda: place("w.bin", offset="1", length="8")),
-    "other-length": ("onnx.external-size", lambda: place("w.bin", length="4")),
-    "offset": ("onnx.external-entry", lambda: place("w.bin", offset="-1")),
-    "huge-offset": ("onnx.external-entry", lambda: place("w.bin", offset=str(1 << 63))),
-    "entry-twice": (
-        "onnx.external-entry",
-        lambda: with_item(tensor("w", "float", (), None, bytes_field(13, b"") * 2 + number_field(14, 1))),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_no_serializer_writes_is_refused_by_a_rule(case: str) -> None:
-    rule, make = REFUSED[case]
-    with pytest.raises(IngotError) as caught:
-        read(make(), **{"w.bin": bytes(8)})
-    assert caught.value.rule == rule
-
-
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(8))
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "w.bin").symlink_to(tmp_path / "secret")
-    (folder / "m.onnx").write_bytes(place("w.bin"))
+    item = outside("w", "float", (2,), "w.bin", 0, 8)
+    (folder / "m.onnx").write_bytes(Graph(fields=[bytes_field(INITIALIZERS, item)]).model())
     with pytest.raises(IngotError) as caught:
         ingot.open(folder / "m.onnx")
     assert caught.value.rule == "onnx.external-link"
