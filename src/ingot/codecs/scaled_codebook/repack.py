@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
@@ -30,6 +31,10 @@ from ingot.model.part import PartReader
 from ingot.model.tensor import Array, Tensor
 
 _ONE = np.float32(1)
+# One rounding in f32 more or less turns one value of bf16 in 2^15 over, of some thousand products that there may be: with
+# a few reciprocals to choose from there is mostly one with which none is. There is none where two products lie just
+# between numbers of bf16 and would have to go to opposite sides.
+_NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ def _other_table(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCod
 def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> Second | str:
     """Return the second scale with which values stay, or why there is none.
 
-    From multiplying to dividing it is the reciprocal or one of its neighbours in f32: that with which the products of
+    From multiplying to dividing it is the reciprocal or a number near it in f32: the nearest with which the products of
     all values and those bytes of scales that there are stay equal, in f32 or at least in the tensor's type.
     """
     own = second_of(tensor, stored)
@@ -123,7 +128,7 @@ def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCod
     scales, values = numbers(stored.scales)[present][:, None], numbers(stored.values)[None, :]
     with np.errstate(all="ignore"):
         reciprocal = _ONE / own
-        near = [reciprocal, *(np.nextafter(reciprocal, np.float32(side)) for side in (0, np.inf))]
+        near = list(_neighbours(reciprocal))
         wanted = _products(scales, own, stored.second, values)
         made = [_products(scales, other, target.second, values) for other in near]
     usable = [index for index, other in enumerate(near) if np.isfinite(other) and other != 0]
@@ -132,6 +137,16 @@ def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCod
             if _same(wanted, made[index], tensor.dtype if rounded else "f32"):
                 return Second(near[index], rounded and tensor.dtype != "f32")
     return f"no reciprocal of the second scale {own:g} gives equal values in {tensor.dtype}"
+
+
+def _neighbours(number: np.float32) -> Iterator[np.float32]:
+    """Yield a number and those beside it in f32, the nearest first."""
+    yield number
+    below = above = number
+    for _ in range(_NEIGHBOURS):
+        below, above = (np.nextafter(one, np.float32(side)) for one, side in ((below, 0), (above, np.inf)))
+        yield below
+        yield above
 
 
 def _products(scales: Array, second: np.float32, how: str | None, values: Array) -> Array:
