@@ -31,9 +31,9 @@ from ingot.model.part import PartReader
 from ingot.model.tensor import Array, Tensor
 
 _ONE = np.float32(1)
-# One rounding in f32 more or less turns one value of bf16 in 2^15 over, of some thousand products that there may be: with
-# a few reciprocals to choose from there is mostly one with which none is. There is none where two products lie just
-# between numbers of bf16 and would have to go to opposite sides.
+# One rounding in f32 more or less turns one value of bf16 in 2^15 over, of some thousand products that there may be:
+# with a few reciprocals to choose from there is mostly one with which none is. There is none where two products lie
+# just between numbers of bf16 and would have to go to opposite sides.
 _NEIGHBOURS = 8
 
 
