@@ -208,3 +208,34 @@ def test_what_the_way_damages_is_fetched_once_more(server: WebServer, tmp_path: 
             checkpoint["w"].numpy()
         assert caught.value.rule == "part.digest-mismatch"
         assert "m.zt" in str(caught.value)
+
+
+@pytest.mark.parametrize(("format", "recipe"), FORMATS)
+def test_every_format_is_written_to_a_bucket(
+    server: WebServer, model: Path, tmp_path: Path, format: str, recipe: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    ingot.convert(model, tmp_path / "made", recipe, format=format, digest="sha256")
+    report = ingot.convert(model, "s3://bucket/m", recipe, format=format, digest="sha256")
+    assert report.destination == "s3://bucket/m"
+    made = {path.relative_to(tmp_path / "made").as_posix(): path for path in (tmp_path / "made").rglob("*.*")}
+    assert {f"m/{name}": path.read_bytes() for name, path in made.items()} == server.files
+    assert not [finding for finding in ingot.verify("s3://bucket/m") if finding.level == "error"]
+
+
+def test_deltas_copies_and_seals_are_written_to_a_bucket(
+    server: WebServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    upload(server, model)
+    tuned = {name: values + np.float32(0.01) for name, values in WEIGHTS.items()}
+    ingot.save("s3://bucket/tuned.safetensors", tuned)
+    ingot.diff("s3://bucket/m", "s3://bucket/tuned.safetensors", "s3://bucket/d.zt")
+    ingot.patch("s3://bucket/m", "s3://bucket/d.zt", "s3://bucket/again.zt")
+    assert ingot.compare("s3://bucket/again.zt", "s3://bucket/tuned.safetensors").same
+    ingot.seal("s3://bucket/tuned.safetensors")
+    assert "tuned.safetensors.ingot.json" in server.files
+    assert not ingot.verify("s3://bucket/tuned.safetensors")
+    with pytest.raises(UsageError) as caught:
+        ingot.convert("s3://bucket/m", "s3://bucket/m", "int4", overwrite=True)
+    assert caught.value.rule == "convert.same-path"

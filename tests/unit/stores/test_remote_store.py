@@ -6,15 +6,16 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ingot.errors import IngotError
-from ingot.model.store import Listing
+from ingot.model.store import Listing, Replaced
 from ingot.stores.remote import client, source, transfer
 from ingot.stores.remote.address import address_of, shown
-from ingot.stores.table import from_url, locate
+from ingot.stores.table import from_url, locate, stage
 from ingot.testing.stores import StoreSuite, rule_of
 from ingot.testing.web import Fault, Request, WebServer
 
@@ -279,3 +280,80 @@ def rule_of_call(call) -> str | None:
     except BaseException as error:
         return rule_of(error)
     return None
+
+
+@pytest.fixture
+def uploads(server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WebServer:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    server.files.clear()
+    return server
+
+
+def publish(address: str, files: dict[str, bytes], *, overwrite: bool = False, resume: bool = False) -> None:
+    directory = address.endswith("/")
+    with stage(address, Replaced(overwrite), directory=directory, resume=resume) as staging:
+        for name, data in files.items():
+            (staging.files / name).write_bytes(data)
+        staging.publish([*files])
+
+
+def test_files_and_folders_appear_with_the_index_last(uploads: WebServer, tmp_path: Path) -> None:
+    publish("s3://bucket/one.zt", {"one.zt": DATA})
+    large = bytes(9 << 20)
+    shards = {"b-1.safetensors": large, "m.safetensors.index.json": b"{}", "config.json": b"{}", "a.safetensors": b"1"}
+    publish("s3://bucket/m/", shards)
+    assert uploads.files == {"one.zt": DATA, **{f"m/{name}": data for name, data in shards.items()}}
+    put = [request.key.partition("/")[2] for request in uploads.log if request.method == "PUT"]
+    order = list(dict.fromkeys(put))
+    assert order == ["one.zt", "m/config.json", "m/b-1.safetensors", "m/a.safetensors", "m/m.safetensors.index.json"]
+    assert not uploads.uploads
+    assert not [*(tmp_path / "cache" / "uploads").iterdir()]
+
+
+def test_what_is_there_is_replaced_only_when_asked(uploads: WebServer) -> None:
+    publish("s3://bucket/m/", {"a.safetensors": b"1", "m.safetensors.index.json": b"old"})
+    for address, rule in (
+        ("s3://bucket/m/", "target.exists"),
+        ("s3://bucket/m/a.safetensors", "target.exists"),
+        ("s3://bucket/m/a.safetensors/", "target.not-a-folder"),
+        ("s3://bucket/m", "target.not-a-file"),
+    ):
+        with pytest.raises(IngotError) as caught:
+            publish(address, {"a.safetensors": b"2"})
+        assert caught.value.rule == rule
+    seen = []
+    uploads.fault = lambda request: seen.append((request.method, set(uploads.files)))
+    publish("s3://bucket/m/", {"b.safetensors": b"2", "m.safetensors.index.json": b"new"}, overwrite=True)
+    assert uploads.files == {"m/b.safetensors": b"2", "m/m.safetensors.index.json": b"new"}
+    first = next(files for method, files in seen if method == "PUT")
+    assert "m/m.safetensors.index.json" not in first
+
+
+def test_an_upload_that_fails_leaves_nothing_whole_and_is_gone_on_with(uploads: WebServer, tmp_path: Path) -> None:
+    files = {"a.safetensors": DATA, "b.safetensors": bytes(9 << 20), "m.safetensors.index.json": b"{}"}
+    uploads.fault = lambda request: (
+        Fault(status=500) if request.method == "PUT" and "partNumber" in request.query else None
+    )
+    with pytest.raises(IngotError) as caught:
+        publish("s3://bucket/m/", files, resume=True)
+    assert caught.value.rule == "remote.failed"
+    assert "SECRETOFTEST" not in str(caught.value)
+    assert set(uploads.files) == {"m/a.safetensors"}
+    assert not uploads.uploads  # obstore has told the server to drop the parts
+    uploads.fault = None
+    uploads.log.clear()
+    with pytest.raises(IngotError) as caught:
+        publish("s3://bucket/m/", files)
+    assert caught.value.rule == "target.exists"
+    publish("s3://bucket/m/", files, resume=True)
+    put = {request.key.rpartition("/")[2] for request in uploads.log if request.method == "PUT"}
+    assert put == {"b.safetensors", "m.safetensors.index.json"}
+    assert {name: uploads.files[f"m/{name}"] for name in files} == files
+    assert not [*(tmp_path / "cache" / "uploads").iterdir()]
+
+
+def test_a_web_server_is_only_read(server: WebServer) -> None:
+    for address in (f"{server.url}/new/", "hf://org/name/"):
+        with pytest.raises(IngotError) as caught:
+            publish(address, {})
+        assert caught.value.rule == "store.not-writable"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.core.extras import require
@@ -30,6 +31,10 @@ TRIES = 4
 RETRIES = 6
 """How often obstore repeats a request that the server refused with a status of its own fault, or dropped."""
 
+PART = 8 << 20
+"""Bytes of each part of an upload; S3 takes 10,000 of them, so larger files get larger ones."""
+
+_PUTTING = 8
 _WHOLE_REQUEST = timedelta(minutes=20)
 _PAUSE = 0.1  # seconds before a range is asked for again; twice as long each time
 _STATUS = re.compile(r"status code: (\d{3})(?: ([A-Za-z -]+))?")
@@ -147,6 +152,20 @@ class Client:
 
         return self._again(prefix, read)
 
+    def put(self, key: str, path: Path) -> None:
+        """Put a file under a key, in parts where it is large; nothing is listed before all of it is there."""
+        self._again(
+            key, lambda: self._api.put(self._store, key, path, chunk_size=_part(path), max_concurrency=_PUTTING)
+        )
+
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing where there is none."""
+        try:
+            self._again(key, lambda: self._api.delete(self._store, key))
+        except UsageError as error:
+            if error.rule != "store.missing":
+                raise
+
     def _open(self, key: str, size: int) -> Opened:
         try:
             answer = self._api.get(self._store, key, options={"range": (0, size)})
@@ -222,6 +241,10 @@ def changed(where: str) -> IntegrityError:
         "expected the file as it was when it was opened first, found another version of it; open it again",
         where=where,
     )
+
+
+def _part(path: Path) -> int:
+    return max(PART, -(-path.stat().st_size // 9000))
 
 
 def stamp_of(meta: Mapping[str, Any]) -> Stamp:

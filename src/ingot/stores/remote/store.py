@@ -12,14 +12,16 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
+from ingot.core.atomic import Staging
 from ingot.core.extras import require
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal
-from ingot.model.store import Listing, Store, checked_name
+from ingot.model.store import Listing, Replaced, Store, checked_name
 from ingot.stores.remote.address import Address, address_of, shown
 from ingot.stores.remote.client import EXTRA, Client, Opened, options
 from ingot.stores.remote.source import HEAD, RemoteSource
+from ingot.stores.remote.staging import RemoteStaging
 
 _HELD = 256  # files of which a store holds the first bytes
 _PAGE = 8 << 20
@@ -83,6 +85,11 @@ class RemoteStore(Store):
 
 class ObjectStore(RemoteStore):
     """A folder of a bucket."""
+
+    @property
+    def client(self) -> Client:
+        """Who makes the requests."""
+        return self._client
 
     def list(self, folder: str = "") -> Listing:
         """Return the objects and folders directly in the store, or in ``folder``, by one request."""
@@ -236,6 +243,15 @@ class ObjectScheme(RemoteScheme):
 
     def __init__(self, kind: str = "S3Store") -> None:
         self._kind = kind
+
+    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+        """Stage on a local disk what will be put into the bucket."""
+        store = self.at(address_of(text))
+        return RemoteStaging(store, store.client, replaced, directory=directory, resume=resume)
+
+    def url(self, text: str) -> str:
+        """Return the address without needless slashes."""
+        return address_of(text).public
 
     def at(self, address: Address) -> ObjectStore:
         client = Client(_made(self._kind, address.host, options(plain=True), address), address.origin)

@@ -1,0 +1,174 @@
+"""Writing to a bucket: staged on a local disk, then put there object by object, the one that makes it whole last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingot.core.atomic import SUFFIX, Staging, atomic_write
+from ingot.core.checksums import Blake3
+from ingot.core.oserrors import write_error
+from ingot.core.parallel import go_on
+from ingot.errors import IngotError, IntegrityError, UsageError
+from ingot.model.store import Listing, Replaced
+from ingot.stores.cache import default_cache
+from ingot.stores.remote.address import Address
+from ingot.stores.remote.client import Client
+
+if TYPE_CHECKING:
+    from ingot.stores.remote.store import RemoteStore
+
+_DECIDING = (".index.json", "manifest.json")
+_DONE = "uploaded.json"
+_BLOCK = 8 << 20
+# What lies beside weights comes first, the index of shards last: a reader in between finds no whole artifact. Of one
+# that is replaced the index, or the weights, go first: rather none than half of each.
+_BESIDE = (".json", ".txt", ".md", ".model", ".jinja", ".py", ".tiktoken")
+
+
+class RemoteStaging(Staging):
+    """Staging of what will appear in a bucket; for the rest as ``Staging``.
+
+    The local folder is one of Ingot's cache. An upload that is interrupted is gone on with by ``resume``: objects that
+    are there as they were put are not put again.
+
+    Raises ``UsageError`` ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``, what
+    ``Replaced.require_ours`` does, and as ``Client``.
+    """
+
+    def __init__(
+        self, folder: RemoteStore, client: Client, replaced: Replaced, *, directory: bool, resume: bool
+    ) -> None:
+        """``folder`` is what the artifact will be where that is a folder, and else the address of its only file."""
+        self._target, self._client, self._replaced = folder, client, replaced
+        self._address: Address = folder.address
+        self._is_folder = directory
+        if not self._address.last and not directory:
+            raise UsageError("expected the name of a file to write", rule="target.name", where=folder.location)
+        around = Path(default_cache("uploads")) / sha256(self._address.public.encode()).hexdigest()[:32]
+        last = self._address.last or "bucket"
+        self._mine = set(_earlier(around / f".{last}{SUFFIX}")) if resume else set()
+        self._require_free()
+        try:
+            around.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(error, str(around)) from error
+        super().__init__(around / last, directory=directory, overwrite=True, resume=resume)
+
+    @property
+    def location(self) -> str:
+        return self._address.public
+
+    def publish(self, names: Sequence[str]) -> Path:
+        """Put the named files into the bucket; remove those of a folder that was replaced; remove the staging folder.
+
+        Returns where the files were staged.
+        """
+        self._require_open()
+        if not self._is_folder and len(names) != 1:
+            raise UsageError(
+                f"expected one file to publish, found {len(names)}", rule="target.one-file", where=self.location
+            )
+        self._require_free()
+        self._keep_only(names)
+        done = _earlier(self.folder)
+        if self._is_folder:
+            old = {name for name in self._target.tree() if not name.endswith("/")}
+            ranks = {name: _rank(name) for name in sorted(old - self._mine)}
+            self._delete(name for name in ranks if ranks[name] == max(ranks.values()))
+            for name in sorted(names, key=_rank):
+                self._put(name, done)
+            self._delete(sorted(old.difference(names)))
+        else:
+            self._put(names[0], done)
+        self.discard()
+        return self.dst
+
+    def discard(self) -> None:
+        """Remove everything on the local disk."""
+        opened = self._open
+        super().discard()
+        if opened and not self.folder.exists() and not any(self.folder.parent.iterdir()):
+            self.folder.parent.rmdir()
+
+    def _empty(self) -> None:
+        super()._empty()
+        (self.folder / _DONE).unlink(missing_ok=True)
+
+    def _key(self, name: str) -> str:
+        return self._address.within(name).path if self._is_folder else self._address.path
+
+    def _put(self, name: str, done: dict[str, Any]) -> None:
+        """Put one file, unless an earlier run has and it is still there."""
+        path, key = self.files / name, self._key(name)
+        state = [path.stat().st_size, _digest(path)]
+        if name in done and done[name][:2] == state:
+            try:
+                if self._client.state(key).etag == done[name][2]:
+                    return
+            except UsageError:  # gone
+                pass
+        self._client.put(key, path)
+        now = self._client.state(key)
+        if now.size != state[0]:
+            raise IntegrityError(
+                "remote.length", f"expected {state[0]} bytes in the bucket, found {now.size}", where=self.location
+            )
+        done[name] = [*state, now.etag]
+        atomic_write(self.folder / _DONE, json.dumps(done).encode())
+
+    def _delete(self, names: Any) -> None:
+        for name in names:
+            self._client.delete(self._key(name))
+
+    def _require_free(self) -> None:
+        """Refuse what cannot be replaced, before hours of work and not after."""
+        where, listing = self._address.public, self._target.list()
+        try:
+            there = bool(self._address.last) and self._client.state(self._address.path) is not None
+        except IngotError as error:
+            if error.rule != "store.missing":
+                raise
+            there = False
+        if there and self._is_folder:
+            raise UsageError("expected a folder or nothing, found a file", rule="target.not-a-folder", where=where)
+        if listing != Listing() and not self._is_folder:
+            raise UsageError("expected a file or nothing, found a folder", rule="target.not-a-file", where=where)
+        if not (there or listing != Listing()):
+            return
+        if self._is_folder and self._mine.issuperset(self._target.tree()):
+            return  # what an earlier run of this has put there
+        if not self._replaced.allowed:
+            raise UsageError(
+                "the target exists: choose another, or pass --overwrite (overwrite=True)",
+                rule="target.exists",
+                where=where,
+            )
+        if self._is_folder and self._replaced.require_ours is not None:
+            self._replaced.require_ours(self._target)
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """Return what an interrupted run has put into the bucket: names to size, digest and tag."""
+    try:
+        done = json.loads((folder / _DONE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return done if isinstance(done, dict) else {}
+
+
+def _rank(name: str) -> int:
+    low = name.lower()
+    return 2 if low.endswith(_DECIDING) else 0 if low.endswith(_BESIDE) and "/" not in low else 1
+
+
+def _digest(path: Path) -> str:
+    running = Blake3()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            go_on()
+            running.update(block)
+    return running.text()
