@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ingot
+from ingot.testing.entries import stored_entries
 
 ROOT = Path(__file__).with_name("compressed_tensors")
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
@@ -26,6 +27,7 @@ def test_values_are_the_package_s_own(name: str, tmp_path: Path) -> None:
         wanted = expected[WEIGHT].numpy()
     ingot.convert(ROOT / name, tmp_path / "m.zt")
     ingot.convert(tmp_path / "m.zt", tmp_path / "back", format="compressed-tensors")
+    assert stored_entries(tmp_path / "back") == stored_entries(ROOT / name)  # as the package writes them
     for path in (ROOT / name, tmp_path / "m.zt", tmp_path / "back"):
         with ingot.open(path) as checkpoint:
             values = checkpoint[WEIGHT].numpy()

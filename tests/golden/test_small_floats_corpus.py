@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import ingot
 from ingot.core.dtypes import dtype
 from ingot.errors import UnsupportedError
+from ingot.testing.entries import stored_entries
 
 ROOT = Path(__file__).parent / "small_floats"
 BNB = "bitsandbytes"
@@ -44,21 +44,6 @@ def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
                     assert found.tobytes() == values.tobytes(), key
 
 
-def entries(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """Return type, shape and bytes of what a file holds, whatever they mean; states in JSON by what they say."""
-    data = (folder / "model.safetensors").read_bytes()
-    size = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:size])
-    found = {}
-    for name, at in header.items():
-        if name != "__metadata__":
-            start, stop = at["data_offsets"]
-            stored = data[size + start : size + stop]
-            stored = repr(sorted(json.loads(stored).items())).encode() if ".quant_state." in name else stored
-            found[name] = (at["dtype"], at["shape"], stored)
-    return found
-
-
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_are_written_as_the_package_has_them(name: str, tmp_path: Path) -> None:
     """Through a ``.zt`` and back: the same entries, byte for byte."""
@@ -67,7 +52,7 @@ def test_folders_are_written_as_the_package_has_them(name: str, tmp_path: Path) 
         ingot.save(tmp_path / "moved.zt", ingot.views.drop(checkpoint, ["int8.weight"] if format == BNB else []))
     report = ingot.convert(tmp_path / "moved.zt", tmp_path / "back", format=format)
     assert set(report.actions) == {"moved"}
-    wanted, found = entries(ROOT / name), entries(tmp_path / "back")
+    wanted, found = stored_entries(ROOT / name), stored_entries(tmp_path / "back")
     left = {key for key in wanted if key not in found}
     assert left == ({"int8.weight", "int8.SCB", "int8.weight_format"} if format == BNB else set())
     assert found == {key: wanted[key] for key in found}
@@ -78,7 +63,7 @@ def test_rows_of_eight_bits_are_written_apart(tmp_path: Path) -> None:
     with ingot.open(ROOT / BNB) as checkpoint:
         ingot.save(tmp_path / "eight.zt", {"int8.weight": checkpoint["int8.weight"]})
     ingot.convert(tmp_path / "eight.zt", tmp_path / "back", format=BNB)
-    wanted, found = entries(ROOT / BNB), entries(tmp_path / "back")
+    wanted, found = stored_entries(ROOT / BNB), stored_entries(tmp_path / "back")
     assert found == {key: wanted[key] for key in found}
     assert len(found) == 3
     with pytest.raises(UnsupportedError) as caught:

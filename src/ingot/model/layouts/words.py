@@ -225,7 +225,7 @@ def forms_of(layout: AffineLayout, shape: Shape) -> Iterator[WordsLayout]:
     """Yield the forms that the integers of a layout can have; which are exact, the codec's ``repack`` tells."""
     if len(shape) != 2 or layout.offset or not isinstance(layout.grid, Group | Row):
         return
-    for form, known in FORMS.items():
+    for form, known in sorted(FORMS.items(), key=lambda item: item[1].signed != layout.signed):  # as stored first
         if layout.bits in known.bits and form != PACKED_LOOSE:
             base = WordsLayout(form, layout.bits, layout.group_size, POINTS, layout.dtype, layout.scales)
             yield replace(base, zero=Constant(base.point))
