@@ -14,9 +14,10 @@ import ingot
 from ingot.cli.render import render
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.repack import AffineRepack
+from ingot.codecs.table import CODECS
 from ingot.core.progress import ProgressEvent
 from ingot.engine import cost
-from ingot.errors import IntegrityError
+from ingot.errors import IntegrityError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
@@ -238,3 +239,32 @@ def test_a_dry_run_tells_the_exact_size(source: Path, tmp_path: Path) -> None:
     ingot.convert(source, tmp_path / "out.squizd")
     assert exact
     assert (tmp_path / "out.squizd").stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("q4_0", 'bits = 4, group = 32, signed = false, zero_point = 8, scales = "f16"'),
+        ("q8_0", 'bits = 8, group = 32, scales = "f16"'),
+        ("q4_k", 'bits = 4, group = 32, symmetric = false, signed = false, zero_kind = "offset", scales = "f32"'),
+        ("q6_k", 'bits = 6, group = 16, signed = false, zero_point = 32, scales = "f32"'),
+    ],
+)
+def test_a_recipe_that_asks_for_a_block_s_integers_repacks_them(tmp_path: Path, kind: str, options: str) -> None:
+    """Into .zt too, which could hold the blocks; other integers would be quantized again, and that is refused."""
+    values = (np.random.default_rng(4).standard_normal((4, 256)) * 0.05).astype(np.float32)
+    blocks = replace(encode_tensor(CODECS["ggml_blocks"], values, {"type": kind}, dtype="f32"), name="w")
+    ingot.save(tmp_path / "blocks.zt", {"w": blocks})
+
+    def recipe(options: str) -> Path:
+        rule = f'[[rules]]\nlabel = "all"\nmatch = ["w"]\ncodec = "affine"\noptions = {{ {options} }}\n'
+        (tmp_path / "recipe.toml").write_text(f'name = "one"\ndescription = "one"\n{rule}')
+        return tmp_path / "recipe.toml"
+
+    (told,) = ingot.convert(tmp_path / "blocks.zt", tmp_path / "a.zt", recipe(options)).tensors
+    assert (told.action, told.exact, told.codec) == ("repacked", True, "affine")
+    with ingot.open(tmp_path / "a.zt") as checkpoint:
+        assert np.array_equal(checkpoint["w"].numpy(), blocks.numpy())
+    with pytest.raises(UsageError) as caught:
+        ingot.convert(tmp_path / "blocks.zt", tmp_path / "b.zt", recipe(options.replace("group = ", "group = 1")))
+    assert caught.value.rule == "convert.requantize"
