@@ -10,8 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import ingot
+from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.errors import UsageError
 from ingot.ops.architectures import tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -263,3 +266,34 @@ def test_transformers_gives_the_same_tokens_and_logits(model: Path, tmp_path: Pa
         assert np.allclose(logits(tmp_path, gguf_file="x.gguf"), wanted, atol=1e-5)
     here, there = (transformers.AutoTokenizer.from_pretrained(path) for path in (model, tmp_path / "back"))
     assert here("the a th")["input_ids"] == there("the a th")["input_ids"]
+
+
+def test_a_file_runs_as_the_folder_that_it_was_made_from(model: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "x.gguf")
+    for path in (tmp_path / "x.gguf", tmp_path):  # the file, and the folder that it lies in
+        loaded, wanted = ingot.load_model(path, dtype="f32"), ingot.load_model(model, dtype="f32")
+        tokens = load_tokenizer(path)("the end of the", return_tensors="pt").input_ids
+        assert tokens.tolist() == load_tokenizer(model)("the end of the", return_tensors="pt").input_ids.tolist()
+        with torch.inference_mode():
+            assert torch.equal(loaded(tokens).logits, wanted(tokens).logits)
+        assert Path(loaded.config.name_or_path).exists()
+    assert load_tokenizer(model)("the").input_ids == load_tokenizer(model / "model.safetensors")("the").input_ids
+
+
+def test_a_file_with_another_folder_s_config(model: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "x.gguf")
+    other = tmp_path / "other"
+    other.mkdir()
+    values = json.loads((model / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**values, "rms_norm_eps": 0.5}))
+    assert ingot.load_model(tmp_path / "x.gguf", model_dir=other).config.rms_norm_eps == 0.5
+
+
+def test_a_narrower_type_needs_no_leave(model: Path, tmp_path: Path) -> None:
+    """Whoever takes a model from llama.cpp wants bf16; only a second quantization has to be asked for twice."""
+    ingot.convert(model, tmp_path / "x.gguf", "q8_0")
+    report = ingot.convert(tmp_path / "x.gguf", tmp_path / "back", "bf16", format="safetensors")
+    assert not report.exact
+    with pytest.raises(UsageError) as caught:
+        ingot.convert(tmp_path / "x.gguf", tmp_path / "again", "int4")
+    assert caught.value.rule == "convert.requantize"

@@ -105,13 +105,13 @@ def load_model(
             raise FormatError(
                 "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=folder.location
             ) from error
-        figures = _figures(checkpoint)
+        figures, tokenizer = _figures(checkpoint), _tokenizer(utils, folder)
     if not lazy:
         mx.eval(model.parameters())
     if report is not None:
         shown: dict[str, Any] = {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
         report(LoadReport(location_of(path), **shown, **figures, **meter.taken()))
-    return model, _tokenizer(utils, folder)
+    return model, tokenizer
 
 
 def _figures(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from ingot.core.config import CONFIG
+from ingot.errors import IngotError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
+from ingot.ops.architectures.view import holds_a_model, to_model
+from ingot.ops.open import detect
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.choose import Choice
 from ingot.ops.squish.prepare import prepare
@@ -22,13 +28,15 @@ AnyPath = str | PathLike[str]
 class ModelSource:
     """An opened checkpoint with the folder that its companions lie in, and why it was taken.
 
-    ``path`` is what the checkpoint was opened by. ``tier`` names the stored form that was chosen (``as stored`` where a
+    ``path`` is what the checkpoint was opened by, ``name`` what the model is called by. The folder may be one that goes
+    when the checkpoint is closed. ``tier`` names the stored form that was chosen (``as stored`` where a
     path has only one), ``why`` says in words what decided.
     """
 
     checkpoint: Checkpoint = field(repr=False)
     path: AnyPath
     folder: Store
+    name: str
     tier: str
     why: str
 
@@ -71,9 +79,26 @@ def resolve(
         wanted = dtype if dtype is not None or model_dir is None else wanted_dtype(model_dir)
         choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=wanted)
         return _of_tiers(path, choice, verify, model_dir)
-    checkpoint = open_checkpoint(path, verify=verify)
+    checkpoint, why = open_checkpoint(path, verify=verify), f"{location_of(path)} is the only form there is"
     folder = model_folder(path if model_dir is None else model_dir)
-    return ModelSource(checkpoint, path, folder, "as stored", f"{location_of(path)} is the only form there is")
+    if not holds_a_model(checkpoint.format):
+        return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
+    try:
+        translated = to_model(checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+    if model_dir is None:
+        folder = _files(translated.checkpoint) or folder
+    name = location_of(path) if model_dir is None else folder.location
+    return ModelSource(
+        translated.checkpoint,
+        path,
+        folder,
+        name,
+        "as stored",
+        "; ".join(filter(None, (why, translated.done, *translated.notes))),
+    )
 
 
 def _of_tiers(path: AnyPath, choice: Choice, verify: bool, model_dir: AnyPath | None) -> ModelSource:
@@ -81,9 +106,30 @@ def _of_tiers(path: AnyPath, choice: Choice, verify: bool, model_dir: AnyPath | 
     told = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
     folder = model_folder(path if model_dir is None else model_dir)
     checkpoint = open_checkpoint(choice.path, verify=verify)
-    return ModelSource(checkpoint, choice.path, folder, choice.tier.name, "; ".join(told))
+    return ModelSource(checkpoint, choice.path, folder, folder.location, choice.tier.name, "; ".join(told))
 
 
 def model_folder(path: AnyPath) -> Store:
     """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder."""
     return locate_model(path)[0]
+
+
+@contextmanager
+def companions_folder(path: AnyPath) -> Iterator[Store]:
+    """Give the folder with the config and the tokenizer of a model: as ``model_folder``, or files that the weights' own
+    metadata hold, for as long as the context lasts."""
+    store, name = locate_model(path)
+    try:
+        format, _ = detect(store, name)
+        inside = holds_a_model(format.name)
+    except IngotError:  # no weights there: just a tokenizer
+        inside = False
+    if not inside:
+        yield store
+        return
+    with to_model(open_checkpoint(path)).checkpoint as view:
+        yield _files(view) or store
+
+
+def _files(view: Checkpoint) -> Store | None:
+    return model_folder(view.companions[CONFIG]) if CONFIG in view.companions else None

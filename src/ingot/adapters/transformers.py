@@ -207,7 +207,7 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
     generation = read_generation_config(source.folder)
     if generation is not None and model.can_generate():
         model.generation_config = generation
-    model.config.name_or_path = source.folder.location
+    model.config.name_or_path = source.name
     stream = None
     if placed.streamed:
         stream = require("ingot.adapters.transformers_stream", EXTRA).Stream(

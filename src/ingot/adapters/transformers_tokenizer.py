@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from os import fspath
 from typing import Any
 
-from ingot.adapters.model_source import AnyPath, model_folder
+from ingot.adapters.model_source import AnyPath, companions_folder
 from ingot.adapters.transformers_config import EXTRA, one_line, read_json
 from ingot.core.extras import require
 from ingot.errors import FormatError, IngotError, printable
@@ -25,9 +25,10 @@ _WORD = r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
 
 
 def load_tokenizer(path: AnyPath, *, add_bos_token: bool | None = None) -> Any:
-    """Return the tokenizer beside a model's weights: in the folder ``path``, or in that of the file; else as
+    """Return the tokenizer of a model: in the folder ``path``, in that of the file, or in the file itself; else as
     ``tokenizer_in``."""
-    return tokenizer_in(model_folder(path), add_bos_token=add_bos_token)
+    with companions_folder(path) as folder:
+        return tokenizer_in(folder, add_bos_token=add_bos_token)
 
 
 def tokenizer_in(folder: Store, *, add_bos_token: bool | None = None) -> Any:

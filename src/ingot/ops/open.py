@@ -243,10 +243,7 @@ def open_source(
         raise
     listed, location = Listed(store), store.location_of(name)
     try:
-        if name:
-            entry, format = name, detect_file(name, store.head(name, HEAD))
-        else:
-            format, entry = detect_folder(listing(listed), listed)
+        format, entry = detect(listed, name)
         catalog = format.read(listed, entry, verify=verify)
     except IngotError as error:
         raise _located(explain(error, store), location) from None
@@ -257,6 +254,14 @@ def open_source(
         source.close()
         raise
     return source
+
+
+def detect(store: Store, name: str) -> tuple[Format, str]:
+    """Return the format and the entry file of a file, or of a folder where ``name`` is empty; raises as the functions
+    of ``formats.detect``."""
+    if name:
+        return detect_file(name, store.head(name, HEAD)), name
+    return detect_folder(listing(store), store)
 
 
 def _located(error: IngotError, location: str) -> IngotError:

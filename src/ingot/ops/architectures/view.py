@@ -17,6 +17,7 @@ from ingot.core.config import CONFIG
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import cast
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.gguf.metadata import ABOUT, carried, with_values
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
@@ -38,10 +39,11 @@ _FLOATS = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A checkpoint under other names, and what to tell of it."""
+    """A checkpoint under other names: what was done, and what else to tell of it."""
 
     checkpoint: Checkpoint
     notes: Sequence[str] = ()
+    done: str = ""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,11 @@ class _Plan:
     dropped: list[str] = field(default_factory=list)
     stacks: dict[str, list[str]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+
+
+def holds_a_model(format: str) -> bool:
+    """Whether files of a format hold a model's config and tokenizer beside its weights, under names of their own."""
+    return format == GgufFormat.name
 
 
 def to_gguf(checkpoint: Checkpoint) -> Translated:
@@ -97,7 +104,8 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     lost += [f"the last bits of {', '.join(rounded[:3])}, of which 1 + w is rounded"] if rounded else []
     return Translated(
         _labelled(change(view, changes), {"metadata": metadata, "companions": None}),
-        [_told(plan, f"llama.cpp's architecture {family.arch}"), *_lost([*lost, *unsaid])],
+        _lost([*lost, *unsaid]),
+        _told(plan, f"llama.cpp's architecture {family.arch}"),
     )
 
 
@@ -121,7 +129,7 @@ def to_model(checkpoint: Checkpoint) -> Translated:
         return Translated(
             checkpoint, [f"names stay as they are: {family.model_type} has no {', '.join(plan.unknown[:3])}"]
         )
-    notes = [_told(plan, f"transformers' {family.model_class}")]
+    notes = list[str]()
     view = _unstacked(checkpoint, plan)
     view = change(view, _narrowed(view, family, plan))
     config, changed = hyper.to_config(metadata, family, list(view)), list[str]()
@@ -142,7 +150,11 @@ def to_model(checkpoint: Checkpoint) -> Translated:
     keys = [key for key in metadata if not _is_known(key, arch)]
     if keys:
         lost.append(f"metadata {', '.join(keys[:6])}" + (f" and {len(keys) - 6} more" if len(keys) > 6 else ""))
-    return Translated(_labelled(view, {"metadata": {"format": "pt"}, "companions": files}), [*notes, *_lost(lost)])
+    return Translated(
+        _labelled(view, {"metadata": {"format": "pt"}, "companions": files}),
+        [*notes, *_lost(lost)],
+        _told(plan, f"transformers' {family.model_class}"),
+    )
 
 
 def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict[str, Any]]:
@@ -310,7 +322,7 @@ def _told(plan: _Plan, whose: str) -> str:
     parts += [f"{len(plan.order)} of them its order of rows"] if plan.order else []
     parts += [f"{len(plan.stacks)} of the experts are put together or taken apart"] if plan.stacks else []
     parts += [f"{len(plan.dropped)} left out"] if plan.dropped else []
-    return "; ".join(parts) + " (--keep-names leaves them as they are)"
+    return "; ".join(parts)
 
 
 def _lost(what: Sequence[str]) -> list[str]:

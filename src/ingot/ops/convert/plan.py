@@ -375,7 +375,7 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
         if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
             return stays
     action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
-    if not keeps:
+    if not keeps and codec != DenseLayout.codec:  # a narrower type rounds once more, as anybody who decodes it has to
         _refuse_requantizing(tensor, rule, asked)
     return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
 

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UsageError
-from ingot.formats.gguf.format import GgufFormat
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.architectures.view import Translated, to_gguf, to_model
+from ingot.ops.architectures.view import Translated, holds_a_model, to_gguf, to_model
 from ingot.ops.attachments import KINDS, located, require_carried
 from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.graphs import as_graph
@@ -20,8 +19,6 @@ from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import drop
 from ingot.ops.views.values import prune, weigh
 from ingot.recipes.recipe import Recipe
-
-GGUF = GgufFormat.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +78,22 @@ def viewed(
     there = _as_gguf(view, place, options)
     view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
-    return Viewed(view, (*here.notes, *pruned.notes, *there.notes, *behind), pruned.read)
+    return Viewed(view, (*_told(here), *pruned.notes, *_told(there), *behind), pruned.read)
+
+
+def _told(translated: Translated) -> list[str]:
+    done = [f"{translated.done} (--keep-names leaves them as they are)"] if translated.done else []
+    return [*done, *translated.notes]
 
 
 def _as_model(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
-    if options.keep_names or view.format != GGUF or place.format.name == GGUF or not place.directory:
+    if options.keep_names or not holds_a_model(view.format) or holds_a_model(place.format.name) or not place.directory:
         return Translated(view)
     return to_model(view)
 
 
 def _as_gguf(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
-    if options.keep_names or view.format == GGUF or place.format.name != GGUF:
+    if options.keep_names or holds_a_model(view.format) or not holds_a_model(place.format.name):
         return Translated(view)
     return to_gguf(view)
 
