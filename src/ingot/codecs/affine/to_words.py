@@ -10,8 +10,10 @@ from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
-from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_V1, WordsLayout
+from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_V1, WordsLayout, words
 from ingot.model.tensor import Array, Tensor
+
+_ROWS = 256  # that are brought to words at a time where all are turned together
 
 
 def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repacked:
@@ -31,7 +33,10 @@ def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repac
     parts = target.part_specs(tensor.shape)
     why_not = plain.why_not() or _why_not(plain, target)
     memory = 3 * plain.memory + 16 * target.groups(cols)
-    step = rows if target.turned else 32
+    step = 32
+    if target.turned:  # codes and words of all rows, and what some of them take on the way
+        width, groups = 4 * words(cols, target.bits), target.groups(cols)
+        memory, step = 2 * width + 24 * groups + -(-memory * min(_ROWS, rows) // rows), rows
     return Repacked(target, parts, rows, step, memory, why_not, lambda: _reader(plain, target))
 
 
@@ -126,7 +131,7 @@ class TurnedReader(_Reader):
 
     def read(self, rows: int) -> dict[str, Array]:
         target = self._target
-        codes, scales, zeros = self._rows(rows)
+        codes, scales, zeros = self._every(rows)
         turned = np.empty(codes.size, np.uint8)
         turn = native.kernels.words_to_awq if target.form == AWQ else native.kernels.words_turn
         turn(codes.reshape(-1), 0, codes.shape[1], rows, codes.shape[1] // 4, turned)
@@ -135,6 +140,17 @@ class TurnedReader(_Reader):
             points = zeros.T - 1 if target.form == GPTQ_V1 else zeros.T
             parts[ZEROS] = _awq_words(points) if target.form == AWQ else packed_words(points, target.bits)
         return parts
+
+    def _every(self, rows: int) -> tuple[Array, Array, Array | None]:
+        """Return all rows, as ``_rows`` does: read some at a time, since reading takes several times their bytes."""
+        codes = np.empty((rows, 4 * words(self._cols, self._target.bits)), np.uint8)
+        scales, zeros = list[Array](), list[Array]()
+        for start in range(0, rows, _ROWS):
+            some, steps, points = self._rows(min(_ROWS, rows - start))
+            codes[start : start + _ROWS] = some
+            scales.append(steps)
+            zeros += [] if points is None else [points]
+        return codes, np.concatenate(scales), np.concatenate(zeros) if zeros else None
 
 
 def _awq_words(points: Array) -> Array:

@@ -41,7 +41,8 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
     found = blocks.repacked(blocks.whole(), target)
     if not found.exact:
         return found
-    memory = found.memory + 10 * blocks.row_bytes + 64 * (cols // stored.block.elements)
+    numbers = sum(part.length or 0 for part in own.part_specs((1, cols)))
+    memory = found.memory + blocks.row_bytes + 2 * numbers  # as read, and taken apart
     return replace(found, rows=found.rows if cols else 0, memory=memory, reader=lambda: _BlockParts(blocks, target))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from ingot.codecs.affine.rows import align_rows, join_rows
 from ingot.codecs.base import Repacked
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.layouts.affine import NO_ZERO, Constant
+from ingot.model.layouts.families import alternatives
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import repacked, repacks
@@ -153,3 +155,20 @@ def test_a_tiny_zero_point_is_not_none() -> None:
     found = [repack for repack in repacks(CODEC, source) if isinstance(repack.layout.zero, Constant)]
     assert found
     assert not any(repack.exact for repack in found)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq"])
+def test_words_take_little_more_memory_than_the_result(form: str) -> None:
+    """Words that hold several rows are made of all of them: that has to fit beside a ceiling on memory."""
+    source = tensor((2048, 512), np.zeros((2048, 256), np.uint8), granularity="group", group_size=512, zero_point=8)
+    ways = (CODEC.repack(source, layout) for layout in alternatives(source.layout, source))
+    way = next(way for way in ways if getattr(way.layout, "form", "") == form and way.exact)
+    whole = sum(part.length or 0 for part in way.parts)
+    assert way.memory * way.rows < 5 * whole
+    tracemalloc.start()
+    try:
+        repacked(way, source)
+        used = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert used < way.memory * way.rows + 4 * whole  # the test gathers and joins the parts
