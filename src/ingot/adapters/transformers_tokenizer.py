@@ -12,6 +12,8 @@ from ingot.adapters.transformers_config import EXTRA, one_line, read_json
 from ingot.core.extras import require
 from ingot.errors import FormatError, IngotError, printable
 from ingot.model.store import Store
+from ingot.ops.companions import is_weights
+from ingot.stores.temporary import on_disk
 
 _FILE = "tokenizer.json"
 # Where ways to cut a text part: digits, contractions, spaces and lines, marks that compose, wide and joined characters.
@@ -34,6 +36,8 @@ def load_tokenizer(path: AnyPath, *, add_bos_token: bool | None = None) -> Any:
 def tokenizer_in(folder: Store, *, add_bos_token: bool | None = None) -> Any:
     """Return the tokenizer of a model folder; no code that travels with the model is run.
 
+    Of a folder on another machine the files beside the weights are copied for as long as it takes.
+
     The folder's tokenizer.json decides how text is cut. For some model types transformers' own loader builds a class
     that only takes the vocabulary from there; where that would make other tokens, a ``UserWarning`` says so.
 
@@ -47,11 +51,14 @@ def tokenizer_in(folder: Store, *, add_bos_token: bool | None = None) -> Any:
     ------
     FormatError
         ``model.tokenizer``: no tokenizer there, or none that transformers can make.
-    UnsupportedError
-        ``store.not-local``: tokenizers open files by their paths.
     MissingExtraError
         transformers is not installed.
     """
+    with on_disk(folder, lambda name: not is_weights(name)) as here:
+        return _tokenizer_in(here, folder.location, add_bos_token)
+
+
+def _tokenizer_in(folder: Store, location: str, add_bos_token: bool | None) -> Any:
     transformers = require("transformers", EXTRA)
     options = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
     try:
@@ -67,14 +74,14 @@ def tokenizer_in(folder: Store, *, add_bos_token: bool | None = None) -> Any:
         raise FormatError(
             "model.tokenizer",
             f"expected a tokenizer ({_FILE}) beside the weights, found none that transformers reads: {one_line(error)}",
-            where=folder.location,
+            where=location,
         ) from error
-    require_vocabulary(tokenizer, folder)
+    require_vocabulary(tokenizer, folder, location)
     if stored:
         other = _chosen_by_transformers(folder, options)
         if other is not None and not same_tokens(other, tokenizer):
             warnings.warn(
-                f"{printable(folder.location)}: transformers takes {type(other).__name__} for this model, which makes "
+                f"{printable(location)}: transformers takes {type(other).__name__} for this model, which makes "
                 f"other tokens than the {_FILE} beside the weights; Ingot uses {_FILE}",
                 stacklevel=2,
             )
@@ -105,7 +112,7 @@ def _chosen_by_transformers(folder: Store, options: Mapping[str, Any]) -> Any:
     return None if type(tokenizer) is transformers.PreTrainedTokenizerFast else tokenizer
 
 
-def require_vocabulary(tokenizer: Any, folder: Store) -> None:
+def require_vocabulary(tokenizer: Any, folder: Store, location: str = "") -> None:
     """Refuse a tokenizer without its files: of some model types transformers makes an empty one.
 
     Raises ``FormatError`` ``model.tokenizer``.
@@ -120,7 +127,7 @@ def require_vocabulary(tokenizer: Any, folder: Store) -> None:
         raise FormatError(
             "model.tokenizer",
             f"expected a tokenizer ({', '.join(sorted(names))}) beside the weights, found none; copy it there",
-            where=folder.location,
+            where=location or folder.location,
         )
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from weakref import finalize
+
+from ingot.errors import ResourceError
+from ingot.model.store import Store, copy_file
+from ingot.stores.local import LocalStore, LocalTarget
+
+_MOST = 256 << 20  # a tokenizer with all that belongs to it
 
 
 class TemporaryFolder:
@@ -24,3 +31,41 @@ class TemporaryFolder:
     def close(self) -> None:
         """Remove the files."""
         self._remove()
+
+
+@contextmanager
+def on_disk(store: Store, names: Callable[[str], bool], most: int = _MOST) -> Iterator[Store]:
+    """Lend a folder's files on a local disk: the folder itself where it is one, else copies in a temporary folder.
+
+    Parameters
+    ----------
+    store : Store
+    names : callable
+        Which of the files that lie directly in the folder are copied.
+    most : int
+        Bytes of all copies together.
+
+    Raises
+    ------
+    ResourceError
+        ``store.copies``: they are more; the disk is full.
+    """
+    if store.local_path() is not None:
+        yield store
+        return
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        target, total = LocalTarget(folder), 0
+        for name in filter(names, store.list().files):
+            total += store.stat(name).size
+            if total > most:
+                raise ResourceError(
+                    f"expected at most {most} bytes of files beside the weights, found more: download them first",
+                    rule="store.copies",
+                    where=store.location_of(name),
+                )
+            sink = target.create(name)
+            try:
+                copy_file(store, name, sink)
+            finally:
+                sink.close()
+        yield LocalStore(folder)
