@@ -129,6 +129,14 @@ class LooksInside(Protocol):
 
 
 @runtime_checkable
+class LastResort(Protocol):
+    """A format that is taken for a folder's only where no other finds anything in it: the same weights often lie there
+    in a better one."""
+
+    last_resort: bool
+
+
+@runtime_checkable
 class Marked(Protocol):
     """A format of folders in which one file, the sentinel, marks a finished artifact.
 

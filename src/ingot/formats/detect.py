@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import Exported, Format, LooksInside, Marked
+from ingot.formats.base import Exported, Format, LastResort, LooksInside, Marked
 from ingot.formats.foreign import HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
@@ -73,7 +73,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     for key in FORMATS:
         candidate: Format = FORMATS[key]
         entry = candidate.entry(names)
-        if entry is None:
+        if entry is None or isinstance(candidate, LastResort):
             continue
         if isinstance(candidate, LooksInside):
             if store is None or not candidate.confirms(store):
@@ -82,13 +82,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         elif any(entry == other for _, other in claims):
             continue
         claims.append((candidate, entry))
-    if len(claims) > 1:
-        claims = [pair for pair in claims if not isinstance(pair[0], Exported)] or claims
-    if len(claims) > 1:
-        marked = [
-            pair for pair in claims if store is not None and isinstance(pair[0], Marked) and pair[0].marked(store)
-        ]
-        claims = marked if len(marked) == 1 else claims
+    claims = _meant(claims, store)
     if len(claims) == 1:
         return claims[0]
     if claims:
@@ -98,17 +92,43 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
             "file, or move the other one away",
             rule="detect.several",
         )
-    known = tuple(suffix for key in FORMATS for suffix in FORMATS[key].suffixes)
+    known = tuple(
+        suffix for key in FORMATS if not isinstance(FORMATS[key], LastResort) for suffix in FORMATS[key].suffixes
+    )
     several = [name for name in names if name.lower().endswith(known)]
     if several:
         listed = ", ".join(several[:4]) + (", ..." if len(several) > 4 else "")
         raise UsageError(f"expected one checkpoint in the folder, found {listed}; name the file", rule="detect.several")
+    last = _last_resort(names, store)
+    if last is not None:
+        return last
     if store is not None:
         _refuse_foreign(names, store)
     raise UsageError(
         f"expected a folder with a checkpoint ({', '.join(known)}), found none among its {len(names)} files",
         rule="detect.none",
     )
+
+
+def _meant(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
+    """Return the claims without what lies beside the checkpoint that is meant."""
+    if len(claims) > 1:
+        claims = [pair for pair in claims if not isinstance(pair[0], Exported)] or claims
+    if len(claims) > 1:
+        marked = [
+            pair for pair in claims if store is not None and isinstance(pair[0], Marked) and pair[0].marked(store)
+        ]
+        claims = marked if len(marked) == 1 else claims
+    return claims
+
+
+def _last_resort(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
+    for key in FORMATS:
+        candidate: Format = FORMATS[key]
+        entry = candidate.entry(names) if isinstance(candidate, LastResort) else None
+        if entry is not None and (store is None or foreign_file(entry, store.head(entry, HEAD)) is None):
+            return candidate, entry
+    return None
 
 
 def _refuse_foreign(names: Sequence[str], store: Store) -> None:

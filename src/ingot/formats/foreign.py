@@ -32,19 +32,28 @@ class _Foreign:
     text: bool = False
 
 
+ZIP = b"PK\x03\x04"
+LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
+"""How a file begins that torch before 1.6 wrote: its magic number, pickled."""
+TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+"""Files of torch by their names, which torch itself reads for Ingot."""
+
 _CONVERT = "convert it to safetensors with the tool that made it"
-_PICKLE = "a pickle can run code when it is loaded, so Ingot never opens one: convert it to safetensors first"
+_PICKLE = (
+    "a pickle can run code when it is loaded, so Ingot never opens one; weights of torch.save are read by torch, "
+    "under a name that ends in .bin or .pt"
+)
 _AGAIN = "the download failed: look at what the file says, and download it again"
 
 # Order matters: of several rows with one magic, the first whose suffixes fit (or that has none) is taken.
 _FOREIGN = (
-    _Foreign(b"PK\x03\x04", "detect.zip", "a Keras archive", _CONVERT, suffixes=(".keras",)),
+    _Foreign(ZIP, "detect.zip", "a Keras archive", _CONVERT, suffixes=(".keras",)),
     _Foreign(
-        b"PK\x03\x04",
+        ZIP,
         "detect.pickle",
         "a zip archive as torch.save writes it, with a pickle inside",
         _PICKLE,
-        but=(".npz",),
+        but=(".npz", *TORCH_SUFFIXES),
     ),
     _Foreign(b"\x80\x02", "detect.pickle", "a pickle", _PICKLE),
     _Foreign(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE),
@@ -115,6 +124,8 @@ def _refusal(rule: str, what: str, advice: str, name: str) -> UnsupportedError:
 
 def _row(name: str, head: bytes) -> _Foreign | None:
     if head[4:9] == b"\0\0\0\0{":  # a safetensors header length may look like any magic of up to four bytes
+        return None
+    if head.startswith(LEGACY_TORCH) and name.lower().endswith(TORCH_SUFFIXES):
         return None
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for row in _FOREIGN:

@@ -25,6 +25,7 @@ FORMATS: Instances[Format] = Instances(
         ("npz", "ingot.formats.npydir.npz:NpzFormat"),
         ("gguf", "ingot.formats.gguf.format:GgufFormat"),
         ("onnx", "ingot.formats.onnx.format:OnnxFormat"),
+        ("torch", "ingot.formats.torchfile.format:TorchFormat"),
         ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
         ("anek", "ingot.formats.anek.format:AnekFormat"),
     ),

@@ -17,6 +17,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     """Return pairs of rule and message.
 
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
+    ``torchfile.left-out``: what a file of torch holds beside the weights.
     ``affine.axis-unsaid``: quantized words whose attributes leave open along which dimension they are packed.
     """
     notes = []
@@ -26,6 +27,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     shard = _shard(source)
     if shard:
         notes.append(("open.one-shard", shard))
+    notes += [(rule, told) for rule, told in source.catalog.remarks if rule == "torchfile.left-out"]
     unsaid = [tensor.name for tensor in source.catalog.tensors.values() if _is_unsaid(tensor)]
     if unsaid:
         told = f"{len(unsaid)} quantized tensors do not say along which dimension they are packed: taken as the last"

@@ -24,6 +24,8 @@ ST_HEAD = (10).to_bytes(8, "little") + b'{"a": 1}'
         ("model.gguf", b"garbage", "gguf"),
         ("model.safetensors", ST_HEAD, "safetensors"),
         ("model.safetensors", b"PK\x03\x04\0\0\0\0{", "safetensors"),
+        ("pytorch_model.bin", b"PK\x03\x04\x00\x00\x08\x08", "torch"),
+        ("old.pt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "torch"),
     ],
 )
 def test_formats_by_head_and_name(name: str, head: bytes, format: str) -> None:
@@ -33,7 +35,7 @@ def test_formats_by_head_and_name(name: str, head: bytes, format: str) -> None:
 @pytest.mark.parametrize(
     ("name", "head", "rule"),
     [
-        ("pytorch_model.bin", b"PK\x03\x04\x00\x00\x08\x08", "detect.pickle"),
+        ("weights.pkl", b"PK\x03\x04\x00\x00\x08\x08", "detect.pickle"),
         ("model.ckpt", b"\x80\x02}q\x00", "detect.pickle"),
         ("model.safetensors", b"\x80\x04\x95", "detect.pickle"),
         ("model.zt", b"\x80\x05", "detect.pickle"),
@@ -83,7 +85,7 @@ def test_a_folder_with_one_zt(names: list[str], entry: str) -> None:
     ("names", "rule"),
     [
         ([], "detect.none"),
-        (["pytorch_model.bin", "config.json"], "detect.none"),
+        (["optimizer.pt", "config.json"], "detect.none"),
         (["a.zt", "b.zt"], "detect.several"),
         (["model.zt", "model.safetensors"], "detect.several"),
     ],

@@ -89,7 +89,7 @@ def test_an_array_that_is_a_pointer_is_named(model: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "rule"),
     [
-        ("pytorch_model.bin", b"PK\x03\x04" + bytes(64), "detect.pickle"),
+        ("pytorch_model.bin", b"\x80\x02}q" + bytes(64), "detect.pickle"),
         ("model.h5", b"\x89HDF\r\n\x1a\n" + bytes(64), "detect.hdf5"),
         ("model.safetensors.incomplete", b"\x10\0\0\0\0\0\0\0{" + bytes(64), "detect.unfinished"),
     ],

@@ -21,7 +21,7 @@ from ingot.stores.local import LocalStore
 
 # What each extra brings, and what it is for.
 EXTRAS = {
-    "torch": ("torch", "ckpt[...].torch(), ingot.torch"),
+    "torch": ("torch", "ckpt[...].torch(), ingot.torch, files of torch.save"),
     "transformers": ("transformers", "ingot.load_model, ingot generate, ingot eval"),
     "mlx": ("mlx-lm", "ingot.mlx, state_dict(framework='mlx')"),
     "eval": ("lm-eval", "python -m ingot.lm_eval"),

@@ -1,0 +1,1 @@
+"""Files that ``torch.save`` wrote (``spec/torch.md``)."""
