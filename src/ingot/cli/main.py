@@ -107,12 +107,22 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    cache_folder: Annotated[
+        str | None,
+        typer.Option("--cache", metavar="DIR|off", help="Keep ranges of files of other machines in this folder."),
+    ] = None,
+    cache_size: Annotated[
+        str | None, typer.Option("--cache-size", metavar="SIZE", help="The most bytes kept there, such as 20GiB.")
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Take the options that stand before the command."""
     _DEBUG["on"] = debug
+    for name, value in (("INGOT_REMOTE_CACHE", cache_folder), ("INGOT_REMOTE_CACHE_SIZE", cache_size)):
+        if value is not None:
+            os.environ[name] = value
 
 
 def run(arguments: list[str] | None = None) -> int:

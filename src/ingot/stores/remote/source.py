@@ -14,6 +14,7 @@ from ingot.model.bytesource import ByteSource, Range, Stamp
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
 from ingot.stores.memory import flat
+from ingot.stores.remote.cache import name_of, range_cache
 from ingot.stores.remote.client import Client, Opened, changed
 from ingot.stores.remote.proof import Proven
 from ingot.stores.remote.transfer import transfer
@@ -63,6 +64,7 @@ class RemoteSource:
         self._seal, self._lock = seal, threading.Lock()
         self._proven: Proven | None = None
         self._asked = False
+        self._taken: set[str] = set()
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return a fresh buffer with ``length`` bytes at ``offset``; errors as ``readinto``."""
@@ -136,7 +138,17 @@ class RemoteSource:
         return self._proven
 
     def _fetch(self, client: Client, start: int, out: memoryview) -> None:
+        """Fill ``out``: from the cache, where there is one and the version has a name, else from afar."""
+        named = client.immutable or self.stamp.etag
+        cache = range_cache() if named and out.nbytes else None
+        name = "" if cache is None else name_of(f"{client.location}/{self._key}", self.stamp, start, out.nbytes)
+        again = name in self._taken  # what was wrong when it came is asked for once more, of its server
+        self._taken.add(name)
+        if cache is not None and not again and cache.get(name, out):
+            return
         client.fetch(self._key, start, out, self.stamp)
+        if cache is not None:
+            cache.put(name, out)
 
     def _require(self, offset: int, length: int) -> None:
         if offset < 0 or length < 0 or offset + length > self.size:

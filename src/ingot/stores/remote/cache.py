@@ -1,0 +1,154 @@
+"""Ranges of remote files on a local disk, for the next time: content-addressed, bounded, shared by processes.
+
+``blobs/`` has bytes under their BLAKE3, so that the same bytes of two addresses lie there once; ``ranges/`` says which
+blob a range of a version of a file is. A blob is compared with its name whenever it is read: one that is damaged is as
+good as none. What was not read for longest goes first. Nothing here is needed: whatever goes wrong with the disk, bytes
+come from afar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from hashlib import sha256
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ingot.core.checksums import Blake3, hex_of
+from ingot.core.memory import parse_size
+from ingot.core.paths import local_path
+from ingot.errors import UsageError
+from ingot.model.bytesource import Stamp
+
+FOLDER, SIZE = "INGOT_REMOTE_CACHE", "INGOT_REMOTE_CACHE_SIZE"
+DEFAULT_SIZE = "20GiB"
+OFF = "off"
+_SLACK = 16  # the cache is looked through each time that this part of its size was added
+
+
+class RangeCache:
+    """A folder of ranges. Thread-safe, and for several processes at once.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where there is none.
+    most : int
+        Bytes of all blobs together; passed by what is added between two looks at the folder, a sixteenth.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder, self._most = folder, most
+        self._lock = threading.Lock()
+        self._added = most  # by others, perhaps: the first addition looks
+
+    def get(self, name: str, out: memoryview) -> bool:
+        """Fill ``out`` with a range that is there; False where it is not, or not as it was."""
+        ref = self._path("ranges", name)
+        try:
+            digest = ref.read_text("ascii")
+            blob = self._path("blobs", digest)
+            with blob.open("rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_size != out.nbytes or file.readinto(out) != out.nbytes:
+                    return False
+            if _digest(out) != digest:
+                blob.unlink(missing_ok=True)
+                return False
+            os.utime(blob)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def put(self, name: str, data: memoryview) -> None:
+        """Keep a range."""
+        if data.nbytes > self._most // 2:
+            return
+        digest = _digest(data)
+        blob = self._path("blobs", digest)
+        with contextlib.suppress(OSError):
+            if blob.exists():
+                os.utime(blob)
+            else:
+                _write(blob, data)
+            _write(self._path("ranges", name), memoryview(digest.encode()))
+        with self._lock:
+            self._added += data.nbytes
+            due = self._added * _SLACK >= self._most
+            if due:
+                self._added = 0
+        if due:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Remove what was not read for longest, and ranges without a blob; one process at a time."""
+        with contextlib.suppress(OSError, Timeout), FileLock(self._folder / "lock").acquire(timeout=0):
+            blobs = []
+            for path in (self._folder / "blobs").glob("*/*"):
+                with contextlib.suppress(OSError):
+                    state = path.stat()
+                    blobs.append((state.st_mtime_ns, state.st_size, path))
+            total, gone = sum(size for _, size, _ in blobs), False
+            for _, size, path in sorted(blobs):
+                if total <= self._most:
+                    break
+                path.unlink(missing_ok=True)
+                total, gone = total - size, True
+            if gone:
+                there = {path.name for path in (self._folder / "blobs").glob("*/*")}
+                for ref in (self._folder / "ranges").glob("*/*"):
+                    with contextlib.suppress(OSError):
+                        if ref.read_text("ascii") not in there:
+                            ref.unlink()
+
+    def _path(self, kind: str, name: str) -> Path:
+        if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
+            raise ValueError(name)
+        return self._folder / kind / name[:2] / name
+
+
+def name_of(url: str, stamp: Stamp, start: int, length: int) -> str:
+    """Return what a range of a version of a file is called."""
+    text = "\0".join(map(str, (url, stamp.size, stamp.etag, start, length)))
+    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+_CACHES: dict[tuple[str, int], RangeCache] = {}
+
+
+def range_cache() -> RangeCache | None:
+    """Return the cache that the environment asks for; None for none.
+
+    Raises ``UsageError`` ``remote.cache-size``.
+    """
+    chosen = os.environ.get(FOLDER, "")
+    if not chosen or chosen == OFF:
+        return None
+    text = os.environ.get(SIZE) or DEFAULT_SIZE
+    try:
+        most = parse_size(text)
+    except UsageError:
+        most = 0
+    if most < 1:
+        raise UsageError(f"expected a size such as {DEFAULT_SIZE}, found {text[:40]!r}", rule="remote.cache-size")
+    return _CACHES.setdefault((chosen, most), RangeCache(local_path(chosen), most))
+
+
+def _digest(data: memoryview) -> str:
+    running = Blake3()
+    running.update(data)
+    return hex_of(running)
+
+
+def _write(path: Path, data: memoryview) -> None:
+    """Write a file that appears whole; not flushed, as a damaged one is noticed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,141 @@
+"""The cache of ranges: what it answers, what it does not, how large it grows, who may use it at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.cli.main import run
+from ingot.errors import IngotError
+from ingot.stores.remote import transfer
+from ingot.stores.remote.cache import FOLDER, SIZE, RangeCache, range_cache
+from ingot.stores.table import from_url
+from ingot.testing.web import Fault, Request, WebServer
+
+DATA = np.random.default_rng(0).bytes(1 << 20)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(SIZE, "1MiB")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    pytest.importorskip("obstore")
+    with WebServer({"a": DATA, "mirror/a": DATA}) as running:
+        yield running
+
+
+def blobs(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (folder / "blobs").glob("*/*")}
+
+
+def read(server: WebServer, name: str, start: int = 100_000, length: int = 200_000) -> int:
+    """Read from afar; return how many bytes came."""
+    folder, _, last = name.rpartition("/")
+    file = from_url(f"{server.url}/{folder}").open(last)
+    server.sent = 0
+    assert bytes(file.view(start, length)) == server.files[name][start : start + length]
+    return server.sent
+
+
+def test_what_was_read_is_not_asked_for_again(server: WebServer, cache: Path) -> None:
+    assert read(server, "a") == 200_000
+    assert read(server, "a") == 0
+    assert read(server, "mirror/a") == 200_000  # another address
+    assert len(blobs(cache)) == 1  # of the same bytes
+    server.files["a"] = DATA[::-1]
+    assert read(server, "a") == 200_000  # another version
+    for path in (cache / "blobs").glob("*/*"):
+        path.write_bytes(bytes(200_000))
+    assert read(server, "a") == 200_000  # damaged
+    assert read(server, "a") == 0
+    server.etags = False
+    assert read(server, "a") == 200_000  # a version without a name
+    assert read(server, "a") == 200_000
+
+
+def test_off_and_wrong_sizes(server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, "off")
+    assert read(server, "a") == read(server, "a") == 200_000
+    assert not cache.exists()
+    monkeypatch.setenv(FOLDER, str(cache))
+    for size in ("x", "-1", "0"):
+        monkeypatch.setenv(SIZE, size)
+        with pytest.raises(IngotError) as caught:
+            range_cache()
+        assert caught.value.rule == "remote.cache-size"
+    monkeypatch.setenv(SIZE, "1MiB")
+    cache.write_bytes(b"no folder")
+    assert read(server, "a") == 200_000
+
+
+def test_the_least_used_goes_first_and_the_size_holds(tmp_path: Path) -> None:
+    cache, names = RangeCache(tmp_path, 100_000), [f"{index:064x}" for index in range(40)]
+    for index, name in enumerate(names):
+        cache.put(name, memoryview(bytes([index]) * 10_000))
+        (made,) = (path for path in (tmp_path / "blobs").glob("*/*") if path.read_bytes()[0] == index)
+        os.utime(made, (index, index))
+        if index >= 1:
+            out = memoryview(bytearray(10_000))
+            assert cache.get(names[1], out)  # is read again and again, and stays
+    assert sum(blobs(tmp_path).values()) <= 110_000
+    assert not cache.get(names[2], memoryview(bytearray(10_000)))
+    assert len([*(tmp_path / "ranges").glob("*/*")]) <= len(blobs(tmp_path)) + 1
+
+
+def test_many_readers_share_one(server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE", 1 << 15)
+    with ThreadPoolExecutor(6) as pool:
+        assert all(count >= 0 for count in pool.map(lambda _: read(server, "a", 0, 900_000), range(12)))
+    assert sum(blobs(cache).values()) <= (1 << 20) * 17 // 16
+    assert read(server, "a", 0, 900_000) == 0
+    assert not [path for path in cache.rglob(".*") if path.is_file()]
+
+
+def test_the_command_line_chooses_it(
+    server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.numpy import save
+
+    monkeypatch.setenv(FOLDER, "off")
+    monkeypatch.setenv(SIZE, "")
+    server.files["m.safetensors"] = save({"w": np.ones((300, 300), np.float32)})
+    url = f"{server.url}/m.safetensors"
+    before = ["--cache", str(tmp_path / "there"), "--cache-size", "1MiB"]
+    assert run([*before, "inspect", url, "--content-id"]) == 0
+    assert blobs(tmp_path / "there")
+    server.sent = 0
+    assert run([*before, "inspect", url, "--content-id"]) == 0
+    assert server.sent <= 3 << 16  # what comes with opening a file, and proves its version
+
+
+def test_what_the_way_damaged_does_not_stay_in_the_cache(server: WebServer, tmp_path: Path, cache: Path) -> None:
+    weights = {"w": np.random.default_rng(1).standard_normal((300, 256)).astype(np.float32)}
+    ingot.save(tmp_path / "m.zt", weights)
+    server.files["m.zt"] = (tmp_path / "m.zt").read_bytes()
+    place = len(server.files["m.zt"]) // 2
+    seen: list[Request] = []
+
+    def once(request: Request) -> Fault | None:
+        if request.range and request.range[0] <= place <= (request.range[1] or 0) and not seen:
+            seen.append(request)
+            return Fault(flip=place)
+        return None
+
+    server.fault = once
+    for _ in range(2):
+        with ingot.open(f"{server.url}/m.zt") as checkpoint:
+            server.sent = 0
+            assert np.array_equal(checkpoint["w"].numpy(), weights["w"])
+    assert seen
+    assert not server.sent
