@@ -16,6 +16,7 @@ import ingot
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.errors import UsageError
 from ingot.ops.architectures import tokenizer
+from ingot.testing.entries import stored_entries
 
 gguf = pytest.importorskip("gguf")
 
@@ -196,6 +197,29 @@ def test_rows_move_in_blocks_and_come_back_from_them(model: Path, tmp_path: Path
     with ingot.open(tmp_path / "q") as source, ingot.open(tmp_path / "back") as made:
         for name in source:
             assert np.array_equal(source[name].numpy("f32"), made[name].numpy("f32")), name
+
+
+def test_second_scales_of_nvfp4_are_tensors_of_their_own_there(model: Path, tmp_path: Path) -> None:
+    """As llama.cpp has them; the package's own decoder gives the values, and everything comes back as it was."""
+    options = '{ table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "multiply" }'
+    rule = f'match = ["*self_attn.q_proj.weight", "*up_proj.weight"]\ncodec = "scaled_codebook"\noptions = {options}'
+    (tmp_path / "nvfp4.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
+    ingot.convert(model, tmp_path / "packed", tmp_path / "nvfp4.toml")
+    ingot.convert(tmp_path / "packed", tmp_path / "modelopt", format="modelopt")
+    report = ingot.convert(tmp_path / "modelopt", tmp_path / "m.gguf")
+    assert report.actions["repacked"] == 2 * LAYERS
+    read = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    up = read["blk.0.ffn_up.weight"]
+    assert up.tensor_type == gguf.GGMLQuantizationType.NVFP4
+    values = gguf.quants.dequantize(up.data, up.tensor_type) * read["blk.0.ffn_up.scale"].data
+    with ingot.open(tmp_path / "packed") as packed:
+        tensor = packed["model.layers.0.mlp.up_proj.weight"]
+        assert np.allclose(values, tensor.numpy("f32"), rtol=1e-6)
+    ingot.convert(tmp_path / "m.gguf", tmp_path / "back", format="modelopt")
+    wanted, found = (stored_entries(tmp_path / name) for name in ("modelopt", "back"))
+    packed_names = [name for name in wanted if "scale" in name or name.endswith(("q_proj.weight", "up_proj.weight"))]
+    assert len(packed_names) == 6 * LAYERS
+    assert all(found[name] == wanted[name] for name in packed_names)
 
 
 def test_names_stay_where_that_is_asked_for_or_nothing_is_known(model: Path, tmp_path: Path) -> None:

@@ -46,6 +46,17 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
     return replace(found, rows=found.rows if cols else 0, memory=memory, reader=lambda: _BlockParts(blocks, target))
 
 
+def taken_apart(tensor: Tensor) -> Tensor | None:
+    """Return a checked tensor of blocks in its layout of another family, whose parts are made as they are read.
+
+    None where it has none, or where a scale means something else there; to know, blocks of small floats are read.
+    """
+    stored = GgmlBlocksLayout.of(tensor)
+    own = OWN.get(stored.type)
+    blocks = None if own is None else _Blocks(tensor, stored, own)
+    return None if blocks is None or blocks.strange() else blocks.whole()
+
+
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     tensor: Tensor

@@ -15,8 +15,10 @@ from ingot.codecs.scaled_codebook.encode import ScaledEncoder
 from ingot.codecs.scaled_codebook.options import layout_of
 from ingot.codecs.scaled_codebook.repack import repack
 from ingot.codecs.scaled_codebook.tables import TABLES
+from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
+from ingot.model.layouts.affine import Group, Row
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import (
@@ -30,6 +32,7 @@ from ingot.model.layouts.scaled_codebook import (
     SMALL_SCALES,
     ScaledCodebookLayout,
 )
+from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 __all__ = ["TABLES", "ScaledCodebookCodec"]
@@ -80,6 +83,16 @@ class ScaledCodebookCodec:
     def reader(self, tensor: Tensor) -> ScaledReader | TransposedReader:
         layout = _checked(tensor)
         return TransposedReader(tensor, layout) if layout.transposed else ScaledReader(tensor, layout)
+
+    def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
+        """Rows of indices with their scales, where these are of each row alone and begin at bytes."""
+        layout, cols = _checked(tensor), tensor.matrix_shape[1]
+        if layout.transposed or layout.nested or not isinstance(layout.grid, Group | Row):
+            return None
+        if not cols or cols * layout.bits % 8 or not shape or shape[-1] != cols:
+            return None
+        scales = layout.groups(cols) * DTYPES[layout.scales].bits // 8
+        return RunLayout(cols, {**dict.fromkeys(tensor.parts, 0), INDICES: cols * layout.bits // 8, SCALES: scales})
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return the same indices and scales in another layout of the family, or in ggml's blocks

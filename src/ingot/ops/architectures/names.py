@@ -12,7 +12,7 @@ from ingot.ops.architectures.families import Family
 EXTRA = "gguf"
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.(.+)")
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
-_PARAMETERS = (".weight", ".bias")
+_PARAMETERS = (".weight", ".bias", ".input_scale", ".scale")
 
 
 class Expert(NamedTuple):

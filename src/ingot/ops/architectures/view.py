@@ -31,9 +31,12 @@ from ingot.ops.architectures.names import Names
 from ingot.ops.views.dense import Change, change
 from ingot.ops.views.names import drop, rename
 from ingot.ops.views.rows import permute, stack, unstack
+from ingot.ops.views.second import join_seconds, part_seconds
 from ingot.stores.temporary import TemporaryFolder
 
 _MOST_EXPERTS = 1 << 16
+SCALE_NAMES = (".scale", ".input_scale")
+"""Endings of tensors that are one number of a layer."""
 _FLOATS = ("f32", "f16", "bf16")
 
 
@@ -84,10 +87,11 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
         return Translated(
             checkpoint, [f"names stay as they are: no names of llama.cpp are known for model_type {kind!r}"]
         )
+    own, checkpoint = checkpoint, part_seconds(checkpoint)
     plan = _plan_to_gguf(checkpoint, config, family)
     if plan.unknown:
         known = f"llama.cpp's {family.arch} has no {', '.join(plan.unknown[:3])}"
-        return Translated(checkpoint, [f"names stay as they are: {known}"])
+        return Translated(own, [f"names stay as they are: {known}"])
     typed, lost = hyper.to_metadata(config, family)
     settings = companions.parsed(files, SETTINGS)
     rows = next((tensor.shape[0] for name, tensor in checkpoint.items() if name.endswith("embed_tokens.weight")), 0)
@@ -96,8 +100,8 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     )
     if "chat_template.jinja" in files:
         words.setdefault(tokenizer.TEMPLATE, ("string", files["chat_template.jinja"]))
-    own = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
-    metadata = with_values(carried(own), {**typed, **words, **companions.to_metadata(files)})
+    kept = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
+    metadata = with_values(carried(kept), {**typed, **words, **companions.to_metadata(files)})
     view = _stacked(checkpoint, plan)
     changes = _widened(view, family)
     rounded = [name for name, wanted in changes.items() if wanted.plus and not _comes_back(view[name], wanted)]
@@ -124,11 +128,10 @@ def to_model(checkpoint: Checkpoint) -> Translated:
     family, stated = _family(metadata, arch)
     if family is None:
         return Translated(checkpoint, [f"names stay as they are: architecture {arch[:80]!r} of llama.cpp is not known"])
+    own, checkpoint = checkpoint, join_seconds(checkpoint)
     plan = _plan_to_model(checkpoint, metadata, family)
     if plan.unknown:
-        return Translated(
-            checkpoint, [f"names stay as they are: {family.model_type} has no {', '.join(plan.unknown[:3])}"]
-        )
+        return Translated(own, [f"names stay as they are: {family.model_type} has no {', '.join(plan.unknown[:3])}"])
     notes = list[str]()
     view = _unstacked(checkpoint, plan)
     view = change(view, _narrowed(view, family, plan))
@@ -218,7 +221,7 @@ def _order(plan: _Plan, checkpoint: Checkpoint, heads: tuple[int, int], *, forth
     """Note in which order rows of q and k go; raises ``UnsupportedError`` ``architecture.rows``."""
     for old, new in plan.names.items():
         module = (new if forth else old).rpartition(".")[0].rpartition(".")[2]
-        if module not in ("attn_q", "attn_k"):
+        if module not in ("attn_q", "attn_k") or old.endswith(SCALE_NAMES):
             continue
         count, shape = heads[module == "attn_k"], checkpoint[old].shape
         if not shape or shape[0] % (2 * count):
@@ -263,7 +266,7 @@ def _narrowed(view: Checkpoint, family: Family, plan: _Plan) -> dict[str, Change
     found = {}
     for name, tensor in view.items():
         old = before.get(name, name)
-        if not _is_small(old, tensor) or tensor.dtype != "f32":
+        if not _is_small(old, tensor) or tensor.dtype != "f32" or old.endswith(SCALE_NAMES):
             continue
         shape = (1, *tensor.shape) if old.endswith("ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1 else None
         plus = -1.0 if family.shifted and old.endswith("norm.weight") else 0.0
