@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ingot.codecs.table import CODECS
+from ingot.formats.base import ConfigKeys, Format
+from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
@@ -12,6 +15,7 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.ops.convert.plan import decide, layers_of
 from ingot.ops.destination import Destination
+from ingot.ops.views.names import rename
 from ingot.ops.views.turn import turn
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
@@ -74,6 +78,24 @@ def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requ
     return names
 
 
+def as_weights(view: Checkpoint, place: Destination) -> Checkpoint:
+    """Return the checkpoint with matrices of ``MatMulNBits`` under their names as weights, for who goes by names.
+
+    Folders of packed layers and GGUF have such matrices, [outputs, inputs], under names that end in ``.weight``.
+    """
+    if view.format != OnnxFormat.name or not _goes_by_names(place.format):
+        return view
+    format = OnnxFormat().fit(view.attachments)
+    turned = {name: format.original(name) for name in view if format.is_turned(name)}
+    counts = Counter(turned.values())
+    names = {name: new for name, new in turned.items() if new != name and new not in view and counts[new] == 1}
+    return rename(view, names) if names else view
+
+
+def _goes_by_names(format: Format) -> bool:
+    return isinstance(format, ConfigKeys) or format.name == GgufFormat.name
+
+
 def facing(view: Checkpoint, other: Checkpoint) -> Checkpoint:
     """Return the checkpoint with matrices of ``MatMulNBits`` as MatMul has them, where the other has them so.
 
@@ -81,9 +103,13 @@ def facing(view: Checkpoint, other: Checkpoint) -> Checkpoint:
     differ.
     """
     format = FORMATS[view.format]
-    if not isinstance(format, OnnxFormat) or view.attachments.graph is None:
+    if not isinstance(format, OnnxFormat) or view.attachments.graph is None or _goes_by_names(FORMATS[other.format]):
         return view
     format = format.fit(view.attachments)
     found = {name: format.turned_name(name, _BITS) for name in view if format.is_turned(name) and name not in other}
-    names = {name: dense for name, dense in found.items() if dense is not None and dense in other}
+    names = {
+        name: dense
+        for name, dense in found.items()
+        if dense is not None and dense in other and other[dense].shape == view[name].shape[::-1]
+    }
     return turn(view, names) if names else view

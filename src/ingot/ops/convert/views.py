@@ -10,7 +10,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.view import Translated, holds_a_model, to_gguf, to_model
 from ingot.ops.attachments import KINDS, located, require_carried
 from ingot.ops.convert.draft import check_head
-from ingot.ops.convert.graphs import as_graph
+from ingot.ops.convert.graphs import as_graph, as_weights
 from ingot.ops.convert.importance import read_importance
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
@@ -58,7 +58,8 @@ def viewed(
     paths = {kind: path for kind in KINDS if (path := getattr(options, kind, None)) is not None}
     format = place.format
     require_carried(format, paths)
-    here = _as_model(drop(opened, without) if without else opened, place, options)
+    left = drop(opened, without) if without else opened
+    here = _as_model(left if options.keep_names else as_weights(left, place), place, options)
     pruned = _pruned(here.checkpoint, options)
     view = pruned.checkpoint
     if options.importance is not None:

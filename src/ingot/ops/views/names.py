@@ -33,6 +33,7 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     tensors = mapping([(new, None if new == old else named(old, new), old) for old, new in pairs.items()], checkpoint)
     view = derived(checkpoint, tensors, rename, dict(names), dict(names))
     view.importance = {pairs[name]: weights for name, weights in checkpoint.importance.items()}
+    view.called = {pairs[name]: told for name, told in checkpoint.called.items()}
     return view
 
 

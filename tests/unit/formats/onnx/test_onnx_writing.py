@@ -209,6 +209,24 @@ def test_integers_move_into_other_containers(tmp_path: Path) -> None:
         assert np.array_equal(one[f"{UP}_Q4"].numpy(), other[f"{UP}_Q4"].numpy())
 
 
+@pytest.mark.parametrize(("format", "codec"), [("gptq", "affine_words"), ("mlx", "affine"), ("gguf", "ggml_blocks")])
+def test_integers_move_into_folders_that_go_by_names(tmp_path: Path, format: str, codec: str) -> None:
+    graph = Graph({"": 14, "com.microsoft": 1})
+    random = np.random.default_rng(6)
+    graph.constant("up_proj.weight_Q4", random.integers(0, 256, (32, 2, 16), np.uint8), "uint8")
+    graph.constant("s", random.random((32, 2)).astype(np.float16), "float16")
+    attributes = [("K", 64), ("N", 32), ("bits", 4), ("block_size", 32)]
+    graph.node("MatMulNBits", ["x", "up_proj.weight_Q4", "s"], ["y"], attributes, "com.microsoft")
+    source = saved(tmp_path, graph)
+    report = ingot.convert(source, tmp_path / "out", format=format)
+    assert [(tensor.name, tensor.action) for tensor in report.tensors] == [("up_proj.weight", "repacked")]
+    with ingot.open(source) as one, ingot.open(tmp_path / "out") as other:
+        assert other["up_proj.weight"].codec == codec
+        assert np.array_equal(one["up_proj.weight_Q4"].numpy("f16"), other["up_proj.weight"].numpy("f16"))
+    compared = ingot.compare(source, tmp_path / "out")
+    assert [tensor.detail for tensor in compared.tensors if tensor.status == "shape differs"] == []
+
+
 def test_comparing_turns_matrices_to_face_each_other(tmp_path: Path) -> None:
     source = saved(tmp_path, sample())
     ingot.convert(source, tmp_path / "o.onnx", recipe=affine(UP, "*down_proj*", bits=8, group=32))
