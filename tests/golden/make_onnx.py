@@ -12,10 +12,14 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+import ingot
 from ingot.core.wire import bytes_field, number_field, varint
 from ingot.formats.onnx.graph import INITIALIZERS
 from ingot.formats.onnx.types import TYPES
+from ingot.recipes.choice import Choice
+from ingot.recipes.recipe import Recipe, Rule
 from ingot.testing.onnx import Graph, outside, packed, sample, tensor
 
 FOLDER = Path(__file__).parent / "onnx"
@@ -111,8 +115,33 @@ def corpus() -> dict[str, bytes]:
     return files | {f"{part}/w.bin": bytes(range(8)) for part in ("valid", "reject")}
 
 
+WRITTEN: dict[str, dict[str, Any] | None] = {
+    "nbits-4": {"bits": 4, "group": 16},
+    "nbits-4-zeros": {"bits": 4, "group": 32, "symmetric": False},
+    "nbits-8-row": {"bits": 8, "group": "row"},
+    "linear-8": {"bits": 8, "group": "tensor"},
+    "dense": None,
+}
+"""What Ingot makes of the peers' dense model by options of ``affine``; None for what it makes of one with codes."""
+
+
+def write(name: str, path: Path) -> None:
+    """Write one of ``WRITTEN``."""
+    options, peers = WRITTEN[name], FOLDER / "peers"
+    if options is None:
+        ingot.convert(peers / "nbits-4-16-zeros.onnx", path, recipe="decompress")
+        return
+    rule = Rule(Choice("affine", options), match=("w",))
+    ingot.convert(peers / "dense.onnx", path, recipe=Recipe("test", (rule,)))
+
+
 def main(folder: Path) -> None:
-    """Write the corpus anew."""
+    """Write the corpus anew; what Ingot wrote is checked by ``make_onnx_peers.py``."""
+    (folder / "written").mkdir(parents=True, exist_ok=True)
+    for name in WRITTEN:
+        path = folder / "written" / f"{name}.onnx"
+        path.unlink(missing_ok=True)
+        write(name, path)
     for part in ("valid", "reject"):
         shutil.rmtree(folder / part, ignore_errors=True)
     for name, data in corpus().items():

@@ -5,6 +5,7 @@
 
 Needs no Ingot. ``X.onnx`` is a model, ``X.json`` what onnxruntime makes of its weights, as bytes of f32 in hex: a
 product with the identity is a matrix as the operator multiplies with it, and zeros that are added change nothing.
+Models in ``../written``, which Ingot made of these, are checked by onnx and told of in the same way.
 """
 
 from __future__ import annotations
@@ -117,15 +118,25 @@ def models(folder: Path) -> dict[str, onnx.ModelProto]:
     }
 
 
+def tell(path: Path, model: onnx.ModelProto) -> None:
+    """Write what onnxruntime multiplies with."""
+    matrix = weights(model)
+    told = {"shape": matrix.shape, "f32": matrix.astype("<f4").tobytes().hex()}
+    path.write_text(json.dumps(told) + "\n")
+
+
 def main() -> None:
     """Write models and what they multiply with."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, model in models(folder).items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString(deterministic=True))
-        matrix = weights(model)
-        told = {"shape": matrix.shape, "f32": matrix.astype("<f4").tobytes().hex()}
-        (folder / f"{name}.json").write_text(json.dumps(told) + "\n")
+        tell(folder / f"{name}.json", model)
+    for path in sorted((folder.parent / "written").glob("*.onnx")):
+        model = onnx.load(path)
+        onnx.checker.check_model(model)
+        tell(path.with_suffix(".json"), model)
+    (folder / "beside.onnx_data").unlink(missing_ok=True)  # onnx appends
     onnx.save(
         dense(), folder / "beside.onnx", save_as_external_data=True, location="beside.onnx_data", size_threshold=0
     )

@@ -18,11 +18,11 @@ FOLDER = Path(__file__).parent / "onnx"
 PEERS = FOLDER / "peers"
 
 
-def corpus():
+def script():
     spec = importlib.util.spec_from_file_location("make_onnx", Path(__file__).parent / "make_onnx.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.corpus()
+    return module
 
 
 def cases(folder: Path) -> list[str]:
@@ -31,7 +31,7 @@ def cases(folder: Path) -> list[str]:
 
 def test_the_corpus_is_what_its_script_makes():
     files = (path for part in ("valid", "reject") for path in (FOLDER / part).iterdir())
-    assert {str(path.relative_to(FOLDER)): path.read_bytes() for path in files} == corpus()
+    assert {str(path.relative_to(FOLDER)): path.read_bytes() for path in files} == script().corpus()
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
@@ -87,3 +87,13 @@ def test_models_of_the_packages_become_dense_and_stay_as_they_are(tmp_path, name
     codec, values = matrix(tmp_path / "dense.onnx")
     assert codec == "dense"
     assert np.array_equal(values, expected)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (FOLDER / "written").glob("*.onnx")))
+def test_what_is_written_is_what_onnx_checked_and_onnxruntime_multiplies_with(tmp_path, name):
+    path, out = FOLDER / "written" / f"{name}.onnx", tmp_path / "o.onnx"
+    script().write(name, out)
+    assert out.read_bytes() == path.read_bytes()
+    told = json.loads(path.with_suffix(".json").read_text())
+    expected = np.frombuffer(bytes.fromhex(told["f32"]), "<f4").reshape(told["shape"])
+    assert np.array_equal(matrix(out)[1], expected)

@@ -11,6 +11,7 @@ from ingot.model.part import Part
 from ingot.model.tensor import Array
 
 _HELD = 1 << 22  # bytes of whole rows that are made at a time
+_FIRST = 1 << 20  # at first
 _STEP = 32  # rows at whose multiples they begin: so many codes fill whole words, whatever their bits
 
 
@@ -50,14 +51,20 @@ class Windows:
 
 
 class MadeSource:
-    """Rows of bytes that ``make(first, last)`` makes when they are read; some are held."""
+    """Rows of bytes that ``make(first, last)`` makes when they are read; at most ``held`` bytes of them are held.
+
+    Who reads on gets more at a time, who only looks at the beginning leaves little behind.
+    """
 
     mapped = False
 
-    def __init__(self, source: ByteSource, rows: int, width: int, make: Callable[[int, int], Array]) -> None:
+    def __init__(
+        self, source: ByteSource, rows: int, width: int, make: Callable[[int, int], Array], held: int = _HELD
+    ) -> None:
         self._source, self._rows, self._width, self._make = source, rows, width, make
         self.name, self.size = source.name, rows * width
-        self._step = max(1, _HELD // max(1, width) // _STEP) * _STEP
+        self._most = max(1, held // max(1, width) // _STEP) * _STEP
+        self._step = self._least = min(self._most, max(1, _FIRST // max(1, width) // _STEP) * _STEP)
         self._first, self._held = 0, np.empty(0, np.uint8)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -72,13 +79,17 @@ class MadeSource:
         while done < target.size:
             position = offset + done - self._first * self._width
             if not 0 <= position < self._held.size:
-                row = (offset + done) // self._width // self._step * self._step
+                row = (offset + done) // self._width // _STEP * _STEP
+                goes_on = self._held.size and position == self._held.size
+                self._step = min(4 * self._step, self._most) if goes_on else self._least
                 last = min(row + self._step, self._rows)
                 self._first, self._held = row, self._make(row, last).reshape(-1).view(np.uint8)
                 continue
             piece = self._held[position : position + target.size - done]
             target[done : done + piece.size] = piece
             done += piece.size
+        if offset + target.size == self.size:  # whoever reads in order has all
+            self._first, self._held = 0, np.empty(0, np.uint8)
 
     def changed(self) -> bool:
         return self._source.changed()

@@ -9,6 +9,7 @@ from ingot.codecs.table import CODECS
 from ingot.formats.base import ConfigKeys, Format
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
+from ingot.formats.onnx.forms import BLOCKS
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
@@ -71,7 +72,9 @@ def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requ
             other = format.turned_name(name, _BITS)
         elif not format.is_turned(name) and choice.codec == AffineLayout.codec:
             bits = choice.options.get("bits", _BITS)
-            if requantize or CODECS[tensor.codec].lossless:
+            group = choice.options.get("group", "row" if bits == 8 else 128)
+            # For another grid a graph has DequantizeLinear alone, which takes the matrix as it is.
+            if group in ("row", *BLOCKS) and (requantize or CODECS[tensor.codec].lossless):
                 other = format.turned_name(name, bits if isinstance(bits, int) else _BITS)
         if other is not None:
             names[name] = other

@@ -17,6 +17,8 @@ from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.views.common import Make, require_known, view_of
 
+_HELD = 1 << 26  # bytes of columns that are read at a time: each column is a journey through the whole matrix
+
 
 def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """Return the checkpoint with some matrices turned, under other names: columns become rows.
@@ -53,7 +55,7 @@ def _turned(tensor: Tensor, name: str) -> Tensor:
     (rows, cols), row = tensor.shape, DTYPES[tensor.dtype]
     columns = _Columns(tensor)
     first = next(iter(tensor.parts.values()))
-    source = MadeSource(first.source, cols, rows * row.bits // 8, columns.read)
+    source = MadeSource(first.source, cols, rows * row.bits // 8, columns.read, _HELD)
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: {DATA}")
     codec = CODECS[DenseLayout.codec]
     return Tensor(name, (cols, rows), row.name, DenseLayout.codec, {DATA: part}, {}, codec)
