@@ -18,6 +18,8 @@ FORMATS: Instances[Format] = Instances(
         ("mxfp4", "ingot.formats.dialects.mxfp4:Mxfp4Format"),
         ("modelopt", "ingot.formats.dialects.modelopt:ModelOptFormat"),
         ("bitsandbytes", "ingot.formats.dialects.bitsandbytes:BitsandbytesFormat"),
+        ("torchao", "ingot.formats.dialects.torchao:TorchaoFormat"),
+        ("quanto", "ingot.formats.dialects.quanto:QuantoFormat"),
         ("squizd", "ingot.formats.squizd.format:SquizdFormat"),
         ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
         ("npydir", "ingot.formats.npydir.format:NpydirFormat"),

@@ -99,6 +99,10 @@ class Dialect(SafetensorsFormat):
         Raises ``FormatError`` or ``UnsupportedError`` by the dialect's own rules.
         """
 
+    def layers_of(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
+        """Return the packed layers of a folder; as ``layers``, where the files' metadata say nothing of them."""
+        return self.layers(catalog.tensors, config)
+
     def refuses_layer(self, spec: TensorSpec) -> str | None:
         """Why a tensor of one of ``codecs`` cannot be a packed layer; None if it can."""
         return f"{self.name} is read only"
@@ -136,7 +140,7 @@ class Dialect(SafetensorsFormat):
         reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
         catalog = reader(store, name, verify=verify)
         try:
-            layers = self.layers(catalog.tensors, config) if self.claims_config(config) else ()
+            layers = self.layers_of(catalog, config) if self.claims_config(config) else ()
             return replace(catalog, tensors=_joined(catalog.tensors, layers, self.name))
         except BaseException:
             for source in catalog.sources:

@@ -1,0 +1,61 @@
+"""Folders that torchao and optimum-quanto wrote: the values are those that the packages themselves decode.
+
+``make_torch_packages.py`` makes the files.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+
+ROOT = Path(__file__).parent / "torch_packages"
+FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
+    assert len(FOLDERS) == 6
+    ingot.convert(ROOT / name, tmp_path / "moved.zt")
+    with (
+        ingot.open(ROOT / f"{name}.safetensors") as wanted,
+        ingot.open(ROOT / name) as folder,
+        ingot.open(tmp_path / "moved.zt") as moved,
+    ):
+        assert folder.format == name.partition("-")[0]
+        assert set(folder) == set(wanted) == set(moved)
+        for key, tensor in wanted.items():
+            for checkpoint in (folder, moved):
+                assert (checkpoint[key].codec == "dense") == key.endswith("bias")
+                assert np.array_equal(checkpoint[key].numpy("bf16"), tensor.numpy()), key
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "rule"),
+    [
+        ("torchao-int8", b"Int8Tensor", b"Int4Tensor", "torchao.type"),
+        ("torchao-int8", b"a._weight_scale", b"a._weight_scal_", "torchao.parts"),
+        ("torchao-fp8", b"a._weight_scale", b"a._weight_scal_", "torchao.parts"),
+        ("quanto-int8", b"a.weight._scale", b"a.weight._scal_", "quanto.parts"),
+        ("quanto-int8", b"b.weight._data", b"b._data._data_", ""),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, old: bytes, new: bytes, rule: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / name, tmp_path / "x")
+    file = tmp_path / "x" / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(old, new))
+    if not rule:  # another name, of nothing packed
+        with ingot.open(tmp_path / "x") as checkpoint:
+            assert checkpoint["b._data._data_"].codec == "dense"
+        return
+    with pytest.raises(ingot.IngotError) as caught:
+        ingot.open(tmp_path / "x")
+    assert caught.value.rule == rule
+    (tmp_path / "x" / "config.json").write_text(json.dumps([]))
+    with pytest.raises(ingot.IngotError) as caught:
+        ingot.open(tmp_path / "x")
