@@ -99,7 +99,7 @@ class Dialect(SafetensorsFormat):
         Raises ``FormatError`` or ``UnsupportedError`` by the dialect's own rules.
         """
 
-    def layers_of(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
+    def layers_in(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
         """Return the packed layers of a folder; as ``layers``, where the files' metadata say nothing of them."""
         return self.layers(catalog.tensors, config)
 
@@ -140,7 +140,7 @@ class Dialect(SafetensorsFormat):
         reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
         catalog = reader(store, name, verify=verify)
         try:
-            layers = self.layers_of(catalog, config) if self.claims_config(config) else ()
+            layers = self.layers_in(catalog, config) if self.claims_config(config) else ()
             return replace(catalog, tensors=_joined(catalog.tensors, layers, self.name))
         except BaseException:
             for source in catalog.sources:

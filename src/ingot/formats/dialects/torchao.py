@@ -31,7 +31,7 @@ class TorchaoFormat(Dialect):
         stated = config.get(HUGGING_FACE)
         return isinstance(stated, Mapping) and stated.get("quant_method") == "torchao"
 
-    def layers_of(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
+    def layers_in(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
         """The metadata of the files say of which class each tensor is.
 
         Raises ``FormatError`` ``torchao.parts``, ``torchao.dtype``, ``torchao.shape``; ``UnsupportedError``
@@ -55,8 +55,8 @@ class TorchaoFormat(Dialect):
         return found
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """As ``layers_of`` of a file without metadata."""
-        return self.layers_of(Catalog(entries), config)
+        """As ``layers_in`` of a file without metadata."""
+        return self.layers_in(Catalog(entries), config)
 
 
 def _kind(text: Any) -> str:
