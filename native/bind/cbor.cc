@@ -51,7 +51,8 @@ class Strings {
 
 class Builder {
  public:
-  Builder(const std::uint8_t* data, std::size_t size, ingot::cbor::Limits limits) : cursor_(data, size, limits) {}
+  Builder(const std::uint8_t* data, std::size_t size, ingot::cbor::Limits limits)
+      : cursor_(data, size, limits), deterministic_(limits.deterministic) {}
 
   nb::object run() {
     nb::object root = value();
@@ -97,8 +98,15 @@ class Builder {
   nb::object map(const Item& item) {
     cursor_.enter(item);
     nb::object dict = own(PyDict_New());
+    std::string_view last;
     for (std::uint64_t i = 0; i < item.value; ++i) {
       const Item key = cursor_.key();
+      // Encoded keys compare by their lengths first, which stand in their heads.
+      const bool falls = key.bytes.size() != last.size() ? key.bytes.size() < last.size() : key.bytes < last;
+      if (deterministic_ && i != 0 && falls) {
+        throw Error("cbor.key-order", key.offset, "expected the keys of a map in bytewise order of what encodes them");
+      }
+      last = key.bytes;
       const nb::object name = strings_.get(key.bytes, key.ascii);
       if (PyDict_SetItem(dict.ptr(), name.ptr(), value().ptr()) != 0) throw nb::python_error();
       if (static_cast<std::uint64_t>(PyDict_Size(dict.ptr())) != i + 1) {
@@ -110,13 +118,14 @@ class Builder {
   }
 
   Cursor cursor_;
+  bool deterministic_;
   Strings strings_;
 };
 
-nb::object cbor_loads(nb::handle data, std::uint32_t max_depth, std::uint64_t max_items) {
+nb::object cbor_loads(nb::handle data, std::uint32_t max_depth, std::uint64_t max_items, bool deterministic) {
   const ingot::bind::Bytes bytes(data);
   try {
-    return Builder(bytes.data(), bytes.size(), {max_depth, max_items}).run();
+    return Builder(bytes.data(), bytes.size(), {max_depth, max_items, deterministic}).run();
   } catch (const Error& error) {
     const std::string text = std::string(error.rule) + "|" + std::to_string(error.offset) + "|" + error.what();
     throw nb::value_error(text.c_str());
@@ -127,5 +136,6 @@ nb::object cbor_loads(nb::handle data, std::uint32_t max_depth, std::uint64_t ma
 
 void bind_cbor(nb::module_& m) {
   define(m, "cbor_loads", &cbor_loads, nb::arg("data"), nb::arg("max_depth"), nb::arg("max_items"),
+         nb::arg("deterministic"),
         "Decode strict CBOR; ValueError('rule|offset|message') where it is not.");
 }

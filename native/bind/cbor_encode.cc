@@ -1,4 +1,5 @@
-// Deterministic CBOR (RFC 8949 section 4.2.1, except that maps keep the order they are given in).
+// Deterministic CBOR (RFC 8949 section 4.2.1); maps keep the order they are given in unless they are to be sorted.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <string>
@@ -20,14 +21,14 @@ std::string type_name(PyObject* value) { return Py_TYPE(value)->tp_name; }
 
 class Encoder {
  public:
-  explicit Encoder(unsigned max_depth) : max_depth_(max_depth) {}
+  Encoder(unsigned max_depth, bool sorted) : max_depth_(max_depth), sorted_(sorted) {}
 
   void value(PyObject* item, unsigned depth) {
     if (PyUnicode_Check(item)) return text(item);
     if (item == Py_None) return byte(0xF6);
     if (PyBool_Check(item)) return byte(item == Py_True ? 0xF5 : 0xF4);
     if (PyLong_Check(item)) return integer(item);
-    if (PyDict_Check(item)) return map(item, depth);
+    if (PyDict_Check(item) && !sorted_) return map(item, depth);
     if (PyList_Check(item) || PyTuple_Check(item)) return array(item, depth);
     if (PyFloat_Check(item)) return number(PyFloat_AS_DOUBLE(item));
     if (PyObject_CheckBuffer(item) && !PyObject_HasAttrString(item, "dtype")) return bytes(item);
@@ -150,15 +151,40 @@ class Encoder {
     if (!pairs.is_valid()) throw nb::python_error();
     const Py_ssize_t size = PyTuple_GET_SIZE(pairs.ptr());
     head(kMap, static_cast<std::uint64_t>(size));
+    std::vector<PyObject*> order;
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* pair = PyTuple_GET_ITEM(pairs.ptr(), i);
       if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
         refuse("cbor.type", "expected pairs as a mapping's items, found " + type_name(pair));
-      entry(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1), depth);
+      order.push_back(pair);
     }
+    if (sorted_) sort(order);
+    for (PyObject* pair : order) entry(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1), depth);
+  }
+
+  // Puts pairs in the bytewise order of their encoded keys: by length, which stands in the head, then by bytes.
+  static void sort(std::vector<PyObject*>& pairs) {
+    const auto bytes = [](PyObject* pair) {
+      Py_ssize_t size = 0;
+      const char* data = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(pair, 0), &size);
+      return std::string_view(data, static_cast<std::size_t>(size));
+    };
+    for (PyObject* pair : pairs) {
+      PyObject* key = PyTuple_GET_ITEM(pair, 0);
+      if (!PyUnicode_Check(key)) refuse("cbor.key-type", "expected text as key of a map, found " + type_name(key));
+      if (PyUnicode_AsUTF8AndSize(key, nullptr) == nullptr) {
+        PyErr_Clear();
+        refuse("cbor.utf8", "expected text that UTF-8 can hold, found lone surrogates");
+      }
+    }
+    std::sort(pairs.begin(), pairs.end(), [&](PyObject* one, PyObject* other) {
+      const std::string_view a = bytes(one), b = bytes(other);
+      return a.size() != b.size() ? a.size() < b.size() : a < b;
+    });
   }
 
   unsigned max_depth_;
+  bool sorted_;
   std::string out_;
 };
 
@@ -167,11 +193,11 @@ class Encoder {
 void bind_cbor_encode(nb::module_& m) {
   define(
       m, "cbor_dumps",
-      [](nb::handle value, unsigned max_depth) {
-        Encoder encoder(max_depth);
+      [](nb::handle value, unsigned max_depth, bool sorted) {
+        Encoder encoder(max_depth, sorted);
         encoder.value(value.ptr(), 0);
         return encoder.result();
       },
-      nb::arg("value").none(), nb::arg("max_depth"),
+      nb::arg("value").none(), nb::arg("max_depth"), nb::arg("sorted"),
       "Encode as deterministic CBOR; raises ValueError(\"rule|message\").");
 }

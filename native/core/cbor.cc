@@ -21,6 +21,16 @@ double half_to_double(std::uint32_t half) {
   return (half & 0x8000) ? -value : value;
 }
 
+// Whether half precision holds the number, which is no NaN.
+bool fits_half(double value) {
+  if (value == 0 || std::isinf(value)) return true;
+  int exponent = 0;
+  std::frexp(value, &exponent);  // [0.5, 1) * 2**exponent
+  if (exponent > 16) return false;
+  const double scaled = std::ldexp(value, exponent < -13 ? 24 : 11 - exponent);
+  return scaled == std::trunc(scaled);
+}
+
 // Bytes of a multi-byte UTF-8 sequence that starts at `p`, 0 if it is ill-formed (RFC 3629 section 4).
 std::size_t sequence(const unsigned char* p, std::size_t left) {
   const unsigned lead = p[0];
@@ -62,7 +72,7 @@ bool valid_utf8(std::string_view text, bool& ascii) {
   return true;
 }
 
-std::uint64_t Cursor::argument(std::size_t start, unsigned info) {
+std::uint64_t Cursor::argument(std::size_t start, unsigned major, unsigned info) {
   if (info < 24) return info;
   if (info == 31) {
     throw Error("cbor.indefinite-length", start, "expected a definite length, found an indefinite one or a break");
@@ -73,6 +83,10 @@ std::uint64_t Cursor::argument(std::size_t start, unsigned info) {
   std::uint64_t value = 0;
   for (std::size_t i = 0; i < width; ++i) value = value << 8 | data_[position_ + i];
   position_ += width;
+  const bool fits_less = width == 1 ? value < 24 : value >> 4 * width == 0;
+  if (limits_.deterministic && major < 6 && fits_less) {
+    throw Error("cbor.not-shortest", start, "expected a number in its shortest form, found a longer one");
+  }
   return value;
 }
 
@@ -99,6 +113,11 @@ void Cursor::simple(Item& item, unsigned info) {
     default: throw Error("cbor.simple", item.offset, "expected false, true, null or a float, found another simple value");
   }
   item.kind = Kind::kFloat;
+  if (!limits_.deterministic) return;
+  const bool wide = std::isnan(item.real) ? info != 25 || item.value != 0x7e00
+                    : info == 27          ? static_cast<double>(static_cast<float>(item.real)) == item.real
+                                          : info == 26 && fits_half(item.real);
+  if (wide) throw Error("cbor.not-shortest", item.offset, "expected a float in its shortest form, and NaN in one form only");
 }
 
 Item Cursor::next() {
@@ -110,7 +129,7 @@ Item Cursor::next() {
   const unsigned initial = data_[position_++], info = initial & 31;
   Item item{};
   item.offset = start;
-  item.value = argument(start, info);
+  item.value = argument(start, initial >> 5, info);
   switch (initial >> 5) {
     case 0: item.kind = Kind::kUnsigned; return item;
     case 1: item.kind = Kind::kNegative; return item;

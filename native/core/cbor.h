@@ -1,8 +1,8 @@
 // Strict CBOR (RFC 7049, RFC 8949): a pull parser over bytes that nobody vouches for.
 //
 // Accepted: definite lengths, integers, floats, false, true, null, byte and UTF-8 text strings, arrays, maps with text
-// keys; arguments need not be shortest. Refused by rule: everything else. Duplicate keys are for the caller to find, who
-// has the map. Nothing is allocated, and a count is never returned before the bytes for it are known to be there.
+// keys; unless `Limits::deterministic`, arguments need not be shortest. Refused by rule: everything else. Duplicate keys, and their order,
+// are for the caller to find, who has the map. Nothing is allocated, and a count is never returned before the bytes for it are known to be there.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +24,7 @@ class Error : public std::runtime_error {
 struct Limits {
   std::uint32_t depth;   // arrays and maps within each other
   std::uint64_t items;   // data items altogether, map keys included
+  bool deterministic;    // nothing but the core deterministic encoding (RFC 8949 section 4.2.1) is accepted
 };
 
 enum class Kind : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, kMap, kFalse, kTrue, kNull, kFloat };
@@ -53,7 +54,7 @@ class Cursor {
   void finish() const;
 
  private:
-  std::uint64_t argument(std::size_t start, unsigned info);
+  std::uint64_t argument(std::size_t start, unsigned major, unsigned info);
   void string(Item& item);
   void simple(Item& item, unsigned info);
   std::size_t left() const { return size_ - position_; }

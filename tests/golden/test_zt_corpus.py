@@ -78,4 +78,5 @@ def test_the_spec_page_lists_exactly_the_rules_that_the_corpus_breaks(page: str)
     listed = {line.split("`")[1] for line in text.splitlines() if line.startswith(f"| `{page}.")}
     broken = {stem.partition("+")[0] for stem in stems("reject")}
     too_large_for_a_corpus = {"cbor.items"}
-    assert listed - too_large_for_a_corpus == {rule for rule in broken if rule.startswith(f"{page}.")}
+    of_container_2 = {"cbor.not-shortest", "cbor.key-order"}  # test_zt2_corpus.py
+    assert listed - too_large_for_a_corpus - of_container_2 == {rule for rule in broken if rule.startswith(f"{page}.")}

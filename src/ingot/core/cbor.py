@@ -20,8 +20,17 @@ MAX_DEPTH = 32
 MAX_ITEMS = 1 << 24
 
 
-def loads(data: Buffer, *, where: str = "", max_depth: int = MAX_DEPTH, max_items: int = MAX_ITEMS) -> Any:
+def loads(
+    data: Buffer,
+    *,
+    where: str = "",
+    max_depth: int = MAX_DEPTH,
+    max_items: int = MAX_ITEMS,
+    deterministic: bool = False,
+) -> Any:
     """Decode one CBOR item that takes up all of ``data``.
+
+    With ``deterministic`` nothing but the core deterministic encoding of RFC 8949 section 4.2.1 is accepted.
 
     Returns
     -------
@@ -33,19 +42,22 @@ def loads(data: Buffer, *, where: str = "", max_depth: int = MAX_DEPTH, max_item
     FormatError
         With a rule ``cbor.*`` and the byte offset, for duplicate keys, trailing bytes, indefinite lengths, nesting past
         ``max_depth``, more than ``max_items`` items, lengths past the end, invalid UTF-8, keys that are not text,
-        tags, and simple values other than false, true and null.
+        tags, and simple values other than false, true and null; ``cbor.not-shortest`` and ``cbor.key-order`` where
+        only the deterministic encoding is accepted.
     """
     try:
         with gc_paused():
-            return native.cbor_loads(data, max_depth, max_items)
+            return native.cbor_loads(data, max_depth, max_items, deterministic)
     except ValueError as error:
         rule, offset, message = str(error).split("|", 2)
         location = f"{where}: byte {offset}" if where else f"byte {offset}"
         raise FormatError(rule, message, where=location) from None
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, *, sort: bool = False) -> bytes:
     """Encode ``value`` (the types that ``loads`` returns, and tuples as arrays) deterministically.
+
+    Maps keep the order that they have; with ``sort`` the bytes are the core deterministic encoding of RFC 8949.
 
     Raises
     ------
@@ -54,7 +66,7 @@ def dumps(value: Any) -> bytes:
         nesting past ``MAX_DEPTH``.
     """
     try:
-        return native.cbor_dumps(value, MAX_DEPTH)
+        return native.cbor_dumps(value, MAX_DEPTH, sort)
     except ValueError as error:
         rule, message = str(error).split("|", 1)
         raise UsageError(message, rule=rule) from None

@@ -1,7 +1,8 @@
 """Digests of stored bytes, in zTensor 1.2's spelling ``algorithm:hex`` (section 1, component ``digest``).
 
 ``crc32c`` is written as ``crc32c:0x%08X`` because that is what the package ``ztensor`` writes; both spellings are read.
-``blake3`` names contents (``ops.identity``); no container stores it per part.
+``blake3`` names contents (``ops.identity``); no container stores it per part. ``xxh3`` is what zTensor's container
+version 2 stores.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ Buffer = bytes | bytearray | memoryview
 _SYNTAX = {
     "crc32c": re.compile(r"crc32c:(?:0x)?([0-9a-fA-F]{1,8})\Z"),
     "sha256": re.compile(r"sha256:([0-9a-fA-F]{64})\Z"),
+    "xxh3": re.compile(r"xxh3:([0-9a-fA-F]{16})\Z"),
 }
 
 
@@ -71,9 +73,29 @@ class Blake3:
         return f"blake3:{self._hash.hexdigest()}"
 
 
+class Xxh3:
+    """XXH3 with 64 bits, seed 0 (xxHash 0.8)."""
+
+    def __init__(self) -> None:
+        self._state = native.Xxh3()
+
+    def update(self, data: Buffer, /) -> None:
+        native.xxh3_update(self._state, data)
+
+    def text(self) -> str:
+        return f"xxh3:{native.xxh3_digest(self._state):016x}"
+
+
 def hex_of(running: Hasher) -> str:
     """Return a digest's hex alone."""
     return running.text().partition(":")[2]
+
+
+def xxh3(data: Buffer) -> int:
+    """XXH3 with 64 bits of a buffer."""
+    state = native.Xxh3()
+    native.xxh3_update(state, data)
+    return int(native.xxh3_digest(state))
 
 
 def fnv1a64(data: Buffer) -> int:
@@ -82,14 +104,15 @@ def fnv1a64(data: Buffer) -> int:
 
 
 HASHERS: dict[str, Callable[[], Hasher]] = {"crc32c": Crc32c, "sha256": Sha256}
-"""The digests that parts of a container may have."""
-WIDTHS = {"crc32c": 4, "sha256": 32}
-"""Their bytes."""
+"""The digests that a writer may be asked for."""
+_KNOWN: dict[str, Callable[[], Hasher]] = {**HASHERS, "xxh3": Xxh3}
+WIDTHS = {"crc32c": 4, "sha256": 32, "xxh3": 8}
+"""The digests that parts of a container may have, and their bytes."""
 
 
 def hasher(algorithm: str) -> Hasher:
-    """Return a fresh running digest; ``algorithm`` is ``crc32c`` or ``sha256``."""
-    return HASHERS[algorithm]()
+    """Return a fresh running digest; ``algorithm`` is ``crc32c``, ``sha256`` or ``xxh3``."""
+    return _KNOWN[algorithm]()
 
 
 def digest(algorithm: str, data: Buffer) -> str:
@@ -110,7 +133,7 @@ def known(text: str, rule: str, where: str) -> str | None:
     algorithm, colon, value = text.partition(":")
     if not colon or not algorithm or not value:
         raise FormatError(rule, f"expected a digest 'algorithm:hex', found {text[:80]!r}", where=where)
-    if algorithm not in _SYNTAX:
+    if algorithm not in _SYNTAX or (algorithm == "xxh3" and len(value) != 16):  # of that, 64 bits only
         return None
     if not _SYNTAX[algorithm].match(text):
         raise FormatError(rule, f"expected {algorithm}'s hexadecimal digits, found {text[:80]!r}", where=where)

@@ -20,12 +20,16 @@ cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
 crc32c_combine = _native.crc32c_combine
 fnv1a64 = _native.fnv1a64
+Xxh3 = _native.Xxh3
+xxh3_digest = _native.xxh3_digest
+xxh3_update = _native.xxh3_update
 available_isas = _native.available_isas
 isa = _native.isa
 set_isa = _native.set_isa
 kernels = _native
 
 __all__ = [
+    "Xxh3",
     "available_isas",
     "cbor_dumps",
     "cbor_loads",
@@ -35,4 +39,6 @@ __all__ = [
     "isa",
     "kernels",
     "set_isa",
+    "xxh3_digest",
+    "xxh3_update",
 ]

@@ -12,10 +12,10 @@ from ingot.codecs.table import CODECS
 from ingot.core.structs import warm
 from ingot.engine.data import spec_data, unplain
 from ingot.engine.specs import encoded_spec
-from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
+from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import FormatError, IngotError
-from ingot.formats.base import Format, accepts
+from ingot.formats.base import Format, accepts, recoded
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
@@ -84,6 +84,9 @@ def _repack(data: StepData, tensor: Tensor, format: Format) -> Repack:
             found = repack(CODECS[tensor.codec], tensor, layout)
             if found.exact:
                 return Repack(tensor, wanted, rule=data.rule, repack=found, source=data.source)
+    for wanted in recoded(format, tensor.spec()):
+        if spec_data(wanted) == data.spec:
+            return recode(tensor, wanted, data.rule, data.source)
     raise ValueError(f"{format.name} takes no such layout of the tensor, or not every value keeps its bits in it")
 
 

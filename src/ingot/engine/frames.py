@@ -1,4 +1,4 @@
-"""Writing a tensor's parts as they come out of the pipeline, compressing where the spec says zstd.
+"""Writing a tensor's parts as they come out of the pipeline, compressing where the spec says so.
 
 Compression cuts each part at fixed offsets (``encodings.FRAME`` input bytes), whatever chunks the bytes came in, and
 frames are compressed on the pipeline's threads. So the result is the same for any chunk and any number of threads.
@@ -36,9 +36,12 @@ class TensorSink:
         self._writer = writer
         self._pool = pool
         self._limit = pending
-        self._frames: deque[tuple[str, Future[bytes]]] = deque()
-        encoded = {part.role for part in spec.parts if part.encoding != "raw"} if compress else set()
+        self._frames: deque[tuple[str, Future[bytes], int]] = deque()
+        encoded = {part.role: part.encoding for part in spec.parts if part.encoding != "raw"} if compress else {}
         self._cutters = {role: bytearray() for role in encoded}
+        self._tables: dict[str, list[tuple[int, int]]] = {
+            role: [] for role, encoding in encoded.items() if encoding == encodings.SEEKABLE
+        }
         writer.begin(spec)
 
     def write(self, parts: Mapping[str, Any]) -> None:
@@ -56,6 +59,8 @@ class TensorSink:
             if rest:
                 self._submit(role, bytes(rest))
         self._drain(0)
+        for role, frames in self._tables.items():
+            self._writer.write(role, encodings.seek_table(frames))
         return self._writer.end()
 
     def _cut(self, role: str, data: memoryview) -> None:
@@ -70,9 +75,13 @@ class TensorSink:
 
     def _submit(self, role: str, frame: bytes) -> None:
         self._drain(self._limit - 1)
-        self._frames.append((role, self._pool.submit(encodings.compress_frame, frame)))
+        compress = encodings.seekable_frame if role in self._tables else encodings.compress_frame
+        self._frames.append((role, self._pool.submit(compress, frame), len(frame)))
 
     def _drain(self, keep: int) -> None:
         while len(self._frames) > keep:
-            role, frame = self._frames.popleft()
-            self._writer.write(role, frame.result())
+            role, made, size = self._frames.popleft()
+            frame = made.result()
+            if role in self._tables:
+                self._tables[role].append((len(frame), size))
+            self._writer.write(role, frame)

@@ -22,8 +22,10 @@ from ingot.engine.watch import RESULT, Watches
 from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
 from ingot.errors import CodecError, IngotError
 from ingot.model.part import StoredReader
+from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 
+_UNIT = 1 << 16
 MOVED, REPACKED, DECODED, ENCODED = "moved", "repacked", "decoded", "encoded"
 
 
@@ -88,6 +90,51 @@ class Repack(Step):
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
         return _Repacking(shape, step=self)
+
+
+@dataclass(frozen=True)
+class Recode(Repack):
+    """Puts the same parts into other encodings, or into none: decoded here, encoded as the spec says on their way."""
+
+    encodes_parts: ClassVar[bool] = True
+
+
+def recode(tensor: Tensor, spec: TensorSpec, rule: str, source: int = 0) -> Recode:
+    """Return the step that writes a tensor's parts as ``spec`` has them, whose decoded bytes are the same."""
+    size = sum(part.nbytes for part in tensor.parts.values())
+    rows = -(-size // _UNIT)
+    found = base.Repacked(tensor.layout, spec.parts, rows, 1, 2 * _UNIT, None, lambda: _Decoded(tensor))
+    return Recode(tensor, spec, rule=rule, repack=found, source=source)
+
+
+class _Decoded:
+    """The decoded bytes of a tensor's parts, one part after the other; a row is ``_UNIT`` of them."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._left = [(role, part.nbytes, part.reader()) for role, part in tensor.parts.items()]
+        self._read = 0
+
+    def read(self, rows: int) -> dict[str, Array]:
+        """Return the next bytes, with the roles that they are of."""
+        found: dict[str, Array] = {}
+        room = rows * _UNIT
+        while room and self._left:
+            role, size, reader = self._left[0]
+            piece = np.empty(min(room, size - self._read), np.uint8)
+            reader.readinto(piece.data)
+            found[role] = piece
+            room -= piece.size
+            self._read += piece.size
+            if self._read == size:
+                reader.finish()
+                self._left.pop(0)
+                self._read = 0
+        return found
+
+    def finish(self) -> None:
+        """Check the digests of parts without bytes."""
+        for _, _, reader in self._left:
+            reader.finish()
 
 
 @dataclass(kw_only=True)

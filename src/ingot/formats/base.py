@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from ingot.core.checksums import HASHERS
+from ingot.core.encodings import ENCODED
 from ingot.errors import UsageError
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
@@ -16,9 +17,12 @@ from ingot.model.layouts.base import Storable
 from ingot.model.layouts.families import alternatives
 from ingot.model.layouts.table import layout_of
 from ingot.model.report import Table
-from ingot.model.spec import TensorSpec
+from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
+
+RAW = "raw"
+KNOWN = (RAW, *ENCODED)
 
 
 @dataclass(slots=True)
@@ -235,6 +239,42 @@ class Fitting(Protocol):
         Raises ``UnsupportedError`` where one is missing that the format needs.
         """
         ...
+
+
+@runtime_checkable
+class Compresses(Protocol):
+    """A format whose parts may be compressed: ``encodings`` are those that it writes, the preferred one first."""
+
+    encodings: tuple[str, ...]
+
+
+@runtime_checkable
+class Containers(Protocol):
+    """A format whose container has several versions: the formats that write them, by the number of the version."""
+
+    containers: Mapping[int, str]
+
+
+def encoding_in(format: Format, encoding: str) -> str:
+    """Return what a format calls a part's encoding when it is written: its own way to compress, ``raw`` as it is."""
+    return format.encodings[0] if encoding != RAW and isinstance(format, Compresses) else encoding
+
+
+def recoded(format: Format, spec: TensorSpec) -> Iterator[TensorSpec]:
+    """Yield a tensor with compressed parts as a format carries it: the same bytes in its own encoding, or in none."""
+    if all(part.encoding == RAW for part in spec.parts) or any(part.encoding not in KNOWN for part in spec.parts):
+        return
+    for encoding in (encoding_in(format, ""), RAW):
+        parts = tuple(part if part.encoding == RAW else _encoded(part, encoding) for part in spec.parts)
+        wanted = replace(spec, parts=parts)
+        if encoding and format.refuses(wanted) is None:
+            yield wanted
+
+
+def _encoded(part: PartSpec, encoding: str) -> PartSpec:
+    if encoding == RAW:
+        return replace(part, encoding=RAW, length=part.nbytes, uncompressed_length=None)
+    return replace(part, encoding=encoding, length=None)
 
 
 def accepts(format: Format, spec: TensorSpec) -> Iterator[tuple[Storable, TensorSpec]]:

@@ -9,6 +9,7 @@ FORMATS: Instances[Format] = Instances(
     "format",
     (
         ("zt", "ingot.formats.zt.format:ZtFormat"),
+        ("zt2", "ingot.formats.zt2.format:Zt2Format"),
         ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat"),
         ("mlx", "ingot.formats.dialects.mlx:MlxFormat"),
         ("gptq", "ingot.formats.dialects.gptq:GptqFormat"),

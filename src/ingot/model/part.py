@@ -37,13 +37,15 @@ class Part:
     type : str or None
         Logical type; None where it equals ``dtype``. May be one that Ingot does not know.
     encoding : str
-        ``raw`` or ``zstd``.
+        ``raw``, ``zstd`` or ``zt.zstd-seekable/1``.
     uncompressed_length : int or None
         Bytes after decoding; None for ``raw``.
     digest : str or None
-        ``algorithm:hex`` of the stored bytes.
+        ``algorithm:hex`` of the stored bytes, or of the decoded ones.
     chunks : ChunkDigests or None
         Digests of chunks of the stored bytes, by which ranges are checked.
+    digest_of_decoded : bool
+        Whether the digest is of the bytes after decoding.
     where : str
         For messages: file, tensor and role.
     occupies : int or None
@@ -62,6 +64,7 @@ class Part:
     uncompressed_length: int | None = None
     digest: str | None = None
     chunks: ChunkDigests | None = field(default=None, repr=False)
+    digest_of_decoded: bool = False
     where: str = ""
     verify: bool = True
     occupies: int | None = None
@@ -78,6 +81,16 @@ class Part:
     def count(self) -> int:
         """Storage elements after decoding the encoding."""
         return self.nbytes * 8 // STORAGE_DTYPES[self.dtype].bits
+
+    @property
+    def stored_digest(self) -> str | None:
+        """The digest that the stored bytes are checked by, None where there is none."""
+        return None if self.digest_of_decoded and self.encoding != "raw" else self.digest
+
+    @property
+    def decoded_digest(self) -> str | None:
+        """The digest that bytes are checked by after decoding, None where there is none."""
+        return self.digest if self.digest_of_decoded and self.encoding != "raw" else None
 
     def stored(self) -> memoryview:
         """Return the stored bytes as they are, digest checked."""
@@ -131,9 +144,10 @@ class Part:
 
     def provable(self) -> ChunkDigests | None:
         """Return what ranges are checked by: the digests of chunks, a small part's own digest; None for nothing."""
-        if not self.verify or self.digest is None:
+        digest = self.stored_digest
+        if not self.verify or digest is None:
             return None
-        return self.chunks or whole_as_chunk(self.digest, self.length)
+        return self.chunks or whole_as_chunk(digest, self.length)
 
     def proven(self) -> set[int]:
         """Return the chunks that were checked and still are what they were; whoever checks one adds it.
@@ -156,14 +170,15 @@ class Part:
         return from_file(np.frombuffer(self.view(), np.uint8), self.dtype)
 
     def _check(self, data: memoryview) -> None:
-        if not self.verify or self.digest is None:
+        digest = self.stored_digest
+        if not self.verify or digest is None:
             return
         # Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
         if self._verified and self.source.mapped and not self.source.changed():
             return
-        algorithm = checksums.known(self.digest, "part.digest", self.where)
+        algorithm = checksums.known(digest, "part.digest", self.where)
         if algorithm is not None:
-            checksums.check(self.digest, checksums.digest(algorithm, data), "part.digest-mismatch", self.where)
+            checksums.check(digest, checksums.digest(algorithm, data), "part.digest-mismatch", self.where)
         self._verified = True
 
 
@@ -173,7 +188,8 @@ class StoredReader:
     def __init__(self, part: Part, *, chunks: bool = False) -> None:
         self._part = part
         self._position = 0
-        algorithm = checksums.known(part.digest, "part.digest", part.where) if part.digest and part.verify else None
+        self._digest = part.stored_digest
+        algorithm = checksums.known(self._digest, "part.digest", part.where) if self._digest and part.verify else None
         self._chunked = ChunkedHasher(algorithm, part.chunks.size) if chunks and part.chunks and algorithm else None
         self._hasher = self._chunked or (checksums.hasher(algorithm) if algorithm else None)
 
@@ -217,8 +233,8 @@ class StoredReader:
             self.read(CHUNK)
         if self._chunked and part.chunks:
             part.chunks.check_all(self._chunked.digests(), "part.digest-mismatch", part.where)
-        if self._hasher and part.digest:
-            checksums.check(part.digest, self._hasher.text(), "part.digest-mismatch", part.where)
+        if self._hasher and self._digest:
+            checksums.check(self._digest, self._hasher.text(), "part.digest-mismatch", part.where)
 
 
 class ChunkReader(StoredReader):
@@ -290,23 +306,36 @@ class PartReader:
     """Sequential reader of a part's decoded bytes."""
 
     def __init__(self, part: Part, *, chunks: bool = False) -> None:
+        self._part = part
         # From another machine each chunk is proven as it comes: a bad one can be asked for again.
         provable = part.provable() if part.by_chunks or (is_distant(part.source) and not chunks) else None
         self._stored = StoredReader(part, chunks=chunks) if provable is None else ChunkReader(part, provable)
-        self._decoder: encodings.ZstdReader | None = None
-        if part.encoding != "raw":
+        self._decoder: encodings.ZstdReader | encodings.SeekableReader | None = None
+        if part.encoding == encodings.SEEKABLE:
+            self._decoder = encodings.SeekableReader(self._at, part.length, part.nbytes, "part.zstd", part.where)
+        elif part.encoding != "raw":
             encodings.require(part.encoding, part.where)
             self._decoder = encodings.ZstdReader(self._stored, part.nbytes, "part.zstd", part.where)
+        digest = part.decoded_digest if part.verify else None
+        algorithm = checksums.known(digest, "part.digest", part.where) if digest else None
+        self._digest = digest
+        self._hasher = checksums.hasher(algorithm) if algorithm else None
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next decoded bytes."""
         go_on()
         (self._decoder or self._stored).readinto(out)
+        if self._hasher:
+            self._hasher.update(out)
 
     def skip(self, count: int) -> None:
         """Pass over the next decoded bytes: unread in a raw part, decoded in a compressed one."""
         if self._decoder is None:
             self._stored.skip(count)
+            return
+        self._hasher = None
+        if isinstance(self._decoder, encodings.SeekableReader):
+            self._decoder.skip(count)
             return
         scratch = np.empty(min(count, CHUNK), np.uint8).data
         for start in range(0, count, CHUNK):
@@ -316,7 +345,16 @@ class PartReader:
         """Check that the end was reached and that the digest fits. Call it after the last byte."""
         if self._decoder:
             self._decoder.finish()
-        self._stored.finish()
+        if self._hasher and self._digest:
+            checksums.check(
+                self._digest, self._hasher.text(), "part.digest-mismatch", self._part.where, what="the decoded bytes"
+            )
+        if not isinstance(self._decoder, encodings.SeekableReader):  # that one reads what it needs, checked by frames
+            self._stored.finish()
+
+    def _at(self, offset: int, length: int) -> memoryview:
+        """Return stored bytes by their position in the part."""
+        return self._part.source.view(self._part.offset + offset, length)
 
 
 def memory_part(array: np.ndarray[Any, np.dtype[Any]], dtype: str, type: str | None = None) -> Part:

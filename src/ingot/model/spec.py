@@ -44,7 +44,7 @@ class PartSpec:
         if self.length is not None:
             return self.length
         if self.uncompressed_length is not None:
-            return encodings.bound(self.uncompressed_length)
+            return encodings.bound(self.uncompressed_length, self.encoding)
         return self.limit or 0
 
     @property
@@ -79,6 +79,11 @@ class TensorSpec:
     def part_dtypes(self) -> dict[str, str]:
         """Storage type of each part by its role."""
         return {part.role: part.dtype for part in self.parts}
+
+    @property
+    def part_nbytes(self) -> dict[str, int | None]:
+        """Decoded bytes of each part by its role; None where only the bytes tell."""
+        return {part.role: part.nbytes for part in self.parts}
 
     def part(self, role: str) -> PartSpec:
         """Return the part of that role; KeyError if there is none."""

@@ -161,6 +161,11 @@ class Tensor:
         return {role: part.dtype for role, part in self.parts.items()}
 
     @property
+    def part_nbytes(self) -> dict[str, int | None]:
+        """Decoded bytes of each part by its role; None where only the bytes tell."""
+        return {role: part.nbytes for role, part in self.parts.items()}
+
+    @property
     def layout(self) -> Layout:
         """How the values lie in the parts, read from ``params``; raises what ``layout_of`` raises."""
         return layout_of(self)

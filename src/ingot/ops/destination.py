@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import PurePosixPath
@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from ingot.core.atomic import Staging
 from ingot.core.suggest import did_you_mean
 from ingot.errors import ResourceError, UsageError
-from ingot.formats.base import Format
+from ingot.formats.base import Containers, Format
 from ingot.formats.table import FORMATS
 from ingot.model.store import Replaced
 from ingot.ops.replaceable import require_ours
@@ -39,16 +39,34 @@ class Destination:
         return table.url_of(self.location)
 
 
-def destination(path: str | PathLike[str], format: str | None = None) -> Destination:
+def destination(path: str | PathLike[str], format: str | None = None, container: int | None = None) -> Destination:
     """Decide by the suffix of ``path``: a known one means a single file of that format, none or a slash a folder.
+
+    ``container`` is the version of the format's container to write.
 
     Raises
     ------
     UsageError
         ``format`` is unknown or contradicts the suffix, the path is that of an existing file without a known suffix, or
         it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
-        (``target.exists``).
+        (``target.exists``); the format has no such version of a container (``convert.container``).
     """
+    target = _destination(path, format)
+    return target if container is None else replace(target, format=_in_container(target.format, container))
+
+
+def _in_container(format: Format, version: int) -> Format:
+    versions = format.containers if isinstance(format, Containers) else {}
+    if version not in versions:
+        raise UsageError(
+            f"expected a version of {format.name}'s container that is written here "
+            f"({' or '.join(map(str, versions)) or 'it has one only'}), found {version}",
+            rule="convert.container",
+        )
+    return FORMATS[versions[version]]
+
+
+def _destination(path: str | PathLike[str], format: str | None) -> Destination:
     kind, text = _kind(path), location_of(path)
     last = PurePosixPath(text)
     by_suffix = format_of_suffix(last.name)
@@ -68,7 +86,7 @@ def destination(path: str | PathLike[str], format: str | None = None) -> Destina
             raise _unknown_suffix(text, last.suffix)
         chosen = chosen or FORMATS[DEFAULT_FORMAT]
         return Destination(text, True, chosen, chosen.file_name(STEM))
-    if by_suffix is not None and chosen is not None and chosen.name != by_suffix.name:
+    if by_suffix is not None and chosen is not None and not last.name.lower().endswith(chosen.suffixes):
         raise UsageError(
             f"expected a file name that fits format {chosen.name} ({', '.join(chosen.suffixes)})",
             rule="save.suffix",

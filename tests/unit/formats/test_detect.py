@@ -18,7 +18,7 @@ ST_HEAD = (10).to_bytes(8, "little") + b'{"a": 1}'
         ("model", b"ZTEN1000" + bytes(8), "zt"),
         ("model.zt", b"garbage", "zt"),
         ("model.ZT", b"garbage", "zt"),
-        ("model", b"\x89ZT2\r\n\x1a\n", "zt"),
+        ("model", b"\x89ZT2\r\n\x1a\n", "zt2"),
         ("model", b"ZTEN0001", "zt"),
         ("model", b"GGUF\x03\0\0\0", "gguf"),
         ("model.gguf", b"garbage", "gguf"),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, empty, result
+from ingot.codecs.base import Repacked, Rows, cannot, empty, result
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense.codec import check_values, decodable, encodable, require_bool, require_part
 from ingot.codecs.sparse.elements import (
@@ -18,6 +18,7 @@ from ingot.codecs.sparse.elements import (
     WholeEncoder,
     in_order,
     index_part,
+    laid_out,
     refuse_options,
     require_below,
     require_unique,
@@ -29,6 +30,7 @@ from ingot.codecs.sparse.elements import (
 )
 from ingot.core.dtypes import DTYPES, DType, numpy_dtype
 from ingot.errors import CodecError
+from ingot.model.layouts.base import Layout
 from ingot.model.layouts.sparse import CooLayout
 from ingot.model.sparse import SparseArrays
 from ingot.model.spec import PartSpec
@@ -64,7 +66,8 @@ def _positions(coords: Indices, shape: tuple[int, ...], count: int, where: str) 
     """Return the flat positions of ``count`` structure-of-arrays coordinates, range checked."""
     axes = coords.reshape(len(shape), count)  # a view of what is cut along its second axis already
     positions = np.zeros(count, np.int64)
-    for axis, size in zip(axes, shape, strict=True):
+    for stored, size in zip(axes, shape, strict=True):
+        axis = stored.astype(np.uint64, copy=False)
         require_below(axis, size, "sparse_coo", where)
         positions *= size
         positions += axis.view(np.int64)
@@ -103,7 +106,7 @@ def _dense_coo(tensor: Tensor, row: DType) -> Array:
     values = tensor.parts["values"].array()
     require_bool(values, row, tensor.name)
     values = values.view(numpy_dtype(row.name))
-    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)
+    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)  # u32 widens a piece at a time
     out.view(np.uint8)[...] = 0
     last, ascending = -1, True
     for start in range(0, values.size, PIECE):
@@ -147,10 +150,10 @@ class CooCodec:
             return
         stored = values.nbytes * 8 // row.bits
         check_values(tensor, values, stored)
-        if coords.nbytes != 8 * rank * stored:
+        if coords.count != rank * stored:
             raise CodecError(
                 "sparse_coo.size",
-                f"expected {rank} x {stored} coordinates of 8 bytes, found {coords.nbytes} bytes",
+                f"expected {rank} x {stored} coordinates of {coords.dtype}, found {coords.nbytes} bytes",
                 where=tensor.name,
             )
         if stored > tensor.size:
@@ -180,6 +183,19 @@ class CooCodec:
         if order is not None:
             axes, values = tuple(axis[order] for axis in axes), values[order]
         return SparseArrays(CooLayout(dtype), tensor.shape, values, axes)
+
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return the tensor with coordinates of another width, in the order that they have."""
+        if not isinstance(layout, CooLayout):
+            return cannot(layout, f"coordinates are no {layout.codec}")
+        self.check(tensor)
+        return laid_out(tensor, layout, layout.part_specs(tensor.shape), lambda: self._parts(tensor, layout))
+
+    def _parts(self, tensor: Tensor, layout: CooLayout) -> dict[str, Array]:
+        values = stored_values(tensor, tensor.dtype)
+        coords = tensor.parts["coords"].array()
+        _require_distinct(coords.reshape(len(tensor.shape), values.size), tensor)
+        return {"values": values, "coords": coords.astype(numpy_dtype(layout.indices))}
 
     def reader(self, tensor: Tensor) -> CooReader:
         self.check(tensor)

@@ -9,15 +9,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, result
+from ingot.codecs.base import Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast_into, flat, require_cast
 from ingot.codecs.dense.codec import check_values, decodable, encodable, read_values, require_part
 from ingot.codecs.sparse.elements import (
+    INDEX_BYTES,
     PIECE,
-    U64,
     WholeEncoder,
+    all_indices,
     in_order,
     index_part,
+    laid_out,
+    read_indices,
     refuse_options,
     require_below,
     require_unique,
@@ -27,8 +30,9 @@ from ingot.codecs.sparse.elements import (
     stored_values,
     values_spec,
 )
-from ingot.core.dtypes import dtype, numpy_dtype
-from ingot.errors import CodecError, UnsupportedError
+from ingot.core.dtypes import DTYPES, dtype, numpy_dtype
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.base import Layout
 from ingot.model.layouts.sparse import CsrLayout
 from ingot.model.sparse import SparseArrays
 from ingot.model.spec import PartSpec
@@ -71,7 +75,8 @@ class CsrReader(Rows):
     def __init__(self, tensor: Tensor) -> None:
         self._name, self._row = tensor.name, decodable(tensor)
         self._rows, self._cols = tensor.shape
-        self._stored = tensor.parts["indices"].nbytes // 8
+        self._index, self._ascending = DTYPES[tensor.parts["indices"].dtype], CsrLayout.of(tensor).ascending
+        self._stored = tensor.parts["indices"].count
         self._values = tensor.parts["values"].reader()
         self._indices = tensor.parts["indices"].reader()
         self._indptr = tensor.parts["indptr"].reader()
@@ -96,13 +101,12 @@ class CsrReader(Rows):
         if not rows:
             return
         self._start()
-        self._indptr.skip(8 * (rows - 1))
-        end = np.empty(1, np.uint64)
-        read_values(self._indptr, end, U64, self._name)
+        self._indptr.skip(self._index.nbytes(rows - 1))
+        end = read_indices(self._indptr, 1, self._index, self._name)
         if not self._last <= int(end[0]) <= self._stored:
             raise self._bad_indptr(f"from {self._last} to {self._stored}, found {int(end[0])}")
         stored = int(end[0]) - self._last
-        self._indices.skip(8 * stored)
+        self._indices.skip(self._index.nbytes(stored))
         self._values.skip(self._row.nbytes(stored))
         self._last, self._done = int(end[0]), self._done + rows
 
@@ -128,13 +132,15 @@ class CsrReader(Rows):
 
     def _read_piece(self, out: Array, counts: Array) -> None:
         total = int(counts.sum())
-        indices = np.empty(total, np.uint64)
-        read_values(self._indices, indices, U64, self._name)
+        indices = read_indices(self._indices, total, self._index, self._name)
         require_below(indices, self._cols, "sparse_csr", self._name)
         positions = indices.view(np.int64)
         if len(counts) > 1:
             positions += np.repeat(np.arange(len(counts), dtype=np.int64) * self._cols, counts)
-        require_unique(positions, "sparse_csr", self._name)
+        if self._ascending:
+            require_ascending(positions, self._name)
+        else:
+            require_unique(positions, "sparse_csr", self._name)
         values = np.empty(total, out.dtype)
         read_values(self._values, values, self._row, self._name)
         out[positions] = values
@@ -142,16 +148,14 @@ class CsrReader(Rows):
     def _start(self) -> None:
         if self._last >= 0:
             return
-        first = np.empty(1, np.uint64)
-        read_values(self._indptr, first, U64, self._name)
+        first = read_indices(self._indptr, 1, self._index, self._name)
         if first[0]:
             raise self._bad_indptr(f"to begin with 0, found {int(first[0])}")
         self._last = 0
 
     def _counts(self, rows: int) -> Array:
         """Read the next row pointers and return how many values each row stores, checked before more is allocated."""
-        ends = np.empty(rows, np.uint64)
-        read_values(self._indptr, ends, U64, self._name)
+        ends = read_indices(self._indptr, rows, self._index, self._name)
         if not rows:
             return np.zeros(0, np.int64)
         begins = np.concatenate([np.array([self._last], np.uint64), ends[:-1]])
@@ -173,6 +177,12 @@ class CsrReader(Rows):
         return _bad_indptr(what, self._name)
 
 
+def require_ascending(positions: Array, where: str) -> None:
+    """Refuse columns that do not ascend in a row, of a tensor that says so; rule ``sparse_csr.order``."""
+    if not bool((positions[1:] > positions[:-1]).all()):
+        raise CodecError("sparse_csr.order", "expected columns that ascend in every row, found others", where=where)
+
+
 def _bad_indptr(what: str, where: str) -> CodecError:
     return CodecError("sparse_csr.indptr", f"expected indptr {what}", where=where)
 
@@ -186,19 +196,26 @@ class CsrCodec:
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``sparse_csr.shape``, ``.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``."""
+        """Rules ``sparse_csr.shape``, ``.params``, ``.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``."""
         if len(tensor.shape) != 2:
             raise CodecError(
                 "sparse_csr.shape", f"expected two dimensions, found shape {list(tensor.shape)}", where=tensor.name
             )
         values = require_part(tensor, "values")
+        CsrLayout.of(tensor)
         indices, indptr = index_part(tensor, "indices"), index_part(tensor, "indptr")
-        wanted = 8 * (tensor.shape[0] + 1)
+        if indices.dtype != indptr.dtype:
+            raise CodecError(
+                "sparse_csr.index-dtype",
+                f"expected indices and indptr of one type, found {indices.dtype} and {indptr.dtype}",
+                where=tensor.name,
+            )
+        wanted = INDEX_BYTES[indices.dtype] * (tensor.shape[0] + 1)
         if indptr.nbytes != wanted:
             raise CodecError(
                 "sparse_csr.size", f"expected {wanted} bytes of indptr, found {indptr.nbytes}", where=tensor.name
             )
-        check_values(tensor, values, indices.nbytes // 8)
+        check_values(tensor, values, indices.count)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the dense matrix. Index values are checked: ``sparse_csr.indptr``, ``.index``, ``.duplicate``."""
@@ -213,26 +230,44 @@ class CsrCodec:
         """Return values, row pointers and columns, checked as ``decode`` does; columns ascend in each row."""
         self.check(tensor)
         cols, name = tensor.shape[1], tensor.name
-        indptr, indices = tensor.parts["indptr"].array(), tensor.parts["indices"].array()
+        indptr, indices = all_indices(tensor.parts["indptr"]), all_indices(tensor.parts["indices"])
         if indptr[0] or int(indptr[-1]) != indices.size or bool((indptr[1:] < indptr[:-1]).any()):
             raise _bad_indptr(f"to begin with 0, never to fall and to end at {indices.size}", name)
         require_below(indices, cols, "sparse_csr", name)
-        counts = np.diff(indptr.astype(np.int64))
+        counts: Array = np.diff(indptr.astype(np.int64))
         rows = np.repeat(np.arange(len(counts), dtype=np.int64) * cols, counts)
-        order = in_order(rows + indices.view(np.int64), "sparse_csr", name)
+        positions = rows + indices.view(np.int64)
+        if CsrLayout.of(tensor).ascending:
+            require_ascending(positions, name)
+        order = in_order(positions, "sparse_csr", name)
         columns = indices.astype(np.int64)
         values = stored_values(tensor, dtype)
         if order is not None:
             columns, values = columns[order], values[order]
         return SparseArrays(CsrLayout(dtype), tensor.shape, values, (indptr.astype(np.int64), columns))
 
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return the matrix with ascending columns, or with indices of another width."""
+        if not isinstance(layout, CsrLayout):
+            return cannot(layout, f"compressed rows are no {layout.codec}")
+        self.check(tensor)
+        return laid_out(tensor, layout, layout.part_specs(tensor.shape), lambda: self._parts(tensor, layout))
+
+    def _parts(self, tensor: Tensor, layout: CsrLayout) -> dict[str, Array]:
+        found = self.sparse(tensor, tensor.dtype)
+        indptr, columns = (part.astype(numpy_dtype(layout.indices)) for part in found.positions)
+        return {"values": found.values, "indices": columns, "indptr": indptr}
+
     def reader(self, tensor: Tensor) -> CsrReader:
         self.check(tensor)
         return CsrReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CsrEncoder:
-        """Prepare to encode a matrix; there are no options."""
-        refuse_options(self.id, options)
+        """Prepare to encode a matrix; option ``ascending`` states that columns ascend in every row, as they do."""
+        ascending = options.get("ascending", False)
+        if not isinstance(ascending, bool):
+            raise UsageError(f"expected ascending true or false, found {ascending!r}", rule="sparse_csr.option")
+        refuse_options(self.id, {key: value for key, value in options.items() if key != "ascending"})
         row = encodable(dtype)
         if len(shape) != 2:
             raise UnsupportedError(f"sparse_csr takes matrices, found shape {list(shape)}", rule="sparse_csr.shape")
@@ -241,4 +276,4 @@ class CsrCodec:
             PartSpec("indices", "u64", None, limit=8 * prod(shape)),
             PartSpec("indptr", "u64", 8 * (shape[0] + 1)),
         )
-        return CsrEncoder(parts=parts, rows=shape[0])
+        return CsrEncoder(parts=parts, rows=shape[0], params=CsrLayout(row.name, ascending).attributes())

@@ -6,22 +6,24 @@ for bit. Positions may come in any order; a position that comes twice is refused
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.cast import cast_into, require_cast
-from ingot.codecs.dense.codec import decodable, require_bool, require_part
+from ingot.codecs.dense.codec import decodable, read_values, require_bool, require_part
 from ingot.core.dtypes import DTYPES, DType, numpy_dtype
 from ingot.errors import CodecError, UsageError
-from ingot.model.part import Part
+from ingot.model.layouts.base import Layout
+from ingot.model.part import Part, PartReader
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
-U64 = DTYPES["u64"]
+INDEX_BYTES = {"u64": 8, "u32": 4}
 # Stored values that a reader takes at a time (a whole row's at least).
 PIECE = 1 << 18
 
@@ -81,15 +83,53 @@ def require_below(indices: Indices, limit: int, codec: str, where: str) -> None:
 
 
 def index_part(tensor: Tensor, role: str) -> Part:
-    """Return a part of indices: zTensor 1.2 section 3 allows u64 only."""
+    """Return a part of indices: u64, as zTensor 1.2 section 3 has them, or u32."""
     part = require_part(tensor, role)
-    if part.dtype != "u64" or part.type not in (None, "u64") or part.nbytes % 8:
+    width = INDEX_BYTES.get(part.dtype)
+    if width is None or part.type not in (None, part.dtype) or part.nbytes % width:
         raise CodecError(
             f"{tensor.codec}.index-dtype",
-            f"expected whole u64 elements in part {role!r}, found {part.nbytes} bytes of {part.type or part.dtype}",
+            f"expected whole u64 or u32 elements in part {role!r}, found {part.nbytes} bytes of "
+            f"{part.type or part.dtype}",
             where=tensor.name,
         )
     return part
+
+
+def read_indices(reader: PartReader, count: int, stored: DType, where: str) -> Indices:
+    """Return the next indices of a part, as u64."""
+    found = np.empty(count, numpy_dtype(stored.name))
+    read_values(reader, found, stored, where)
+    return found.astype(np.uint64, copy=False)
+
+
+def all_indices(part: Part) -> Indices:
+    """Return the indices of a part, as u64."""
+    found: Indices = part.array().astype(np.uint64, copy=False)
+    return found
+
+
+class _Once:
+    """Hands out parts that are made whole, as the bytes of one row."""
+
+    def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
+        self._make = make
+
+    def read(self, rows: int) -> dict[str, Array]:
+        return self._make() if rows else {}
+
+    def finish(self) -> None:
+        """Every part was read whole, its digest checked."""
+
+
+def laid_out(
+    tensor: Tensor, layout: Layout, parts: tuple[PartSpec, ...], make: Callable[[], dict[str, Array]]
+) -> Repacked:
+    """Return a sparse tensor in another layout; ``make`` reads it whole, checks its positions and returns the parts."""
+    row = DTYPES.get(tensor.dtype)
+    if row is None or row.bits < 8:
+        return cannot(layout, f"values of {tensor.dtype} are moved only")
+    return Repacked(layout, parts, 1, 1, 4 * tensor.nbytes, None, lambda: _Once(make))
 
 
 def refuse_options(codec: str, options: Mapping[str, Any]) -> None:

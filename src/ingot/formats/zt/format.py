@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
@@ -16,10 +16,7 @@ from ingot.model.spec import TensorSpec
 
 
 class ZtFormat(SingleFile):
-    """zTensor 1.2: carries every codec, storage dtype and encoding that Ingot has. Stateless.
-
-    Container version 2 has another magic number; its reader would sit beside ``reader.py`` and be chosen in ``read``.
-    """
+    """zTensor 1.2: carries every codec, storage dtype and encoding that Ingot has. Stateless."""
 
     name = "zt"
     suffixes: tuple[str, ...] = (".zt",)
@@ -28,10 +25,12 @@ class ZtFormat(SingleFile):
     keeps_attributes = True
     shards = False
     attachments: tuple[str, ...] = ()
+    encodings: tuple[str, ...] = ("zstd",)
+    containers: Mapping[int, str] = {1: "zt", 2: "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
-        return head[:8] in (MAGIC, MAGIC_V0, MAGIC_V2) or name.lower().endswith(self.suffixes)
+        """By magic, or by suffix where the magic is not container version 2's: then ``read`` says what is wrong."""
+        return head[:8] in (MAGIC, MAGIC_V0) or (head[:8] != MAGIC_V2 and name.lower().endswith(self.suffixes))
 
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec)

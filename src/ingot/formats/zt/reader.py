@@ -77,7 +77,7 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
     head = read_bytes(source, 0, min(len(MAGIC), source.size))
     if head == MAGIC_V2:
         raise UnsupportedError(
-            "this is zTensor container version 2, expected version 1 (magic ZTEN1000); this Ingot reads version 1 only",
+            "this is zTensor container version 2, which format zt2 reads; expected version 1 (magic ZTEN1000)",
             rule="zt.container-v2",
             where=source.name,
         )

@@ -20,7 +20,8 @@ Shape = tuple[int, ...]
 
 
 class Described(Protocol):
-    """What a layout is read from: a ``Tensor`` or a ``TensorSpec``. ``part_dtypes`` are storage types by role."""
+    """What a layout is read from: a ``Tensor`` or a ``TensorSpec``. ``part_dtypes`` are storage types by role,
+    ``part_nbytes`` decoded bytes, None where only the bytes tell."""
 
     @property
     def name(self) -> str: ...
@@ -34,6 +35,8 @@ class Described(Protocol):
     def params(self) -> Mapping[str, Any]: ...
     @property
     def part_dtypes(self) -> Mapping[str, str]: ...
+    @property
+    def part_nbytes(self) -> Mapping[str, int | None]: ...
 
 
 class Layout(Protocol):

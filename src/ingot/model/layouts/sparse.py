@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ingot.core.blocks import mask_bytes
+from ingot.core.dtypes import DTYPES
 from ingot.model.layouts.base import Alternative, Attributes, Described, Layout, Shape, element_count, matrix_shape
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ids import file_id
@@ -16,6 +17,7 @@ from ingot.model.spec import PartSpec
 VERSION = 1
 MASK, NONZEROS = "mask", "nonzeros"
 WHOLE = "whole"
+CSR_RULE = "sparse_csr.params"
 MASK_RULE, BLOCKS_RULE = "sparse_mask.params", "sparse_blocks.params"
 WORD = 64
 """Bits of the words that rows of a mask fill where they are aligned."""
@@ -23,26 +25,77 @@ WORD = 64
 
 @dataclass(frozen=True, slots=True)
 class CsrLayout:
-    """Compressed rows, as zTensor 1.2 section 3 has them: values, column indices, row pointers."""
+    """Compressed rows, as zTensor 1.2 section 3 has them: values, column indices, row pointers.
+
+    Parameters
+    ----------
+    dtype : str
+        Logical element type.
+    ascending : bool
+        Whether columns ascend in every row, as zTensor's profile ``zt.sparse_csr/1`` asks; else they may have any
+        order.
+    indices : str
+        Element type of indices and pointers, u64 or u32.
+    nnz : int or None
+        Stored values; None where only the bytes tell.
+    """
 
     dtype: str
+    ascending: bool = False
+    indices: str = "u64"
+    nnz: int | None = None
     codec: ClassVar[str] = "sparse_csr"
 
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a matrix of ``shape``, whose number of values is known."""
+        width, nnz = DTYPES[self.indices].bits // 8, self.nnz or 0
+        return (
+            _values(self.dtype, nnz),
+            PartSpec("indices", self.indices, width * nnz),
+            PartSpec("indptr", self.indices, width * (shape[0] + 1)),
+        )
+
+    def alternatives(self, tensor: Described) -> Iterator[CsrLayout]:
+        """Yield the layouts with ascending columns, and with indices of u64."""
+        if self.nnz is None or self.dtype not in DTYPES:
+            return
+        for indices in dict.fromkeys((self.indices, "u64")):
+            for ascending in dict.fromkeys((self.ascending, True)):
+                if (indices, ascending) != (self.indices, self.ascending):
+                    yield replace(self, indices=indices, ascending=ascending)
+
     def attributes(self) -> dict[str, Any]:
-        """Return no attributes: the parts tell everything."""
-        return {}
+        """Return the attributes that ``of`` takes back; the parts tell all but the order."""
+        return {"ascending": True} if self.ascending else {}
 
     @classmethod
     def of(cls, tensor: Described) -> CsrLayout:
-        return cls(tensor.dtype)
+        """Read a tensor's attributes; raises ``CodecError`` ``sparse_csr.params``."""
+        reader = Attributes(tensor.params, CSR_RULE, tensor.name)
+        ascending = reader.has("ascending") and reader.boolean("ascending")
+        return cls(tensor.dtype, ascending, *_indices(tensor, "indices"))
 
 
 @dataclass(frozen=True, slots=True)
 class CooLayout:
-    """Coordinates and values, as zTensor 1.2 section 3 has them."""
+    """Coordinates, of u64 or u32, and values, as zTensor 1.2 section 3 has them."""
 
     dtype: str
+    indices: str = "u64"
+    count: int | None = None
+    """Coordinates, of all dimensions together; None where only the bytes tell."""
     codec: ClassVar[str] = "sparse_coo"
+
+    def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return the raw parts of a tensor of ``shape``, whose number of coordinates is known."""
+        count = self.count or 0
+        coords = PartSpec("coords", self.indices, DTYPES[self.indices].bits // 8 * count)
+        return _values(self.dtype, count // max(len(shape), 1)), coords
+
+    def alternatives(self, tensor: Described) -> Iterator[CooLayout]:
+        """Yield the layout with coordinates of u64."""
+        if self.count is not None and self.dtype in DTYPES and tensor.shape and self.indices != "u64":
+            yield replace(self, indices="u64")
 
     def attributes(self) -> dict[str, Any]:
         """Return no attributes: the parts tell everything."""
@@ -50,7 +103,19 @@ class CooLayout:
 
     @classmethod
     def of(cls, tensor: Described) -> CooLayout:
-        return cls(tensor.dtype)
+        """Read a tensor's element types."""
+        return cls(tensor.dtype, *_indices(tensor, "coords"))
+
+
+def _indices(tensor: Described, role: str) -> tuple[str, int | None]:
+    """Return the element type of a part of indices, and how many there are, where that is known."""
+    dtype, size = tensor.part_dtypes.get(role, "u64"), tensor.part_nbytes.get(role)
+    return dtype, None if size is None or dtype not in DTYPES else size * 8 // DTYPES[dtype].bits
+
+
+def _values(dtype: str, count: int) -> PartSpec:
+    row = DTYPES[dtype]
+    return PartSpec("values", row.storage, row.nbytes(count), None if row.is_storage else row.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class _Within:
     codec: str
     params: Mapping[str, Any]
     part_dtypes: Mapping[str, str]
+    part_nbytes: Mapping[str, int | None]
 
 
 def layout_of(tensor: Described) -> Layout:
@@ -64,7 +65,7 @@ def layout_of(tensor: Described) -> Layout:
 
 def within(tensor: Described, shape: Shape, codec: str, params: Mapping[str, Any]) -> Described:
     """Return what a tensor stores within its own layout as a tensor of its own."""
-    return _Within(tensor.name, shape, tensor.dtype, codec, params, tensor.part_dtypes)
+    return _Within(tensor.name, shape, tensor.dtype, codec, params, tensor.part_dtypes, tensor.part_nbytes)
 
 
 def layout_within(tensor: Described, shape: Shape, stored: str, params: Mapping[str, Any]) -> Layout:

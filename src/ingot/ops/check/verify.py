@@ -10,6 +10,7 @@ from os import PathLike
 import numpy as np
 
 from ingot.codecs.base import ChecksStored, Codec
+from ingot.codecs.dense.codec import require_bool
 from ingot.codecs.sparse.blocks import ID as PRUNED
 from ingot.codecs.sparse.blocks import stored_matrix
 from ingot.codecs.table import CODECS
@@ -19,8 +20,9 @@ from ingot.core.options import takes
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
-from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
+from ingot.errors import CodecError, FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.delta import delta_of
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part
 from ingot.model.report import Figure, Line, Report, table_of
@@ -241,7 +243,7 @@ def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
         if codec is not None:
             codec.check(tensor)
         for role, part in tensor.parts.items():
-            findings += _part(part, f"{tensor.name}/{role}")
+            findings += _part(part, f"{tensor.name}/{role}", _spare_bits(tensor))
         stored = tensor
         if codec is not None and tensor.codec == PRUNED:
             stored = stored_matrix(tensor)  # what was dropped is no work, however large it claims to be
@@ -263,12 +265,26 @@ def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
     return tensor, findings
 
 
-def _part(part: Part, where: str) -> list[Finding]:
+def _spare_bits(tensor: Tensor) -> int:
+    """Return the bits behind the last element of dense values that are packed below a byte."""
+    row = DTYPES.get(tensor.dtype)
+    return 0 if row is None or tensor.codec != DenseLayout.codec or row.bits >= 8 else -tensor.size * row.bits % 8
+
+
+def _part(part: Part, where: str, spare: int) -> list[Finding]:
+    """Read a part for its digest, and for bytes that are no values: in bools, and ``spare`` bits at the end."""
     reader = part.reader(chunks=True)
     buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
+    last = 0
     for start in range(0, part.nbytes, _CHUNK):
-        reader.readinto(buffer[: min(_CHUNK, part.nbytes - start)])
+        piece = buffer[: min(_CHUNK, part.nbytes - start)]
+        reader.readinto(piece)
+        last = piece[-1]
+        if part.dtype == "bool":
+            require_bool(np.frombuffer(piece, np.uint8), DTYPES["bool"], where)
     reader.finish()
+    if last >> (8 - spare):
+        raise CodecError("dense.spare-bits", f"expected zeros in the last {spare} bits, found others", where=where)
     if part.digest is None:
         return [Finding("note", "part.no-digest", where, "no digest: damage inside this part cannot be seen")]
     if checksums.known(part.digest, "part.digest", where) is None:

@@ -87,7 +87,7 @@ def prepare(options: ConvertOptions) -> Prepared:
 
     Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``.
     """
-    target, recipe = destination(options.dst, options.format), options.recipe
+    target, recipe = destination(options.dst, options.format, options.container), options.recipe
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     source = open_source(options.src, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)

@@ -24,10 +24,11 @@ from ingot.core.parallel import ordered
 from ingot.core.retype import HOLDERS
 from ingot.engine.plan import Plan
 from ingot.engine.specs import encoded_spec, same_storage
-from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
+from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import (
+    RAW,
     ConfigKeys,
     Fitting,
     FixedScales,
@@ -37,13 +38,15 @@ from ingot.formats.base import (
     WriteOptions,
     accepts,
     as_laid,
+    encoding_in,
+    recoded,
 )
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import RowsFirst
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
-from ingot.model.layouts.sparse import BlocksLayout
+from ingot.model.layouts.sparse import BlocksLayout, CsrLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.idle import weighs, without_effect
@@ -270,6 +273,10 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     spec = tensor.spec()
     stays = Move(tensor, spec, rule=rule) if format.refuses(spec) is None else None
     foreign = isinstance(tensor.layout, RowsFirst) and not isinstance(format, ConfigKeys)
+    if stays is None:
+        for wanted in recoded(format, spec):
+            if tensor.codec != DenseLayout.codec or any(part.encoding != RAW for part in wanted.parts):
+                return recode(tensor, wanted, rule)
     if tensor.codec not in CODECS or (stays is not None and not foreign):
         return stays
     for layout, wanted in accepts(format, spec):
@@ -347,7 +354,7 @@ def _as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked:
         return CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
 
     def specified(encoder: Encoder) -> TensorSpec:
-        return encoded_spec(tensor.name, tensor, encoder, choice.encoding)
+        return encoded_spec(tensor.name, tensor, encoder, encoding_in(format, choice.encoding))
 
     encoder = made(options)
     spec = specified(encoder)
@@ -396,7 +403,8 @@ def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
 def _instead(
     choice: Choice, options: Mapping[str, Any], encoder: Encoder, format: Format
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield options for layouts that other formats take: values in a wider type, rows of codes without padding.
+    """Yield options for layouts that other formats take: values in a wider type, rows of codes without padding,
+    columns that are known to ascend.
 
     For formats of operators, also scales of the values' own type, and unsigned codes around the point in the middle.
     """
@@ -404,6 +412,8 @@ def _instead(
         holder = holder_of(encoder)
         if holder is not None:
             yield {**options, "holder": holder}
+    if choice.codec == CsrLayout.codec:
+        yield {**options, "ascending": True}
     if choice.codec != AffineLayout.codec or options.get("cut", "rows") != "rows":
         return
     packings = [{}, {"bit_order": "flat"}] if "bit_order" not in options else [{}]

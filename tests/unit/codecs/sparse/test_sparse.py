@@ -15,7 +15,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.errors import CodecError, IngotError, ResourceError, UnsupportedError
 from ingot.model.part import memory_part
-from ingot.model.tensor import Tensor
+from ingot.model.tensor import Tensor, part_of
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
 from ingot.testing.strategies import WHOLE_BYTE_DTYPES
 
@@ -173,8 +173,8 @@ def test_scalars_of_coo() -> None:
 
 
 @pytest.mark.parametrize("codec", ["sparse_csr", "sparse_coo"])
-@pytest.mark.parametrize("dtype", ["i64", "u32", "f64"])
-def test_index_parts_must_be_u64(codec: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["i64", "u16", "f64"])
+def test_index_parts_must_be_u64_or_u32(codec: str, dtype: str) -> None:
     tensor = csr([0, 1, 1, 1], [0]) if codec == "sparse_csr" else coo([[0], [0]])
     role = "indices" if codec == "sparse_csr" else "coords"
     part = tensor.parts[role]
@@ -267,3 +267,34 @@ def test_more_than_there_is_room_for_is_refused_before_it_is_asked_for(monkeypat
     assert caught.value.rule == "codec.too-large"
     monkeypatch.setattr(base, "available_ram", lambda: 1 << 29)
     assert base.empty((1 << 13, (1 << 13) + 1), "f32", "t").nbytes > 1 << 28
+
+
+@pytest.mark.parametrize("codec", ["sparse_csr", "sparse_coo"])
+def test_indices_of_u32_decode_and_become_u64(codec: str) -> None:
+    tensor = csr([0, 2, 2, 3], [2, 0, 1]) if codec == "sparse_csr" else coo([[1, 0], [0, 2]])
+    narrow = {
+        role: part if role == "values" else part_of(part.array().astype(np.uint32))
+        for role, part in tensor.parts.items()
+    }
+    small = replace(tensor, parts=narrow)
+    assert small.numpy().tobytes() == tensor.numpy().tobytes()
+    assert small[1:].tobytes() == tensor[1:].tobytes()
+    assert small.sparse().toarray().tobytes() == tensor.numpy().tobytes()
+    layout = next(one for one in small.layout.alternatives(small) if one.indices == "u64")
+    found = CODECS[codec].repack(small, layout).reader().read(1)
+    assert {role: array.dtype.name for role, array in found.items() if role != "values"} == {
+        role: "uint64" for role in narrow if role != "values"
+    }
+
+
+def test_columns_that_are_said_to_ascend_are_checked_and_others_sorted() -> None:
+    tensor = csr([0, 2, 2, 3], [2, 0, 1])
+    said = replace(tensor, params={**tensor.params, "ascending": True})
+    for read in (said.numpy, said.sparse):
+        with pytest.raises(CodecError) as caught:
+            read()
+        assert caught.value.rule == "sparse_csr.order"
+    layout = next(one for one in tensor.layout.alternatives(tensor) if one.ascending)
+    found = CODECS["sparse_csr"].repack(tensor, layout).reader().read(1)
+    assert found["indices"].tolist() == [0, 2, 1]
+    assert found["values"].tolist() == tensor.parts["values"].array()[[1, 0, 2]].tolist()

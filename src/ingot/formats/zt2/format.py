@@ -1,0 +1,96 @@
+"""Containers of version 2 as a ``Format``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ingot.core.encodings import SEEKABLE
+from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.single import SingleFile
+from ingot.formats.zt2.layout import FOOTER, MAGIC
+from ingot.formats.zt2.manifest import Shard, stated
+from ingot.formats.zt2.reader import catalog_of, read_manifest
+from ingot.formats.zt2.rules import check_names
+from ingot.formats.zt2.shards import SUFFIX, open_shards
+from ingot.formats.zt2.specs import file_size, refusal
+from ingot.formats.zt2.writer import Zt2Writer
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import ByteSource, Target
+from ingot.model.ranges import read_bytes
+from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
+
+
+class Zt2Format(SingleFile):
+    """zTensor container version 2, of which every layout profile is read: one file, its shards, or an overlay."""
+
+    name = "zt2"
+    suffixes: tuple[str, ...] = (SUFFIX,)
+    summary = "zTensor container 2: all codecs, page alignment, shards, overlays, xxh3"
+    digests = True
+    keeps_attributes = True
+    shards = False
+    attachments: tuple[str, ...] = ()
+    encodings: tuple[str, ...] = (SEEKABLE,)
+    containers: Mapping[int, str] = {1: "zt", 2: "zt2"}
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """By magic: version 1 has the same suffix."""
+        return head.startswith(MAGIC)
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """``model.zt``, or the only file with the suffix that is not called like a shard of another one."""
+        stems = {name[: -len(SUFFIX)] for name in names if name.lower().endswith(SUFFIX)}
+        own = [name for name in names if not any(name.startswith(f"{stem}-") for stem in stems)]
+        return super().entry(own)
+
+    def confirms(self, store: Store) -> bool:
+        """Whether the folder's entry begins as this container does; version 1 has the same names."""
+        entry = self.entry(store.names())
+        return entry is not None and self.claims(entry, store.head(entry, len(MAGIC)))
+
+    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
+        """Validate a file without shards."""
+        data, manifest = read_manifest(source)
+        return catalog_of(manifest, {name: data}, {None: source}, verify=verify)
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate the file's manifest and find its shards; what cannot be read is closed."""
+        with ExitStack() as opened:
+            source = store.open(name)
+            opened.callback(source.close)
+            data, manifest = read_manifest(source)
+            sources: dict[str | None, ByteSource] = {None: source}
+            headers = {name: data}
+            shards: Mapping[str, Shard] = stated(manifest.shards) or {}
+            for shard, file, other in open_shards(store, name, shards):
+                opened.callback(other.close)
+                sources[shard] = other
+                headers[file] = read_bytes(other, other.size - FOOTER, FOOTER)
+            opened.pop_all()
+        return catalog_of(manifest, headers, sources, verify=verify)
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Any metadata whose names the container takes; raises ``FormatError`` ``zt2.name``."""
+        check_names("metadata", values)
+        return values
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why a reader would not find the tensor again; None if it would."""
+        return refusal(spec)
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """By the bytes of names, as the canonical form has it."""
+        return sorted(range(len(specs)), key=lambda index: specs[index].name.encode(errors="surrogatepass"))
+
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        """Bytes of the file; less where parts turn out to be equal."""
+        return file_size(artifact.tensors, artifact.metadata, options.digest)
+
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:
+        """Start writing the canonical form."""
+        return Zt2Writer(
+            target.create(name), artifact.tensors, metadata=artifact.metadata, digest=options.digest, name=name
+        )

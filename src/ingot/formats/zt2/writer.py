@@ -1,0 +1,261 @@
+"""Writing containers of version 2 in their canonical form: tensor after tensor, digests running as bytes pass.
+
+A part gets its place when its tensor begins, as far as lengths are known. Parts behind one whose length only its bytes
+tell wait in an unnamed temporary file each. Where a part turns out to be equal to an earlier one, byte for byte, it is
+that one's blob, and what was written behind it moves up: so the layout depends on the bytes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.core import checksums, encodings
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.order import Order
+from ingot.formats.spool import Spool
+from ingot.formats.zt2.layout import CANONICAL, MAGIC, MAX_MANIFEST, Footer, align
+from ingot.formats.zt2.profiles import Written
+from ingot.formats.zt2.rules import check_names
+from ingot.formats.zt2.specs import ALGORITHMS, Placed, build, check_written, describe, in_order, written_as
+from ingot.model.bytesource import Buffer, Sink
+from ingot.model.spec import PartSpec, TensorSpec
+
+_PIECE = 1 << 20
+
+
+class _Writing:
+    """One part being written: at ``offset`` of the file, or in a spool until its place is known."""
+
+    def __init__(self, spec: PartSpec, offset: int | None, algorithm: str | None) -> None:
+        self.spec, self.offset, self.length = spec, offset, 0
+        self.spool: Spool | None = None
+        self._crc = checksums.hasher("crc32c")
+        self._digest = None if algorithm is None else checksums.hasher(algorithm)
+        self._decoding = None if spec.encoding == "raw" else encodings.Decoding("part.zstd", spec.role)
+
+    def update(self, data: memoryview) -> None:
+        self._crc.update(data)
+        self.length += data.nbytes
+        if self._digest is not None:
+            for piece in (data,) if self._decoding is None else self._decoding.pieces(data):
+                self._digest.update(piece)
+
+    @property
+    def crc(self) -> str:
+        return self._crc.text()
+
+    @property
+    def digest(self) -> str | None:
+        """What the file states: of the decoded bytes."""
+        return None if self._digest is None else self._digest.text()
+
+
+class Zt2Writer:
+    """Writes one file into a sink; implements ``FormatWriter``.
+
+    Parameters
+    ----------
+    sink : Sink
+        Taken over: closed by ``finish`` and ``abort``.
+    specs : sequence of TensorSpec
+        The tensors to come, in order.
+    metadata : mapping
+        The file's own attributes: what CBOR can hold.
+    digest : {"crc32c", "sha256", None}
+        What is asked for; the first gives XXH3.
+    name : str
+        The file's name in records and messages.
+
+    Raises
+    ------
+    FormatError
+        ``zt2.name``: a name of the metadata that the container does not take.
+    """
+
+    def __init__(
+        self, sink: Sink, specs: Sequence[TensorSpec], *, metadata: Mapping[str, Any], digest: str | None, name: str
+    ) -> None:
+        self._sink, self._name, self._algorithm = sink, name, ALGORITHMS[digest]
+        self._order = Order(specs, name)
+        self.amend(metadata)
+        self._objects: dict[str, Any] = {}
+        self._tail = len(MAGIC)
+        self._parts: dict[str, _Writing] = {}
+        self._written: Written | None = None
+        self._blobs: dict[tuple[int, str], list[int]] = {}
+        sink.write_at(0, MAGIC)
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start a tensor.
+
+        Raises
+        ------
+        UsageError
+            ``writer.order``: a tensor is open, or the spec is not the next one.
+        UnsupportedError
+            The container cannot carry the tensor; the rule says why.
+        """
+        self._written = written_as(spec)
+        self._order.begin(spec)
+        self._parts, place = {}, align(self._tail)
+        known = True
+        for part in in_order(spec, self._written):
+            self._parts[part.role] = _Writing(part, place if known else None, self._algorithm)
+            known = known and part.length is not None
+            place = align(place + (part.length or 0))
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Take the next stored bytes of one part; refuses more than its spec says."""
+        view = memoryview(data)
+        position = self._order.write(role, view.nbytes)
+        if not view.nbytes:
+            return
+        view, part = view.cast("B"), self._parts[role]
+        if part.offset is None:
+            part.spool = part.spool or Spool(self._sink)
+            part.spool.write(view)
+        else:
+            self._sink.write_at(part.offset + position, view)
+        part.update(view)
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and their ``digests``."""
+        spec = self._order.end()
+        places = {role: self._settle(part) for role, part in self._parts.items()}
+        self._accept(spec, places)
+        sums = {role: part.crc for role, part in self._parts.items()}
+        self._parts = {}
+        return {
+            "name": spec.name,
+            "blobs": [
+                [self._name, places[part.role].offset, places[part.role].length, sums[part.role]] for part in spec.parts
+            ],
+            "digests": [places[part.role].digest for part in spec.parts],
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.
+
+        Raises ``UsageError`` ``zt2.resume-record``: the record is not of the next tensor or not of this layout.
+        """
+        spec = self._order.expect(record.get("name", ""))
+        self._written, places = written_as(spec), {}
+        try:
+            stated = zip(spec.parts, record["blobs"], record["digests"], strict=True)
+            found = {part.role: (int(blob[1]), int(blob[2]), str(blob[3]), digest) for part, blob, digest in stated}
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise self._misfit(spec.name) from None
+        for part in in_order(spec, self._written):
+            offset, length, crc, digest = found[part.role]
+            if offset != align(self._tail) and offset not in self._blobs.get((length, crc), ()):
+                raise self._misfit(spec.name)
+            self._take(offset, length, crc)
+            places[part.role] = Placed(offset, length, digest)
+        self._order.restored(spec.name)
+        self._accept(spec, places)
+
+    def amend(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata: it goes into the manifest, which is written last."""
+        check_names(f"{self._name}: attributes", metadata)
+        self._metadata = dict(metadata)
+
+    def finish(self) -> list[str]:
+        """Write the manifest and the footer, cut off whatever lies behind them, close."""
+        self._order.finish()
+        manifest = build(self._objects, self._metadata, {})
+        if len(manifest) > MAX_MANIFEST:
+            raise UnsupportedError(
+                f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}",
+                rule="zt2.manifest-too-large",
+            )
+        offset = self._reserve()
+        footer = Footer(offset, len(manifest), checksums.xxh3(manifest)).pack()
+        self._sink.write_at(offset, manifest + footer)
+        self._sink.truncate(offset + len(manifest) + len(footer))
+        self._sink.close()
+        return [self._name]
+
+    def abort(self) -> None:
+        """Close the file as it is and drop what was spooled."""
+        for part in self._parts.values():
+            self._drop(part)
+        self._sink.close()
+
+    def _accept(self, spec: TensorSpec, places: Mapping[str, Placed]) -> None:
+        assert self._written is not None
+        entry = describe(spec, self._written, places)
+        check_written(spec.name, entry)
+        self._objects[spec.name] = entry
+
+    def _misfit(self, name: str) -> UsageError:
+        return UsageError(
+            f"the record of an earlier run does not fit tensor {name!r}; start anew without resuming",
+            rule="zt2.resume-record",
+            where=self._name,
+        )
+
+    def _settle(self, part: _Writing) -> Placed:
+        """Put a part that is complete into its place: that of an equal blob, or the end of the file."""
+        for offset in self._blobs.get((part.length, part.crc), ()):
+            if self._equal(part, offset):
+                self._drop(part)
+                return Placed(offset, part.length, part.digest)
+        offset = self._reserve()
+        if part.spool is not None:
+            position = offset
+            for chunk in part.spool.chunks():
+                self._sink.write_at(position, chunk)
+                position += len(chunk)
+            self._drop(part)
+        elif part.offset is not None and part.offset != offset:
+            self._move(part.offset, offset, part.length)
+        self._take(offset, part.length, part.crc)
+        return Placed(offset, part.length, part.digest)
+
+    def _take(self, offset: int, length: int, crc: str) -> None:
+        """Count a blob that lies where it is to stay."""
+        places = self._blobs.setdefault((length, crc), [])
+        if offset not in places:
+            places.append(offset)
+            self._tail = offset + length
+
+    def _equal(self, part: _Writing, offset: int) -> bool:
+        """Whether a part has the bytes of the blob at ``offset``; a checksum alone does not tell."""
+        if part.spool is not None:
+            position = offset
+            for chunk in part.spool.chunks():
+                if self._read(position, len(chunk)) != chunk:
+                    return False
+                position += len(chunk)
+            return True
+        own = part.offset if part.offset is not None else offset
+        return all(
+            self._read(own + start, size) == self._read(offset + start, size) for start, size in _pieces(part.length)
+        )
+
+    def _read(self, offset: int, length: int) -> bytes:
+        data = bytearray(length)
+        self._sink.readinto(offset, memoryview(data))
+        return bytes(data)
+
+    def _move(self, source: int, target: int, length: int) -> None:
+        """Move bytes towards the beginning of the file."""
+        for start, size in _pieces(length):
+            self._sink.write_at(target + start, self._read(source + start, size))
+
+    def _reserve(self) -> int:
+        """Return the next place for a blob; the gap is written, other bytes may lie there."""
+        offset = align(self._tail, CANONICAL)
+        if offset > self._tail:
+            self._sink.write_at(self._tail, bytes(offset - self._tail))
+        return offset
+
+    def _drop(self, part: _Writing) -> None:
+        if part.spool is not None:
+            part.spool.close()
+            part.spool = None
+
+
+def _pieces(length: int) -> list[tuple[int, int]]:
+    return [(start, min(_PIECE, length - start)) for start in range(0, length, _PIECE)]
