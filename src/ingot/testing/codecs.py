@@ -263,7 +263,7 @@ class CodecSuite:
     def test_repacking_changes_no_bit(self, case: Case) -> None:
         tensor = self.tensor(case)
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
-        targets = self.targets(tensor)
+        targets = (tensor.dtype,) if self.encoder(case).lossless else self.targets(tensor)
         layouts = (repacks(self.codec, one) if self.repacks else [] for one in (tensor, packed))
         for ours, other in zip(*layouts, strict=True):
             assert ours.why_not == other.why_not

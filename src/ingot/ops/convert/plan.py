@@ -273,18 +273,20 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     spec = tensor.spec()
     stays = Move(tensor, spec, rule=rule) if format.refuses(spec) is None else None
     foreign = isinstance(tensor.layout, RowsFirst) and not isinstance(format, ConfigKeys)
-    if stays is None:
-        for wanted in recoded(format, spec):
-            if tensor.codec != DenseLayout.codec or any(part.encoding != RAW for part in wanted.parts):
-                return recode(tensor, wanted, rule)
+    ways = [] if stays is not None else [recode(tensor, wanted, rule) for wanted in recoded(format, spec)]
+    for way in ways:
+        if any(part.encoding != RAW for part in way.spec.parts):
+            return way
     if tensor.codec not in CODECS or (stays is not None and not foreign):
-        return stays
+        return stays or next(iter(ways), None)
     for layout, wanted in accepts(format, spec):
         found = repack(CODECS[tensor.codec], tensor, layout)
         if found.exact:
             told = f"{rule} (values equal in {tensor.dtype}, not in f32)" if found.rounded else rule
             return Repack(tensor, wanted, rule=told, repack=found)
-    return stays
+    if tensor.codec == DenseLayout.codec:  # its values are its bytes
+        return stays
+    return stays or next(iter(ways), None)
 
 
 def kept(tensor: Tensor, format: Format) -> Step:
