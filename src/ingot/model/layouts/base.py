@@ -118,6 +118,10 @@ class AsLaid:
     def part_dtypes(self) -> Mapping[str, str]:
         return {part.role: part.dtype for part in self.layout.part_specs(self.shape)}
 
+    @property
+    def part_nbytes(self) -> Mapping[str, int | None]:
+        return {part.role: part.nbytes for part in self.layout.part_specs(self.shape)}
+
 
 class Attributes:
     """Typed access to attributes that somebody else wrote; what does not fit is a ``CodecError`` of one rule."""

@@ -215,10 +215,6 @@ class WordsLayout:
         yield rows
         yield from rows.alternatives(AsLaid(tensor.name, tensor.shape, replace(rows, dtype=tensor.dtype)))
 
-    @property
-    def part_nbytes(self) -> Mapping[str, int | None]:
-        return {part.role: part.nbytes for part in self.layout.part_specs(self.shape)}
-
 
 def words(codes: int, bits: int) -> int:
     """Return how many words of 32 bits hold so many codes, one after the other."""
