@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ingot.formats.zt2.manifest import Object
+from ingot.formats.zt2.meaning import Meaning, Written
+from ingot.formats.zt2.profile_blocks import GGUF, MX, check_gguf, check_mx, read_gguf, read_mx, write_gguf, write_mx
 from ingot.formats.zt2.profile_sparse import check_coo, check_csr, read_coo, read_csr, write_csr
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.ggml import GgmlBlocksLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
 from ingot.model.spec import TensorSpec
 
@@ -21,22 +25,6 @@ _OWN = re.compile(r"ingot\.(.+)/1", re.DOTALL).fullmatch
 # Before an id without namespace and version, which could be that of a codec here.
 _NAMELESS = "zt2:"
 _NAMESPACED = re.compile(r"[^./]+\..+/[0-9]+", re.DOTALL).fullmatch
-
-
-class Meaning(NamedTuple):
-    """What a profile is here: a codec, its roles by those of the file (where they differ), and its attributes."""
-
-    codec: str
-    attributes: Mapping[str, Any]
-    roles: Mapping[str, str] = {}
-
-
-class Written(NamedTuple):
-    """What a file says of a tensor: the profile's id, its attributes, and its roles by those here where they differ."""
-
-    layout: str
-    attributes: Mapping[str, Any]
-    roles: Mapping[str, str] = {}
 
 
 class Profile(NamedTuple):
@@ -62,11 +50,15 @@ PROFILES: Mapping[str, Profile] = {
         CooLayout.codec,
         lambda spec: Written("zt.sparse_coo/1", dict(spec.params)),
     ),
+    MX: Profile(check_mx, read_mx, ScaledCodebookLayout.codec, write_mx),
 }
 
 
+_GGUF = Profile(check_gguf, read_gguf, GgmlBlocksLayout.codec, write_gguf)
+
+
 def _profile(layout: str) -> Profile | None:
-    return PROFILES.get(layout)
+    return _GGUF if GGUF(layout) else PROFILES.get(layout)
 
 
 def ways(spec: TensorSpec) -> Iterator[Written]:
@@ -74,7 +66,7 @@ def ways(spec: TensorSpec) -> Iterator[Written]:
     if spec.codec == DenseLayout.codec:
         yield Written(DenseLayout.codec, dict(spec.params))
         return
-    for profile in PROFILES.values():
+    for profile in (*PROFILES.values(), _GGUF):
         written = profile.write(spec) if profile.codec == spec.codec else None
         if written is not None:
             yield written

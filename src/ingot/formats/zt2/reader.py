@@ -121,15 +121,18 @@ def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool)
     def make(name: str) -> Tensor:
         obj = objects[name]
         found = meaning(obj)
-        parts = {found.roles.get(role, role): part(name, role, blob) for role, blob in obj.parts.items()}
+        parts = {}
+        for stored, blob in obj.parts.items():
+            role = found.roles.get(stored, stored)
+            parts[role] = part(name, stored, blob, found.types.get(role))
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
         return Tensor(
             name, obj.shape, logical_dtype(found.codec, found.attributes, types), found.codec, parts, found.attributes
         )
 
-    def part(name: str, role: str, blob: Blob) -> Part:
+    def part(name: str, role: str, blob: Blob, types: tuple[str, str | None] | None) -> Part:
         source = sources[stated(blob.shard)]
-        dtype, kind = types_here(blob.dtype, stated(blob.type))
+        dtype, kind = types or types_here(blob.dtype, stated(blob.type))
         return Part(
             dtype=dtype,
             length=blob.blob[1],

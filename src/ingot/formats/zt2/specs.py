@@ -90,7 +90,7 @@ def _means_same(spec: TensorSpec, written: Written) -> bool:
     types = {
         found.roles.get(role, role): types_here(part.dtype, None if part.type is msgspec.UNSET else part.type)
         for role, part in obj.parts.items()
-    }
+    } | dict(found.types)
     own = {part.role: (part.dtype, None if part.type == part.dtype else part.type) for part in spec.parts}
     if types != own or found.codec != spec.codec:
         return False
@@ -129,7 +129,7 @@ def describe(spec: TensorSpec, written: Written, places: Mapping[str, Placed]) -
     parts = {}
     for part in spec.parts:
         offset, length, digest, shard = places[part.role]
-        dtype, kind = types_stored(part.dtype, part.type)
+        dtype, kind = written.types.get(part.role) or types_stored(part.dtype, part.type)
         optional = {
             "type": kind,
             "shard": shard,

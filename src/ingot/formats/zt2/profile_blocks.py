@@ -1,0 +1,131 @@
+"""``gguf.TYPE/1`` and ``zt.mx/1``: the codec ``ggml_blocks``, and of ``scaled_codebook`` small numbers with a power of
+two for each block."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from ingot.errors import FormatError
+from ingot.formats.zt2.manifest import Object, stated
+from ingot.formats.zt2.meaning import Meaning, Written
+from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of
+from ingot.model.layouts.affine import Group
+from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
+from ingot.model.layouts.scaled_codebook import INDICES, LOW_FIRST, SCALES, VALUES, ScaledCodebookLayout
+from ingot.model.spec import TensorSpec
+
+GGUF = re.compile(r"gguf\.([a-z0-9_]{1,32})/1").fullmatch
+MX = "zt.mx/1"
+_ELEMENTS, _BYTES = "elems_per_block", "block_bytes"
+_E8M0 = "f8_e8m0fnu"
+_VALUES: Mapping[tuple[str, str | None], str] = {
+    ("u8", "f4_e2m1"): "f4_e2m1fn",
+    ("u8", "f8_e4m3fn"): "f8_e4m3fn",
+    ("u8", "f8_e5m2"): "f8_e5m2",
+    ("i8", None): "i8",
+}
+"""Types of elements of ``zt.mx/1``, and what indices stand for here."""
+_FACTORS = {"i8": 2.0**-6}  # MXINT8 has six bits behind the point (OCP MX 1.0, section 5.3.4)
+
+
+def _refuse(where: str, expected: str) -> FormatError:
+    return FormatError("zt2.layout", f"expected {expected}", where=where)
+
+
+def _number(where: str, obj: Object, key: str, least: int) -> int:
+    value = (stated(obj.attributes) or {}).get(key)
+    if type(value) is not int or not least <= value < 2**63:
+        raise _refuse(where, f"attribute {key} of {least} or more, found {str(value)[:40]!r}")
+    return value
+
+
+def _require_size(where: str, obj: Object, role: str, expected: int | None) -> None:
+    if expected is not None and obj.parts[role].nbytes != expected:
+        found = obj.parts[role].nbytes
+        raise FormatError("zt2.size", f"expected {expected} bytes of {role}, found {found}", where=where)
+
+
+def check_gguf(where: str, obj: Object) -> None:
+    """One part of whole blocks; the attributes say of how many elements and bytes."""
+    part = obj.parts.get("data")
+    if part is None or len(obj.parts) != 1 or part.dtype != "u8" or stated(part.type) is not None:
+        raise _refuse(where, f"one part 'data' of u8 in {obj.layout}")
+    elements, nbytes, count = _number(where, obj, _ELEMENTS, 1), _number(where, obj, _BYTES, 1), prod(obj.shape)
+    if count % elements:
+        raise _refuse(where, f"whole blocks of {elements} elements, found {count} elements")
+    _require_size(where, obj, "data", count // elements * nbytes)
+
+
+def read_gguf(obj: Object) -> Meaning | None:
+    """Return the codec's attributes; None for a type, or a size of its blocks, that is not known here."""
+    found, attributes = GGUF(obj.layout), dict(stated(obj.attributes) or {})
+    block = TYPES.get(found[1]) if found else None
+    constants = (attributes.pop(_ELEMENTS), attributes.pop(_BYTES))
+    if found is None or block is None or constants != block[:2] or (obj.shape or (1,))[-1] % block.elements:
+        return None
+    return Meaning(GgmlBlocksLayout.codec, {**attributes, **GgmlBlocksLayout(found[1]).attributes()}, {"data": BLOCKS})
+
+
+def write_gguf(spec: TensorSpec) -> Written:
+    """Return the profile of the type of block."""
+    layout = GgmlBlocksLayout.of(spec)
+    own = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
+    return Written(f"gguf.{layout.type}/1", {**_others(spec, layout.attributes()), **own}, {BLOCKS: "data"})
+
+
+def _others(spec: TensorSpec, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that a codec does not know."""
+    return {key: value for key, value in spec.params.items() if key not in own}
+
+
+def check_mx(where: str, obj: Object) -> None:
+    """Elements, and an exponent for each block along an axis."""
+    if set(obj.parts) != {"data", "scales"}:
+        raise _refuse(where, f"the parts data and scales of {MX}, found {sorted(obj.parts)[:5]}")
+    data, scales, attributes = obj.parts["data"], obj.parts["scales"], stated(obj.attributes) or {}
+    if (scales.dtype, stated(scales.type)) != ("u8", "f8_e8m0") or attributes.get("scale_form") != "e8m0_exponent":
+        raise _refuse(where, "scales of f8_e8m0, and scale_form e8m0_exponent")
+    block = _number(where, obj, "block_size", 2)
+    axis = _number(where, obj, "axis", 0) if "axis" in attributes else len(obj.shape) - 1
+    if not 0 <= axis < len(obj.shape) or obj.shape[axis] % block:
+        raise _refuse(where, f"an axis in whole blocks of {block}, found axis {axis} of {list(obj.shape)}")
+    count = prod(obj.shape)
+    _require_size(where, obj, "data", nbytes_of(data.dtype, stated(data.type), count))
+    _require_size(where, obj, "scales", count // block * ITEM_BYTES["u8"])
+
+
+def read_mx(obj: Object) -> Meaning | None:
+    """Return the codec's attributes; None for elements that are not known, or blocks along another axis."""
+    attributes = dict(stated(obj.attributes) or {})
+    values = _VALUES.get((obj.parts["data"].dtype, stated(obj.parts["data"].type)))
+    axis = attributes.pop("axis", len(obj.shape) - 1)
+    block = attributes.pop("block_size")
+    del attributes["scale_form"]
+    if values is None or axis != len(obj.shape) - 1:
+        return None
+    dtype = attributes.pop("dtype", "f32")
+    layout = _layout(values, block, str(dtype))
+    types = {INDICES: ("u8", None)}
+    return Meaning(layout.codec, {**attributes, **layout.attributes()}, {"data": INDICES, "scales": SCALES}, types)
+
+
+def _layout(values: str, block: int, dtype: str) -> ScaledCodebookLayout:
+    return ScaledCodebookLayout(
+        VALUES[values], Group(block), dtype, scales=_E8M0, values=values, factor=_FACTORS.get(values)
+    )
+
+
+def write_mx(spec: TensorSpec) -> Written | None:
+    """Return what says of small floats or i8 with exponents; None for other scaled codebooks."""
+    layout = ScaledCodebookLayout.of(spec)
+    stored = {values: kind for kind, values in _VALUES.items()}.get(layout.values or "")
+    if stored is None or not isinstance(layout.grid, Group) or layout.order != LOW_FIRST or len(spec.shape) < 1:
+        return None
+    if layout != _layout(str(layout.values), layout.grid.columns, layout.dtype):
+        return None
+    own = {"block_size": layout.grid.columns, "axis": len(spec.shape) - 1, "scale_form": "e8m0_exponent"}
+    attributes = {**_others(spec, layout.attributes()), **own}
+    return Written(MX, attributes, {INDICES: "data", SCALES: "scales"}, {INDICES: stored})
