@@ -15,7 +15,8 @@ from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, align
 from ingot.formats.zt2.manifest import Object
-from ingot.formats.zt2.profiles import Written, meaning, ways
+from ingot.formats.zt2.meaning import Written
+from ingot.formats.zt2.profiles import meaning, ways
 from ingot.formats.zt2.rules import check_names, check_object
 from ingot.formats.zt2.types import types_here, types_stored
 from ingot.model.spec import PartSpec, TensorSpec

@@ -15,7 +15,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt2.layout import CANONICAL, MAGIC, MAX_MANIFEST, Footer, align
-from ingot.formats.zt2.profiles import Written
+from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.specs import ALGORITHMS, Placed, build, check_written, describe, in_order, written_as
 from ingot.model.bytesource import Buffer, Sink

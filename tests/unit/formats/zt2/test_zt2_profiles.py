@@ -83,10 +83,9 @@ PART = {"dtype": "u8", "blob": [4096, 36]}
 def test_metadata_rules(
     shape: list[int], layout: str, attributes: dict[str, object], parts: dict[str, object], rule: str
 ) -> None:
+    entry = {"shape": shape, "layout": layout, "attributes": attributes, "parts": parts}
     with pytest.raises(IngotError) as caught:
-        check_object(
-            "x.zt", "t", _convert({"shape": shape, "layout": layout, "attributes": attributes, "parts": parts})
-        )
+        check_object("x.zt", "t", msgspec.convert(entry, Object))
     assert caught.value.rule == rule
 
 
