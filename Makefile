@@ -19,7 +19,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum core environments cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum moto core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -40,6 +40,14 @@ test-minimum: $(VENV).minimum/.installed
 
 mutants: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tests/mutants/run.py
+
+# moto's pins are its own business: a venv beside the others.
+moto: $(VENV)/.installed $(VENV)/.test $(VENV).moto/bin/moto_server
+	INGOT_MOTO_SERVER=$(VENV).moto/bin/moto_server $(PYTEST) tests/interop/test_moto_server.py
+
+$(VENV).moto/bin/moto_server:
+	$(PYTHON) -m venv $(VENV).moto
+	$(VENV).moto/bin/pip install --quiet 'moto[server]==5.2.5'
 
 cases: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python -m tests.oracles.run $(CASES)

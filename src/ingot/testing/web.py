@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -292,6 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(501, {}, b"", fault)
 
 
+@lru_cache(maxsize=64)
 def etag(data: bytes) -> str:
     """Return the tag of a version, as S3 has it."""
     return f'"{md5(data, usedforsecurity=False).hexdigest()}"'

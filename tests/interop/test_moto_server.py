@@ -1,0 +1,72 @@
+"""Buckets of moto's S3 server, in a process of its own: `make moto` installs it into a venv of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError
+from ingot.model.store import Listing
+from ingot.stores.table import from_url
+
+PROGRAM = os.environ.get("INGOT_MOTO_SERVER", "")
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="INGOT_MOTO_SERVER names no moto_server: make moto")
+WEIGHTS = {f"{name}.w": np.random.default_rng(7).standard_normal((1500, 1024)).astype(np.float32) for name in "abc"}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen([PROGRAM, "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
+                break
+            except OSError:
+                time.sleep(0.25)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture(autouse=True)
+def _environment(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1", "ENDPOINT_URL": endpoint}
+    for name, value in names.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+
+
+def test_shards_in_parts_there_and_back(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "a.safetensors", WEIGHTS)
+    ingot.convert(tmp_path / "a.safetensors", "s3://bucket/m", format="safetensors", max_shard=13_000_000)
+    assert len(from_url("s3://bucket/m").list().files) == 3
+    assert ingot.compare("s3://bucket/m", tmp_path / "a.safetensors").same
+    ingot.seal("s3://bucket/m")
+    assert not ingot.verify("s3://bucket/m")
+    ingot.save("s3://bucket/m", WEIGHTS, overwrite=True)
+    assert from_url("s3://bucket/m").list() == Listing(("model.zt",))
+
+
+def test_an_object_that_is_replaced_is_refused() -> None:
+    ingot.save("s3://bucket/x.zt", WEIGHTS)
+    with ingot.open("s3://bucket/x.zt") as checkpoint:
+        assert np.array_equal(checkpoint["b.w"][7:9], WEIGHTS["b.w"][7:9])
+        ingot.save("s3://bucket/x.zt", {name: values + 1 for name, values in WEIGHTS.items()})
+        with pytest.raises(IngotError) as caught:
+            checkpoint["c.w"].numpy()
+    assert caught.value.rule == "store.changed"
