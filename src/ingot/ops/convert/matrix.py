@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED, Repack
-from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.errors import CodecError, IngotError, MissingExtraError, UnsupportedError
 from ingot.formats.base import Fitting, Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
@@ -123,7 +123,7 @@ def _ways(options: MatrixOptions, format: Format) -> Iterator[Way]:
             view = viewed(checkpoint, place, wanted, frozenset()).checkpoint
             close = view.close
             format = format.fit(view.attachments) if isinstance(format, Fitting) else format
-        except UnsupportedError as error:
+        except (UnsupportedError, MissingExtraError) as error:
             for tensor in checkpoint.values():
                 yield _refused(format, tensor, error)
             return

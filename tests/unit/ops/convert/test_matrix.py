@@ -13,7 +13,7 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
-from ingot.errors import IngotError
+from ingot.errors import IngotError, MissingExtraError
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.matrix import Matrix, matrix
 from ingot.testing.codecs import encode_tensor
@@ -91,3 +91,12 @@ def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(told["tensors"]) == 2 * len(WAYS)
     assert run(["matrix", str(source), "--to", "gguf"]) == 0
     assert "reciprocal.weight" in capsys.readouterr().out
+
+
+def test_a_missing_extra_is_an_obstacle_like_others(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: object) -> object:
+        raise MissingExtraError("gguf", "gguf")
+
+    monkeypatch.setattr("ingot.ops.convert.matrix.viewed", without)
+    (target,) = matrix(source, to=["gguf"]).targets
+    assert (target.refused, target.obstacle is not None) == (len(WAYS), True)
