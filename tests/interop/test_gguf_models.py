@@ -182,6 +182,32 @@ def test_gemma_s_norms_are_one_more_there(tmp_path: Path) -> None:
     assert stored(tmp_path / "back") == stored(model)
 
 
+def test_llama_3_s_rotary_scaling_is_a_tensor_there(tmp_path: Path) -> None:
+    rope_utils, configs = (
+        pytest.importorskip(f"transformers.{name}") for name in ("modeling_rope_utils", "models.llama")
+    )
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    model = folder(tmp_path / "model", weights(), rope_parameters=scaling)
+    report = ingot.convert(model, tmp_path / "x.gguf")
+    assert not any("rope" in note for note in report.notes)
+    config = configs.LlamaConfig(**{**CONFIG, "rope_parameters": dict(scaling)})
+    scaled, _ = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    size = HIDDEN // HEADS
+    plain = 1 / 10000.0 ** (np.arange(0, size, 2) / size)
+    with ingot.open(tmp_path / "x.gguf") as checkpoint:
+        factors = checkpoint["rope_freqs.weight"]
+        assert (factors.dtype, factors.shape) == ("f32", (size // 2,))
+        assert np.allclose(plain / factors.numpy(), scaled.numpy(), rtol=1e-5)
+        assert factors.numpy().min() == 1
+        assert factors.numpy().max() == 8
+    ingot.convert(tmp_path / "x.gguf", tmp_path / "back", format="safetensors")
+    assert stored(tmp_path / "back") == stored(model)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["rope_parameters"] == scaling
+
+
 def test_rows_move_in_blocks_and_come_back_from_them(model: Path, tmp_path: Path) -> None:
     """Packed integers are put in order as they lie: nothing is decoded."""
     ingot.convert(model, tmp_path / "q", recipe="int4", format="zt")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import UnsupportedError
+from ingot.model.tensor import Array
 from ingot.ops.architectures.families import Family
 
 RULE = "architecture.config"
@@ -41,6 +42,7 @@ _THETA, _SCALING, _FACTOR, _ORIGINAL = (
 )
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 _ID_KEY = "tokenizer.ggml.{}_token_id"
+_LARGEST_HEAD = 1 << 16
 _SCALINGS = {"linear": "linear", "yarn": "yarn"}
 """Of transformers, llama.cpp."""
 
@@ -98,7 +100,7 @@ def _rope_to(config: Mapping[str, Any], family: Family, found: Typed) -> list[st
     if isinstance(theta, int | float):
         found[f"{family.arch}.{_THETA}"] = ("f32", float(theta))
     kind = rope["rope_type"]
-    if kind == "default":
+    if kind == "default" or rope_factors(config, family) is not None:
         return []
     if kind not in _SCALINGS or not isinstance(rope.get("factor"), int | float):
         return [f"rope_type {str(kind)[:40]}"]
@@ -107,6 +109,29 @@ def _rope_to(config: Mapping[str, Any], family: Family, found: Typed) -> list[st
     if isinstance(rope.get("original_max_position_embeddings"), int):
         found[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope["original_max_position_embeddings"])
     return []
+
+
+def rope_factors(config: Mapping[str, Any], family: Family) -> Array | None:
+    """Return what Llama 3.1's scaling divides each frequency of the rotary embedding by; None for another scaling.
+
+    llama.cpp has them as a tensor. Waves longer than ``original_max_position_embeddings / low_freq_factor`` are
+    stretched by ``factor``, those shorter than by ``high_freq_factor`` stay, between them goes smoothly (transformers,
+    ``modeling_rope_utils.py``). f32 [head size / 2].
+    """
+    rope = rope_of(config)
+    keys = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    if rope["rope_type"] != "llama3" or family.arch != "llama":
+        return None
+    numbers: list[Any] = [rope.get(key) for key in keys]
+    if not all(_is_number(value) and 0 < value < 2**53 for value in numbers) or numbers[2] == numbers[3]:
+        return None
+    theta, factor, low, high, length = map(float, numbers)
+    size = int(config.get("head_dim") or _integer(config, "hidden_size") // heads(config)[0])
+    if not 0 < size <= _LARGEST_HEAD:
+        return None
+    wave = 2 * np.pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
+    smooth = np.clip((length / wave - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
 
 
 def to_config(metadata: Mapping[str, Any], family: Family, names: Collection[str]) -> dict[str, Any]:

@@ -28,12 +28,13 @@ from ingot.ops.architectures import companions, hyper, tokenizer
 from ingot.ops.architectures.companions import PREFIX, SETTINGS, TOKENIZER, WHOLE
 from ingot.ops.architectures.families import FAMILIES, Family, family_of
 from ingot.ops.architectures.names import Names
-from ingot.ops.views.dense import Change, change
+from ingot.ops.views.dense import Change, add, change
 from ingot.ops.views.names import drop, rename
 from ingot.ops.views.rows import permute, stack, unstack
 from ingot.ops.views.second import join_seconds, part_seconds
 from ingot.stores.temporary import TemporaryFolder
 
+_FREQUENCIES = "rope_freqs.weight"
 _MOST_EXPERTS = 1 << 16
 SCALE_NAMES = (".scale", ".input_scale")
 """Endings of tensors that are one number of a layer."""
@@ -103,6 +104,8 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     kept = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
     metadata = with_values(carried(kept), {**typed, **words, **companions.to_metadata(files)})
     view = _stacked(checkpoint, plan)
+    factors = hyper.rope_factors(config, family)
+    view = view if factors is None else add(view, {_FREQUENCIES: factors})
     changes = _widened(view, family)
     rounded = [name for name, wanted in changes.items() if wanted.plus and not _comes_back(view[name], wanted)]
     lost += [f"the last bits of {', '.join(rounded[:3])}, of which 1 + w is rounded"] if rounded else []
@@ -144,11 +147,7 @@ def to_model(checkpoint: Checkpoint) -> Translated:
     files, unsaid = companions.files_of(metadata, config)
     lost = [
         *unsaid,
-        *(
-            ["rope_freqs.weight: the rotary embedding's scaling"]
-            if "rope_freqs.weight" in plan.dropped and not stated
-            else []
-        ),
+        *([f"{_FREQUENCIES}: the rotary embedding's scaling"] if _FREQUENCIES in plan.dropped and not stated else []),
     ]
     keys = [key for key in metadata if not _is_known(key, arch)]
     if keys:
@@ -202,7 +201,7 @@ def _plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: 
         members = names.experts(name, shape[0]) if shape and shape[0] <= _MOST_EXPERTS else None
         if members is not None:
             plan.stacks[name] = members
-        elif name == "rope_freqs.weight":
+        elif name == _FREQUENCIES:
             plan.dropped.append(name)
         elif (found := names.to_model(name)) is None:
             plan.unknown.append(name)

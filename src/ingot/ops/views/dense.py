@@ -1,4 +1,4 @@
-"""The view of small dense tensors with other values: in another element type, shifted by a constant, reshaped."""
+"""Views of small dense tensors: with other values (another element type, a constant added, a shape), and added."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from ingot.codecs.table import CODECS
+from ingot.core import checksums
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import cast
 from ingot.errors import UsageError
@@ -64,3 +65,26 @@ def change(checkpoint: Checkpoint, changes: Mapping[str, Change]) -> Checkpoint:
     entries = [(name, changed(name) if name in changes else None, name) for name in checkpoint]
     said = {name: asdict(wanted) for name, wanted in changes.items()}
     return view_of(checkpoint, entries, change, dict(changes), said)
+
+
+def add(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> Checkpoint:
+    """Return the checkpoint with further dense tensors behind its own, from arrays in f32.
+
+    Raises ``UsageError`` ``view.name``, ``view.delta``.
+    """
+    held = {name: np.ascontiguousarray(values, np.float32) for name, values in arrays.items()}
+
+    def added(name: str) -> Make:
+        def make() -> Tensor:
+            parts = {DATA: memory_part(held[name], "f32", None)}
+            return Tensor(name, held[name].shape, "f32", DenseLayout.codec, parts, {}, CODECS[DenseLayout.codec])
+
+        return make
+
+    entries: list[tuple[str, Make | None, str]] = [(name, None, name) for name in checkpoint]
+    entries += [(name, added(name), name) for name in held]
+    said = {
+        name: [list(values.shape), checksums.digest("sha256", values.reshape(-1).view(np.uint8).data)]
+        for name, values in held.items()
+    }
+    return view_of(checkpoint, entries, add, dict(held), said)
