@@ -4,6 +4,7 @@
 
 CORPUS is ``conformance/corpus`` of github.com/pie-project/ztensor (MIT license) at py-v2.1.2: it goes into
 ``conformance.zip`` as it is, and what the package reads of its valid files into ``expected.json``.
+``peer.zip`` has a file that the package writes: compressed parts of several frames, and a tensor that was appended.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -54,11 +56,26 @@ def pack(files: dict[str, bytes], path: Path) -> None:
             archive.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
 
 
+def written(folder: Path) -> dict[str, bytes]:
+    """Return files that the package writes."""
+    path = folder / "appended.zt"
+    writer = ztensor.Writer(str(path), canonical=False, align=4096)
+    for name, data in (("a", bytes(range(251)) * 10_000), ("empty", b"")):
+        writer.add(name, data, [len(data)], "u8", encoding="zt.zstd-seekable/1")
+    writer.finish()
+    writer = ztensor.Writer(str(path), canonical=False, append=True)
+    writer.add("later", b"12345678", [2], "u32")
+    writer.finish()
+    return {"appended.zt": path.read_bytes()}
+
+
 def main(corpus: Path, root: Path) -> None:
     """Write all that is in the folder."""
     root.mkdir(parents=True, exist_ok=True)
     found = {path.relative_to(corpus).as_posix(): path for path in corpus.rglob("*.zt")}
     pack({name: path.read_bytes() for name, path in found.items()}, root / "conformance.zip")
+    with tempfile.TemporaryDirectory() as folder:
+        pack(written(Path(folder)), root / "peer.zip")
     expected = {name: read(path) for name, path in sorted(found.items()) if name.startswith("valid/")}
     (root / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 

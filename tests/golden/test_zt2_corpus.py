@@ -140,3 +140,22 @@ def test_rejected_files_are_refused_by_rule(name: str) -> None:
     except IngotError as error:
         rules = {error.rule or ""}
     assert rules == {RULES[name]}
+
+
+def test_compressed_and_appended_parts_of_the_package() -> None:
+    with zipfile.ZipFile(HERE / "peer.zip") as archive:
+        data = archive.read("appended.zt")
+    catalog = opened(data).catalog
+    whole = bytes(range(251)) * 10_000
+    part = catalog.tensors["a"].parts["data"]
+    piece = memoryview(bytearray(1000))
+    part.readinto(2_000_000, piece)  # of the second of three frames
+    assert (bytes(part.view()), bytes(piece)) == (whole, whole[2_000_000:2_001_000])
+    assert catalog.tensors["empty"].parts["data"].view().nbytes == 0
+    assert bytes(catalog.tensors["later"].parts["data"].view()) == b"12345678"
+    for back in (1, 10, 20, part.length // 2, part.length - 1):
+        damaged = bytearray(data)
+        damaged[part.offset + part.length - back] ^= 4
+        with pytest.raises(IngotError) as caught:
+            opened(bytes(damaged)).catalog.tensors["a"].parts["data"].view()
+        assert caught.value.rule == "part.zstd"
