@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from ingot.core.atomic import Staging
 from ingot.core.suggest import did_you_mean
 from ingot.errors import ResourceError, UsageError
-from ingot.formats.base import Containers, Format
+from ingot.formats.base import Containers, Format, LastResort
 from ingot.formats.table import FORMATS
 from ingot.model.store import Replaced
 from ingot.ops.replaceable import require_ours
@@ -124,7 +124,8 @@ def _foreign_suffix(name: str) -> bool:
 
 
 def _unknown_suffix(where: str, suffix: str) -> UsageError:
-    known = [suffix for name in FORMATS for suffix in FORMATS[name].suffixes]
+    written = (FORMATS[name] for name in FORMATS if not isinstance(FORMATS[name], LastResort))
+    known = [suffix for format in written for suffix in format.suffixes]
     near = did_you_mean(suffix.lower(), known) if suffix else ""
     return UsageError(
         f"expected a file name ending in {', '.join(known)}{near}, or a folder, whose name may end in a slash; found "
@@ -138,6 +139,6 @@ def format_of_suffix(name: str) -> Format | None:
     """Return the format whose suffix ``name`` has."""
     for key in FORMATS:
         format = FORMATS[key]
-        if name.lower().endswith(format.suffixes):
+        if name.lower().endswith(format.suffixes) and not isinstance(format, LastResort):
             return format
     return None

@@ -145,7 +145,7 @@ def test_without_torch_the_command_is_told(tmp_path: Path, monkeypatch: pytest.M
     assert "pip install" in str(caught.value)
     with pytest.raises(ingot.IngotError) as caught:
         ingot.save(tmp_path / "y.bin", {"w": np.ones(2)})
-    assert caught.value.rule == "save.unsupported"
+    assert caught.value.rule == "save.suffix"
 
 
 def test_a_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
