@@ -19,7 +19,7 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ids import codec_of
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import HeaderSource, read_bytes
+from ingot.model.ranges import HeaderSource, is_distant, read_bytes
 from ingot.model.tensor import Tensor
 
 _TAIL = 1 << 16
@@ -46,8 +46,9 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     IntegrityError
         ``manifest.digest``.
     """
-    head = HeaderSource(source)
-    if not source.mapped:  # a request may be a journey: the end of the file, with the manifest of all but large files
+    head: ByteSource = source
+    if is_distant(source):  # a request is a journey: the end of the file, with the manifest of all but large files
+        head = HeaderSource(source)
         head.expect([(0, len(MAGIC)), (source.size - _TAIL, _TAIL)])
     start, size = manifest_span(head)
     data = read_bytes(head, start, size)
