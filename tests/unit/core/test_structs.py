@@ -42,6 +42,6 @@ def test_every_struct_type_is_described_when_its_module_is_imported() -> None:
     assert own == set(WARM)
 
 
-@pytest.mark.parametrize("runs", [3, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_threads_that_meet_at_the_first_use_of_a_type_do_not_crash(runs: int) -> None:
     assert [subprocess.run([sys.executable, "-c", RACE], check=False).returncode for _ in range(runs)] == [0] * runs
