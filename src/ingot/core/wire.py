@@ -19,7 +19,7 @@ MAX_DEPTH = 64
 _MAX_FIELD = (1 << 29) - 1
 _VARINT_BYTES = 10
 _HEAD = 2 * _VARINT_BYTES  # the bytes that a field's key and length or number take at most
-_MOST_KEPT = 1 << 20
+_MOST_FIELDS, _MOST_KEPT = 1 << 22, 1 << 20
 _LOCAL = 1 << 16  # a message of so many bytes is taken into memory before its fields are looked at
 
 
@@ -91,14 +91,19 @@ class Node:
         """
         position, end = self.start, self.end
         local = bytes(self.data[position:end]) if end - position <= _LOCAL else None
-        base = position
+        base, left = position, _MOST_FIELDS
         while position < end:
+            left -= 1
+            if left < 0:
+                raise self.refuse(f"a message of at most {_MOST_FIELDS} fields", "more")
             if local is None:
                 head, base = bytes(self.data[position : min(position + _HEAD, end)]), position
             else:
                 head = local
             tag = position
-            key, behind = self._varint(head, position - base, base)
+            key, behind = head[position - base], position - base + 1
+            if key > 0x7F:
+                key, behind = self._varint(head, behind - 1, base)
             number, kind = key >> 3, key & 7
             if not 1 <= number <= _MAX_FIELD:
                 raise self.refuse("a field number from 1 to 2**29 - 1", str(number))
@@ -107,7 +112,9 @@ class Node:
                 value, behind = self._varint(head, behind, base)
                 position = base + behind
             elif kind == BYTES:
-                length, behind = self._varint(head, behind, base)
+                length, behind = head[behind] if behind < len(head) else 0x80, behind + 1
+                if length > 0x7F:
+                    length, behind = self._varint(head, behind - 1, base)
                 start = base + behind
                 position = start + length
             elif kind in (FIXED64, FIXED32):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ingot.core.wire import BYTES, Bytes, Field, Node, Rules
+from ingot.core.wire import Bytes, Field, Node, Rules
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.onnx.tensors import Constant, read_constant
 
@@ -155,13 +155,13 @@ def _read_graph(model: Model) -> None:
 
 
 def _operator(model: Model, index: int, message: Node) -> None:
-    operator = _read_operator(message, index)
+    operator, graphs = _read_operator(message, index)
     model.operators.append(operator)
     for position, name in enumerate(operator.inputs):
         if name:
             model.uses.setdefault(name, []).append((operator, position))
-    for attribute in operator.attributes.values():
-        _within(model, attribute)
+    for graph in graphs:
+        _within(model, graph)
     if operator.key == ("", "Constant") and "value" in operator.attributes and len(operator.outputs) == 1:
         attribute = operator.attributes["value"]
         held = attribute.known((TENSOR,))[TENSOR]
@@ -184,47 +184,43 @@ def _add(model: Model, constant: Constant | None, maker: Operator | None) -> Non
         model.makers[constant.name] = maker
 
 
-def _read_operator(message: Node, index: int) -> Operator:
+def _read_operator(message: Node, index: int) -> tuple[Operator, list[Node]]:
+    """Return an operator, and the graphs in its attributes."""
     single, repeated = (NODE_NAME, OP_TYPE, DOMAIN), (INPUTS, OUTPUTS, ATTRIBUTES)
     fields = message.known(single, repeated)
     name, type, domain = (message.text(fields[number][0]) if fields[number] else "" for number in single)
     inputs, outputs = (tuple(message.text(item) for item in fields[number]) for number in (INPUTS, OUTPUTS))
     attributes: dict[str, Node] = {}
+    graphs: list[Node] = []
     for item in fields[ATTRIBUTES]:
         attribute = message.child(item)
-        named = attribute.known((_ATTRIBUTE_NAME,))[_ATTRIBUTE_NAME]
+        found = attribute.known((_ATTRIBUTE_NAME,), (SUBGRAPH, _SUBGRAPHS))
+        named = found[_ATTRIBUTE_NAME]
+        graphs += [attribute.child(inner) for inner in (*found[SUBGRAPH], *found[_SUBGRAPHS])]
         key = attribute.text(named[0]) if named else ""
         if key in attributes:
             raise FormatError("onnx.repeated-field", f"expected attribute {key[:80]!r} once", where=message.where)
         attributes[key] = attribute
-    return Operator(index, message, type, "" if domain == "ai.onnx" else domain, name, inputs, outputs, attributes)
+    domain = "" if domain == "ai.onnx" else domain
+    return Operator(index, message, type, domain, name, inputs, outputs, attributes), graphs
 
 
-def _within(model: Model, attribute: Node) -> None:
-    """Note every name that a graph in an attribute uses: it may be one of the graph around it."""
-    for graph in _graphs(attribute):
-        for item in graph.fields():
-            if item.number == INITIALIZERS:
-                model.inner += 1
-                constant = read_constant(graph.child(item))
-                model.inner_external |= constant is not None and constant.external is not None
-            if item.number == _GRAPH_OUTPUTS:
-                value = graph.child(item)
-                model.fixed.update(value.text(named) for named in value.known((1,))[1])
-            if item.number != NODES:
-                continue
-            message = graph.child(item)
-            fields = message.known((), (INPUTS, OUTPUTS, ATTRIBUTES))
-            model.fixed.update(message.text(name) for name in fields[INPUTS])
-            model.names.update(message.text(name) for name in fields[OUTPUTS])
-            for inner in fields[ATTRIBUTES]:
-                _within(model, message.child(inner))
-
-
-def _graphs(attribute: Node) -> Iterator[Node]:
-    for item in attribute.fields():
-        if item.number in (SUBGRAPH, _SUBGRAPHS) and item.kind == BYTES:
-            yield attribute.child(item)
+def _within(model: Model, graph: Node) -> None:
+    """Note every name that a graph within the graph uses: it may be one of the graph around it."""
+    for item in graph.fields():
+        if item.number == INITIALIZERS:
+            model.inner += 1
+            constant = read_constant(graph.child(item))
+            model.inner_external |= constant is not None and constant.external is not None
+        if item.number == _GRAPH_OUTPUTS:
+            value = graph.child(item)
+            model.fixed.update(value.text(named) for named in value.known((1,))[1])
+        if item.number == NODES:
+            operator, graphs = _read_operator(graph.child(item), 0)
+            model.fixed.update(operator.inputs)
+            model.names.update(operator.outputs)
+            for inner in graphs:
+                _within(model, inner)
 
 
 def matrix_uses(model: Model, name: str) -> Sequence[Operator]:

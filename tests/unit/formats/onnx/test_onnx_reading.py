@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.core import wire
 from ingot.core.wire import bytes_field, number_field, varint
 from ingot.errors import IngotError
 from ingot.formats.onnx.format import OnnxFormat
@@ -247,3 +248,12 @@ def test_only_what_lies_around_weights_is_read(tmp_path: Path) -> None:
     store = CountingStore(LocalStore(tmp_path, io="pread"))
     OnnxFormat().read(store, "m.onnx")
     assert store.nbytes < 1 << 20
+
+
+def test_a_message_of_more_fields_than_anybody_writes_is_refused_before_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "_MOST_FIELDS", 1000)
+    with pytest.raises(IngotError) as caught:
+        read(sample().model() + number_field(99, 1) * 2000)
+    assert caught.value.rule == "onnx.wire"
