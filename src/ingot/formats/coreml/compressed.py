@@ -66,7 +66,7 @@ def affine_dequantize(graph: Graph, operation: Operation) -> Made:
     if scale.dims:
         expect(
             operation,
-            len(scale.dims) == 1 and rank > 0 and scale.dims[0] == data.dims[axis],
+            len(scale.dims) == 1 and rank > 0 and 0 < scale.dims[0] == data.dims[axis],
             "a scale per index",
             scale.dims,
         )

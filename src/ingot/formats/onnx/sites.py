@@ -32,6 +32,8 @@ from ingot.model.spec import PartSpec, TensorSpec
 
 LEFT_RULE = "onnx.left"
 DEQUANTIZE, NBITS = ("", "DequantizeLinear"), (MICROSOFT, "MatMulNBits")
+_DEQUANTIZE_DEFAULTS = {"axis": 1, "block_size": 0, "output_dtype": 0}
+_NBITS_DEFAULTS = {"K": 0, "N": 0, "bits": 4, "block_size": 0}
 BITS = (2, 4, 8)
 _FP8 = ("f8_e4m3fn", "f8_e5m2")
 _LARGEST_POINTS = 1 << 20
@@ -93,16 +95,19 @@ class Found:
 
 def find_sites(model: Model) -> Found:
     """Return the tensors of a model."""
-    found, coded = Found(), dict[str, Site]()
+    found, coded, outputs = Found(), dict[str, Site](), set[str]()
     for name, constant in model.constants.items():
         uses = model.uses.get(name, [])
         try:
             site = _dequantized(model, constant, uses) or _packed(model, constant, uses)
+            if site is not None and site.name in outputs:
+                raise LeftError(f"other codes are {site.name} too")
         except LeftError as reason:
             found.notes.append((LEFT_RULE, f"{name} stays as it is: {reason}"))
             continue
         if site is not None:
             coded[name] = site
+            outputs.add(site.name)
         elif constant.type.integer and (kind := next((use.type for use, _ in uses if use.key in _CODED), "")):
             found.notes.append((LEFT_RULE, f"{name} stays as it is: {kind} reads it in a way of its own"))
     parts = {slot.constant.name for site in coded.values() for slot in site.slots.values()}
@@ -145,11 +150,11 @@ def _dequantized(model: Model, constant: Constant, uses: Sequence[tuple[Operator
     if len(operators) != len(uses) or constant.name in model.fixed:
         raise LeftError("its codes are used elsewhere too")
     first = operators[0]
-    if any(not _same(first, other, ("axis", "block_size", "output_dtype"), 1) for other in operators):
+    if any(not _same(first, other, _DEQUANTIZE_DEFAULTS, 1) for other in operators):
         raise LeftError("several operators read its codes in different ways")
     scales = _constant(model, first.input(1), "scales")
     dtype = scales.type.dtype
-    if dtype not in FLOATING or first.integer("output_dtype", 0) not in (0, scales.type.code):
+    if dtype not in FLOATING or _stated(first, _DEQUANTIZE_DEFAULTS)["output_dtype"] not in (0, scales.type.code):
         raise LeftError(f"its scales are of {dtype}, or its values of another type than these")
     dims = _scale_dims(constant.dims, scales.dims, first)
     name = first.outputs[0] if first.outputs else ""
@@ -167,6 +172,8 @@ def _dequantized(model: Model, constant: Constant, uses: Sequence[tuple[Operator
 def _coded(constant: Constant, scales: Constant, zero: Constant | None, dims: Shape) -> tuple[dict[str, Slot], Layout]:
     """Return the parts and the layout of codes on a grid of scales."""
     type, dtype = constant.type, scales.type.dtype
+    if not prod(constant.dims) and prod(dims) != 1:
+        raise LeftError("it is empty")
     if type.integer and type.bits <= 8:
         kind: Zero = NO_ZERO if zero is None else POINTS
         layout = on_grid(constant.dims, dims, (type.bits, type.signed), kind, dtype)
@@ -195,10 +202,10 @@ def _raw_bytes(constant: Constant) -> bytes:
 
 def _scale_dims(shape: Shape, scales: Shape, operator: Operator) -> Shape:
     """Return the scales' shape with the tensor's rank; raises ``LeftError``."""
-    rank, block = len(shape), operator.integer("block_size", 0)
+    rank, stated = len(shape), _stated(operator, _DEQUANTIZE_DEFAULTS)
+    axis, block = stated["axis"], stated["block_size"]
     if prod(scales) == 1 and len(scales) <= 1 and not block:
         return (1,) * rank
-    axis = operator.integer("axis", 1)
     axis += rank if axis < 0 else 0
     if not 0 <= axis < rank:
         raise LeftError(f"it has no dimension {axis}")
@@ -219,12 +226,12 @@ def _packed(model: Model, constant: Constant, uses: Sequence[tuple[Operator, int
     operators = [use for use, at in uses if use.key == NBITS and at == 1]
     if not operators:
         return None
-    first, keys = operators[0], ("K", "N", "bits", "block_size")
+    first = operators[0]
     if len(operators) != len(uses) or constant.name in model.fixed:
         raise LeftError("its codes are used elsewhere too")
-    if any(not _same(first, other, keys, 2) for other in operators):
+    if any(not _same(first, other, _NBITS_DEFAULTS, 2) for other in operators):
         raise LeftError("several operators read its codes in different ways")
-    cols, rows, bits, block = (first.integer(key, 4 if key == "bits" else 0) for key in keys)
+    cols, rows, bits, block = _stated(first, _NBITS_DEFAULTS).values()
     if bits not in BITS or block < 16 or block & (block - 1) or cols < 1 or rows < 1:
         raise LeftError(f"it has {bits} bits in blocks of {block}")
     if any(first.input(index) for index in (4, 6)):
@@ -264,8 +271,13 @@ def _constant(model: Model, name: str, what: str) -> Constant:
     return model.constants[name]
 
 
-def _same(one: Operator, other: Operator, keys: Sequence[str], start: int) -> bool:
+def _stated(operator: Operator, defaults: Mapping[str, int]) -> dict[str, int]:
+    """Return attributes that are whole numbers, as stated or by default."""
+    return {key: operator.integer(key, default) for key, default in defaults.items()}
+
+
+def _same(one: Operator, other: Operator, defaults: Mapping[str, int], start: int) -> bool:
     """Whether two operators read the same codes in the same way; inputs from ``start`` on."""
     return one is other or (
-        one.inputs[start:] == other.inputs[start:] and all(one.integer(key, 0) == other.integer(key, 0) for key in keys)
+        one.inputs[start:] == other.inputs[start:] and _stated(one, defaults) == _stated(other, defaults)
     )

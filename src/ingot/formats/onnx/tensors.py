@@ -12,6 +12,8 @@ import numpy as np
 from ingot.core.checked import element_count
 from ingot.core.wire import (
     BYTES,
+    FIXED32,
+    FIXED64,
     VARINT,
     Field,
     Node,
@@ -29,6 +31,7 @@ from ingot.model.part import Part
 
 DIMS, DATA_TYPE, SEGMENT, NAME, RAW, EXTERNAL, LOCATION = 1, 2, 3, 8, 9, 13, 14
 _TYPED = (4, 5, 6, 7, 10, 11)
+_FIXED = {FLOATS: (FIXED32, 4), DOUBLES: (FIXED64, 8)}  # how a number of these fields is encoded alone, and its bytes
 _IN_FILE = 1
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MOST_ENTRIES = 16
@@ -127,9 +130,11 @@ def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
     where = f"{message.where}: {constant.name[:200]}"
     if others != len(fields):
         raise FormatError("onnx.data", f"expected numbers in the field of {type.name}, found others", where=where)
-    if type.field in (FLOATS, DOUBLES):
-        found = sum(field.end - field.start for field in fields if field.kind != VARINT)
-        _require_size(found, constant.nbytes, where)
+    if type.field in _FIXED:
+        kind, width = _FIXED[type.field]
+        if any(field.kind not in (kind, BYTES) or (field.end - field.start) % width for field in fields):
+            raise message.refuse(f"numbers of {width} bytes in field {type.field}", "others")
+        _require_size(sum(field.end - field.start for field in fields), constant.nbytes, where)
         if len(fields) == 1 and fields[0].kind == BYTES:
             field = fields[0]
             return Constant(constant.name, type, constant.dims, message, raw=Range(field.start, field.end))
@@ -144,6 +149,8 @@ def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
 
 
 def _payload(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    if field.kind != BYTES:
+        raise message.refuse(f"numbers in field {field.number}", f"wire type {field.kind}")
     return np.frombuffer(bytes(message.data[field.start : field.end]), np.uint8)
 
 
@@ -155,17 +162,25 @@ def _require_size(found: int, wanted: int, where: str) -> None:
 def typed_bytes(constant: Constant) -> bytes:
     """Return numbers that stand in the field of their type as they would lie in ``raw_data``.
 
-    Raises ``FormatError`` ``onnx.wire``.
+    Raises ``FormatError`` ``onnx.wire``, ``onnx.data``: a number that the type has not.
     """
     type, message = constant.type, constant.message
     fields = message.known((), (type.field,))[type.field]
-    if type.field in (FLOATS, DOUBLES):
+    if type.field in _FIXED:
         return b"".join(bytes(message.data[field.start : field.end]) for field in fields)
     values = [
         np.array([field.value], np.uint64) if field.kind == VARINT else _numbers(message, field) for field in fields
     ]
     width = max(type.bits, 8) // 8
     joined = np.concatenate(values) if values else np.empty(0, np.uint64)
+    if width < 8:  # bits are stated, with a sign in front or without
+        numbers, low = joined.view(np.int64), -(1 << (8 * width - 1))
+        if bool(((numbers < low) | (numbers >= -2 * low)).any()):
+            raise FormatError(
+                "onnx.data",
+                f"expected numbers of {type.name}, found some of more bits",
+                where=f"{message.where}: {constant.name[:200]}",
+            )
     return joined.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
 
@@ -186,7 +201,11 @@ def _numbers(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.
 
 def _external(message: Node, fields: list[Field], where: str) -> External:
     found: dict[str, str] = {}
-    for field in fields[:_MOST_ENTRIES]:
+    if len(fields) > _MOST_ENTRIES:
+        raise FormatError(
+            "onnx.external-entry", f"expected at most {_MOST_ENTRIES} entries, found {len(fields)}", where=where
+        )
+    for field in fields:
         entry = message.child(field)
         pair = entry.known((1, 2))
         key, value = (entry.text(pair[number][0]) if pair[number] else "" for number in (1, 2))

@@ -64,14 +64,14 @@ def scaled(made: Package, scales: tuple[int, ...], name: str | None = None) -> N
     made.add("constexpr_blockwise_shift_scale", "q", ("fp16", SHAPE), inputs={"data": data, "scale": scale})
 
 
-def affine16(made: Package, axis: int, length: int) -> None:
+def affine16(made: Package, axis: int, length: int, shape: tuple[int, ...] = SHAPE) -> None:
     attributes = {
-        "quantized_data": made.blob("int8", SHAPE, bytes(32)),
+        "quantized_data": made.blob("int8", shape, bytes(shape[0] * shape[1])),
         "scale": made.blob("fp16", (length,), bytes(2 * length)),
         "zero_point": made.now("int8", (), b"\0"),
         "axis": made.now("int32", (), axis.to_bytes(4, "little", signed=True)),
     }
-    made.add("constexpr_affine_dequantize", "q", ("fp16", SHAPE), attributes)
+    made.add("constexpr_affine_dequantize", "q", ("fp16", shape), attributes)
 
 
 def lut16(made: Package, entries: int, shape: bytes) -> None:
@@ -162,6 +162,7 @@ CASES: dict[str, tuple[str, Callable[[], Files]]] = {
     "scales-that-do-not-divide": ("coreml.operation", lambda: one(lambda made: scaled(made, (3, 1)))),
     "scales-of-other-rank": ("coreml.operation", lambda: one(lambda made: scaled(made, (4,)))),
     "axis-out-of-range": ("coreml.operation", lambda: one(lambda made: affine16(made, 2, 8))),
+    "affine16-no-scales": ("coreml.operation", lambda: one(lambda made: affine16(made, 0, 0, (0, 8)))),
     "axis-negative": ("coreml.operation", lambda: one(lambda made: affine16(made, -3, 8))),
     "scales-of-other-length": ("coreml.operation", lambda: one(lambda made: affine16(made, 0, 16))),
     "palette-width": ("coreml.operation", lambda: one(lambda made: lut(made, (1, 1, 8, 1)))),

@@ -229,6 +229,72 @@ def test_codes_that_no_codec_says_stay_as_they_are_and_verify_tells() -> None:
     assert left(sample()) == []
 
 
+def coded(shape: tuple[int, ...], scales: tuple[int, ...], *attributes: tuple[str, int]) -> Graph:
+    """A graph with codes ``q`` and one operator that makes ``w`` of them."""
+    graph = Graph()
+    graph.constant("q", np.arange(np.prod(shape, dtype=int), dtype="i1").reshape(shape), "int8")
+    graph.constant("s", np.arange(1, np.prod(scales, dtype=int) + 1, dtype="<f4").reshape(scales), "float")
+    graph.node("DequantizeLinear", ["q", "s"], ["w"], attributes)
+    return graph
+
+
+def test_codes_that_are_read_along_two_axes_stay_as_they_are() -> None:
+    graph = coded((2, 2), (2,), ("axis", 0))
+    graph.node("DequantizeLinear", ["q", "s"], ["v"])  # along axis 1, which is the default
+    assert "q" in left(graph)[0]
+    assert sorted(read(graph)) == ["q", "s"]
+
+
+def test_codes_whose_values_have_the_name_of_others_stay_as_they_are() -> None:
+    graph = coded((2, 2), ())
+    graph.constant("p", np.arange(4, 8, dtype="i1").reshape(2, 2), "int8")
+    graph.node("DequantizeLinear", ["p", "s"], ["w"])
+    assert "p" in left(graph)[0]
+    assert sorted(read(graph)) == ["p", "w"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales", "attributes"),
+    [
+        ((0, 4), (0,), (("axis", 0),)),
+        ((4, 0), (4,), (("axis", 0),)),
+        ((4, 0), (4, 0), (("axis", 1), ("block_size", 2))),
+    ],
+)
+def test_scales_of_no_codes_stay_as_they_are(
+    shape: tuple[int, ...], scales: tuple[int, ...], attributes: tuple[tuple[str, int], ...]
+) -> None:
+    graph = coded(shape, scales, *attributes)
+    assert "q" in left(graph)[0]
+    assert read(graph)["q"].numpy().shape == shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "rule"),
+    [
+        pytest.param("float", number_field(4, 63) + bytes_field(4, bytes(8)), "onnx.wire", id="a varint as f32"),
+        pytest.param("float", bytes_field(4, bytes(3)) + bytes_field(4, bytes(5)), "onnx.wire", id="cut f32"),
+        pytest.param("double", 4 * (varint(10 << 3 | 5) + bytes(4)), "onnx.wire", id="f32 as f64"),
+        pytest.param("uint8", varint(5 << 3 | 5) + b"\x80\x80\x01\x02", "onnx.wire", id="fixed32 as varints"),
+        pytest.param("uint8", number_field(5, 256) + number_field(5, 1), "onnx.data", id="nine bits"),
+        pytest.param("int8", number_field(5, -129) + number_field(5, 1), "onnx.data", id="nine bits and a sign"),
+    ],
+)
+def test_numbers_that_are_encoded_as_others_are_refused(kind: str, fields: bytes, rule: str) -> None:
+    graph = Graph(fields=[bytes_field(INITIALIZERS, tensor("w", kind, (2,), None, fields))])
+    with pytest.raises(IngotError) as caught:
+        read(graph)["w"].numpy()
+    assert caught.value.rule == rule
+
+
+def test_a_place_in_more_entries_than_are_looked_at_is_refused() -> None:
+    entries = b"".join(bytes_field(13, bytes_field(1, f"key{number}")) for number in range(14))
+    item = outside("w", "float", (2,), "w.bin", 0, 8) + entries + bytes_field(13, bytes_field(1, "offset"))
+    with pytest.raises(IngotError) as caught:
+        read(Graph(fields=[bytes_field(INITIALIZERS, item)]), **{"w.bin": bytes(8)})
+    assert caught.value.rule == "onnx.external-entry"
+
+
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(8))
     folder = tmp_path / "model"
