@@ -56,7 +56,7 @@ def test_every_rule_has_a_golden_file():
     folder = ROOT / "src" / "ingot" / "formats" / "onnx"
     used = set(re.findall(r'"onnx\.([a-z0-9-]+)"', "".join(path.read_text() for path in folder.glob("*.py"))))
     covered = {name.removesuffix(".onnx").partition("--")[0] for name in cases(FOLDER / "reject")}
-    writers = {"inner-external", "tensors", "too-large", "typed-data", "unsupported", "zero-point"}
+    writers = {"inner-external", "shared-data", "tensors", "too-large", "typed-data", "unsupported", "zero-point"}
     assert used - covered == {"left", "external-link", "file-size", "count"} | writers
 
 

@@ -9,34 +9,25 @@ import numpy as np
 
 from ingot.model.bytesource import MemorySource
 
-
-def packed_bits(codes: np.ndarray[Any, Any], bits: int) -> bytes:
-    """Pack integers into one stream, low bits first."""
-    raw = np.ascontiguousarray(codes).astype(np.uint8).reshape(-1, 1)
-    return np.packbits(np.unpackbits(raw, axis=1, count=bits, bitorder="little"), bitorder="little").tobytes()
-
-
-def unpacked_bits(data: bytes, bits: int, count: int, signed: bool) -> np.ndarray[Any, np.dtype[np.int16]]:
-    """Undo ``packed_bits``."""
-    stream = np.unpackbits(np.frombuffer(data, np.uint8), count=count * bits, bitorder="little")
-    codes = np.packbits(stream.reshape(count, bits), axis=1, bitorder="little").reshape(-1).astype(np.int16)
-    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
-
-
-def unpacked_rows(data: bytes, rows: int, each: int, bits: int, *, signed: bool) -> np.ndarray[Any, Any]:
-    """Return integers whose rows, of ``each`` of them, are packed so and begin at a byte: i16 [rows, each]."""
-    stored = np.frombuffer(data, np.uint8).reshape(rows, -1)
-    stream = np.unpackbits(stored, axis=1, count=each * bits, bitorder="little").reshape(rows, each, bits)
-    weighed = stream.astype(np.int16) << np.arange(bits, dtype=np.int16)
-    codes: np.ndarray[Any, Any] = weighed.sum(axis=2, dtype=np.int16)
-    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
+Codes = np.ndarray[tuple[int, int], np.dtype[np.int16]]
 
 
 def packed_rows(codes: np.ndarray[Any, Any], bits: int) -> bytes:
-    """Undo ``unpacked_rows``."""
+    """Pack rows of integers of at most 8 bits, [rows, each], each into a stream that begins at a byte, low bits first.
+
+    Bits past ``bits`` are dropped: a negative integer is packed in two's complement.
+    """
     rows, each = codes.shape
-    stream = (codes.astype(np.int16)[:, :, None] >> np.arange(bits, dtype=np.int16)) & 1
-    return np.packbits(stream.astype(np.uint8).reshape(rows, each * bits), axis=1, bitorder="little").tobytes()
+    stream = np.unpackbits(codes.astype(np.uint8)[:, :, None], axis=2, count=bits, bitorder="little")
+    return np.packbits(stream.reshape(rows, each * bits), axis=1, bitorder="little").tobytes()
+
+
+def unpacked_rows(data: bytes, rows: int, each: int, bits: int, *, signed: bool) -> Codes:
+    """Undo ``packed_rows``: i16 [rows, each]."""
+    stored = np.frombuffer(data, np.uint8).reshape(rows, -(-each * bits // 8))
+    stream = np.unpackbits(stored, axis=1, count=each * bits, bitorder="little").reshape(rows, each, bits)
+    codes: Codes = np.packbits(stream, axis=2, bitorder="little").reshape(rows, each).astype(np.int16)
+    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
 
 
 class ConvertedSource(MemorySource):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ingot.formats.onnx.forms import Form, Versions, dense_form, dequantize_form, nbits_form
@@ -38,10 +38,14 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor that a graph can have: where, and whether as ``MatMulNBits`` has it."""
+    """A tensor that a graph can have: where, and whether as ``MatMulNBits`` has it.
+
+    ``others`` are the names under which it has its rows and columns the other way round than the graph has them now.
+    """
 
     site: Site
     turned: bool
+    others: tuple[str, ...] = ()
 
 
 def original(name: str) -> str:
@@ -55,31 +59,27 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
     A matrix of ``MatMul``, [inputs, outputs], becomes one of ``MatMulNBits``, [outputs, inputs], under a name of its
     own, and back: so nobody takes one for the other.
     """
-    sites = list(sites)
-    named = {site.name: Named(site, site.turned) for site in sites}
-    taken = model.names | set(named)
+    sites, named = list(sites), dict[str, Named]()
+    taken = model.names | {site.name for site in sites}
     for site in sites:
+        others: list[str] = []
         if site.turned:
             name = original(site.name)
-            name = name if name not in taken else f"{site.name}_dense"
-            if name not in taken:
-                named[name] = Named(site, False)
-                taken.add(name)
+            others = [name if name not in taken else f"{site.name}_dense"]
         elif site.matmuls:
-            for bits in _TURNED_BITS:
-                name = f"{site.name}_Q{bits}"
-                if name not in taken:
-                    named[name] = Named(site, True)
-                    taken.add(name)
+            others = [f"{site.name}_Q{bits}" for bits in _TURNED_BITS]
+        free = tuple(name for name in others if name not in taken)
+        taken.update(free)
+        named[site.name] = Named(site, site.turned, free)
+        named.update(dict.fromkeys(free, Named(site, not site.turned, free)))
     return named
 
 
-def other_name(named: Mapping[str, Named], site: Site, bits: int = 4) -> str | None:
+def other_name(named: Named, bits: int = 4) -> str | None:
     """Return the name of a tensor with its rows and columns turned; None where the graph has no place for it."""
-    wanted = [name for name, found in named.items() if found.site is site and found.turned != site.turned]
-    if site.turned:
-        return wanted[0] if wanted else None
-    return next((name for name in wanted if name.endswith(f"_Q{bits}")), None)
+    if named.site.turned:
+        return named.others[0] if named.others else None
+    return next((name for name in named.others if name.endswith(f"_Q{bits}")), None)
 
 
 def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:
@@ -91,7 +91,7 @@ def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:
     if (spec.shape, spec.dtype) != (shape, site.dtype):
         raise LeftError(f"the graph has {site.dtype} {list(shape)} there, found {spec.dtype} {list(spec.shape)}")
     changed = {slot.constant.name for slot in site.slots.values()}
-    if model is not None and changed & (set(model.makers) | model.fixed):
+    if model is not None and any(name in model.makers or name in model.fixed for name in changed):
         raise LeftError("its constants are operators, inputs or outputs of the graph, or used by graphs within it")
     versions = Versions() if model is None else Versions(model.opset, model.ir_version)
     if turned:

@@ -70,7 +70,7 @@ class OnnxFormat:
     def turned_name(self, name: str, bits: int) -> str | None:
         """Return the name of a matrix with its rows and columns turned; None where the graph has no place for it."""
         named = self._named.get(name)
-        return None if named is None else other_name(self._named, named.site, bits)
+        return None if named is None else other_name(named, bits)
 
     def is_turned(self, name: str) -> bool:
         """Whether the rows of a matrix are outputs, as ``MatMulNBits`` has them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ingot.core.dtypes import DTYPES
@@ -11,7 +11,7 @@ from ingot.core.wire import bytes_field, number_field
 from ingot.errors import CodecError
 from ingot.formats.onnx.graph import ATTRIBUTES, DOMAIN, INPUTS, MICROSOFT, NODE_NAME, OP_TYPE, OUTPUTS
 from ingot.formats.onnx.sites import LeftError
-from ingot.formats.onnx.slots import Conversion, Padded, Points, Repeated
+from ingot.formats.onnx.slots import Conversion, Padded, Points, Repeated, Same
 from ingot.formats.onnx.types import BY_DTYPE, BY_NAME, FLOATING, OnnxType
 from ingot.model.layouts.affine import (
     CODES,
@@ -44,7 +44,7 @@ _ATTRIBUTE_NAME, _INTEGER, _ATTRIBUTE_TYPE, _INT = 1, 3, 20, 2
 class Numbers:
     """A constant to be written: ``suffix`` of its name, type and dimensions, and what it is made of.
 
-    That is the part ``role``, converted where there is a ``conversion``, or ``data``.
+    That is the part ``role``, converted where there is a ``conversion``, or one number again and again.
     """
 
     suffix: str
@@ -52,16 +52,11 @@ class Numbers:
     dims: Shape
     role: str = ""
     conversion: Conversion | None = None
-    data: bytes = b""
+    same: Same | None = None
 
     @property
     def nbytes(self) -> int:
         return self.type.nbytes(prod(self.dims))
-
-    @property
-    def part_bytes(self) -> int:
-        """Bytes of the part."""
-        return self.nbytes if self.conversion is None else self.conversion.part_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +104,7 @@ def dequantize_form(spec: TensorSpec, versions: Versions) -> Form:
             f"DequantizeLinear of {codes.name} on this grid is of opset {wanted}, the model of {versions.opset} "
             f"(version {versions.ir} of ONNX): convert the model to a later one first"
         )
-    fixed = tuple(
-        item if item.suffix == CODED else Numbers(item.suffix, item.type, scales, item.role, item.conversion, item.data)
-        for item in form
-    )
+    fixed = tuple(item if item.suffix == CODED else replace(item, dims=scales) for item in form)
     return Form(fixed, ("", "DequantizeLinear"), attributes)
 
 
@@ -132,7 +124,7 @@ def _integers(spec: TensorSpec) -> tuple[tuple[Numbers, ...], Shape]:
         points = Points(1, count, layout.bits, layout.signed, layout.scales)
         numbers.append(Numbers("_zero_point", type, (), ZEROS, points))
     elif isinstance(layout.zero, Constant):
-        numbers.append(Numbers("_zero_point", type, (), data=_same(layout.zero.point, 1, count, layout.bits)))
+        numbers.append(Numbers("_zero_point", type, (), same=Same(layout.zero.point, 1, count, layout.bits)))
     return tuple(numbers), dims
 
 
@@ -221,19 +213,10 @@ def nbits_form(spec: TensorSpec) -> Form:
         numbers.append(Numbers("_zero_points", BY_NAME["uint8"], (rows, width), ZEROS, points))
     elif not isinstance(layout.zero, Constant) or layout.zero.point != 1 << (layout.bits - 1):
         point = layout.zero.point if isinstance(layout.zero, Constant) else 0
-        data = _same(point, rows, groups, layout.bits)
-        numbers.append(Numbers("_zero_points", BY_NAME["uint8"], (rows, width), data=data))
+        same = Same(point, rows, groups, layout.bits)
+        numbers.append(Numbers("_zero_points", BY_NAME["uint8"], (rows, width), same=same))
     attributes = (("K", cols), ("N", rows), ("bits", layout.bits), ("block_size", block))
     return Form(tuple(numbers), (MICROSOFT, "MatMulNBits"), attributes)
-
-
-def _same(point: int, rows: int, each: int, bits: int) -> bytes:
-    """Return rows of one zero point, packed."""
-    codes = (point & ((1 << bits) - 1)) * ((1 << 8 // bits * bits) - 1) // ((1 << bits) - 1)
-    row = bytearray([codes]) * -(-each * bits // 8)
-    if each * bits % 8:
-        row[-1] &= (1 << each * bits % 8) - 1
-    return bytes(row) * rows
 
 
 def operator(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ingot.core.wire import BYTES, Edits, Hole, Piece, bytes_field, length, message_field, number_field
 from ingot.errors import UnsupportedError, UsageError
@@ -60,7 +61,6 @@ class Entry:
     name: str
     role: str
     nbytes: int
-    part_bytes: int
     conversion: Conversion | None
     numbers: Numbers | None = None
     kept: Constant | None = None
@@ -174,12 +174,11 @@ class Layout:
 
     def _place(self, away: Sequence[Entry]) -> None:
         """Give constants their places beside the model: those that they had where all of them are kept."""
-        if all(entry.outside for entry in away):
-            for entry in away:
-                assert entry.kept is not None
-                assert entry.kept.external is not None
-                place = entry.kept.external
-                entry.place = External(place.location, place.offset, entry.nbytes)
+        had = [entry.kept.external for entry in away if entry.kept is not None and entry.kept.external is not None]
+        places = [External(place.location, place.offset, entry.nbytes) for place, entry in zip(had, away, strict=False)]
+        if len(had) == len(away) and _apart(places):
+            for entry, place in zip(away, places, strict=True):
+                entry.place = place
         else:
             files = list(self.template.externals)
             location, end = files[0] if len(files) == 1 else self.name.rpartition("/")[2] + SUFFIX, 0
@@ -328,6 +327,12 @@ class Layout:
         ]
 
 
+def _apart(places: Sequence[External]) -> bool:
+    """Whether of any two places both are the same or they share no byte."""
+    spans = sorted({(place.location, place.offset, place.offset + (place.length or 0)) for place in places})
+    return all(one[0] != other[0] or one[2] <= other[1] for one, other in pairwise(spans))
+
+
 def _swap(edits: Edits, graph: object, item: Operator, new: Sequence[bytes]) -> None:
     """Put operators in place of another."""
     parent = item.message.parent
@@ -350,10 +355,10 @@ def _entries(planned: Planned, template: Template) -> Iterator[Entry]:
     if planned.form is None:
         for role, slot in planned.site.slots.items():
             constant = slot.constant
-            yield Entry(constant.name, role, constant.nbytes, slot.length, slot.conversion, kept=constant)
+            yield Entry(constant.name, role, constant.nbytes, slot.conversion, kept=constant)
         return
     for numbers in planned.form.numbers:
         name = planned.name + numbers.suffix
         while numbers.suffix and name in template.model.names:
             name += "_"
-        yield Entry(name, numbers.role, numbers.nbytes, numbers.part_bytes, numbers.conversion, numbers)
+        yield Entry(name, numbers.role, numbers.nbytes, numbers.conversion, numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -99,9 +99,7 @@ def find_sites(model: Model) -> Found:
     for name, constant in model.constants.items():
         uses = model.uses.get(name, [])
         try:
-            site = _dequantized(model, constant, uses) or _packed(model, constant, uses)
-            if site is not None and site.name in outputs:
-                raise LeftError(f"other codes are {site.name} too")
+            site = _dequantized(model, constant, uses, outputs) or _packed(model, constant, uses)
         except LeftError as reason:
             found.notes.append((LEFT_RULE, f"{name} stays as it is: {reason}"))
             continue
@@ -142,7 +140,9 @@ def _called(model: Model, name: str, shape: Shape) -> str:
     return told if 0 < len(path) <= _LONGEST_NAME and role_of(told) != "other" else ""
 
 
-def _dequantized(model: Model, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
+def _dequantized(
+    model: Model, constant: Constant, uses: Sequence[tuple[Operator, int]], taken: Collection[str]
+) -> Site | None:
     """Return the tensor of codes that ``DequantizeLinear`` takes; raises ``LeftError``."""
     operators = [use for use, at in uses if use.key == DEQUANTIZE and at == 0]
     if not operators:
@@ -158,7 +158,7 @@ def _dequantized(model: Model, constant: Constant, uses: Sequence[tuple[Operator
         raise LeftError(f"its scales are of {dtype}, or its values of another type than these")
     dims = _scale_dims(constant.dims, scales.dims, first)
     name = first.outputs[0] if first.outputs else ""
-    if not name or name in model.constants:
+    if not name or name in model.constants or name in taken:
         raise LeftError("its values have no name of their own")
     zero = _constant(model, first.input(2), "zero points") if first.input(2) else None
     if zero is not None and (zero.type is not constant.type or prod(zero.dims) != prod(scales.dims)):

@@ -112,6 +112,20 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True)
+class Same:
+    """One zero point for all: rows of ``each`` integers of ``bits``, every row beginning at a byte."""
+
+    point: int
+    rows: int
+    each: int
+    bits: int
+
+    def stored(self) -> bytes:
+        """Return the bytes of the constant."""
+        return packed_rows(np.full((1, self.each), self.point, np.int16), self.bits) * self.rows
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """The constant behind one part: of storage type ``dtype``, ``logical`` where that says more; converted or not."""
 

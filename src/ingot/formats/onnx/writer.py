@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.core import checksums
@@ -47,6 +47,7 @@ class OnnxWriter:
         self._held: dict[str, bytearray] = {}
         self._digests: dict[str, checksums.Hasher] = {}
         self._sinks: dict[str, Sink] = {}
+        self._written: dict[tuple[str, int], str] = {}
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor."""
@@ -77,6 +78,7 @@ class OnnxWriter:
         assert plan is not None
         blobs = [blob for entry in plan.entries if (blob := self._complete(spec.name, entry)) is not None]
         self._current = None
+        self._note(spec.name, blobs)
         return {"name": spec.name, "blobs": blobs}
 
     def restore(self, record: Mapping[str, Any]) -> None:
@@ -87,6 +89,7 @@ class OnnxWriter:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=spec.name
             )
+        self._note(spec.name, record["blobs"])
         self._order.restored(spec.name)
 
     def finish(self) -> list[str]:
@@ -112,6 +115,17 @@ class OnnxWriter:
             sink.close()
         self._sinks = {}
 
+    def _note(self, name: str, blobs: Sequence[Sequence[Any]]) -> None:
+        """Note what lies where: constants may share a place in a file beside the model, as tied weights do."""
+        for file, offset, nbytes, digest in blobs:
+            if nbytes and self._written.setdefault((file, offset), digest) != digest:
+                raise UnsupportedError(
+                    "expected the numbers of the constant that has the same place in its file, found others: write a "
+                    "single file, which takes both in",
+                    rule="onnx.shared-data",
+                    where=name,
+                )
+
     def _complete(self, name: str, entry: Entry) -> list[Any] | None:
         """Write what an entry still lacks; return its file, offset, length and digest."""
         where = f"{name}: {entry.role or entry.name}"
@@ -134,7 +148,8 @@ class OnnxWriter:
         """Return the bytes of a constant that is made of a whole part, or of none."""
         if not entry.role:
             assert entry.numbers is not None
-            return entry.numbers.data
+            assert entry.numbers.same is not None
+            return entry.numbers.same.stored()
         held = bytes(self._held[entry.role])
         if entry.conversion is None:
             return held

@@ -321,3 +321,33 @@ def test_numbers_that_stand_one_by_one_stay() -> None:
     with pytest.raises(UnsupportedError) as caught:
         written(template, [Item(items[0].spec, {"data": bytes(16)})])
     assert caught.value.rule == "onnx.typed-data"
+
+
+def overlapping(*offsets: int) -> Template:
+    """A model with constants of 8 bytes at these places of a file."""
+    items = [outside(f"w{number}", "float", (2,), "w.bin", offset, 8) for number, offset in enumerate(offsets)]
+    model = Graph(fields=[bytes_field(INITIALIZERS, item) for item in items]).model()
+    return Template(MemoryStore({"m.onnx": model, "w.bin": numbers((8,)).tobytes()}), "m.onnx")
+
+
+def items_beside(template: Template) -> list[Item]:
+    return [Item(site.spec(), {"data": template.bytes_of(site.slots["data"].constant)}) for site in template.sites]
+
+
+def test_constants_that_share_a_place_share_it_afterwards_or_are_refused() -> None:
+    template = overlapping(0, 0)
+    items = items_beside(template)
+    files = written(template, items, done=1).files
+    assert bytes(files["model.onnx"]) == bytes(template["m.onnx"].view())
+    assert bytes(files["w.bin"]) == items[0].parts["data"]
+    for done in (0, 1):
+        with pytest.raises(UnsupportedError) as caught:
+            written(template, [items[0], Item(items[1].spec, {"data": bytes(8)})], done=done)
+        assert caught.value.rule == "onnx.shared-data"
+
+
+def test_constants_that_share_some_bytes_part() -> None:
+    template = overlapping(0, 4)
+    items = [Item(item.spec, {"data": bytes([number]) * 8}) for number, item in enumerate(items_beside(template))]
+    again = Template(MemoryStore(dict(written(template, items).files)), "model.onnx")
+    assert [item.parts["data"] for item in items_beside(again)] == [bytes(8), b"\1" * 8]
