@@ -21,35 +21,22 @@ import typer
 from typer.core import TyperGroup
 
 import ingot
-from ingot.cli import (
-    cache,
-    catalog,
-    compare,
-    convert,
-    demo,
-    diff,
-    doctor,
-    eval,
-    extract,
-    generate,
-    inspect,
-    int4,
-    kernel,
-    lut,
-    matrix,
-    patch,
-    plan,
-    run_plan,
-    seal,
-    verify,
-)
+from ingot.cli.commands import COMMANDS, convert_lightly
 from ingot.cli.output import print_json, reader_may_leave
 from ingot.cli.tables import line
 from ingot.errors import IngotError, printable
 
 
 class _Commands(TyperGroup):
-    """Meets a reader that went away before the parser does, which would exit with 1."""
+    """Imports a command when it is asked for.
+
+    Meets a reader that went away before the parser does, which would exit with 1.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = COMMANDS
+        convert_lightly(self)
 
     def invoke(self, ctx: Any) -> Any:
         with reader_may_leave():
@@ -72,30 +59,6 @@ USAGE = 2
 
 _DEBUG = {"on": False}
 _STOPPED = {"by": INTERRUPTED}
-
-for module in (
-    demo,
-    convert,
-    matrix,
-    run_plan,
-    int4,
-    inspect,
-    verify,
-    seal,
-    compare,
-    diff,
-    patch,
-    extract,
-    plan,
-    kernel,
-    lut,
-    generate,
-    eval,
-    cache,
-    catalog,
-    doctor,
-):
-    module.register(app)
 
 
 def _version(asked: bool) -> None:

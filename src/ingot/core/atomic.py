@@ -14,8 +14,7 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING
 
 from ingot.core.disk import occupied, require_disk
 from ingot.core.oserrors import write_error
@@ -23,6 +22,9 @@ from ingot.core.parallel import ordered
 from ingot.core.paths import local_path
 from ingot.core.rename import exchange
 from ingot.errors import ResourceError, UsageError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 SUFFIX = ".ingot-partial"
 JOURNAL = "journal.jsonl"
@@ -349,6 +351,8 @@ def _claim(folder: Path, dst: Path) -> FileLock:
     A process that is just done with the same target may remove folder or lock between any two steps: then once more. A
     link in its place is refused (``store.link``): what it leads to is not ours to empty.
     """
+    from filelock import FileLock, Timeout  # with asyncio behind it, which readers do not need
+
     if folder.is_symlink():
         raise ResourceError(
             "expected no link where work is staged; remove it if it is yours", rule="store.link", where=str(folder)

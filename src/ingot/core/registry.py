@@ -41,10 +41,10 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._loaded:
             module, _, attribute = self._paths[name].partition(":")
-            self._loaded[name] = self._make(getattr(import_module(module), attribute))
+            self._loaded[name] = self._make(name, getattr(import_module(module), attribute))
         return self._loaded[name]
 
-    def _make(self, target: Any) -> T:
+    def _make(self, name: str, target: Any) -> T:
         """Turn the attribute that was found into the entry's value."""
         value: T = target
         return value
@@ -71,6 +71,6 @@ class Registry(Mapping[str, T], Generic[T]):
 class Instances(Registry[T]):
     """A registry of classes without state: one object of each serves everybody, threads included."""
 
-    def _make(self, target: Any) -> T:
+    def _make(self, name: str, target: Any) -> T:
         value: T = target()
         return value

@@ -34,8 +34,7 @@ def detect_file(name: str, head: bytes) -> Format:
     foreign = foreign_file(name, head)
     if foreign is not None:
         raise foreign
-    for key in FORMATS:
-        candidate: Format = FORMATS[key]
+    for candidate in FORMATS.of_file(name, head):
         if candidate.claims(name, head):
             return candidate
     raise UnsupportedError(
@@ -70,8 +69,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         ``detect.none``: no checkpoint among them; ``detect.several``: more than one, the caller has to choose.
     """
     claims: list[tuple[Format, str]] = []
-    for key in FORMATS:
-        candidate: Format = FORMATS[key]
+    for candidate in FORMATS.of_folder(names):
         entry = candidate.entry(names)
         if entry is None or isinstance(candidate, LastResort):
             continue
@@ -123,8 +121,7 @@ def _meant(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[
 
 
 def _last_resort(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
-    for key in FORMATS:
-        candidate: Format = FORMATS[key]
+    for candidate in FORMATS.of_folder(names):
         entry = candidate.entry(names) if isinstance(candidate, LastResort) else None
         if entry is not None and (store is None or foreign_file(entry, store.head(entry, HEAD)) is None):
             return candidate, entry

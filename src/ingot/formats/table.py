@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from ingot.core.registry import Instances
 from ingot.formats.base import Format
 
-FORMATS: Instances[Format] = Instances(
-    "format",
-    (
-        ("zt", "ingot.formats.zt.format:ZtFormat"),
-        ("zt2", "ingot.formats.zt2.format:Zt2Format"),
-        ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat"),
-        ("mlx", "ingot.formats.dialects.mlx:MlxFormat"),
-        ("gptq", "ingot.formats.dialects.gptq:GptqFormat"),
-        ("awq", "ingot.formats.dialects.awq:AwqFormat"),
-        ("compressed-tensors", "ingot.formats.dialects.compressed_tensors:CompressedTensorsFormat"),
-        ("fp8", "ingot.formats.dialects.fp8:Fp8Format"),
-        ("mxfp4", "ingot.formats.dialects.mxfp4:Mxfp4Format"),
-        ("modelopt", "ingot.formats.dialects.modelopt:ModelOptFormat"),
-        ("bitsandbytes", "ingot.formats.dialects.bitsandbytes:BitsandbytesFormat"),
-        ("torchao", "ingot.formats.dialects.torchao:TorchaoFormat"),
-        ("quanto", "ingot.formats.dialects.quanto:QuantoFormat"),
-        ("squizd", "ingot.formats.squizd.format:SquizdFormat"),
-        ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat"),
-        ("npydir", "ingot.formats.npydir.format:NpydirFormat"),
-        ("npy", "ingot.formats.npydir.finalized:NpyFormat"),
-        ("npz", "ingot.formats.npydir.npz:NpzFormat"),
-        ("gguf", "ingot.formats.gguf.format:GgufFormat"),
-        ("onnx", "ingot.formats.onnx.format:OnnxFormat"),
-        ("torch", "ingot.formats.torchfile.format:TorchFormat"),
-        ("coreml", "ingot.formats.coreml.format:CoremlFormat"),
-        ("anek", "ingot.formats.anek.format:AnekFormat"),
-    ),
+_SAFETENSORS = (".safetensors", ".safetensors.index.json", (8, b"{"))
+_DIALECT = (".safetensors", ".safetensors.index.json")
+_TORCH = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
+
+# A format, where it is, and the signs without which it claims no file and no folder: the end of a name (in small
+# letters), or where in a file which bytes are. Only formats that one of the signs speaks for are imported and asked.
+_ENTRIES: tuple[tuple[str, str, tuple[str | tuple[int, bytes], ...]], ...] = (
+    ("zt", "ingot.formats.zt.format:ZtFormat", (".zt", (0, b"ZTEN"))),
+    ("zt2", "ingot.formats.zt2.format:Zt2Format", (".zt", (0, b"\x89ZT2"))),
+    ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat", _SAFETENSORS),
+    ("mlx", "ingot.formats.dialects.mlx:MlxFormat", _DIALECT),
+    ("gptq", "ingot.formats.dialects.gptq:GptqFormat", _DIALECT),
+    ("awq", "ingot.formats.dialects.awq:AwqFormat", _DIALECT),
+    ("compressed-tensors", "ingot.formats.dialects.compressed_tensors:CompressedTensorsFormat", _DIALECT),
+    ("fp8", "ingot.formats.dialects.fp8:Fp8Format", _DIALECT),
+    ("mxfp4", "ingot.formats.dialects.mxfp4:Mxfp4Format", _DIALECT),
+    ("modelopt", "ingot.formats.dialects.modelopt:ModelOptFormat", _DIALECT),
+    ("bitsandbytes", "ingot.formats.dialects.bitsandbytes:BitsandbytesFormat", _DIALECT),
+    ("torchao", "ingot.formats.dialects.torchao:TorchaoFormat", _DIALECT),
+    ("quanto", "ingot.formats.dialects.quanto:QuantoFormat", _DIALECT),
+    ("squizd", "ingot.formats.squizd.format:SquizdFormat", (".squizd", (0, b"SQZD"))),
+    ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat", (".wdelta", (0, b"wdelta\0"))),
+    ("npydir", "ingot.formats.npydir.format:NpydirFormat", ("manifest.json",)),
+    ("npy", "ingot.formats.npydir.finalized:NpyFormat", (".npy",)),
+    ("npz", "ingot.formats.npydir.npz:NpzFormat", (".npz",)),
+    ("gguf", "ingot.formats.gguf.format:GgufFormat", (".gguf", (0, b"GGUF"))),
+    ("onnx", "ingot.formats.onnx.format:OnnxFormat", (".onnx",)),
+    ("torch", "ingot.formats.torchfile.format:TorchFormat", _TORCH),
+    ("coreml", "ingot.formats.coreml.format:CoremlFormat", ("manifest.json",)),
+    ("anek", "ingot.formats.anek.format:AnekFormat", (".anek", "kernels.json", (0, b"ANEKUNIT"))),
 )
+
+
+class Formats(Instances[Format]):
+    """The formats by name, each imported when a sign speaks for it; one added without signs is always asked."""
+
+    def of_file(self, name: str, head: bytes) -> Iterator[Format]:
+        """Yield the formats that a file of this name, or one that begins so, may be of."""
+        yield from self._of([name], head)
+
+    def of_folder(self, names: Sequence[str]) -> Iterator[Format]:
+        """Yield the formats that a folder with files of these names may be of."""
+        yield from self._of(names, b"")
+
+    def _of(self, names: Sequence[str], head: bytes) -> Iterator[Format]:
+        lower = [name.lower() for name in names]
+        for key in self:
+            signs = _SIGNS.get(key, ("",))
+            ends = tuple(sign for sign in signs if isinstance(sign, str))
+            starts = [sign for sign in signs if not isinstance(sign, str)]
+            if any(name.endswith(ends) for name in lower) or any(head.startswith(sign, at) for at, sign in starts):
+                yield self[key]
+
+
+FORMATS = Formats("format", tuple((name, path) for name, path, _ in _ENTRIES))
+_SIGNS = {name: signs for name, _, signs in _ENTRIES}

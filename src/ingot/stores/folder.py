@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from filelock import FileLock, Timeout
-
 from ingot.core.atomic import Joining, atomic_write, flush
 from ingot.core.oserrors import write_error
 from ingot.errors import ResourceError
@@ -23,6 +21,8 @@ class LocalFolder(LocalStore):
 
         Raises ``held`` after ``seconds``; ``ResourceError`` ``store.read-only`` where nothing can be written.
         """
+        from filelock import FileLock, Timeout
+
         lock = FileLock(self.local_path(name))
         try:
             lock.acquire(timeout=seconds)

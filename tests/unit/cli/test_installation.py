@@ -117,6 +117,39 @@ def test_what_few_calls_need_is_imported_by_them_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+# What no listing of a file of one format needs: another format, what locks and writes, what typer converts through.
+NEVER = (
+    "asyncio", "filelock", "pydantic", "psutil", "rich", "tomllib", "ml_dtypes", "huggingface_hub", "torch",
+    "ingot.cli.convert", "ingot.cli.plan", "ingot.ops.convert", "ingot.ops.delta", "ingot.engine.execute", "ingot.recipes",
+    "ingot.formats.dialects", "ingot.formats.npydir", "ingot.formats.onnx", "ingot.formats.coreml",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "never"),
+    [
+        (["--version"], (*NEVER, "numpy", "ingot.model", "ingot.formats", "ingot.ops", "ingot.stores")),
+        (["inspect", "a.zt"], (*NEVER, "ingot.formats.zt2", "ingot.formats.gguf", "ingot.formats.squizd")),
+        (["inspect", "a.gguf"], (*NEVER, "ingot.formats.zt", "ingot.formats.zt2", "ingot.formats.squizd")),
+    ],
+)
+def test_a_command_imports_what_it_needs(tmp_path: Path, words: list[str], never: tuple[str, ...]) -> None:
+    for name in words[1:]:
+        ingot.save(tmp_path / name, {"w": np.ones((2, 32), np.float32)})
+    code = (
+        "import sys\n"
+        "from ingot.cli.main import run\n"
+        "assert run(sys.argv[2:]) == 0\n"
+        "never = sys.argv[1].split(',')\n"
+        "found = {name for name in sys.modules if any(name == each or name.startswith(each + '.') for each in never)}\n"
+        "assert not found, found"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, ",".join(never), *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("codec", "options"),
     [

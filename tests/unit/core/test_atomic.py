@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ingot.core import atomic
 from ingot.core.atomic import Staging, atomic_write
@@ -324,14 +325,14 @@ class TestTargets:
         assert (tmp_path / "x").read_bytes() == b"new"
 
     def test_a_lock_that_was_removed_meanwhile_is_not_taken(self, tmp_path, monkeypatch):
-        real = atomic.FileLock.acquire
+        real = FileLock.acquire
 
         def acquire(self, *args, **kwargs):
             result = real(self, *args, **kwargs)
             Path(self.lock_file).unlink()
             return result
 
-        monkeypatch.setattr(atomic.FileLock, "acquire", acquire)
+        monkeypatch.setattr(FileLock, "acquire", acquire)
         with pytest.raises(ResourceError) as caught:
             Staging(tmp_path / "x")
         assert caught.value.rule == "store.locked"

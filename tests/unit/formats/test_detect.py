@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
@@ -109,3 +111,18 @@ def test_the_table_gives_one_instance_of_each() -> None:
     with pytest.raises(IngotError) as caught:
         FORMATS.get_or_refuse("nope")
     assert caught.value.rule == "format.unknown"
+
+
+def test_formats_that_no_sign_speaks_for_would_not_have_claimed_it() -> None:
+    """The table's signs change no answer: neither for names and first bytes of files, nor for folders."""
+    known = [FORMATS[key] for key in FORMATS]
+    heads = [b"ZTEN1000", b"ZTEN0001", b"\x89ZT2\r\n\x1a\n", b"SQZD", b"wdelta\0", b"GGUF", b"ANEKUNIT", b"PK\x03\x04"]
+    heads += [(9).to_bytes(8, "little") + b"{", b"\x80\x02", b"{}"]
+    names = [f"A{suffix.upper()}" for format in known for suffix in format.suffixes]
+    names += ["a", "manifest.json", "Manifest.json", "kernels.json", "w.npy"]
+    for file, head in product(names, heads):
+        asked = [format for format in FORMATS.of_file(file, head) if format.claims(file, head)]
+        assert asked[:1] == [format for format in known if format.claims(file, head)][:1], (file, head)
+    for file in names:
+        within = [file, "config.json", "tensors/", "tensors/a.npy", "Data/", "a-manifest.json"]
+        assert {format for format in known if format.entry(within)} <= set(FORMATS.of_folder(within)), file

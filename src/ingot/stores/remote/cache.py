@@ -15,8 +15,6 @@ import threading
 from hashlib import sha256
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.memory import parse_size
 from ingot.core.paths import local_path
@@ -84,6 +82,8 @@ class RangeCache:
 
     def _shrink(self) -> None:
         """Remove what was not read for longest, and ranges without a blob; one process at a time."""
+        from filelock import FileLock, Timeout
+
         with contextlib.suppress(OSError, Timeout), FileLock(self._folder / "lock").acquire(timeout=0):
             blobs = []
             for path in (self._folder / "blobs").glob("*/*"):

@@ -69,7 +69,7 @@ def test_a_directory_that_cannot_be_written_to(squish, monkeypatch):
     def denied(*_arguments, **_options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("ingot.stores.folder.FileLock.acquire", denied)
+    monkeypatch.setattr("filelock.FileLock.acquire", denied)
     found = prepare(squish)
     assert found.tier.name == "tensors"
     assert any("store.read-only" in note for note in found.notes)
