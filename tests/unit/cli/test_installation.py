@@ -120,8 +120,8 @@ def test_what_few_calls_need_is_imported_by_them_alone(tmp_path: Path) -> None:
 # What no listing of a file of one format needs: another format, what locks and writes, what typer converts through.
 NEVER = (
     "asyncio", "filelock", "pydantic", "psutil", "rich", "tomllib", "ml_dtypes", "huggingface_hub", "torch",
-    "ingot.cli.convert", "ingot.cli.plan", "ingot.ops.convert", "ingot.ops.delta", "ingot.engine.execute", "ingot.recipes",
-    "ingot.formats.dialects", "ingot.formats.npydir", "ingot.formats.onnx", "ingot.formats.coreml",
+    "ingot.cli.convert", "ingot.cli.plan", "ingot.ops.convert", "ingot.ops.delta", "ingot.engine.execute",
+    "ingot.recipes", "ingot.formats.dialects", "ingot.formats.npydir", "ingot.formats.onnx", "ingot.formats.coreml",
 )  # fmt: skip
 
 
