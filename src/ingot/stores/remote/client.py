@@ -20,6 +20,7 @@ from ingot.core.extras import require
 from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
 from ingot.model.bytesource import Stamp
+from ingot.stores.remote.transfer import require_usable
 
 EXTRA = "remote"
 STALL = 30.0
@@ -180,6 +181,7 @@ class Client:
 
     def _again(self, key: str, request: Callable[[], R]) -> R:
         """Make a request, again where that may help."""
+        require_usable(self._where(key))
         errors = (self._api.exceptions.BaseError, OSError, ValueError)
         for attempt in range(1, TRIES + 1):
             go_on()

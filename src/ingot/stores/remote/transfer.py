@@ -26,7 +26,7 @@ class _Pool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self.forked = False
+        self.used = self.forked = False
 
     def get(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -36,7 +36,7 @@ class _Pool:
 
     def after_fork(self) -> None:
         """obstore's threads are gone in the child: a request would wait forever."""
-        self.forked = self.forked or self._threads is not None
+        self.forked = self.forked or self.used
         self._lock, self._threads = threading.Lock(), None
 
 
@@ -44,15 +44,21 @@ _POOL = _Pool()
 os.register_at_fork(after_in_child=_POOL.after_fork)
 
 
+def is_usable() -> bool:
+    """Whether requests can be made: not in a process that was forked from one that made any."""
+    return not _POOL.forked
+
+
 def require_usable(where: str) -> None:
-    """Refuse requests in a forked process; ``ResourceError`` ``remote.forked``."""
-    if _POOL.forked:
+    """Refuse a request in a forked process; ``ResourceError`` ``remote.forked``. Called before each request."""
+    if not is_usable():
         raise ResourceError(
             "a process that was forked after files of other machines were read cannot read such: start processes by "
             "spawn (multiprocessing.set_start_method)",
             rule="remote.forked",
             where=where,
         )
+    _POOL.used = True
 
 
 def pieces(tasks: Sequence[Task]) -> list[Task]:
@@ -62,7 +68,7 @@ def pieces(tasks: Sequence[Task]) -> list[Task]:
 
 def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], where: str) -> None:
     """Call ``read(start, out)`` for all pieces of the tasks, many at a time; raise the first error."""
-    require_usable(where)
+    require_usable(where)  # here, too: no thread is made for it
     every = pieces(tasks)
     if len(every) <= 1:
         for start, out in every:
