@@ -102,6 +102,8 @@ def load(options: LoadOptions, given: Given) -> Any:
     )
     with ExitStack() as stack:
         checkpoint = stack.enter_context(source.checkpoint)
+        if not options.stream:
+            checkpoint.read_ahead()  # weights travel while torch is imported
         try:
             model, done = _run(source, options, meter, given)
         except IngotError as error:

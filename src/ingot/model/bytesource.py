@@ -73,9 +73,9 @@ class Mapped(Protocol):
 
 
 class PrivateSource:
-    """The bytes of another source; views are writable memory that no other source sees.
+    """The bytes of a mapped source; views are writable memory that no other source sees.
 
-    A mapped source is asked once for each range: whoever views it again sees what was written.
+    The source is asked once for each range: whoever views it again sees what was written.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -85,8 +85,6 @@ class PrivateSource:
 
     def view(self, offset: int, length: int) -> memoryview:
         source = self._source
-        if not source.mapped:
-            return source.view(offset, length)
         copy = self._views.get((offset, length))
         if copy is None:
             own = source.private(offset, length) if isinstance(source, Mapped) else None
@@ -118,6 +116,10 @@ class Ranged(Protocol):
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
         """Return the bytes of each range; errors as ``ByteSource.view``."""
+        ...
+
+    def expect(self, ranges: Sequence[Range]) -> None:
+        """Begin to read ranges that will be asked for, each once; a hint that may be of no use."""
         ...
 
 

@@ -55,9 +55,9 @@ def read_ranges(source: ByteSource, ranges: Sequence[Range]) -> list[memoryview]
 
     Raises ``IntegrityError`` as ``ByteSource.view`` for a range outside the source.
     """
-    distant = _distant(source)
-    if distant is not None:
-        return [*distant.ranges(ranges)]
+    remote = distant(source)
+    if remote is not None:
+        return [*remote.ranges(ranges)]
     if source.mapped:
         return [source.view(offset, length) for offset, length in ranges]
     return pieces_of(ranges, {start: source.view(start, length) for start, length in coalesced(ranges)})
@@ -93,7 +93,7 @@ class HeaderSource:
     def __init__(self, source: ByteSource, window: int = _WINDOW) -> None:
         self._source = source
         self.name, self.size, self.mapped = source.name, source.size, source.mapped
-        self._distant = _distant(source)
+        self._distant = distant(source)
         self.gap = GAP if self._distant is None else self._distant.gap
         self._first = self._window = min(window, self.gap)
         self._end = 0  # of the last window
@@ -187,8 +187,8 @@ def is_distant(source: ByteSource) -> bool:
     return hasattr(source, "ranges")
 
 
-def _distant(source: ByteSource) -> Ranged | None:
-    """Return the source if it takes several ranges at once; asking a protocol would take longer than a read."""
+def distant(source: ByteSource) -> Ranged | None:
+    """Return the source if it is that of another machine; asking a protocol would take longer than a read."""
     return cast(Ranged, source) if hasattr(source, "ranges") else None
 
 

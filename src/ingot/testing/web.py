@@ -82,7 +82,7 @@ class WebServer:
     fault : callable, optional
         Gets each request, returns what goes wrong with its answer.
     rate : float
-        Bytes a second of all bodies, one after the other; 0 for no limit.
+        Bytes a second of all bodies together; 0 for no limit.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class WebServer:
         self.sent = 0
         self.fault: Plan | None = None
         self.routes: dict[str, Callable[[Request], tuple[int, dict[str, str], bytes]]] = {}
-        self.rate = 0.0
+        self.rate = self.free = 0.0
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
         outer = self
@@ -238,11 +238,15 @@ class _Handler(BaseHTTPRequestHandler):
         if not outer.rate:
             self.wfile.write(body)
             return
-        with outer.lock:
-            for start in range(0, len(body), 1 << 16):
-                piece = body[start : start + (1 << 16)]
-                self.wfile.write(piece)
-                time.sleep(len(piece) / outer.rate)
+        view = memoryview(body)
+        for start in range(0, len(body), 1 << 16):
+            piece = view[start : start + (1 << 16)]
+            with outer.lock:
+                outer.free = max(outer.free, time.monotonic()) + len(piece) / outer.rate
+                wait = outer.free - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)
+            self.wfile.write(piece)
 
     def _object(self, request: Request, key: str, body: bytes, fault: Fault) -> None:
         """Answer as S3 does."""

@@ -14,6 +14,7 @@ from ingot.model.bytesource import ByteSource, Range, Stamp
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
 from ingot.stores.memory import flat
+from ingot.stores.remote.ahead import Ahead
 from ingot.stores.remote.cache import name_of, range_cache
 from ingot.stores.remote.client import Client, Opened, changed
 from ingot.stores.remote.proof import Proven
@@ -65,10 +66,18 @@ class RemoteSource:
         self._proven: Proven | None = None
         self._asked = False
         self._taken: set[str] = set()
+        self._ahead = Ahead(self._read, self.gap)
+
+    def expect(self, ranges: Sequence[Range]) -> None:
+        """Begin to read what will be asked for; as ``Ranged.expect``."""
+        self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return a fresh buffer with ``length`` bytes at ``offset``; errors as ``readinto``."""
         self._require(offset, length)
+        there = self._ahead.take(offset, length)
+        if there is not None:
+            return there
         out = self._buffer(length)
         self.readinto(offset, out)
         return out
@@ -79,7 +88,12 @@ class RemoteSource:
         Raises ``IntegrityError`` ``store.short-read``, ``store.changed``; ``UsageError`` ``store.closed``; and as
         ``Client.fetch``.
         """
-        self._read([(offset, flat(out))])
+        data = flat(out)
+        there = self._ahead.take(offset, data.nbytes)
+        if there is None:
+            self._read([(offset, data)])
+        else:
+            data[:] = there
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
         """Return the bytes of each range; those close to each other by one request. Errors as ``readinto``."""
@@ -103,6 +117,7 @@ class RemoteSource:
 
     def close(self) -> None:
         """Let go of the file; a second call does nothing."""
+        self._ahead.stop()
         self._client, self._head = None, memoryview(b"")
 
     def _read(self, tasks: Sequence[tuple[int, memoryview]]) -> None:

@@ -1,0 +1,128 @@
+"""From a web server of limited bandwidth to the first token: ``ingot.load_model(url)`` beside a download first.
+
+    python bench/remote.py --json remote.json
+
+The model has random weights and Qwen2.5-1.5B's shape (3.1 GB in bf16; ``--layers 4`` makes a small one); it is made in a
+temporary folder that needs 8 GB, and served from memory by a process of its own at ``--rate`` bytes a second for all
+requests together. Each way runs in a fresh process. Its seconds are from the start of that process to the first token of
+a prompt of 16, imports included, and stand beside those that the bytes take at that rate: the least that there is.
+huggingface_hub downloads from the same server, as from the Hub, into an empty cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+from load_model import RECIPE, make_source
+
+COMMIT = "a" * 40
+PROMPT = "ids = torch.arange(100, 116)[None]\nprint(int(model(ids).logits[0, -1].argmax()), flush=True)\n"
+INGOT = "import sys, ingot\nmodel = ingot.load_model(sys.argv[1], keep_packed={packed})\nimport torch\n" + PROMPT
+DOWNLOAD = (
+    "import sys, torch, transformers, huggingface_hub\nfolder = huggingface_hub.snapshot_download(sys.argv[1])\n"
+    "model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype='auto')\n" + PROMPT
+)
+WAYS = {
+    "huggingface_hub, then from_pretrained, bf16": ("source", DOWNLOAD),
+    "ingot.load_model(url), bf16": ("source", INGOT.format(packed=None)),
+    "ingot.load_model(url), INT4 decoded": ("int4", INGOT.format(packed=None)),
+    "ingot.load_model(url), INT4 kept packed": ("int4", INGOT.format(packed=True)),
+}
+
+
+def make(root: Path, layers: int) -> None:
+    import ingot
+
+    (root / "source").mkdir()
+    make_source(root / "source", layers)
+    (root / "int4.toml").write_text(RECIPE)
+    ingot.convert(root / "source", root / "int4", recipe=root / "int4.toml")
+
+
+def serve(root: Path, rate: float) -> None:
+    """Serve the folders as a web server does, and as the Hub does; print the address."""
+    from ingot.testing.web import Request, WebServer
+
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.glob("*/*") if path.is_file()}
+
+    def hub(request: Request) -> tuple[int, dict[str, str], bytes]:
+        """Answer for ``api/models/org/NAME/...`` and ``org/NAME/resolve/COMMIT/FILE``."""
+        api, _, rest = request.key.rpartition("org/")
+        name, what, *path = rest.split("/")
+        inside = [key.partition("/")[2] for key in files if key.startswith(f"{name}/")]
+        if not api:
+            headers = {"ETag": f'"{name}-{path[-1]}"', "X-Repo-Commit": COMMIT}
+            return (200, headers, files[f"{name}/{path[-1]}"]) if path[-1] in inside else (404, {}, b"")
+        tree = [{"type": "file", "path": key, "size": len(files[f"{name}/{key}"]), "oid": "0" * 40} for key in inside]
+        about = {"id": f"org/{name}", "sha": COMMIT, "siblings": [{"rfilename": key} for key in inside]}
+        return 200, {"Content-Type": "application/json"}, json.dumps(tree if what == "tree" else about).encode()
+
+    with WebServer(files, listing=True) as server:
+        server.rate = rate
+        server.routes["api/models/"] = server.routes["org/"] = hub
+        server.routes["sent"] = lambda request: (200, {}, str(server.sent).encode())
+        print(server.url, flush=True)
+        sys.stdin.read()
+
+
+def sent(url: str) -> int:
+    with urlopen(f"{url}/sent") as answer:
+        return int(answer.read())
+
+
+def first_token(url: str, folder: str, script: str, root: Path) -> dict[str, float]:
+    """Run one way; return the seconds to the first token and the bytes that travelled."""
+    hub = {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    with tempfile.TemporaryDirectory(dir=root) as cache:
+        before, began = sent(url), time.perf_counter()
+        where = f"org/{folder}" if script is DOWNLOAD else f"{url}/{folder}/"
+        command = [sys.executable, "-c", script, where]
+        out = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **hub, "HF_HOME": cache})
+        took = time.perf_counter() - began
+    if out.returncode:
+        sys.exit(out.stderr[-2000:])
+    return {"seconds": took, "bytes": sent(url) - before, "token": int(out.stdout)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--rate", type=float, default=100e6, help="bytes a second")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.rate)
+        return
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        make(root, options.layers)
+        command = [sys.executable, __file__, "--serve", folder, "--rate", str(options.rate)]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            url = server.stdout.readline().strip()
+            print(f"{options.rate / 1e6:.0f} MB/s\n{'':45}{'GB':>7}{'least s':>9}{'s':>8}{'ratio':>7}")
+            for way, (name, script) in WAYS.items():
+                size = sum(path.stat().st_size for path in (root / name).iterdir())
+                found = first_token(url, name, script, root)
+                least = size / options.rate
+                results[way] = {**found, "size": size, "least": least}
+                print(f"{way:45}{size / 1e9:7.2f}{least:9.1f}{found['seconds']:8.1f}{found['seconds'] / least:7.2f}")
+        finally:
+            server.terminate()
+            server.wait()
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Ranges of files that travel before they are asked for: while a runtime is imported, or other weights are decoded.
+
+Whoever is going to read ranges says so (``Ahead.expect``). They are read in that order, a window of neighbours at a
+time, as long as what nobody has taken stays below ``MOST`` bytes in the process. A hint, no more: what is not there yet
+and not on its way, what went wrong, and what is read a second time is asked for as always.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ingot.core.memory import available_ram
+from ingot.core.parallel import Halt, Stopped, Workers, adopt, go_on
+from ingot.model.bytesource import Range
+from ingot.model.ranges import coalesced, pieces_of
+from ingot.stores.remote.transfer import Task, is_usable
+
+MOST = 512 << 20
+"""Bytes that are read ahead at most, and no more than an eighth of the memory that is free."""
+
+WINDOW = 32 << 20
+"""Bytes that are read at a time, by several requests; a larger range is a window of its own."""
+
+_READERS = 4
+
+Read = Callable[[Sequence[Task]], None]
+"""Fills buffers from places of one file."""
+
+
+class _Window:
+    """Ranges that are read together: how long each is, and its bytes once they are there."""
+
+    def __init__(self, owner: Ahead) -> None:
+        self.owner, self.lengths = owner, dict[int, int]()
+        self.begun, self.done = False, threading.Event()
+        self.data: dict[int, memoryview] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.lengths.values())
+
+    def fill(self, read: Read, gap: int, halt: Halt) -> None:
+        """Read what is wanted; what goes wrong is left to those who take it, and to their own reading."""
+        adopt(halt)
+        wanted = [*self.lengths.items()]
+        try:
+            joined = [(start, np.empty(length, np.uint8).data) for start, length in coalesced(wanted, gap, WINDOW)]
+            read(joined)
+            pieces = pieces_of(wanted, dict(joined))
+            # Small pieces are copied, so that none keeps its neighbours in memory.
+            alone = len(joined) == len(wanted)
+            self.data = {
+                start: piece if alone else np.frombuffer(piece, np.uint8).copy().data
+                for (start, _), piece in zip(wanted, pieces, strict=True)
+            }
+        except (Exception, Stopped):
+            self.data = {}
+
+
+class Ahead:
+    """What is read ahead of one file. Thread-safe.
+
+    Parameters
+    ----------
+    read : callable
+    gap : int
+        Bytes between two ranges that are read rather than left out.
+    """
+
+    def __init__(self, read: Read, gap: int) -> None:
+        self.read, self.gap, self.halt = read, gap, Halt()
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._windows: dict[int, _Window] = {}
+        self._positions: dict[int, int] = {}
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """Begin to read these ranges, in the order of the file, after those that were expected before."""
+        windows: list[_Window] = []
+        with self._lock:
+            for start, length in sorted(ranges):
+                if start in self._windows or not length:
+                    continue
+                if not windows or windows[-1].nbytes + length > WINDOW:
+                    windows.append(_Window(self))
+                windows[-1].lengths[start] = length
+                self._windows[start], self._positions[start] = windows[-1], start
+            self._starts = sorted(self._windows)
+        _LINE.add(windows)
+
+    def take(self, offset: int, length: int) -> memoryview | None:
+        """Return bytes that were read ahead, waiting for those that are on their way; None for all others.
+
+        The bytes of a range are given once, from its beginning to its end; all of them together without a copy.
+        """
+        if not (self._windows and length and is_usable()):
+            return None
+        claimed = self._claim(offset, length)
+        if claimed is None:
+            return None
+        window, start, last = claimed
+        data = None
+        if _LINE.is_coming(window, start):
+            while not window.done.wait(0.5):
+                go_on()
+            data = window.data.get(start)
+        if data is None or last:
+            with self._lock:
+                self._windows.pop(start, None)
+            _LINE.let_go(window, start)
+        return None if data is None else data[offset - start :][:length]
+
+    def _claim(self, offset: int, length: int) -> tuple[_Window, int, bool] | None:
+        """Find the range that these bytes are of, unless they were given: its window, where it begins, whether it ends
+        with them."""
+        with self._lock:
+            index = bisect_right(self._starts, offset) - 1
+            start = self._starts[index] if index >= 0 else -1
+            window = self._windows.get(start)
+            if window is None:
+                return None
+            stop = start + window.lengths.get(start, 0)
+            if not self._positions[start] <= offset <= offset + length <= stop:
+                return None
+            self._positions[start] = offset + length
+            return window, start, offset + length == stop
+
+    def stop(self) -> None:
+        """Forget all that was expected."""
+        self.halt.set()
+        if self._windows and is_usable():
+            with self._lock:
+                windows, self._windows, self._starts = {*self._windows.values()}, {}, []
+            _LINE.drop(windows)
+
+
+class _Line:
+    """The windows of all files: those that wait their turn, and how many bytes wait to be taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[_Window] = deque()
+        self._held = self._running = self._most = 0
+        self._pool: Workers | None = None
+
+    def add(self, windows: Iterable[_Window]) -> None:
+        """Put windows at the end."""
+        with self._lock:
+            self._most = min(MOST, available_ram() // 8)
+            self._waiting.extend(windows)
+        self._go_on()
+
+    def is_coming(self, window: _Window, start: int) -> bool:
+        """Whether a range is read ahead; one whose turn has not come is left out from now on."""
+        with self._lock:
+            if not window.begun:
+                window.lengths.pop(start, None)
+            return window.begun
+
+    def let_go(self, window: _Window, start: int) -> None:
+        """Count a range as taken."""
+        with self._lock:
+            window.data.pop(start, None)
+            length = window.lengths.pop(start, 0)
+            self._held -= length if window.begun else 0
+        self._go_on()
+
+    def drop(self, windows: Iterable[_Window]) -> None:
+        """Take windows out, with all that nobody took."""
+        with self._lock:
+            for window in windows:
+                self._held -= window.nbytes if window.begun else 0
+                window.lengths = {}
+            self._waiting = deque(window for window in self._waiting if window.lengths)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin with the next windows, where there is room."""
+        with self._lock:
+            while self._waiting and self._running < _READERS:
+                window = self._waiting[0]
+                if self._held and self._held + window.nbytes > self._most:
+                    return
+                self._waiting.popleft()
+                window.begun = True
+                self._held += window.nbytes
+                self._running += 1
+                self._pool = self._pool or Workers(_READERS, "ingot-ahead")
+                self._pool.submit(self._fill, window)
+
+    def _fill(self, window: _Window) -> None:
+        window.fill(window.owner.read, window.owner.gap, window.owner.halt)
+        window.done.set()
+        with self._lock:
+            self._running -= 1
+        self._go_on()
+
+
+_LINE = _Line()

@@ -1,0 +1,142 @@
+"""Ranges that travel before they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError
+from ingot.stores.remote import ahead, client
+from ingot.stores.remote.ahead import Ahead
+from ingot.testing.stores import rule_of
+from ingot.testing.web import Fault, WebServer
+
+pytest.importorskip("obstore")
+RANGES = [(start, 1000 + start % 7) for start in range(0, 200_000, 2000)]
+DATA = np.random.default_rng(3).bytes(210_000)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "WINDOW", 1 << 14)
+    monkeypatch.setattr(ahead, "MOST", 1 << 16)
+    monkeypatch.setattr(client, "_PAUSE", 0.001)
+
+
+class Reader:
+    """Reads ``DATA``; knows how many bytes it was asked for."""
+
+    def __init__(self) -> None:
+        self.read, self.fails = 0, False
+        self.ahead = Ahead(self, gap=64)
+
+    def __call__(self, tasks) -> None:
+        for start, out in tasks:
+            if self.fails:
+                raise OSError
+            out[:] = DATA[start : start + out.nbytes]
+            self.read += out.nbytes
+
+    def value(self, start: int, length: int) -> bytes:
+        found = self.ahead.take(start, length)
+        return b"" if found is None else bytes(found)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    made = Reader()
+    yield made
+    made.ahead.stop()
+    assert ahead._LINE._held == 0
+    assert not ahead._LINE._waiting
+
+
+@pytest.mark.parametrize("step", [1, -1, 37])
+def test_each_range_is_given_once_in_any_order(reader: Reader, step: int) -> None:
+    reader.ahead.expect(RANGES)
+    order = [RANGES[index * step % len(RANGES)] for index in range(len(RANGES))]
+    found = [reader.value(*item) for item in order]
+    for (start, length), data in zip(order, found, strict=True):
+        assert data in (b"", DATA[start : start + length])  # what was not on its way is left to the caller
+    assert any(found)
+    assert reader.read == sum(map(len, found))
+    assert {reader.value(*item) for item in order} == {b""}
+
+
+def test_a_range_is_taken_piece_by_piece_and_never_backwards(reader: Reader) -> None:
+    reader.ahead.expect(RANGES[:5])
+    start, length = RANGES[2]
+    assert reader.value(start, 10) == DATA[start : start + 10]
+    assert reader.value(start + 20, 10) == DATA[start + 20 : start + 30]
+    assert reader.value(start, 10) == b""
+    assert reader.value(start + length - 5, 10) == b""  # two ranges
+    assert reader.value(start + 30, length - 30) == DATA[start + 30 : start + length]
+
+
+def test_no_more_waits_to_be_taken_than_is_allowed(reader: Reader) -> None:
+    reader.ahead.expect(RANGES)
+    for _ in range(100):
+        assert ahead._LINE._held <= 1 << 16
+    reader.ahead.stop()
+    assert reader.read <= 1 << 16
+    assert reader.value(*RANGES[0]) == b""
+
+
+def test_what_goes_wrong_is_left_to_those_who_read(reader: Reader) -> None:
+    reader.fails = True
+    reader.ahead.expect(RANGES)
+    assert {reader.value(*item) for item in RANGES} == {b""}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    ingot.save(tmp_path / "m.zt", {f"w{index}": rng.standard_normal((64, 300), np.float32) for index in range(40)})
+    ingot.convert(tmp_path / "m.zt", tmp_path / "q.zt", "int4")
+    return tmp_path
+
+
+def test_a_checkpoint_is_read_once_and_in_few_requests(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "WINDOW", 1 << 20)
+    monkeypatch.setattr(ahead, "MOST", 1 << 24)
+    data = (model / "m.zt").read_bytes()
+    with WebServer({"m.zt": data}) as server, ingot.open(f"{server.url}/m.zt") as file:
+        found = file.state_dict()
+        assert server.sent <= len(data) * 1.02 + 4096
+        assert server.requests() < 10
+    with ingot.open(model / "m.zt") as near:
+        assert all(np.array_equal(found[name], tensor.numpy()) for name, tensor in near.items())
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_bad_range_of_a_packed_tensor_is_asked_for_once_more(model: Path, times: int) -> None:
+    data = (model / "q.zt").read_bytes()
+    with WebServer({"q.zt": data}) as server, ingot.open(f"{server.url}/q.zt") as file:
+        name = next(name for name, tensor in file.items() if tensor.codec == "affine")
+        part = file[name].parts["packed_weight"]
+        left = [times]
+
+        def fault(request) -> Fault | None:
+            first, last = request.range or (0, None)
+            if not (first <= part.offset and (last is None or part.offset < last)) or not left[0]:
+                return None
+            left[0] -= 1
+            return Fault(flip=part.offset + 1)
+
+        server.fault = fault
+        file.read_ahead()
+
+        def read() -> bytes:
+            return bytes(file[name].private().parts["packed_weight"].view())
+
+        if times == 1:
+            assert read() == data[part.offset : part.offset + part.length]
+            assert not left[0]
+        else:
+            with pytest.raises(IngotError) as caught:
+                read()
+            assert rule_of(caught.value) == "part.digest-mismatch"
