@@ -2,10 +2,10 @@
 
     python bench/remote.py --json remote.json
 
-The model has random weights and Qwen2.5-1.5B's shape (3.1 GB in bf16; ``--layers 4`` makes a small one); it is made in a
-temporary folder that needs 8 GB, and served from memory by a process of its own at ``--rate`` bytes a second for all
-requests together. Each way runs in a fresh process. Its seconds are from the start of that process to the first token of
-a prompt of 16, imports included, and stand beside those that the bytes take at that rate: the least that there is.
+The model has random weights and Qwen2.5-1.5B's shape (3.1 GB in bf16; ``--layers 4`` makes a small one). It is made in
+a temporary folder that needs 8 GB, and served from memory by a process of its own at ``--rate`` bytes a second for all
+requests together. Each way runs in a fresh process. Its seconds are from the start of that process to the first token
+of a prompt of 16, imports included, and stand beside those that the bytes take at that rate: the least that there is.
 huggingface_hub downloads from the same server, as from the Hub, into an empty cache.
 """
 
@@ -85,7 +85,8 @@ def first_token(url: str, folder: str, script: str, root: Path) -> dict[str, flo
         before, began = sent(url), time.perf_counter()
         where = f"org/{folder}" if script is DOWNLOAD else f"{url}/{folder}/"
         command = [sys.executable, "-c", script, where]
-        out = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **hub, "HF_HOME": cache})
+        environment = {**os.environ, **hub, "HF_HOME": cache}
+        out = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         took = time.perf_counter() - began
     if out.returncode:
         sys.exit(out.stderr[-2000:])

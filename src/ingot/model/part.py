@@ -159,7 +159,7 @@ class Part:
     def private(self) -> Part:
         """Return this part over writable memory of its own: no read of this part sees what is written to it.
 
-        Of a mapped file it is a copy-on-write mapping; a source that is not mapped gives memory of its own at each read.
+        Of a mapped file it is a copy-on-write mapping; what is not mapped gives memory of its own at each read.
         """
         if isinstance(self.source, PrivateSource) or not self.source.mapped:
             return self

@@ -158,8 +158,8 @@ class _Line:
     def is_coming(self, window: _Window, start: int) -> bool:
         """Whether a range is read ahead; one whose turn has not come is left out from now on."""
         with self._lock:
-            if not window.begun:
-                window.lengths.pop(start, None)
+            if not window.begun and window.lengths.pop(start, None) and not window.lengths:
+                self._waiting.remove(window)
             return window.begun
 
     def let_go(self, window: _Window, start: int) -> None:
