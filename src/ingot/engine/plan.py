@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.engine.specs import least_size
 from ingot.engine.work import Step
-from ingot.formats.base import Format, WriteOptions
+from ingot.formats.base import Format, WriteOptions, knows_size
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.spec import TensorSpec
@@ -58,16 +58,17 @@ class Plan:
     def size(self) -> int:
         """Bytes of the weight files, headers and padding included.
 
-        Where ``size_exact`` is False (zstd, sparse) it is an upper bound: nothing shrinks, no value is zero.
+        Where ``size_exact`` is False (zstd, sparse, parts that may be equal in a format that stores such once) it is an
+        upper bound: nothing shrinks, no value is zero, no two parts are equal.
         """
         return self.format.size(self.artifact, self.options)
 
     @property
     def size_exact(self) -> bool:
         """Whether ``size`` is what is written, to the byte."""
-        return all(part.length is not None for step in self.steps for part in step.spec.parts)
+        return knows_size(self.format, self.specs)
 
     @property
     def least(self) -> int:
-        """The bytes that the weight files take in any case: ``size``, less what only the bytes themselves tell."""
+        """The bytes that the weight files take if no two parts are equal, less what only the bytes themselves tell."""
         return least_size(self.specs, self.size)

@@ -30,10 +30,10 @@ class Catalog:
     """What a format's reader found: every tensor with its parts located and validated, no decoder attached.
 
     ``tensors`` keeps the file's order and may build its values on access, the same object each time. ``headers`` maps
-    each
-    file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the checkpoint.
-    ``notes`` are oddities that are read though the format's document asks for something else, ``remarks`` what it does
-    not forbid but is worth telling: pairs of rule and message. ``verify`` prints both; strictly the first are errors.
+    each file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the
+    checkpoint. ``notes`` are oddities that are read though the format's document asks for something else, ``remarks``
+    what it does not forbid but is worth telling: pairs of rule and message. ``verify`` prints both; strictly the first
+    are errors.
     ``check_whole`` compares a digest that covers the whole file, where there is one; it reads everything.
     ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds;
     ``features`` are those that decide on the kernels that could run the file, where its format knows such.
@@ -255,6 +255,19 @@ class Containers(Protocol):
     containers: Mapping[int, str]
 
 
+@runtime_checkable
+class StoresOnce(Protocol):
+    """A format that stores equal parts once; its ``size`` is that of a file in which no two are equal."""
+
+    stores_once: bool
+
+
+def knows_size(format: Format, specs: Sequence[TensorSpec]) -> bool:
+    """Whether a format's ``size`` is what is written, to the byte, and not the most that it can be."""
+    lengths = [part.length for spec in specs for part in spec.parts]
+    return None not in lengths and (not isinstance(format, StoresOnce) or len(set(lengths)) == len(lengths))
+
+
 def encoding_in(format: Format, encoding: str) -> str:
     """Return what a format calls a part's encoding when it is written: its own way to compress, ``raw`` as it is."""
     return format.encodings[0] if encoding != RAW and isinstance(format, Compresses) else encoding
@@ -352,7 +365,8 @@ class Format(Protocol):
         ...
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Exact bytes of all files, unknown part lengths counted as ``PartSpec.at_most``."""
+        """Exact bytes of all files, or the most that they can be where ``knows_size`` says so: unknown lengths of parts
+        are counted as ``PartSpec.at_most``."""
         ...
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:

@@ -11,27 +11,18 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 
 
-class SingleFile(ABC):
-    """A format whose artifact is one file with its suffix; a subclass says how a catalog is read from it."""
+class BySuffix:
+    """A format whose artifact goes by the name of a file with its suffix."""
 
     suffixes: tuple[str, ...]
 
-    @abstractmethod
-    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
-        """Validate an open file, which then belongs to the catalog."""
-
     def entry(self, names: Sequence[str]) -> str | None:
-        """``model`` with the suffix, or the only file that has it."""
-        return entry_of(names, self.suffixes)
-
-    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; what cannot be read is closed."""
-        source = store.open(name)
-        try:
-            return self.catalog(source, name, verify=verify)
-        except BaseException:
-            source.close()
-            raise
+        """Return ``model`` with the first suffix, or the only file with one of them; None for none or several."""
+        matching = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
+        usual = self.file_name("model")
+        if usual in matching:
+            return usual
+        return matching[0] if len(matching) == 1 else None
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Any metadata can be carried as it is."""
@@ -42,9 +33,18 @@ class SingleFile(ABC):
         return stem + self.suffixes[0]
 
 
-def entry_of(names: Sequence[str], suffixes: tuple[str, ...]) -> str | None:
-    """Return ``model`` with the first suffix, or the only file with one of them; None for none or several."""
-    matching = [name for name in names if name.lower().endswith(suffixes) and not name.startswith(".")]
-    if f"model{suffixes[0]}" in matching:
-        return f"model{suffixes[0]}"
-    return matching[0] if len(matching) == 1 else None
+class SingleFile(BySuffix, ABC):
+    """A format of one file; a subclass says how a catalog is read from it."""
+
+    @abstractmethod
+    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
+        """Validate an open file, which then belongs to the catalog."""
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Validate and locate; what cannot be read is closed."""
+        source = store.open(name)
+        try:
+            return self.catalog(source, name, verify=verify)
+        except BaseException:
+            source.close()
+            raise

@@ -11,7 +11,7 @@ from ingot.formats.onnx.reader import read_model
 from ingot.formats.onnx.sites import LeftError
 from ingot.formats.onnx.template import Template
 from ingot.formats.onnx.writer import OnnxWriter, model_size, template_of
-from ingot.formats.single import entry_of
+from ingot.formats.single import BySuffix
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target
@@ -19,7 +19,7 @@ from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
 
-class OnnxFormat:
+class OnnxFormat(BySuffix):
     """ONNX models; see spec/onnx.md.
 
     Parameters
@@ -45,10 +45,6 @@ class OnnxFormat:
     def claims(self, name: str, head: bytes) -> bool:
         """By the suffix: protocol buffers have no magic."""
         return name.lower().endswith(self.suffixes)
-
-    def entry(self, names: Sequence[str]) -> str | None:
-        """``model.onnx``, or the only file with the suffix."""
-        return entry_of(names, self.suffixes)
 
     def fit(self, attachments: Attachments) -> OnnxFormat:
         """Return the format for the graph that is attached; raises ``UnsupportedError`` ``onnx.no-graph``."""
@@ -91,10 +87,6 @@ class OnnxFormat:
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """None: the model has its own."""
         return {}
-
-    def file_name(self, stem: str) -> str:
-        """The stem with the suffix."""
-        return stem + self.suffixes[0]
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.core.encodings import SEEKABLE
 from ingot.formats.base import Catalog, WriteOptions
-from ingot.formats.single import SingleFile
+from ingot.formats.single import BySuffix
 from ingot.formats.zt2.layout import FOOTER, MAGIC
 from ingot.formats.zt2.manifest import Shard, stated
 from ingot.formats.zt2.reader import catalog_of, read_manifest
@@ -23,7 +23,7 @@ from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
 
-class Zt2Format(SingleFile):
+class Zt2Format(BySuffix):
     """zTensor container version 2, of which every layout profile is read: one file, its shards, or an overlay."""
 
     name = "zt2"
@@ -34,6 +34,7 @@ class Zt2Format(SingleFile):
     shards = False
     attachments: tuple[str, ...] = ()
     encodings: tuple[str, ...] = (SEEKABLE,)
+    stores_once = True
     containers: Mapping[int, str] = {1: "zt", 2: "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:
@@ -51,11 +52,6 @@ class Zt2Format(SingleFile):
         entry = self.entry(store.names())
         return entry is not None and self.claims(entry, store.head(entry, len(MAGIC)))
 
-    def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
-        """Validate a file without shards."""
-        data, manifest = read_manifest(source)
-        return catalog_of(manifest, {name: data}, {None: source}, verify=verify)
-
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate the file's manifest and find its shards; what cannot be read is closed."""
         with ExitStack() as opened:
@@ -69,8 +65,9 @@ class Zt2Format(SingleFile):
                 opened.callback(other.close)
                 sources[shard] = other
                 headers[file] = read_bytes(other, other.size - FOOTER, FOOTER)
+            catalog = catalog_of(manifest, headers, sources, verify=verify)
             opened.pop_all()
-        return catalog_of(manifest, headers, sources, verify=verify)
+            return catalog
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Any metadata whose names the container takes; raises ``FormatError`` ``zt2.name``."""
@@ -86,7 +83,7 @@ class Zt2Format(SingleFile):
         return sorted(range(len(specs)), key=lambda index: specs[index].name.encode(errors="surrogatepass"))
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Bytes of the file; less where parts turn out to be equal."""
+        """Bytes of the file; fewer where parts turn out to be equal."""
         return file_size(artifact.tensors, artifact.metadata, options.digest)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:

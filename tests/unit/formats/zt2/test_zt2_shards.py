@@ -18,12 +18,13 @@ OWN = np.arange(4, dtype=np.float32)
 BASE = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def overlay(folder: Path, stated: bytes | None = None) -> Path:
+def overlay(folder: Path, stated: bytes | None = None, algorithm: str = "sha256") -> Path:
     """Write ``base.zt``, and ``tuned.zt`` that has one tensor of its own and one in the base as ``stated``."""
     ingot.save(folder / "base.zt", {"w": BASE}, format="zt2")
     base = (folder / "base.zt").read_bytes()
     part = read_manifest(MemorySource(base))[1].objects["w"].parts["data"]
-    shard = {"size": len(base), "digest": checksums.digest("sha256", stated or base)}
+    digest = checksums.digest("sha256", stated or base).replace("sha256", algorithm)
+    shard = {"size": len(base), "digest": digest}
     objects = {
         "w": {
             "shape": [2, 3],
@@ -58,9 +59,10 @@ def test_a_folder_opens_by_the_file_that_is_no_shard(tmp_path: Path) -> None:
         assert sorted(found) == ["own", "w"]
 
 
-@pytest.mark.parametrize("way", ["absent", "another size", "other bytes"])
+@pytest.mark.parametrize("way", ["absent", "another size", "other bytes", "a digest that nobody here knows"])
 def test_another_file_is_not_taken_for_a_shard(tmp_path: Path, way: str) -> None:
-    root = overlay(tmp_path, b"other bytes" if way == "other bytes" else None)
+    algorithm = "md5" if way.startswith("a digest") else "sha256"
+    root = overlay(tmp_path, b"other bytes" if way == "other bytes" else None, algorithm)
     if way == "absent":
         (tmp_path / "base.zt").unlink()
     elif way == "another size":

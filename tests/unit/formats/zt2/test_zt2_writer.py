@@ -18,6 +18,7 @@ from ingot.formats.zt2.reader import read_manifest
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
+from ingot.ops.convert.convert import prepare
 from ingot.stores.memory import MemoryTarget
 
 Parts = dict[str, bytes]
@@ -62,6 +63,18 @@ def test_equal_parts_are_one_blob_and_what_follows_moves_up() -> None:
     used = {span for start, size in places(data).values() for span in range(start, start + size)}
     gaps = bytes(data[at] for at in range(len(MAGIC), 6 * CANONICAL) if at not in used)
     assert not any(gaps)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_dry_run_tells_whether_its_size_is_exact(tmp_path: Path, tied: bool) -> None:
+    weights = np.arange(100_000, dtype=np.float32)
+    ingot.save(tmp_path / "a.zt", {"a": weights, "b": weights if tied else weights[1:]})
+    with prepare(tmp_path / "a.zt", tmp_path / "b.zt", None, None, container=2) as prepared:
+        size, exact = prepared.plan.size, prepared.plan.size_exact
+    ingot.convert(tmp_path / "a.zt", tmp_path / "b.zt", container=2)
+    found = (tmp_path / "b.zt").stat().st_size
+    assert exact is not tied
+    assert found < size - weights.nbytes // 2 if tied else found == size
 
 
 def test_equal_checksums_alone_do_not_make_one_blob(monkeypatch: pytest.MonkeyPatch) -> None:
