@@ -1,9 +1,8 @@
 """Encodings: bytes to bytes on one part (zTensor 1.2 section 1, component ``encoding``).
 
 ``zstd`` parts are written as independent frames of ``FRAME`` input bytes each, one after the other. RFC 8878 section
-3.1
-makes such a sequence one valid zstd stream, so every reader decodes it, while frames can be made and read in parallel
-and the output does not depend on how the input arrived.
+3.1 makes such a sequence one valid zstd stream, so every reader decodes it, while frames can be made and read in
+parallel and the output does not depend on how the input arrived.
 
 ``zt.zstd-seekable/1`` is the encoding of zTensor's container version 2: frames of equal content with a checksum each,
 and a seek table behind them (zstd's seekable format 0.1.0, ``contrib/seekable_format``; zTensor's profile of it).
@@ -120,10 +119,10 @@ class SeekableReader:
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` completely with the next decoded bytes."""
+        if self._position + out.nbytes > self._expected:
+            raise self._refuse(f"expected {self._expected} decoded bytes, found a read past them")
         while out.nbytes:
             index, within = divmod(self._position, self._content)
-            if index >= len(self._sizes):
-                raise self._refuse(f"expected {self._expected} decoded bytes, found a read past them")
             frame = self._frame(index)[within : within + out.nbytes]
             out[: frame.nbytes] = frame
             self._position += frame.nbytes

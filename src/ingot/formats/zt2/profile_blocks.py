@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from ingot.errors import FormatError
+from ingot.formats.zt2.checks import number, refuse, require_parts, require_size
 from ingot.formats.zt2.manifest import Object, stated
 from ingot.formats.zt2.meaning import Meaning, Written
 from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of
@@ -31,32 +31,15 @@ _VALUES: Mapping[tuple[str, str | None], str] = {
 _FACTORS = {"i8": 2.0**-6}  # MXINT8 has six bits behind the point (OCP MX 1.0, section 5.3.4)
 
 
-def _refuse(where: str, expected: str) -> FormatError:
-    return FormatError("zt2.layout", f"expected {expected}", where=where)
-
-
-def _number(where: str, obj: Object, key: str, least: int) -> int:
-    value = (stated(obj.attributes) or {}).get(key)
-    if type(value) is not int or not least <= value < 2**63:
-        raise _refuse(where, f"attribute {key} of {least} or more, found {str(value)[:40]!r}")
-    return value
-
-
-def _require_size(where: str, obj: Object, role: str, expected: int | None) -> None:
-    if expected is not None and obj.parts[role].nbytes != expected:
-        found = obj.parts[role].nbytes
-        raise FormatError("zt2.size", f"expected {expected} bytes of {role}, found {found}", where=where)
-
-
 def check_gguf(where: str, obj: Object) -> None:
     """One part of whole blocks; the attributes say of how many elements and bytes."""
     part = obj.parts.get("data")
     if part is None or len(obj.parts) != 1 or part.dtype != "u8" or stated(part.type) is not None:
-        raise _refuse(where, f"one part 'data' of u8 in {obj.layout}")
-    elements, nbytes, count = _number(where, obj, _ELEMENTS, 1), _number(where, obj, _BYTES, 1), prod(obj.shape)
+        raise refuse(where, f"one part 'data' of u8 in {obj.layout}")
+    elements, nbytes, count = number(where, obj, _ELEMENTS, 1), number(where, obj, _BYTES, 1), prod(obj.shape)
     if count % elements:
-        raise _refuse(where, f"whole blocks of {elements} elements, found {count} elements")
-    _require_size(where, obj, "data", count // elements * nbytes)
+        raise refuse(where, f"whole blocks of {elements} elements, found {count} elements")
+    require_size(where, obj, "data", count // elements * nbytes)
 
 
 def read_gguf(obj: Object) -> Meaning | None:
@@ -83,18 +66,17 @@ def _others(spec: TensorSpec, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_mx(where: str, obj: Object) -> None:
     """Elements, and an exponent for each block along an axis."""
-    if set(obj.parts) != {"data", "scales"}:
-        raise _refuse(where, f"the parts data and scales of {MX}, found {sorted(obj.parts)[:5]}")
+    require_parts(where, obj, {"data", "scales"})
     data, scales, attributes = obj.parts["data"], obj.parts["scales"], stated(obj.attributes) or {}
     if (scales.dtype, stated(scales.type)) != ("u8", "f8_e8m0") or attributes.get("scale_form") != "e8m0_exponent":
-        raise _refuse(where, "scales of f8_e8m0, and scale_form e8m0_exponent")
-    block = _number(where, obj, "block_size", 2)
-    axis = _number(where, obj, "axis", 0) if "axis" in attributes else len(obj.shape) - 1
+        raise refuse(where, "scales of f8_e8m0, and scale_form e8m0_exponent")
+    block = number(where, obj, "block_size", 2)
+    axis = number(where, obj, "axis", 0) if "axis" in attributes else len(obj.shape) - 1
     if not 0 <= axis < len(obj.shape) or obj.shape[axis] % block:
-        raise _refuse(where, f"an axis in whole blocks of {block}, found axis {axis} of {list(obj.shape)}")
+        raise refuse(where, f"an axis in whole blocks of {block}, found axis {axis} of {list(obj.shape)}")
     count = prod(obj.shape)
-    _require_size(where, obj, "data", nbytes_of(data.dtype, stated(data.type), count))
-    _require_size(where, obj, "scales", count // block * ITEM_BYTES["u8"])
+    require_size(where, obj, "data", nbytes_of(data.dtype, stated(data.type), count))
+    require_size(where, obj, "scales", count // block * ITEM_BYTES["u8"])
 
 
 def read_mx(obj: Object) -> Meaning | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.zt2.checks import refuse, require_parts, require_size
 from ingot.formats.zt2.manifest import Object, stated
 from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of
 from ingot.model.layouts.sparse import CsrLayout
@@ -14,12 +15,12 @@ from ingot.model.spec import TensorSpec
 def check_csr(where: str, obj: Object) -> None:
     """A matrix of three parts; row pointers are one more than rows, columns as many as values."""
     if len(obj.shape) != 2:
-        raise _refuse(where, f"two dimensions, found shape {list(obj.shape)}")
-    _require_parts(where, obj, {"values", "indices", "indptr"})
+        raise refuse(where, f"two dimensions, found shape {list(obj.shape)}")
+    require_parts(where, obj, {"values", "indices", "indptr"})
     width = _index_width(where, obj, "indices")
     if obj.parts["indptr"].dtype != obj.parts["indices"].dtype or stated(obj.parts["indptr"].type) is not None:
-        raise _refuse(where, "indptr of the type of indices, and of no logical type")
-    _require_size(where, obj, "indptr", (obj.shape[0] + 1) * width)
+        raise refuse(where, "indptr of the type of indices, and of no logical type")
+    require_size(where, obj, "indptr", (obj.shape[0] + 1) * width)
     _require_values(where, obj, *divmod(obj.parts["indices"].nbytes, width))
 
 
@@ -27,8 +28,8 @@ def check_coo(where: str, obj: Object) -> None:
     """Coordinates of as many dimensions as the shape has, one after the other."""
     rank = len(obj.shape)
     if rank < 1:
-        raise _refuse(where, "one dimension at least, found none")
-    _require_parts(where, obj, {"values", "coords"})
+        raise refuse(where, "one dimension at least, found none")
+    require_parts(where, obj, {"values", "coords"})
     width = _index_width(where, obj, "coords")
     _require_values(where, obj, *divmod(obj.parts["coords"].nbytes, width * rank))
 
@@ -52,26 +53,11 @@ def write_csr(spec: TensorSpec) -> dict[str, Any]:
     return {key: value for key, value in spec.params.items() if key != "ascending"}
 
 
-def _refuse(where: str, expected: str) -> FormatError:
-    return FormatError("zt2.layout", f"expected {expected}", where=where)
-
-
-def _require_parts(where: str, obj: Object, roles: set[str]) -> None:
-    if set(obj.parts) != roles:
-        raise _refuse(where, f"the parts {sorted(roles)} of {obj.layout}, found {sorted(obj.parts)[:5]}")
-
-
 def _index_width(where: str, obj: Object, role: str) -> int:
     part = obj.parts[role]
     if part.dtype not in ("u32", "u64") or stated(part.type) is not None:
-        raise _refuse(where, f"{role} of u32 or u64, found {stated(part.type) or part.dtype}")
+        raise refuse(where, f"{role} of u32 or u64, found {stated(part.type) or part.dtype}")
     return ITEM_BYTES[part.dtype]
-
-
-def _require_size(where: str, obj: Object, role: str, expected: int) -> None:
-    found = obj.parts[role].nbytes
-    if found != expected:
-        raise FormatError("zt2.size", f"expected {expected} bytes of {role}, found {found}", where=where)
 
 
 def _require_values(where: str, obj: Object, count: int, rest: int) -> None:
@@ -79,6 +65,4 @@ def _require_values(where: str, obj: Object, count: int, rest: int) -> None:
     if rest:
         raise FormatError("zt2.size", f"expected whole positions, found {rest} bytes more", where=where)
     values = obj.parts["values"]
-    expected = nbytes_of(values.dtype, stated(values.type), count)
-    if expected is not None:
-        _require_size(where, obj, "values", expected)
+    require_size(where, obj, "values", nbytes_of(values.dtype, stated(values.type), count))
