@@ -19,7 +19,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum moto core environments cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum moto nginx core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -48,6 +48,10 @@ moto: $(VENV)/.installed $(VENV)/.test $(VENV).moto/bin/moto_server
 $(VENV).moto/bin/moto_server:
 	$(PYTHON) -m venv $(VENV).moto
 	$(VENV).moto/bin/pip install --quiet 'moto[server]==5.2.5'
+
+# From Debian: apt install nginx-light openssl.
+nginx: $(VENV)/.installed $(VENV)/.test
+	INGOT_NGINX=nginx $(PYTEST) tests/interop/test_nginx_server.py
 
 cases: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python -m tests.oracles.run $(CASES)

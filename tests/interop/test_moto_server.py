@@ -16,7 +16,9 @@ import pytest
 import ingot
 from ingot.errors import IngotError
 from ingot.model.store import Listing
+from ingot.stores.remote import client
 from ingot.stores.table import from_url
+from ingot.testing.proxy import FaultyProxy
 
 PROGRAM = os.environ.get("INGOT_MOTO_SERVER", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="INGOT_MOTO_SERVER names no moto_server: make moto")
@@ -70,3 +72,13 @@ def test_an_object_that_is_replaced_is_refused() -> None:
         with pytest.raises(IngotError) as caught:
             checkpoint["c.w"].numpy()
     assert caught.value.rule == "store.changed"
+
+
+def test_connections_that_break_off_now_and_then(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingot.save("s3://bucket/y.zt", WEIGHTS)
+    monkeypatch.setattr(client, "_PAUSE", 0.01)
+    with FaultyProxy(int(endpoint.rpartition(":")[2]), lambda number: (900_000, 0) if number % 3 else None) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        with ingot.open("s3://bucket/y.zt") as checkpoint:
+            assert all(np.array_equal(checkpoint[name].numpy(), values) for name, values in WEIGHTS.items())
+        assert proxy.connections > 1

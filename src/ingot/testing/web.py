@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif request.key in outer.files:
             self._file(request, request.key, fault)
         elif outer.listing and (request.key == "" or request.key.endswith("/")):
-            self._send(200, {"Content-Type": "text/html"}, _page(outer.files, request.key), fault)
+            self._send_page(_page(outer.files, request.key))
         elif outer.listing and any(name.startswith(f"{request.key}/") for name in outer.files):
             self._send(301, {"Location": f"/{quote(request.key)}/"}, b"", fault)
         else:
@@ -230,6 +230,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
             return
         self._write(body)
+
+    def _send_page(self, body: bytes) -> None:
+        """Answer without stating a length, as nginx does."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
 
     def _write(self, body: bytes) -> None:
         outer = self.server_of

@@ -158,9 +158,11 @@ class _Line:
     def is_coming(self, window: _Window, start: int) -> bool:
         """Whether a range is read ahead; one whose turn has not come is left out from now on."""
         with self._lock:
-            if not window.begun and window.lengths.pop(start, None) and not window.lengths:
+            if window.begun:
+                return True
+            if window.lengths.pop(start, 0) and not window.lengths:
                 self._waiting.remove(window)
-            return window.begun
+            return False
 
     def let_go(self, window: _Window, start: int) -> None:
         """Count a range as taken."""

@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from http.client import responses
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.error import HTTPError
 
 from ingot.core.extras import require
 from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
 from ingot.model.bytesource import Stamp
+from ingot.stores.remote.page import read_page
 from ingot.stores.remote.transfer import require_usable
 
 EXTRA = "remote"
@@ -128,18 +131,10 @@ class Client:
         """Return the state that an object is in now; errors as ``open``."""
         return self._again(key, lambda: stamp_of(self._api.head(self._store, key)))
 
-    def page(self, key: str, most: int) -> tuple[str, bytes]:
-        """Return a page of a web server: its media type, and its first ``most`` bytes; errors as ``open``."""
-
-        def read() -> tuple[str, bytes]:
-            answer, body = self._api.get(self._store, key), bytearray()
-            for piece in answer.stream(min_chunk_size=1 << 16):
-                body += piece
-                if len(body) > most:
-                    break
-            return str(answer.attributes.get("Content-Type", "")), bytes(body[:most])
-
-        return self._again(key, read)
+    def page(self, key: str, url: str, headers: Mapping[str, str], most: int) -> tuple[str, bytes]:
+        """Return the page at ``url``, which ``key`` leads to: its media type, and its first ``most`` bytes; errors as
+        ``open``."""
+        return self._again(key, lambda: read_page(url, headers, most, STALL))
 
     def list(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the keys of objects, and of folders, directly below a prefix.
@@ -218,7 +213,10 @@ class Client:
     def explain(self, error: Exception, key: str) -> IngotError:
         """Return what obstore raised in words that tell no secret."""
         kinds, where, text = self._api.exceptions, self._where(key), str(error)
-        if isinstance(error, FileNotFoundError | kinds.NotFoundError):
+        status = error.code if isinstance(error, HTTPError) else 0
+        if status:
+            text = f"status code: {status} {responses.get(status, '')}"
+        if isinstance(error, FileNotFoundError | kinds.NotFoundError) or status in (404, 410):
             return UsageError("expected an existing file, found none", rule="store.missing", where=where)
         if isinstance(error, kinds.PreconditionError):
             return changed(where)
@@ -231,7 +229,7 @@ class Client:
                 rule="remote.no-ranges",
                 where=where,
             )
-        if isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError):
+        if isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or status in (401, 403, 407):
             return ResourceError(_denied(text), rule="store.denied", where=where)
         return _failed(error, text, where)
 

@@ -7,6 +7,7 @@ import threading
 from abc import abstractmethod
 from base64 import b64encode
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import partial
 from html.parser import HTMLParser
 from typing import Any
@@ -104,7 +105,11 @@ class ObjectStore(RemoteStore):
 
 
 class WebStore(RemoteStore):
-    """A folder of a web server, which may tell what is in it by a page of links."""
+    """A folder of a web server, which may tell what is in it by a page of links; ``headers`` are for its server."""
+
+    def __init__(self, address: Address, client: Client, scheme: RemoteScheme, headers: Mapping[str, str]) -> None:
+        super().__init__(address, client, scheme)
+        self._headers = dict(headers)
 
     def list(self, folder: str = "") -> Listing:
         """Return what the page of the folder links to.
@@ -112,8 +117,10 @@ class WebStore(RemoteStore):
         Raises ``UnsupportedError`` ``remote.no-listing`` where the server has no such page.
         """
         key = self._key(checked_name(folder, self.location)) if folder else self.address.path
+        query = f"?{self.address.query}" if self.address.query else ""
+        url = f"{self.address.origin}/{quote(key)}".rstrip("/") + f"/{query}"
         try:
-            kind, page = self._client.page(key, _PAGE)
+            kind, page = self._client.page(key, url, self._headers, _PAGE)
         except IngotError as error:
             if folder and error.rule == "store.missing":
                 return Listing()
@@ -229,7 +236,7 @@ class WebScheme(RemoteScheme):
             headers["Authorization"] = f"Basic {b64encode(unquote(address.user).encode()).decode()}"
         url = address.origin + (f"/?{address.query}" if address.query else "")
         settings = options(headers, plain=address.scheme == "http")
-        return WebStore(address, Client(_made("HTTPStore", url, settings, address), address.origin), self)
+        return WebStore(address, Client(_made("HTTPStore", url, settings, address), address.origin), self, headers)
 
 
 class ObjectScheme(RemoteScheme):
