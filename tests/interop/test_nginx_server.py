@@ -21,7 +21,7 @@ from ingot.testing.proxy import FaultyProxy
 
 PROGRAM = os.environ.get("INGOT_NGINX", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="INGOT_NGINX names no nginx: make nginx")
-OPENSSL = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost".split()
+OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
 WEIGHTS = {f"{name}.w": np.random.default_rng(7).standard_normal((1500, 1024)).astype(np.float32) for name in "abc"}
 CONFIG = """
 daemon off; pid {folder}/pid; error_log {folder}/error.log; worker_processes 1;
