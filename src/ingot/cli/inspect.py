@@ -34,14 +34,17 @@ def command(options: InspectOptions, json: Json = False) -> None:
     Of a kernel unit (`ingot kernel`) its sections and records, of a compiled program (.hwx) its sections, registers and
     kernels.
     """
-    from ingot.ops.ane.recognise import is_kernel_file, is_program_file
+    from ingot.ops.ane.recognise import kind_of
     from ingot.ops.check.overview import describe
+    from ingot.ops.open import find
 
-    if is_kernel_file(options.path):
-        kernel.show(options.path, options.tensors, json)
-    elif is_program_file(options.path):
-        program.show(options.path, options.tensors, json)
-    else:
-        with progress_bar("hashing", quiet=json or not options.content_id) as progress:
-            report = describe(replace(options, progress=progress))
-        render(report, json=json)
+    store, name = find(options.path, "pread" if options.content_id else "auto")
+    match kind_of(store, name):
+        case "kernel":
+            kernel.show(options.path, options.tensors, json)
+        case "program":
+            program.show(options.path, options.tensors, json)
+        case _:
+            with progress_bar("hashing", quiet=json or not options.content_id) as progress:
+                report = describe(replace(options, progress=progress), store, name)
+            render(report, json=json)

@@ -227,20 +227,32 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     return checkpoint
 
 
-def open_source(
-    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
-) -> Source:
-    """Locate and validate; see ``open``."""
+def find(path: str | PathLike[str], io: str = "auto") -> tuple[Store, str]:
+    """Return the store that an artifact lies in, and its name there, which is empty for a folder; opens nothing.
+
+    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and what the store raises.
+    """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
     if path == "":  # an unset variable of a shell; it would be the present folder
         raise missing_path("")
     try:
-        store, name = locate_model(path, io=io)
+        return locate_model(path, io=io)
     except UsageError as error:
         if error.rule in ("store.missing", "store.scheme"):
             raise missing_path(fspath(path), error) from None
         raise
+
+
+def open_source(
+    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Source:
+    """Locate and validate; see ``open``."""
+    return open_found(*find(path, io), verify=verify, max_decompressed=max_decompressed)
+
+
+def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed: int | str | None = None) -> Source:
+    """Validate what ``find`` has found; see ``open``."""
     listed, location = Listed(store), store.location_of(name)
     try:
         format, entry = detect(listed, name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
-from ingot.core.atomic import Staging
+from ingot.core.atomic import Staging, atomic_write
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
@@ -181,6 +181,10 @@ class LocalScheme:
         return Staging(
             _path_of(text), directory=directory, overwrite=replaced.allowed, resume=resume, require_ours=ours
         )
+
+    def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
+        """Put a small file at the path; errors as ``core.atomic.atomic_write``."""
+        atomic_write(_path_of(text), data, overwrite=overwrite)
 
     def url(self, text: str) -> str:
         """Return the ``file:`` address of a path."""

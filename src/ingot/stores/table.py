@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol, runtime_checkable
 
 from ingot.core.atomic import Staging
+from ingot.core.oserrors import write_error
 from ingot.core.paths import local_path
 from ingot.core.registry import Instances
 from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
@@ -50,6 +51,15 @@ class Publishing(Located, Protocol):
 
     def url(self, text: str) -> str:
         """Return the address in the one form in which ``Store.url_of`` has it."""
+        ...
+
+
+@runtime_checkable
+class Writing(Protocol):
+    """A scheme that puts a small file in place at once, without staging."""
+
+    def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
+        """As ``write_file``."""
         ...
 
 
@@ -178,6 +188,24 @@ def stage(url: str | os.PathLike[str], replaced: Replaced, *, directory: bool = 
     Raises ``UsageError`` ``store.not-writable`` where that kind of store is only read, and what ``Staging`` does.
     """
     return _publishing(url).stage(text_of(url), replaced, directory=directory, resume=resume)
+
+
+def write_file(url: str | os.PathLike[str], data: bytes, *, overwrite: bool = True) -> None:
+    """Put a small file at an address: what lies there is the old file or all of the new one.
+
+    Errors as ``stage``; ``UsageError`` ``target.exists`` for a file that is there, without ``overwrite``.
+    """
+    scheme = _publishing(url)
+    if isinstance(scheme, Writing):
+        scheme.write(text_of(url), data, overwrite=overwrite)
+        return
+    with stage(url, Replaced(overwrite)) as staging:
+        staged = staging.files / "file"
+        try:
+            staged.write_bytes(data)
+        except OSError as error:
+            raise write_error(error, str(staged)) from error
+        staging.publish([staged.name])
 
 
 def url_of(url: str | os.PathLike[str]) -> str:

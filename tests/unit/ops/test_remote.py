@@ -86,10 +86,22 @@ def test_deltas_and_plans_are_made_and_applied_from_afar(server: WebServer, mode
     server.files["d.zt"] = (tmp_path / "d.zt").read_bytes()
     ingot.patch("s3://bucket/m", "s3://bucket/d.zt", tmp_path / "again.zt")
     assert content_id(ingot.open(tmp_path / "again.zt")) == content_id(ingot.open(url))
+    assert run(["convert", url, "s3://bucket/made.zt", "--recipe", "int4", "--plan-out", "s3://bucket/plan.json"]) == 0
+    assert run(["run-plan", "s3://bucket/plan.json"]) == 0
+    ingot.convert(tmp_path / "tuned.safetensors", tmp_path / "made.zt", "int4")
+    assert server.files["made.zt"] == (tmp_path / "made.zt").read_bytes()
     with pytest.raises(UsageError) as caught:
         ingot.open(url.replace("tuned", "gone"))
     assert "SECRET" not in str(caught.value)
-    assert b"SECRET" not in (tmp_path / "d.zt").read_bytes()
+    assert not [name for name, data in server.files.items() if b"SECRET" in data]
+
+
+def test_what_is_inspected_is_opened_once(server: WebServer, model: Path) -> None:
+    upload(server, model)
+    for options, most in ([], 1), (["--content-id", "--json"], 2):
+        server.log.clear()
+        assert run(["inspect", f"{server.url}/m/model.safetensors", *options]) == 0
+        assert len(server.gets("m/model.safetensors")) == most
 
 
 def test_eight_shards_take_two_requests_each_at_most(server: WebServer, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ ROOMS = ("model", "codecs", "formats", "recipes", "engine", "ops", "adapters")
 MODULES = sorted([*PACKAGE.glob("*.py"), *(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))])
 
 HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.paths"}
+WRITING = {"ingot.core.atomic.atomic_write"}  # only to paths: stores.table.write_file
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {("formats/spool.py", "tempfile.TemporaryFile")}  # for sinks that have no disk of their own
@@ -29,7 +30,7 @@ def handled(tree: ast.Module) -> set[str]:
             found |= {f"{item.name}." for item in node.names if item.name.startswith("os.")}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found.add(f"{node.value.id}.{node.attr}")
-    used = {name for name in found if name.rpartition(".")[0] in HANDLING or name.startswith("os.")}
+    used = {name for name in found if name.rpartition(".")[0] in HANDLING or name.startswith("os.")} | found & WRITING
     return used - HARMLESS
 
 
@@ -50,6 +51,7 @@ def test_no_module_above_the_stores_handles_paths() -> None:
         "import os.path",
         "from os import stat",
         "import glob\nglob.glob",
+        "from ingot.core.atomic import atomic_write",
     ],
 )
 def test_the_walk_sees_paths(text: str) -> None:

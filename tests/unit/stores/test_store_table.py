@@ -12,7 +12,7 @@ from ingot.errors import FormatError, UsageError
 from ingot.model.store import Listing
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore, shared_files
-from ingot.stores.table import from_url, locate, read_start
+from ingot.stores.table import from_url, locate, read_file, read_start, write_file
 
 
 @pytest.fixture
@@ -108,3 +108,18 @@ def test_the_start_of_a_file_or_of_a_pipe_is_read(tmp_path):
     with pytest.raises(FormatError) as refused:
         read_start(tmp_path, 9)
     assert refused.value.rule == "store.not-a-file"
+
+
+def test_a_small_file_is_written_wherever_something_can_be_written(tmp_path):
+    addresses = [tmp_path / "a", str(tmp_path / "b"), from_url(tmp_path).url + "/c", "memory:test_small_files/d"]
+    for address in addresses:
+        write_file(address, b"old", overwrite=False)
+        write_file(address, b"new")
+        with pytest.raises(UsageError) as caught:
+            write_file(address, b"newer", overwrite=False)
+        assert (caught.value.rule, read_file(address)) == ("target.exists", b"new")
+    assert from_url(tmp_path).list() == Listing(("a", "b", "c"))
+    with pytest.raises(UsageError) as caught:
+        write_file("https://name:secret@host/file", b"")
+    assert caught.value.rule == "store.not-writable"
+    assert "secret" not in str(caught.value)

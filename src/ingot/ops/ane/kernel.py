@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ingot.core.atomic import atomic_write
 from ingot.core.options import takes
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.anek.header import SECTIONS, aligned, groups, stated
@@ -25,11 +24,11 @@ from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
 from ingot.ops.ane.options import KernelOptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
-from ingot.ops.ane.recognise import is_kernel
+from ingot.ops.ane.recognise import kind_of
 from ingot.ops.ane.stored import dense, halves, identity, stored
 from ingot.ops.open import open as open_checkpoint
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import location_of, read_file, stage, text_of
+from ingot.stores.table import location_of, read_file, stage, text_of, url_of, write_file
 from ingot.targets.ane.activation import ActivationLut, fit_lut
 from ingot.targets.ane.chips import Chip, load_chip
 from ingot.targets.ane.descriptor import slots, streams
@@ -78,6 +77,7 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
     name, out = options.name, options.out
     if out is None:
         raise UsageError("expected a file to write, found none", rule="ane.layout")
+    url_of(out)  # refuses an address that is only read before the work
     lut = _table(options)
     known = load_chip(options.chip)
     assumptions = parse_assumptions(options.assume, [known.name])
@@ -88,8 +88,8 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
                 raise checkpoint.no_tensor(wanted)
         bias = checkpoint[options.bias] if options.bias is not None else None
         data, form, decision = _unit(checkpoint[name], bias, lut, known, assumptions.conditions(name))
-    atomic_write(out, data, overwrite=options.overwrite)
-    return KernelReport(fspath(out), name, known.name, form, decision, len(data))
+    write_file(out, data, overwrite=options.overwrite)
+    return KernelReport(location_of(out), name, known.name, form, decision, len(data))
 
 
 def _table(options: KernelOptions) -> ActivationLut | None:
@@ -198,7 +198,7 @@ def _write(target: Target, name: str, data: bytes) -> None:
 
 def _require_units(store: Store) -> None:
     for name in store.tree():
-        if name != INDEX and not ("/" not in name and name.endswith(SUFFIX) and is_kernel(store, name)):
+        if name != INDEX and not ("/" not in name and name.endswith(SUFFIX) and kind_of(store, name) == "kernel"):
             raise UsageError(
                 f"expected a folder of kernel units to replace, found {name!r}",
                 rule="target.foreign",

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from os import PathLike
+from typing import Literal
 
 from ingot.errors import IngotError
 from ingot.formats.anek.header import is_unit
 from ingot.model.store import Store
-from ingot.stores.table import locate_file
 from ingot.targets.ane.program import HEAD, is_program
 
-_HEAD = 16
+_HEAD = max(16, len(HEAD))
 
 
-def is_kernel_file(path: str | PathLike[str]) -> bool:
-    """Whether a path is a file that begins as a kernel unit does."""
-    return _begins(path, is_kernel)
-
-
-def is_program_file(path: str | PathLike[str]) -> bool:
-    """Whether a path is a file that begins as a compiled program does."""
-    return _begins(path, lambda store, name: is_program(store.head(name, len(HEAD))))
-
-
-def is_kernel(store: Store, name: str) -> bool:
-    """Whether a file of a store begins as a kernel unit does; one that cannot be read does not."""
+def kind_of(store: Store, name: str) -> Literal["kernel", "program", ""]:
+    """Return whether a file begins as a kernel unit or a compiled program does; empty for others, and for a folder."""
     try:
-        return is_unit(store.head(name, _HEAD))
+        head = store.head(name, _HEAD) if name else b""
     except IngotError:
-        return False  # whoever opens it next says why
-
-
-def _begins(path: str | PathLike[str], is_one: Callable[[Store, str], bool]) -> bool:
-    try:
-        return is_one(*locate_file(path))
-    except IngotError:
-        return False  # whoever opens it next says why
+        return ""  # whoever opens it next says why
+    return "kernel" if is_unit(head) else "program" if is_program(head) else ""

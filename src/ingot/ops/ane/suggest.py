@@ -13,7 +13,6 @@ import numpy as np
 import tomli_w
 
 from ingot.codecs.table import CODECS
-from ingot.core.atomic import atomic_write
 from ingot.core.options import takes
 from ingot.engine.specs import encoded_spec
 from ingot.errors import IngotError, UsageError
@@ -30,7 +29,7 @@ from ingot.ops.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.ops.convert.measure import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
-from ingot.stores.table import location_of
+from ingot.stores.table import location_of, url_of, write_file
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes, predict
 from ingot.targets.ane.form import SPARSE, Form, form_of
@@ -116,6 +115,7 @@ def suggest(options: SuggestOptions) -> Suggestion:
         ``ane.suggest``: ``max_error`` is not above 0 or is above 1; those of ``ingot.plan``.
     """
     recipe, max_error = options.recipe, options.max_error
+    url_of(recipe)  # refuses an address that is only read before the work
     if not 0 < max_error <= 1:
         raise UsageError(
             "expected an error above 0 and at most 1: the RMS of the error over the RMS of the weight, no percentage "
@@ -134,7 +134,7 @@ def suggest(options: SuggestOptions) -> Suggestion:
         ]
     names = tuple(item.name for item in chips)
     text = recipe_text(PurePosixPath(recipe).stem, picks, names, max_error)
-    atomic_write(recipe, text.encode(), overwrite=options.overwrite)
+    write_file(recipe, text.encode(), overwrite=options.overwrite)
     return Suggestion(location_of(options.path), location_of(recipe), names, max_error, tuple(picks))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from ingot.core.names import layer_of, role_of
 from ingot.model.features import Flags
 from ingot.model.report import Bytes, Shape, Table, Texts
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.model.store import Store
+from ingot.ops.open import checkpoint_of, find, open_found
 from ingot.ops.remarks import remarks
 from ingot.targets.dispatch import details as dispatch_tables
 
@@ -92,7 +93,12 @@ class Inspection:
 
 def inspect(path: str | PathLike[str]) -> Inspection:
     """Open ``path`` and describe it; reads no tensor. Errors as ``ingot.open``."""
-    source = open_source(path)
+    return inspect_found(*find(path))
+
+
+def inspect_found(store: Store, name: str) -> Inspection:
+    """Open what ``ops.open.find`` has found, and describe it; see ``inspect``."""
+    source = open_found(store, name)
     try:
         checkpoint = checkpoint_of(source)
         files = sorted(source.catalog.headers)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingot.core.layers import equal_layers
-from ingot.core.options import takes
 from ingot.errors import printable
 from ingot.model.checkpoint import unknown_tensor
 from ingot.model.delta import KEY, delta_of
 from ingot.model.report import Column, Figure, Line, Report, Table, figures_of, table_of
-from ingot.ops.check.inspect import Inspection, PartInfo, TensorInfo, inspect
+from ingot.model.store import Store
+from ingot.ops.check.inspect import Inspection, PartInfo, TensorInfo, inspect_found
 from ingot.ops.check.options import InspectOptions
 from ingot.ops.codec_name import codec_name
 from ingot.ops.identity import content_id
-from ingot.ops.open import open as open_checkpoint
+from ingot.ops.open import open_found, weights_of
 from ingot.stores.table import location_of
 
 KEYS = ("layer", "codec", "dtype", "role")
@@ -44,9 +44,10 @@ _PARTS = {
 }
 
 
-@takes(InspectOptions, "inspect")
-def describe(options: InspectOptions) -> Report:
+def describe(options: InspectOptions, store: Store, name: str) -> Report:
     """Return what ``ingot inspect`` tells of a checkpoint: all that headers tell, one tensor, or the content id.
+
+    ``store`` and ``name`` are what ``ops.open.find`` has found at ``options.path``.
 
     Raises
     ------
@@ -54,9 +55,9 @@ def describe(options: InspectOptions) -> Report:
         ``tensor.unknown``, and those of ``ingot.open``.
     """
     if options.content_id:
-        with open_checkpoint(options.path, io="pread") as checkpoint:
+        with weights_of(open_found(store, name)) as checkpoint:
             return identity_report(location_of(options.path), content_id(checkpoint, progress=options.progress))
-    found = inspect(options.path)
+    found = inspect_found(store, name)
     if options.tensor is not None:
         return one_tensor(found, options.tensor)
     return overview(found, options.by, tensors=options.tensors, every=options.every)

@@ -12,14 +12,13 @@ from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.ranges import read_bytes
 from ingot.model.report import Bytes, Line, Report, table_of
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal, seal_of
-from ingot.model.store import Replaced, Store
+from ingot.model.store import Store
 from ingot.ops.check.options import SealOptions
 from ingot.ops.identity import content_id
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.folder import LocalFolder
-from ingot.stores.local import LocalTarget
-from ingot.stores.table import locate, location_of, stage, url_of
+from ingot.stores.table import locate, location_of, write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +65,12 @@ def seal(options: SealOptions) -> list[Sealed]:
             finally:
                 file.close()
             source.require_unchanged()
-            _write(source.store.url_of(name) + SUFFIX, made.encoded())
+            write_file(source.store.url_of(name) + SUFFIX, made.encoded())
             written.append(Sealed(source.store.location_of(name + SUFFIX), made.size, made.digest))
             state.advance(made.size, name)
         return written
     finally:
         source.close()
-
-
-def _write(address: str, data: bytes) -> None:
-    name = url_of(address).rpartition("/")[2]
-    with stage(address, Replaced(True)) as staging:
-        sink = LocalTarget(staging.files).create(name)
-        try:
-            sink.write_at(0, data)
-            sink.truncate(len(data))
-        finally:
-            sink.close()
-        staging.publish([name])
 
 
 def seal_beside(store: Store, name: str) -> Seal | None:

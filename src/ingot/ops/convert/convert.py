@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +13,13 @@ from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
+from ingot.engine.steps import Repack
 from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, OneHead
 from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.words import WordsLayout
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
@@ -106,12 +110,31 @@ def prepare(options: ConvertOptions) -> Prepared:
         if options.strict_recipe:
             require_effect(plan.warnings)
         behind = source.companions().note() if target.directory else ""
-        told = [*(message for _, message in remarks(source)), *view.notes, tied.note, behind]
+        told = [*(message for _, message in remarks(source)), *view.notes, _read_narrower(plan), tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, tied.without)
     except BaseException:
         close()
         raise
+
+
+def _read_narrower(plan: ConvertPlan) -> str:
+    """Tell of numbers that are kept exactly, and that readers of the target round to the type of their scales."""
+    if not isinstance(plan.format, ConfigKeys):
+        return ""
+    layouts = ((step.spec.dtype, step.repack.layout) for step in plan.steps if isinstance(step, Repack))
+    counts = Counter(
+        (dtype, layout.scales)
+        for dtype, layout in layouts
+        if isinstance(layout, AffineLayout | WordsLayout)
+        and layout.scales in ("f16", "bf16")
+        and dtype != layout.scales
+    )
+    return "; ".join(
+        f"{count} repacked tensors keep their codes and scales; of type {dtype} here, in {plan.format.name} they are "
+        f"read in the type of their scales, {scales}, each value rounded once"
+        for (dtype, scales), count in counts.items()
+    )
 
 
 def with_config(

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 
 import ingot
-from ingot.core.atomic import atomic_write
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.core.strictjson import strict_json
@@ -33,9 +32,10 @@ from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.options import AnyPath
-from ingot.stores.table import locate, location_of
+from ingot.stores.table import locate, location_of, write_file
 
-VERSION = 1
+VERSION = 2
+"""Of the fields and of what they mean; another one is refused, never guessed at."""
 RULE = "plan.json"
 _LARGEST = 1 << 30
 _VIEWED = ("prune", "prune_block", "metadata", "keep_names")
@@ -136,8 +136,8 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
 
 
 def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
-    """Write a prepared conversion to a file, replaced if it is there; errors as ``core.atomic.atomic_write``."""
-    atomic_write(path, plan_json(prepared, options))
+    """Write a prepared conversion to a file, replaced if it is there; errors as ``stores.table.write_file``."""
+    write_file(path, plan_json(prepared, options))
 
 
 def _target_text(place: Destination) -> str:

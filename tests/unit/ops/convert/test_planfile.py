@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.engine.data import plain, unplain
 from ingot.errors import FormatError, IngotError, IntegrityError
+from ingot.ops.convert.planfile import VERSION, PlanData
 
 RECIPE = """
 [[rules]]
@@ -79,6 +82,35 @@ def test_moves_repacks_and_folders(model: Path, tmp_path: Path, start: str, end:
         assert made.read_bytes() == direct.read_bytes()
 
 
+@pytest.mark.parametrize(("end", "more"), [("b.zt", ["--container", "2"]), ("b.squizd", []), ("b", ["-f", "awq"])])
+def test_blocks_of_gguf_go_by_plan_where_they_go_directly(fused: Path, end: str, more: list[str]) -> None:
+    source = fused / "m.gguf"
+    ingot.convert(fused / "m.safetensors", source, "q4_0", keep_names=True)
+    assert run(["convert", str(source), str(fused / f"direct-{end}"), *more, "-q"]) == 0
+    planned(source, fused / end, fused / "plan.json", *more)
+    report = ingot.execute(fused / "plan.json")
+    assert report.exact
+    assert not report.actions.get("decoded")
+    # AWQ's readers round to the type of the scales: that is told, and the numbers in f32 are those of the blocks.
+    assert ingot.compare(source, fused / end).same == (end != "b") == (not report.notes)
+    with ingot.open(source) as blocks, ingot.open(fused / end) as made:
+        assert all(np.array_equal(tensor.numpy("f32"), made[name].numpy("f32")) for name, tensor in blocks.items())
+    for name in report.files:
+        there, direct = (
+            (fused / end, fused / f"direct-{end}") if "." in end else (fused / end / name, fused / "direct-b" / name)
+        )
+        assert there.read_bytes() == direct.read_bytes()
+
+
+def test_a_delta_between_files_of_container_2(fused: Path) -> None:
+    for name, recipe in ("base", None), ("tuned", "int4"):
+        ingot.convert(fused / "m.safetensors", fused / f"{name}.zt", recipe, container=2)
+    assert not ingot.compare(fused / "base.zt", fused / "tuned.zt").same
+    ingot.diff(fused / "base.zt", fused / "tuned.zt", fused / "d.zt")
+    ingot.patch(fused / "base.zt", fused / "d.zt", fused / "again.safetensors")
+    assert ingot.compare(fused / "tuned.zt", fused / "again.safetensors").same
+
+
 def test_views_are_made_again(model: Path, tmp_path: Path) -> None:
     """Blocks of channels that a conversion leaves out are chosen from the same weights, and compared."""
     ingot.convert(model, tmp_path / "direct.zt", "int4", prune=0.5, prune_block=8)
@@ -130,7 +162,8 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("path", "value", "rule"),
     [
-        ("version", 2, "plan.version"),
+        ("version", VERSION - 1, "plan.version"),
+        ("version", VERSION + 1, "plan.version"),
         ("ingot", "0.0.1", "plan.version"),
         ("steps", 7, "plan.json"),
         ("stray", 7, "plan.json"),
@@ -164,6 +197,12 @@ def test_other_plans_are_refused_by_rule(fused: Path, path: str, value: Any, rul
         ingot.execute(fused / "plan.json")
     assert caught.value.rule == rule
     assert not (fused / "out.zt").exists()
+
+
+def test_fields_and_version_of_plans_change_together() -> None:
+    """Another number here asks for another ``VERSION``: a plan of before must be refused, not read as one of now."""
+    schema = json.dumps(msgspec.json.schema(PlanData), sort_keys=True)
+    assert (VERSION, sha256(schema.encode()).hexdigest()[:16]) == (2, "7ace2904f191164b")
 
 
 def test_what_claims_to_be_exact_is_measured_all_the_same(fused: Path) -> None:
