@@ -9,7 +9,9 @@ This module needs torch and transformers to be imported; only ``ingot.hf`` impor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import wraps
+from inspect import signature
 from os import fspath
 from typing import Any
 
@@ -34,8 +36,10 @@ from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.dialects.base import PACKING_KEYS
 from ingot.formats.safetensors.format import SafetensorsFormat
+from ingot.formats.squizd.format import SquizdFormat
 from ingot.model.tensor import Tensor
 from ingot.ops.dialects import of_config
+from ingot.ops.open import detect, find
 from ingot.ops.save import save
 from ingot.ops.squish.status import is_squish_directory
 from ingot.stores.table import from_url, locate
@@ -43,11 +47,20 @@ from ingot.stores.table import from_url, locate
 METHOD = "ingot"
 _FILE = "model.zt"
 # Of from_pretrained: what says where a model of the Hub is got from, or nothing that matters to a folder.
-_HUB = ("cache_dir", "code_revision", "force_download", "local_files_only", "proxies", "resume_download", "revision")
+_HUB = ("cache_dir", "code_revision", "force_download", "local_files_only", "proxies", "resume_download")
 _IDLE = ("adapter_kwargs", "adapter_name", "low_cpu_mem_usage", "tqdm_class", "use_safetensors", "weights_only")
 _PASSED_OVER = frozenset((*_HUB, *_IDLE, "token", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline"))
+# What is as good as left out where it is False; of other options, such as use_cache of a config, False is a wish too.
+_FLAGS = frozenset(
+    ("allow_all_kernels", "ignore_mismatched_sizes", "load_in_4bit", "load_in_8bit", "offload_buffers", "use_kernels")
+)
 # What transformers' own method does with these is done with our weights too.
 _PASSED_ON = frozenset(("attn_implementation", "experts_implementation", "output_loading_info"))
+# Arguments of save_pretrained that change nothing in what is written here.
+_SAVED_ALIKE = frozenset(
+    ("self", "kwargs", "save_directory", "is_main_process", "safe_serialization", "max_shard_size")
+)
+_SAVED_ALIKE |= {"save_peft_format", "save_original_format"}
 
 
 class IngotConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
@@ -125,9 +138,9 @@ def _loading(usual: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(usual)
     def from_pretrained(kind: Any, path: Any = None, *args: Any, **options: Any) -> Any:
         asked = options.get("quantization_config")
-        if path is None or args or not _is_ours(path, asked, options):
+        if path is None or args or not _is_ours(_inside(path, options), asked, options):
             return usual(kind, path, *args, **options)
-        return _load(kind, path, options)
+        return _load(kind, _inside(path, options), options)
 
     return from_pretrained
 
@@ -136,10 +149,16 @@ def _saving(usual: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(usual)
     def save_pretrained(model: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
         if any(isinstance(module, PackedWeight) for module in model.modules()):
-            return _save(model, save_directory, options)
+            return _save(
+                model, save_directory, signature(usual).bind(model, save_directory, *args, **options).arguments
+            )
         return usual(model, save_directory, *args, **options)
 
     return save_pretrained
+
+
+def _inside(path: Any, options: Mapping[str, Any]) -> Any:
+    return f"{fspath(path)}/{options['subfolder']}" if options.get("subfolder") else path
 
 
 def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
@@ -165,19 +184,20 @@ def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
 
 def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
     asked = options.pop("quantization_config", None) or IngotConfig()
-    if options.get("subfolder"):
-        path = f"{fspath(path)}/{options['subfolder']}"
+    _require_no_revision(path, options.pop("revision", None))
     dtype, old = options.pop("dtype", None), options.pop("torch_dtype", None)
     device = _device(options.pop("device_map", None))
     config = options.pop("config", None)
     passed = {key: options.pop(key) for key in _PASSED_ON & set(options)}
-    left = {key for key, value in options.items() if key not in _PASSED_OVER and key != "subfolder" and value}
+    wishes = {key for key, value in options.items() if value is not None and not (value is False and key in _FLAGS)}
+    left = wishes - _PASSED_OVER - {"subfolder"}
     if left:
         raise UnsupportedError(
             f"expected options of from_pretrained that Ingot's folders can be loaded with, found "
             f"{', '.join(sorted(left))}; leave them out, or decode the folder with ingot convert",
             rule="model.option",
         )
+    config = copy(config)  # the caller's stays as it is
     for key in PACKING_KEYS:
         if config is not None and hasattr(config, key):
             delattr(config, key)
@@ -203,8 +223,20 @@ def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
 
 
 def _is_squizd(path: Any) -> bool:
-    store, name = locate(path)
-    return (name or detect_folder(listing(store), store)[1]).lower().endswith(".squizd")
+    return detect(*find(path))[0].name == SquizdFormat.name
+
+
+def _require_no_revision(path: Any, revision: Any) -> None:
+    """Refuse a revision beside a model of the Hub, which is part of its address; of a folder here there is none."""
+    if revision in (None, "main"):
+        return
+    try:
+        locate(path)
+    except IngotError:
+        raise UnsupportedError(
+            f"expected the revision in the address, hf://org/name@revision, found {str(revision)[:80]!r} beside it",
+            rule="model.option",
+        ) from None
 
 
 def _device(device_map: Any) -> Any:
@@ -234,8 +266,10 @@ def _save(model: Any, folder: Any, options: Mapping[str, Any]) -> None:
 
     Raises ``UnsupportedError`` ``model.option``, ``model.packed``, and what ``ingot.save`` raises.
     """
-    left = {key for key, value in options.items() if value and key not in ("safe_serialization", "max_shard_size")}
-    left -= {"is_main_process", "save_peft_format", "save_original_format"}
+    given = {**options, **options.get("kwargs", {})}
+    if not given.get("is_main_process", True):
+        return
+    left = {key for key, value in given.items() if value} - _SAVED_ALIKE
     if left:
         raise UnsupportedError(
             f"expected no options of save_pretrained that say how safetensors are written, found {sorted(left)}",

@@ -79,11 +79,33 @@ def test_the_callers_wishes_count(folders: Path, tmp_path: Path) -> None:
     plain = packed.dequantize()
     assert type(plain.lm_head) is torch.nn.Linear
     assert torch.equal(output_of(plain), wanted)
+    refused = {"device_map": {"model": "cpu", "lm_head": "disk"}}, {"max_memory": {0: "1GB"}}, {"use_cache": False}
+    for options in refused:
+        with pytest.raises(UnsupportedError) as caught:
+            transformers.LlamaForCausalLM.from_pretrained(folders / "zt" / "llama", **options)
+        assert caught.value.rule == "model.option"
     with pytest.raises(UnsupportedError) as caught:
-        AutoModelForCausalLM.from_pretrained(folders / "zt" / "llama", device_map={"model": "cpu", "lm_head": "disk"})
+        transformers.LlamaForCausalLM.from_pretrained("org/name", revision="v1", quantization_config=given)
     assert caught.value.rule == "model.option"
+
+
+def test_a_folder_within_another_is_ours_by_what_lies_in_it(folders: Path) -> None:
+    root = folders / "zt"
+    inner = transformers.LlamaForCausalLM.from_pretrained(root, subfolder="llama", use_kernels=False, revision="v1")
+    assert isinstance(inner.lm_head, PackedLinear)
+    config = transformers.AutoConfig.from_pretrained(folders / "mlx")
+    config.quantization = {"bits": 4}
+    transformers.LlamaForCausalLM.from_pretrained(folders / "mlx", config=config)
+    assert config.quantization == {"bits": 4}
+
+
+def test_one_process_of_several_saves(folders: Path, tmp_path: Path) -> None:
+    model = transformers.LlamaForCausalLM.from_pretrained(folders / "zt" / "llama")
+    model.save_pretrained(tmp_path / "by-name", is_main_process=False)
+    model.save_pretrained(tmp_path / "by-place", False)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UnsupportedError) as caught:
-        AutoModelForCausalLM.from_pretrained(folders / "zt" / "llama", max_memory={0: "1GB"})
+        model.save_pretrained(tmp_path / "other", True, model.state_dict())
     assert caught.value.rule == "model.option"
 
 
