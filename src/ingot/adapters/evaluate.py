@@ -105,17 +105,9 @@ def evaluate(
     folder = path if loading.model_dir is None else loading.model_dir
     windows = read_windows(load_tokenizer(folder), text, chosen).to(model.device)
     require_vocabulary(model, windows)
-    sums = _Sums()
-    batches = _batches(windows, vocabulary(model))
-    first = next(batches)
-    with torch.inference_mode():
-        _timed(model, first, _Sums())  # warms up, and shows what memory it takes
-        sums.peak = peak_rss()
-        other = None
-        if reference is not None:
-            other = _reference(replace(wanted, path=reference, keep_packed=False), chosen.window, vocabulary(model))
-        for batch in (first, *batches):
-            _score(torch, model, other, batch, sums)
+    if reference is not None:
+        wanted = replace(wanted, path=reference, keep_packed=False)
+    sums = _scored(torch, model, windows, None if reference is None else wanted)
     compared = reference is not None
     return Evaluation(
         model=location_of(path),
@@ -131,6 +123,19 @@ def evaluate(
         kl=sums.kl / sums.predictions if compared else None,
         agreement=sums.same / sums.predictions if compared else None,
     )
+
+
+def _scored(torch: Any, model: Any, windows: Any, reference: LoadOptions | None) -> _Sums:
+    """Read all windows by the model, and by the reference, which is loaded once the model's memory is known."""
+    sums, batches = _Sums(), _batches(windows, vocabulary(model))
+    first = next(batches)
+    with torch.inference_mode():
+        _timed(model, first, _Sums())  # warms up, and shows what memory it takes
+        sums.peak = peak_rss()
+        other = None if reference is None else _reference(reference, windows.shape[1], vocabulary(model))
+        for batch in (first, *batches):
+            _score(torch, model, other, batch, sums)
+    return sums
 
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:

@@ -50,9 +50,8 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Return a model of mlx_lm in evaluation mode, and its tokenizer: what ``mlx_lm.load`` returns.
 
-    A folder that mlx_lm opens is opened by mlx_lm, and another safetensors file (the bf16 tier of a Squish directory)
-    by ``mx.load``, so that it is loaded as fast and as lazily. From any other checkpoint the weights are handed over:
-    layers whose integers MLX can compute with stay packed, all others are decoded.
+    What mlx_lm opens itself, and safetensors files, it loads as fast and as lazily as without Ingot. From any other
+    checkpoint the weights are handed over: layers whose integers MLX can compute with stay packed, others are decoded.
 
     Parameters
     ----------
@@ -78,40 +77,42 @@ def load_model(
         ``model.architecture``: mlx_lm has no such model type.
     ResourceError
         ``ram.guard``: MLX's weights lie in memory of their own, except unread ones.
-    MissingExtraError
-        mlx or mlx-lm is not installed.
     IngotError
-        As ``ingot.open`` and ``Tensor.numpy``.
+        As ``ingot.open`` and ``Tensor.numpy``; mlx or mlx-lm is not installed.
     """
     meter = Meter()
     with meter.importing():
         mx, utils = require("mlx.core", EXTRA), require("mlx_lm.utils", EXTRA)
     source = resolve(path, "mlx", True, cache, model_dir=model_dir)
     with source.checkpoint as checkpoint:
-        store, file = locate_model(source.path)
-        own = model_dir is None and not file and _opens(checkpoint.format, store)
-        folder = store if own else source.folder
+        own = _opened_by_mlx(source) if model_dir is None else None
+        folder = source.folder if own is None else own
         config = read_json(folder, CONFIG, "model.config", "model.config-missing")
         with meter.importing():  # of the architecture's module
             _require_architecture(utils, config, folder)
-        try:
-            if own:
-                model = _opened(utils, folder, checkpoint, lazy, max_ram)
-            else:
-                model = _build(utils, folder, _weights(mx, source, lazy, max_ram))
-        except IngotError:
-            raise
-        except (ValueError, KeyError, TypeError) as error:  # what mlx_lm raises of a config or weights that do not fit
-            raise FormatError(
-                "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=folder.location
-            ) from error
+        model = _loaded(mx, utils, source, own, lazy, max_ram)
         figures, tokenizer = _figures(checkpoint), _tokenizer(utils, folder)
     if not lazy:
         mx.eval(model.parameters())
     if report is not None:
-        shown: dict[str, Any] = {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
-        report(LoadReport(location_of(path), **shown, **figures, **meter.taken()))
+        figures |= {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
+        report(LoadReport(location_of(path), **figures, **meter.taken()))
     return model, tokenizer
+
+
+def _loaded(mx: Any, utils: Any, source: ModelSource, own: Store | None, lazy: bool, max_ram: int | str | None) -> Any:
+    """Have mlx_lm open the folder, or give it the weights; ``mlx.weights`` where it does not take them."""
+    folder = source.folder if own is None else own
+    try:
+        if own is not None:
+            return _opened(utils, own, source.checkpoint, lazy, max_ram)
+        return _build(utils, folder, _weights(mx, source, lazy, max_ram))
+    except IngotError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:  # what mlx_lm raises of a config or weights that do not fit
+        raise FormatError(
+            "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=folder.location
+        ) from error
 
 
 def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -127,26 +128,29 @@ def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _opens(format: str, folder: Store) -> bool:
-    """Whether mlx_lm reads a checkpoint of this format in this folder itself."""
+def _opened_by_mlx(source: ModelSource) -> Store | None:
+    """Return the folder that a checkpoint is, where mlx_lm opens it itself."""
+    folder, file = locate_model(source.path)
+    if file or source.checkpoint.format not in ("mlx", "safetensors") or folder.local_path() is None:
+        return None
     names = folder.list().files
-    if format not in ("mlx", "safetensors") or folder.local_path() is None or CONFIG not in names:
-        return False
-    return any(name.startswith("model") and name.endswith(".safetensors") for name in names)
+    weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
+    return folder if weights and CONFIG in names else None
 
 
 def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Store) -> None:
     kind = config.get("model_type")
+    refusal = UnsupportedError(
+        f"expected a model_type that mlx_lm has, found {str(kind)[:80]!r}",
+        rule="model.architecture",
+        where=folder.location_of(CONFIG),
+    )
+    if not isinstance(kind, str) or not kind.isidentifier():
+        raise refusal
     try:
-        if not isinstance(kind, str) or not kind.isidentifier():
-            raise ValueError(f"model_type {str(kind)[:80]!r}")  # noqa: TRY301
         utils._get_classes(dict(config))
     except ValueError as error:
-        raise UnsupportedError(
-            f"expected a model_type that mlx_lm has, found {str(kind)[:80]!r}",
-            rule="model.architecture",
-            where=folder.location_of(CONFIG),
-        ) from error
+        raise refusal from error
 
 
 def _opened(utils: Any, folder: Store, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> Any:

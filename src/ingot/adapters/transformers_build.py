@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ingot.adapters.transformers_config import EXTRA, one_line, version
@@ -56,21 +57,8 @@ def build(
     IngotError
         What decoding a weight raised.
     """
-    checked = False
-
-    def check(model: Any, info: Any) -> None:
-        nonlocal checked
-        if loading.failures:
-            raise loading.failures[0]
-        _check_shapes(info, where)
-        _check_rearranged(info, where)
-        _check_missing(model, info, where)
-        if strict:
-            _check_unexpected(model, info, where)
-        _check_buffers(model)
-        checked = True
-
-    hooked = _with_check(kind, check)
+    checks = _Checks(loading, strict, where)
+    hooked = _with_check(kind, checks)
     try:
         with _quiet():
             model = hooked.from_pretrained(None, config=config, state_dict=dict(weights), **options)
@@ -82,7 +70,7 @@ def build(
         raise FormatError(
             "model.config", f"transformers cannot build {kind.__name__} from it: {one_line(error)}", where=where
         ) from error
-    if not checked:
+    if not checks.done:
         raise UnsupportedError(
             f"expected a transformers whose loading Ingot can check, found {version()}, which may have made up what is "
             "missing; install a release that Ingot's extra 'transformers' names",
@@ -91,6 +79,27 @@ def build(
         )
     model.__class__ = kind
     return model
+
+
+@dataclass
+class _Checks:
+    """What is looked at once all weights are in; ``done`` tells whether transformers came by."""
+
+    loading: Loading
+    strict: bool
+    where: str
+    done: bool = False
+
+    def __call__(self, model: Any, info: Any) -> None:
+        if self.loading.failures:
+            raise self.loading.failures[0]
+        _check_shapes(info, self.where)
+        _check_rearranged(info, self.where)
+        _check_missing(model, info, self.where)
+        if self.strict:
+            _check_unexpected(model, info, self.where)
+        _check_buffers(model)
+        self.done = True
 
 
 def _with_check(kind: Any, check: Callable[[Any, Any], None]) -> Any:

@@ -105,7 +105,7 @@ def _encode(data: StepData, tensor: Tensor) -> Encode:
 def _codec(spec: Mapping[str, Any]) -> str:
     codec = spec["codec"]
     if not isinstance(codec, str):
-        raise ValueError("expected a codec's name")  # noqa: TRY004 - of what was read
+        raise TypeError("expected a codec's name")
     return codec
 
 

@@ -70,7 +70,7 @@ def plain(value: Any) -> Any:
 
 
 def unplain(value: Any) -> Any:
-    """Return what ``plain`` was given; raises ``ValueError`` for a marked object that it did not make."""
+    """Return what ``plain`` was given; ``ValueError``, ``TypeError`` for a marked object that it did not make."""
     if isinstance(value, list):
         return [unplain(item) for item in value]
     if not isinstance(value, dict):
@@ -88,7 +88,7 @@ def unplain(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected text, found {type(value).__name__}")  # noqa: TRY004 - of what was read
+        raise TypeError(f"expected text, found {type(value).__name__}")
     return value
 
 

@@ -76,7 +76,6 @@ class Checkpoint(Mapping[str, Tensor]):
         companions: Mapping[str, str] | None = None,
         on_close: Callable[[], None] | None = None,
         io: str = "mmap",
-        attachments: Attachments = NOTHING,
     ) -> None:
         self._tensors = tensors
         self.format = format
@@ -84,7 +83,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.metadata: Mapping[str, Any] = dict(metadata or {})
         self.companions: Mapping[str, str] = dict(companions or {})
         self.io = io
-        self.attachments = attachments
+        self.attachments: Attachments = NOTHING
         self.importance: Mapping[str, Array] = {}
         self.called: Mapping[str, str] = {}
         self.features: Flags | None = None

@@ -128,9 +128,8 @@ def derived(
         companions=base.companions,
         on_close=close,
         io=base.io,
-        attachments=base.attachments,
     )
-    view.importance, view.called = base.importance, base.called
+    view.attachments, view.importance, view.called = base.attachments, base.importance, base.called
     view.views = (*base.views, (verb.__name__.removeprefix("_"), said))
     view.check_unchanged, view.stamps = base.require_unchanged, base.stamps
 

@@ -217,8 +217,8 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
         companions=source.companions().files,
         on_close=source.close,
         io=source.io,
-        attachments=attachments,
     )
+    checkpoint.attachments = attachments
     checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.called
     checkpoint.reopen = reopen
     checkpoint.check_whole = source.require_whole

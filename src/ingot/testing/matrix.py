@@ -20,7 +20,7 @@ from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import HIGH_FIRST, Run, ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.convert.plan import as_stored
+from ingot.ops.convert.keep import as_stored
 from ingot.testing.encoding import repacked
 
 NAME = "model.layers.0.mlp.up_proj.weight"

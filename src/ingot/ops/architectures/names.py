@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ingot.core.extras import require
 from ingot.errors import UnsupportedError
@@ -101,12 +101,9 @@ def _table(arch: str) -> Any:
             rule="architecture.unknown",
         )
 
-    class Own(gguf.TensorNameMap):  # type: ignore[misc, name-defined]
-        """The package's table changes itself by what one architecture has of its own: each gets a copy."""
-
-        block_mappings_cfg: ClassVar[Any] = dict(gguf.TensorNameMap.block_mappings_cfg)
-
-    return Own(known, 1)
+    # The package's table changes itself by what one architecture has of its own: each gets a copy.
+    table: Any = gguf.TensorNameMap
+    return type("Own", (table,), {"block_mappings_cfg": dict(table.block_mappings_cfg)})(known, 1)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ingot.core.options import takes
@@ -14,8 +15,8 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.report import Bytes, Column, Count, Figure, Line, Report, Table, table_of
 from ingot.model.tensor import Tensor
+from ingot.ops.convert.keep import kept, obstacle
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
-from ingot.ops.convert.plan import kept, obstacle
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import STEM, Destination
 from ingot.ops.open import checkpoint_of, open_source
@@ -99,37 +100,30 @@ def matrix(options: MatrixOptions) -> Matrix:
     names = options.to or tuple(FORMATS)
     formats = [FORMATS.get_or_refuse(name) for name in names]
     source = open_source(options.src, io=options.io, verify=options.verify)
-    source.close()
-    dialect = source.dialect()
-    if dialect is not None:
-        raise dialect.refusal()
-    targets, ways = [], []
-    for format in formats:
-        found = list(_ways(options, format))
-        targets.append(_target(format.name, found))
-        ways += found
-    return Matrix(source.location, source.format.name, targets, ways)
-
-
-def _ways(options: MatrixOptions, format: Format) -> Iterator[Way]:
-    """Yield what becomes of each tensor under the names that a conversion gives them."""
-    source = open_source(options.src, io=options.io, verify=options.verify)
-    close = source.close
-    try:
+    with ExitStack() as stack:
+        stack.callback(source.close)
+        dialect = source.dialect()
+        if dialect is not None:
+            raise dialect.refusal()
         checkpoint = checkpoint_of(source)
-        place = Destination("", True, format, format.file_name(STEM))
-        wanted = ConvertOptions(options.src, "", keep_names=options.keep_names)
-        try:
-            view = viewed(checkpoint, place, wanted, frozenset()).checkpoint
-            close = view.close
-            format = format.fit(view.attachments) if isinstance(format, Fitting) else format
-        except (UnsupportedError, MissingExtraError) as error:
-            for tensor in checkpoint.values():
-                yield _refused(format, tensor, error)
-            return
-        yield from (_way(format, view, name) for name in view)
-    finally:
-        close()
+        found = {format.name: list(_ways(checkpoint, options, format, stack)) for format in formats}
+    targets = [_target(name, ways) for name, ways in found.items()]
+    return Matrix(source.location, source.format.name, targets, [way for ways in found.values() for way in ways])
+
+
+def _ways(checkpoint: Checkpoint, options: MatrixOptions, format: Format, stack: ExitStack) -> Iterator[Way]:
+    """Yield what becomes of each tensor under the names that a conversion gives them; views are closed by ``stack``."""
+    place = Destination("", True, format, format.file_name(STEM))
+    wanted = ConvertOptions(options.src, "", keep_names=options.keep_names)
+    try:
+        view = viewed(checkpoint, place, wanted, frozenset()).checkpoint
+        stack.callback(view.close)
+        format = format.fit(view.attachments) if isinstance(format, Fitting) else format
+    except (UnsupportedError, MissingExtraError) as error:
+        for tensor in checkpoint.values():
+            yield _refused(format, tensor, error)
+        return
+    yield from (_way(format, view, name) for name in view)
 
 
 def _way(format: Format, view: Checkpoint, name: str) -> Way:

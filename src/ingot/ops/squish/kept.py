@@ -12,7 +12,7 @@ from ingot.errors import UsageError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Tensor
-from ingot.ops.convert.plan import as_stored
+from ingot.ops.convert.keep import as_stored
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.table import Tier
 from ingot.recipes.recipe import Recipe, Rule

@@ -21,7 +21,7 @@ from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.local import LocalStore
-from ingot.stores.remote.address import Address
+from ingot.stores.remote.address import Address, shown
 from ingot.stores.remote.client import EXTRA, Client, options
 from ingot.stores.remote.store import RemoteScheme, RemoteStore, WebScheme
 
@@ -66,7 +66,7 @@ def hub_address(text: str) -> HubAddress:
     match = _ADDRESS.fullmatch(text)
     path = unquote(match[3] or "").removesuffix("/") if match else ""
     if match is None or any(piece in ("", ".", "..") or "\0" in piece for piece in path.split("/") if path):
-        raise UsageError("expected hf://org/name, or hf://org/name@revision/file", rule="store.url", where=text[:200])
+        raise UsageError("expected hf://org/name, or hf://org/name@revision/file", rule="store.url", where=shown(text))
     return HubAddress(match[1], unquote(match[2] or _MAIN), path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -177,8 +177,8 @@ def _linked(page: str, folder: str) -> Listing:
     return Listing(tuple(sorted(files)), tuple(sorted(folders)))
 
 
-class RemoteScheme:
-    """Addresses of other machines; what the kinds of them have in common."""
+class RemoteScheme(ABC):
+    """Addresses of other machines; what all kinds of them have in common."""
 
     needs_slashes = True  # s3:x is a path
 
@@ -186,14 +186,22 @@ class RemoteScheme:
         """Return the address without its secrets."""
         return shown(text)
 
-    def store(self, text: str, io: str) -> Store:
-        """Return the folder at an address; ``io`` says nothing here."""
-        return self.at(address_of(text))
-
     def reopen(self, text: str) -> ByteSource:
         """Open the file at an address: what copies of sources do."""
         store, name = self.locate(text, "auto")
         return store.open(name)
+
+    @abstractmethod
+    def locate(self, text: str, io: str) -> tuple[Store, str]:
+        """Return the store and the name in it: none for a folder."""
+
+
+class FolderScheme(RemoteScheme):
+    """Addresses that lead to a file, or to the folder that files lie below."""
+
+    def store(self, text: str, io: str) -> Store:
+        """Return the folder at an address; ``io`` says nothing here."""
+        return self.at(address_of(text))
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
         """Return the store and the name in it: none for a folder.
@@ -222,12 +230,12 @@ class RemoteScheme:
         except IngotError:
             return False
 
+    @abstractmethod
     def at(self, address: Address) -> RemoteStore:
         """Return the folder as a store."""
-        raise NotImplementedError
 
 
-class WebScheme(RemoteScheme):
+class WebScheme(FolderScheme):
     """Addresses of the form ``https://host/folder/file``."""
 
     def at(self, address: Address) -> WebStore:
@@ -239,7 +247,7 @@ class WebScheme(RemoteScheme):
         return WebStore(address, Client(_made("HTTPStore", url, settings, address), address.origin), self, headers)
 
 
-class ObjectScheme(RemoteScheme):
+class ObjectScheme(FolderScheme):
     """Addresses of the form ``s3://bucket/folder/file``; obstore takes credentials and endpoints from the environment.
 
     Parameters
