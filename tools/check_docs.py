@@ -44,7 +44,7 @@ _FILE_SUFFIXES = {
     "numpy",
     "torch",
 }
-_WEIGHTS = {"model.norm"}  # names of tensors that look like rules
+_WEIGHTS = {"model.norm", "model.layers"}  # names of tensors that look like rules
 
 
 @dataclass(frozen=True)

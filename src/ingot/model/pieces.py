@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -161,9 +161,7 @@ class ValueBytes:
 
     def prove(self) -> None:
         for part in self._tensor.parts.values():
-            if part.verify and part.digest is not None and part.provable() is None:
-                StoredReader(part).finish()
-            prove(part)
+            prove_whole(part)
 
     def release(self) -> None:
         with self._lock:
@@ -262,10 +260,26 @@ def _decoder(tensor: Tensor) -> Readable:
     return tensor.decoder
 
 
+@runtime_checkable
+class Proving(Protocol):
+    """A source that is made of parts, which are not checked where only pieces of them are read."""
+
+    def prove(self) -> None:
+        """Compare their digests, as far as reading a piece does not."""
+        ...
+
+
 def prove(part: Part) -> None:
     """Compare the digests by which pieces of a part cannot be checked; nothing where the part is no piece."""
-    if isinstance(part.source, Pieces):
+    if isinstance(part.source, Proving):
         part.source.prove()
+
+
+def prove_whole(part: Part) -> None:
+    """Compare a part's digest where pieces of it cannot be checked, and what it is made of itself."""
+    if part.verify and part.digest is not None and part.provable() is None:
+        StoredReader(part).finish()
+    prove(part)
 
 
 def skips(tensor: Tensor) -> bool:

@@ -78,6 +78,19 @@ class InRuns(Protocol):
         ...
 
 
+@runtime_checkable
+class InColumns(Protocol):
+    """A codec in whose parts the columns of each row lie at known positions."""
+
+    def columns(self, tensor: Any, count: int) -> Mapping[str, int] | None:
+        """Return the bytes of each part that ``count`` columns of a row take, the first ones or any behind them.
+
+        0 for a part that belongs to whole rows, or to all of them. None if a tensor of so many columns has not the
+        same parameters, or if its parts would begin within a byte, a word or what shares a scale.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What an index selects of a tensor.

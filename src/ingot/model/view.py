@@ -56,7 +56,7 @@ def assemble(name: str, shape: tuple[int, ...], rows: Rows, dense: Decoder) -> T
     decode to: a dense tensor, of which ``dense`` is the decoder.
     """
     origin, runs = rows.origins[0], joined(rows.runs)
-    layout = _common_layout(rows.origins, shape)
+    layout = common_layout(rows.origins, shape)
     if layout is not None and not (runs[1:] % layout.elements).any():
         parts = {role: _part(name, role, rows.origins, runs, layout) for role in origin.parts}
         return replace(origin, name=name, shape=shape, parts=parts, origin=None)
@@ -129,7 +129,8 @@ def derived(
         on_close=close,
         io=base.io,
     )
-    view.attachments, view.importance, view.called = base.attachments, base.importance, base.called
+    view.attachments, view.importance = base.attachments, base.importance
+    view.called = {name: told for name, told in base.called.items() if name in tensors}
     view.views = (*base.views, (verb.__name__.removeprefix("_"), said))
     view.check_unchanged, view.stamps = base.require_unchanged, base.stamps
 
@@ -144,7 +145,7 @@ def derived(
     return view
 
 
-def _common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayout | None:
+def common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayout | None:
     """Return how runs lie in the parts of all origins, if they may stand in one tensor as they are stored."""
     first = origins[0]
     if not isinstance(first.decoder, InRuns):

@@ -177,6 +177,24 @@ class AffineCodec:
         scales = 0 if params.per_tensor else params.scale_count((cols,)) * DTYPES[params.scales].bits // 8
         return RunLayout(cols, {**dict.fromkeys(tensor.parts, scales), CODES: params.row_bytes(cols)})
 
+    def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
+        """Codes with the scales of their groups; None where columns begin within a byte, a word or a group."""
+        params, cols = _checked(tensor), tensor.matrix_shape[1]
+        if params.matrix is not None or "matrix" in tensor.params or params.block is not None:
+            return None
+        if (
+            not count
+            or cols % count
+            or not params.in_rows(cols)
+            or params.row_bytes(count) * (cols // count) != (params.row_bytes(cols))
+            or params.row_bytes(count) * 8 != count * params.bits
+        ):
+            return None
+        if params.group_size is not None and count % params.group_size:
+            return None
+        scales = 0 if params.group_size is None else count // params.group_size * DTYPES[params.scales].bits // 8
+        return {**dict.fromkeys(tensor.parts, scales), CODES: params.row_bytes(count)}
+
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return the same integers in another layout of the family, or in ggml's blocks (``spec/affine.md``,
         "Repacking").

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
-from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
 from ingot.model.tensor import Array
 
@@ -50,6 +50,19 @@ class Windows:
         return out
 
 
+class Watched(Protocol):
+    """What bytes are made of, as far as it can be told whether that has changed."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    def changed(self) -> bool:
+        """As ``ByteSource.changed``."""
+        ...
+
+
 class MadeSource:
     """Rows of bytes that ``make(first, last)`` makes when they are read; at most ``held`` bytes of them are held.
 
@@ -59,7 +72,7 @@ class MadeSource:
     mapped = False
 
     def __init__(
-        self, source: ByteSource, rows: int, width: int, make: Callable[[int, int], Array], held: int = _HELD
+        self, source: Watched, rows: int, width: int, make: Callable[[int, int], Array], held: int = _HELD
     ) -> None:
         self._source, self._rows, self._width, self._make = source, rows, width, make
         self.name, self.size = source.name, rows * width

@@ -30,7 +30,9 @@ from ingot.model.layouts.scaled_codebook import (
     SCALE_SCALES,
     SCALES,
     SMALL_SCALES,
+    Run,
     ScaledCodebookLayout,
+    Tiles,
 )
 from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
@@ -85,14 +87,29 @@ class ScaledCodebookCodec:
         return TransposedReader(tensor, layout) if layout.transposed else ScaledReader(tensor, layout)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Rows of indices with their scales, where these are of each row alone and begin at bytes."""
+        """Rows of indices with their scales, where these are of each row alone, or of so many rows that blocks have."""
         layout, cols = _checked(tensor), tensor.matrix_shape[1]
-        if layout.transposed or layout.nested or not isinstance(layout.grid, Group | Row):
+        if layout.transposed or layout.nested or not isinstance(layout.grid, Group | Row | Tiles):
             return None
         if not cols or cols * layout.bits % 8 or not shape or shape[-1] != cols:
             return None
+        rows = layout.grid.rows if isinstance(layout.grid, Tiles) else 1
+        if rows > 1 and (len(shape) < 2 or shape[-2] % rows or tensor.shape[-2] % rows):
+            return None
         scales = layout.groups(cols) * DTYPES[layout.scales].bits // 8
-        return RunLayout(cols, {**dict.fromkeys(tensor.parts, 0), INDICES: cols * layout.bits // 8, SCALES: scales})
+        indices = rows * cols * layout.bits // 8
+        return RunLayout(rows * cols, {**dict.fromkeys(tensor.parts, 0), INDICES: indices, SCALES: scales})
+
+    def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
+        """Indices with the scales of their groups or blocks; None where columns begin within a byte or one of these."""
+        layout, cols = _checked(tensor), tensor.matrix_shape[1]
+        if layout.transposed or layout.nested or isinstance(layout.grid, Run) or cols * layout.bits % 8:
+            return None
+        shared = layout.grid.columns if isinstance(layout.grid, Group | Tiles) else 0
+        if not count or cols % count or count * layout.bits % 8 or (shared and count % shared):
+            return None
+        scales = count // shared * DTYPES[layout.scales].bits // 8 if shared else 0
+        return {**dict.fromkeys(tensor.parts, 0), INDICES: count * layout.bits // 8, SCALES: scales}
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return the same indices and scales in another layout of the family, or in ggml's blocks

@@ -35,14 +35,36 @@ class Family:
     arch : str
         llama.cpp's name.
     layer : tuple of str
-        Modules of a layer, as transformers has them; ``ends`` those outside.
+        Modules of a layer, as transformers has them; ``ends`` those outside, ``block`` what a layer's number follows.
+    heads : tuple of str
+        Those of ``ends`` that a model with a head has beside the model itself, whose tensors then begin with ``base``.
+    left_out : tuple of str
+        What tensors' names begin with that llama.cpp has no use for.
+    spelled : mapping
+        Tensors of a layer that do not end like others: their names with the ending that they have in llama.cpp.
     permuted : bool
         Rows of q and k: llama.cpp pairs neighbours in the rotary embedding, transformers halves.
     shifted : bool
         Norms multiply by 1 + w in transformers, by w in llama.cpp.
+    interleaved : bool
+        Experts are stacked in transformers too, turned, with gate and up in alternate columns.
+    latent : bool
+        Keys and values come from a latent vector (DeepSeek's MLA).
     experts : Experts, optional
+    expert_count : str
+        Key of ``config.json``.
+    keys : tuple of (key of config.json, GGUF key behind the architecture's name, type)
+        Beside those that all have, or in their place.
+    stated : mapping
+        Further GGUF keys behind the architecture's name, with their types and values.
     defaults : mapping
-        Keys of ``config.json`` that this family needs and GGUF metadata do not state.
+        Keys of ``config.json`` that this family needs and GGUF metadata do not state: what llama.cpp takes for granted.
+    equal : mapping
+        Such keys whose value is that of another key.
+    rope : mapping
+        The same of the rotary embedding's parameters; None where there is no rotary embedding.
+    rope_by_layer : bool
+        Layers with a sliding window have rotary parameters of their own.
     """
 
     model_type: str
@@ -50,15 +72,75 @@ class Family:
     arch: str
     layer: tuple[str, ...] = _DENSE
     ends: tuple[str, ...] = _ENDS
+    block: str = "model.layers"
+    base: str = ""
+    heads: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False
     shifted: bool = False
+    interleaved: bool = False
+    latent: bool = False
     experts: Experts | None = None
     expert_count: str = "num_experts"
+    keys: tuple[tuple[str, str, str], ...] = ()
+    stated: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
+    equal: Mapping[str, str] = field(default_factory=dict)
+    rope: Mapping[str, object] | None = field(default_factory=dict)
+    rope_by_layer: bool = False
 
 
 _QWEN_EXPERTS = Experts("mlp.experts", {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"})
 _SILU = {"hidden_act": "silu"}
+_SPARSE = {**_SILU, "decoder_sparse_step": 1, "mlp_only_layers": []}
+_SCALAR = {"query_pre_attn_scalar": "head_dim"}
+_OSS_EXPERTS = tuple(f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
+_LATENT = tuple(
+    f"self_attn.{part}"
+    for part in (
+        *("q_proj", "q_a_proj", "q_b_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"),
+        *("kv_b_proj", "k_b_proj", "v_b_proj", "o_proj"),
+    )
+)
+_SHARED_EXPERTS = tuple(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down"))
+_CORRECTION = {"mlp.gate.e_score_correction_bias": "mlp.gate.e_score_correction.bias"}
+_LATENT_KEYS = (
+    ("first_k_dense_replace", "leading_dense_block_count", "u32"),
+    ("q_lora_rank", "attention.q_lora_rank", "u32"),
+    ("kv_lora_rank", "attention.kv_lora_rank", "u32"),
+    ("n_shared_experts", "expert_shared_count", "u32"),
+    ("routed_scaling_factor", "expert_weights_scale", "f32"),
+    ("norm_topk_prob", "expert_weights_norm", "bool"),
+    ("n_group", "expert_group_count", "u32"),
+    ("topk_group", "expert_group_used_count", "u32"),
+)
+_SOFTMAX, _SIGMOID = 1, 2
+"""llama.cpp's numbers of what chooses experts."""
+_BERT_LAYER = (
+    *(f"attention.self.{part}" for part in ("query", "key", "value")),
+    *("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+)
+_BERT_ENDS = tuple(
+    f"embeddings.{part}" for part in ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm")
+)
+
+
+def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapping[str, object] = {}) -> Family:
+    return Family(
+        f"deepseek_v{version}",
+        f"DeepseekV{version}ForCausalLM",
+        "deepseek2",
+        (*_NORMS, *_LATENT, *_MLP, *_SHARED_EXPERTS, "mlp.gate", *layer),
+        spelled=_CORRECTION,
+        latent=True,
+        experts=_QWEN_EXPERTS,
+        expert_count="n_routed_experts",
+        keys=_LATENT_KEYS,
+        stated={"expert_gating_func": ("u32", gating)},
+        defaults={**_SILU, "q_lora_rank": None, "attention_bias": False, "moe_layer_freq": 1, **more},
+    )
+
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
@@ -82,7 +164,7 @@ FAMILIES: Mapping[str, Family] = {
             "qwen2moe",
             (*_NORMS, *_ATTENTION, "mlp.gate", "mlp.shared_expert_gate", *_SHARED),
             experts=_QWEN_EXPERTS,
-            defaults=_SILU,
+            defaults={**_SPARSE, "norm_topk_prob": False},
         ),
         Family("qwen3", "Qwen3ForCausalLM", "qwen3", (*_DENSE, *_HEAD_NORMS), defaults=_SILU),
         Family(
@@ -91,21 +173,67 @@ FAMILIES: Mapping[str, Family] = {
             "qwen3moe",
             (*_NORMS, *_ATTENTION, *_HEAD_NORMS, "mlp.gate"),
             experts=_QWEN_EXPERTS,
-            defaults=_SILU,
+            defaults={**_SPARSE, "norm_topk_prob": True},
         ),
         Family("gemma", "GemmaForCausalLM", "gemma", shifted=True),
-        Family("gemma2", "Gemma2ForCausalLM", "gemma2", _FOUR_NORMS, shifted=True),
-        Family("gemma3_text", "Gemma3ForCausalLM", "gemma3", (*_FOUR_NORMS, *_HEAD_NORMS), shifted=True),
+        Family("gemma2", "Gemma2ForCausalLM", "gemma2", _FOUR_NORMS, shifted=True, equal=_SCALAR),
+        Family(
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            "gemma3",
+            (*_FOUR_NORMS, *_HEAD_NORMS),
+            shifted=True,
+            equal=_SCALAR,
+            rope_by_layer=True,
+        ),
         Family("phi3", "Phi3ForCausalLM", "phi3", _FUSED, defaults=_SILU),
         Family("starcoder2", "Starcoder2ForCausalLM", "starcoder2", (*_NORMS, *_ATTENTION, "mlp.c_fc", "mlp.c_proj")),
+        Family(
+            "gpt_oss",
+            "GptOssForCausalLM",
+            "gpt-oss",
+            (*_NORMS, *_ATTENTION, "self_attn.sinks", "mlp.router", *_OSS_EXPERTS),
+            spelled={"self_attn.sinks": "self_attn.sinks.weight"},
+            interleaved=True,
+            expert_count="num_local_experts",
+            keys=(
+                ("intermediate_size", "expert_feed_forward_length", "u32"),
+                ("num_local_experts", "expert_count", "u32"),
+            ),
+            defaults={**_SILU, "attention_bias": True},
+            rope={"truncate": False},
+        ),
+        _deepseek(3, _SIGMOID, ("mlp.gate.e_score_correction",), {"rope_interleave": True}),
+        _deepseek(2, _SOFTMAX, more={"topk_method": None}),
+        Family(
+            "bert",
+            "BertModel",
+            "bert",
+            _BERT_LAYER,
+            (*_BERT_ENDS, "classifier"),
+            "encoder.layer",
+            base="bert.",
+            heads=("classifier",),
+            left_out=("pooler.", "cls."),
+            keys=(
+                ("layer_norm_eps", "attention.layer_norm_epsilon", "f32"),
+                ("type_vocab_size", "tokenizer.ggml.token_type_count", "u32"),
+            ),
+            stated={"attention.causal": ("bool", False)},
+            defaults={"hidden_act": "gelu", "position_embedding_type": "absolute"},
+            rope=None,
+        ),
     )
 }  # fmt: skip
 """By transformers' model type. Of those of one llama.cpp architecture the first is what a GGUF file is taken for."""
 
 
-def family_of(arch: str, *, experts: bool) -> Family | None:
-    """Return the family that a GGUF file's architecture stands for."""
-    for family in FAMILIES.values():
-        if family.arch == arch and (arch != "llama" or (family.experts is not None) == experts):
+def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
+    """Return the family that a GGUF file's architecture and metadata stand for."""
+    alike = [family for family in FAMILIES.values() if family.arch == arch]
+    experts = bool(metadata.get(f"{arch}.expert_count"))
+    for family in alike:
+        said = all(metadata.get(f"{arch}.{key}", value) == value for key, (_, value) in family.stated.items())
+        if said and (arch != "llama" or (family.experts is not None) == experts):
             return family
     return None

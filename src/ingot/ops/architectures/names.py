@@ -10,7 +10,6 @@ from ingot.errors import UnsupportedError
 from ingot.ops.architectures.families import Family
 
 EXTRA = "gguf"
-_LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.(.+)")
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
 _PARAMETERS = (".weight", ".bias", ".input_scale", ".scale")
 
@@ -24,7 +23,7 @@ class Expert(NamedTuple):
 
 
 class Names:
-    """The names of one family.
+    """The names of one family; ``base`` is what tensors of transformers' begin with, but for those of a head.
 
     Raises
     ------
@@ -34,41 +33,54 @@ class Names:
         ``architecture.unknown``: the installed one does not know the architecture.
     """
 
-    def __init__(self, family: Family) -> None:
-        self._family = family
+    def __init__(self, family: Family, base: str = "") -> None:
+        self._family, self._base = family, base
         self._there = _table(family.arch)
+        self._layer = re.compile(rf"{re.escape(family.block)}\.([0-9]{{1,6}})\.(.+)")
         self._here: dict[str, str] = {}
-        for module in (*family.ends, *(f"model.layers.0.{module}" for module in family.layer)):
+        for module in (*family.ends, *(f"{family.block}.0.{module}" for module in family.layer)):
             name = self._there.get_name(module)
             if name is not None:
                 self._here.setdefault(name, module)
+        self._spelled = {there: here for here, there in family.spelled.items()}
+
+    def layer(self, name: str) -> tuple[int, str] | None:
+        """Return the number of the layer that a tensor of transformers' belongs to, and its name there."""
+        found = self._layer.fullmatch(name.removeprefix(self._family.base))
+        return None if found is None else (int(found[1]), found[2])
 
     def to_gguf(self, name: str) -> str | None:
         """Return llama.cpp's name of a tensor; None where it has none."""
-        module, parameter = _split(name)
-        layer = _LAYER.fullmatch(module)
+        layer = self.layer(name)
         if layer is None:
+            module, parameter = _split(name.removeprefix(self._family.base))
             return _join(self._there.get_name(module) if module in self._family.ends else None, parameter)
-        if layer[2] not in self._family.layer:
+        number, inner = layer
+        module, parameter = _split(self._family.spelled.get(inner, inner))
+        if module not in self._family.layer:
             return None
-        found = self._there.get_name(f"model.layers.0.{layer[2]}")
-        return _join(found and f"blk.{int(layer[1])}.{found.removeprefix('blk.0.')}", parameter)
+        found = self._there.get_name(f"{self._family.block}.0.{module}")
+        return _join(found and f"blk.{number}.{found.removeprefix('blk.0.')}", parameter)
 
     def to_model(self, name: str) -> str | None:
         """Return transformers' name of a tensor; None where it has none."""
         module, parameter = _split(name)
         block = _BLOCK.fullmatch(module)
         if block is None:
-            return _join(self._here.get(module), parameter)
+            end = self._here.get(module)
+            return _join(end and (end if end in self._family.heads else self._base + end), parameter)
         found = self._here.get(f"blk.0.{block[2]}")
-        return _join(found and f"model.layers.{int(block[1])}.{found.removeprefix('model.layers.0.')}", parameter)
+        if found is None:
+            return None
+        inner = found.removeprefix(f"{self._family.block}.0.") + parameter
+        return f"{self._base}{self._family.block}.{int(block[1])}.{self._spelled.get(inner, inner)}"
 
     def expert(self, name: str) -> Expert | None:
         """Return which expert's a tensor is, by transformers' name; None for any other."""
-        experts, layer = self._family.experts, _LAYER.fullmatch(name)
-        if experts is None or layer is None or not layer[2].startswith(f"{experts.prefix}."):
+        experts, layer = self._family.experts, self.layer(name)
+        if experts is None or layer is None or not layer[1].startswith(f"{experts.prefix}."):
             return None
-        number, _, rest = layer[2].removeprefix(f"{experts.prefix}.").partition(".")
+        number, _, rest = layer[1].removeprefix(f"{experts.prefix}.").partition(".")
         part = experts.modules.get(rest.removesuffix(".weight"))
         if (
             part is None
@@ -77,7 +89,7 @@ class Names:
             or len(number) > 6
         ):
             return None
-        return Expert(int(layer[1]), int(number), f"blk.{int(layer[1])}.ffn_{part}_exps.weight")
+        return Expert(layer[0], int(number), f"blk.{layer[0]}.ffn_{part}_exps.weight")
 
     def experts(self, name: str, count: int) -> list[str] | None:
         """Return transformers' names of what llama.cpp stacks under a name; None for any other."""
@@ -86,7 +98,7 @@ class Names:
             return None
         for module, part in experts.modules.items():
             if block[2] == f"ffn_{part}_exps.weight":
-                start = f"model.layers.{int(block[1])}.{experts.prefix}"
+                start = f"{self._family.block}.{int(block[1])}.{experts.prefix}"
                 return [f"{start}.{number}.{module}.weight" for number in range(count)]
         return None
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ingot.core.config import CONFIG
-from ingot.core.dtypes import DTYPES
 from ingot.core.floats import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
@@ -25,29 +24,24 @@ from ingot.model.lazy import Lazy
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.architectures import companions, hyper, tokenizer
+from ingot.ops.architectures.apart import apart, has_parted, together
 from ingot.ops.architectures.companions import PREFIX, SETTINGS, TOKENIZER, WHOLE
 from ingot.ops.architectures.families import FAMILIES, Family, family_of
 from ingot.ops.architectures.names import Names
+from ingot.ops.architectures.translated import Translated
 from ingot.ops.views.dense import Change, add, change
 from ingot.ops.views.names import drop, rename
 from ingot.ops.views.rows import permute, stack, unstack
 from ingot.ops.views.second import join_seconds, part_seconds
 from ingot.stores.temporary import TemporaryFolder
 
-_FREQUENCIES = "rope_freqs.weight"
-_MOST_EXPERTS = 1 << 16
+_FREQUENCIES, _EMBEDDING = "rope_freqs.weight", "token_embd.weight"
+_WIDE = ("position_embd.weight", "token_types.weight")
+_MOST_EXPERTS, _MOST_LAYERS = 1 << 16, 1 << 20
+_DERIVED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 SCALE_NAMES = (".scale", ".input_scale")
 """Endings of tensors that are one number of a layer."""
 _FLOATS = ("f32", "f16", "bf16")
-
-
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """A checkpoint under other names: what was done, and what else to tell of it."""
-
-    checkpoint: Checkpoint
-    notes: Sequence[str] = ()
-    done: str = ""
 
 
 @dataclass(slots=True)
@@ -59,6 +53,7 @@ class _Plan:
     dropped: list[str] = field(default_factory=list)
     stacks: dict[str, list[str]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
 
 def holds_a_model(format: str) -> bool:
@@ -88,14 +83,15 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
         return Translated(
             checkpoint, [f"names stay as they are: no names of llama.cpp are known for model_type {kind!r}"]
         )
-    own, checkpoint = checkpoint, part_seconds(checkpoint)
+    own, parted = checkpoint, has_parted(checkpoint)
+    checkpoint = apart(part_seconds(checkpoint), config, family, parted=parted)
     plan = _plan_to_gguf(checkpoint, config, family)
     if plan.unknown:
         known = f"llama.cpp's {family.arch} has no {', '.join(plan.unknown[:3])}"
         return Translated(own, [f"names stay as they are: {known}"])
-    typed, lost = hyper.to_metadata(config, family)
+    typed, lost = hyper.to_metadata(config, family, parted=parted)
     settings = companions.parsed(files, SETTINGS)
-    rows = next((tensor.shape[0] for name, tensor in checkpoint.items() if name.endswith("embed_tokens.weight")), 0)
+    rows = next((checkpoint[old].shape[0] for old, new in plan.names.items() if new == _EMBEDDING), 0)
     words, unsaid = (
         tokenizer.to_metadata(companions.parsed(files, TOKENIZER), settings, rows) if TOKENIZER in files else ({}, [])
     )
@@ -111,7 +107,7 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     lost += [f"the last bits of {', '.join(rounded[:3])}, of which 1 + w is rounded"] if rounded else []
     return Translated(
         _labelled(change(view, changes), {"metadata": metadata, "companions": None}),
-        _lost([*lost, *unsaid]),
+        _lost([*lost, *plan.lost, *unsaid]),
         _told(plan, f"llama.cpp's architecture {family.arch}"),
     )
 
@@ -132,7 +128,8 @@ def to_model(checkpoint: Checkpoint) -> Translated:
     if family is None:
         return Translated(checkpoint, [f"names stay as they are: architecture {arch[:80]!r} of llama.cpp is not known"])
     own, checkpoint = checkpoint, join_seconds(checkpoint)
-    plan = _plan_to_model(checkpoint, metadata, family)
+    heads = stated.get("architectures") not in (None, [family.model_class])
+    plan = _plan_to_model(checkpoint, metadata, family, base=family.base if heads else "")
     if plan.unknown:
         return Translated(own, [f"names stay as they are: {family.model_type} has no {', '.join(plan.unknown[:3])}"])
     notes = list[str]()
@@ -141,7 +138,8 @@ def to_model(checkpoint: Checkpoint) -> Translated:
     config, changed = hyper.to_config(metadata, family, list(view)), list[str]()
     config["dtype"] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_type(view), "float32")
     if stated:
-        config, changed = hyper.merged(stated, config)
+        config, changed = hyper.merged(stated, config, family)
+    view = together(view, config, family)
     if changed:
         notes.append(f"config.json as the file's metadata have it now: {', '.join(changed)}")
     files, unsaid = companions.files_of(metadata, config)
@@ -169,18 +167,26 @@ def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict
     own = FAMILIES.get(str(stated.get("model_type")))
     if own is not None and own.arch == arch:
         return own, stated
-    return family_of(arch, experts=bool(metadata.get(f"{arch}.expert_count"))), {}
+    return family_of(arch, metadata), {}
 
 
 def _plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> _Plan:
     names, plan = Names(family), _Plan()
     stacks: dict[str, dict[int, str]] = {}
+    layers, left = config.get("num_hidden_layers"), list[str]()
+    layers = layers if type(layers) is int else _MOST_LAYERS
     for name in checkpoint:
-        expert = names.expert(name)
-        if expert is not None:
-            stacks.setdefault(expert.stacked, {})[expert.number] = name
-        elif name.endswith("rotary_emb.inv_freq"):
+        expert, layer = names.expert(name), names.layer(name)
+        if layer is not None and layer[0] >= layers:
             plan.dropped.append(name)
+            plan.lost = [f"layers from {layers} on, which predict further tokens"]
+        elif expert is not None:
+            stacks.setdefault(expert.stacked, {})[expert.number] = name
+        elif name.endswith(_DERIVED):
+            plan.dropped.append(name)
+        elif family.left_out and name.removeprefix(family.base).startswith(family.left_out):
+            plan.dropped.append(name)
+            left.append(name)
         elif (found := names.to_gguf(name)) is None:
             plan.unknown.append(name)
         else:
@@ -189,13 +195,15 @@ def _plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fam
         if sorted(members) != list(range(len(members))):
             plan.unknown.append(f"{new} of experts {sorted(members)[:4]}")
         plan.stacks[new] = [members[number] for number in sorted(members)]
+    if left:
+        plan.lost.append(f"{', '.join(left[:3])}{f' and {len(left) - 3} more' if len(left) > 3 else ''}")
     if family.permuted and not plan.unknown:
         _order(plan, checkpoint, hyper.heads(config), forth=True)
     return plan
 
 
-def _plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: Family) -> _Plan:
-    names, plan = Names(family), _Plan()
+def _plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: Family, base: str) -> _Plan:
+    names, plan = Names(family, base), _Plan()
     for name in checkpoint:
         shape = checkpoint[name].shape
         members = names.experts(name, shape[0]) if shape and shape[0] <= _MOST_EXPERTS else None
@@ -284,14 +292,14 @@ def _comes_back(tensor: Tensor, wanted: Change) -> bool:
 
 def _is_small(name: str, tensor: Tensor) -> bool:
     """Whether llama.cpp keeps a tensor in f32, by its name there."""
-    small = len(tensor.shape) <= 1 or ".ffn_gate_inp" in name
+    small = len(tensor.shape) <= 1 or ".ffn_gate_inp" in name or name in _WIDE or name.endswith(".bias")
     return small and tensor.codec == DenseLayout.codec and tensor.dtype in _FLOATS
 
 
 def _main_type(view: Checkpoint) -> str:
     sizes: Counter[str] = Counter()
     for tensor in view.values():
-        if tensor.dtype in DTYPES and tensor.dtype in _FLOATS and len(tensor.shape) > 1:
+        if tensor.codec == DenseLayout.codec and tensor.dtype in _FLOATS and len(tensor.shape) > 1:
             sizes[tensor.dtype] += tensor.size
     return sizes.most_common(1)[0][0] if sizes else "f32"
 

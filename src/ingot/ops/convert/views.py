@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.architectures.view import Translated, holds_a_model, to_gguf, to_model
+from ingot.ops.architectures.apart import experts_for
+from ingot.ops.architectures.translated import Translated
+from ingot.ops.architectures.view import holds_a_model, to_gguf, to_model
 from ingot.ops.attachments import KINDS, located, require_carried
 from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.graphs import as_graph, as_weights
@@ -60,7 +62,8 @@ def viewed(
     require_carried(format, paths)
     left = drop(opened, without) if without else opened
     here = _as_model(left if options.keep_names else as_weights(left, place), place, options)
-    pruned = _pruned(here.checkpoint, options)
+    experts = Translated(here.checkpoint) if options.keep_names else _with_experts(here.checkpoint, place)
+    pruned = _pruned(experts.checkpoint, options)
     view = pruned.checkpoint
     if options.importance is not None:
         view = weigh(view, read_importance(options.importance, view))
@@ -79,7 +82,7 @@ def viewed(
     there = _as_gguf(view, place, options)
     view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
-    return Viewed(view, (*_told(here), *pruned.notes, *_told(there), *behind), pruned.read)
+    return Viewed(view, (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind), pruned.read)
 
 
 def _told(translated: Translated) -> list[str]:
@@ -91,6 +94,13 @@ def _as_model(view: Checkpoint, place: Destination, options: ConvertOptions) -> 
     if options.keep_names or not holds_a_model(view.format) or holds_a_model(place.format.name) or not place.directory:
         return Translated(view)
     return to_model(view)
+
+
+def _with_experts(view: Checkpoint, place: Destination) -> Translated:
+    """Return the checkpoint with experts as programs have them that read such folders; GGUF has names of its own."""
+    if holds_a_model(view.format) or not (place.directory or holds_a_model(place.format.name)):
+        return Translated(view)
+    return experts_for(view, place.format.name)
 
 
 def _as_gguf(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:

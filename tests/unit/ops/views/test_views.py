@@ -23,6 +23,8 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.in_memory import open_bytes, save_bytes
+from ingot.ops.views.strided import Strided, Units, strided, woven
+from ingot.ops.views.turn import turn
 from ingot.testing.codecs import bits, encode_tensor, zstd_part
 from ingot.testing.drafts import draft_head
 
@@ -305,3 +307,67 @@ def test_what_convert_prunes_is_what_the_view_prunes(tmp_path: Path) -> None:
             assert viewed[name].params == converted[name].params
             for role, part in converted[name].parts.items():
                 assert bytes(viewed[name].parts[role].view()) == bytes(part.view())
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("dense", {}),
+        ("affine", {"bits": 3, "group": 32}),
+        ("affine", {"bits": 8, "group": "row"}),
+        ("scaled_codebook", {"table": "f4_e2m1fn", "group": 32, "scales": "f8_e8m0fnu"}),
+        ("scaled_codebook", {"table": "f8_e4m3fn", "group": [8, 32]}),
+        ("ggml_blocks", {"type": "q4_0"}),
+    ],
+)
+@pytest.mark.parametrize("mapped", [True, False])
+def test_units_are_moved_as_they_are_stored_and_woven_again(codec: str, options: dict[str, Any], mapped: bool) -> None:
+    tensor = encoded(codec, (3, 16, 96), **options)
+    source = checkpoint(x=tensor if mapped else counted(tensor)[0])
+    values = tensor.numpy("f32")
+    columns = {f"c{i}": Strided((3, 16, 32), Units(48, 3, i, 1)) for i in range(3)}
+    found = strided(source, {"x": columns})
+    for index, name in enumerate(columns):
+        assert found[name].codec == codec
+        assert np.array_equal(found[name].numpy("f32"), values[..., 32 * index : 32 * index + 32])
+    rows = {f"r{i}": Strided((3, 8, 96), Units(3, 16, i, 8, 2)) for i in range(2)}
+    found = strided(source, {"x": rows})
+    for index, name in enumerate(rows):
+        assert np.array_equal(found[name].numpy("f32"), values[:, index::2])
+    whole = woven(found, {"x": ((3, 16, 96), {name: piece.units for name, piece in rows.items()})})
+    assert np.array_equal(whole["x"].numpy("f32"), values)
+    assert (whole["x"].codec == codec) == ("group" not in options or options["group"] != [8, 32])
+
+
+def test_units_that_are_not_there_are_refused() -> None:
+    source = checkpoint(x=encoded("dense", (4, 6)))
+    for piece in (
+        Strided((4, 3), Units(4, 2, 2, 1)),
+        Strided((4, 3), Units(4, 4, 0, 1)),
+        Strided((4, 4), Units(4, 2, 0, 1)),
+    ):
+        with pytest.raises(UsageError) as caught:
+            strided(source, {"x": {"y": piece}})
+        assert caught.value.rule == "view.shape"
+    with pytest.raises(UsageError) as caught:
+        woven(source, {"y": ((4, 12), {"x": Units(4, 2, 0, 1)})})
+    assert caught.value.rule == "view.shape"
+
+
+@pytest.mark.parametrize(
+    ("codec", "options", "turned"),
+    [
+        ("dense", {}, "dense"),
+        ("affine", {"bits": 4, "group": 32}, "dense"),
+        ("scaled_codebook", {"table": "f4_e2m1fn", "group": 32, "scales": "f8_e8m0fnu"}, "scaled_codebook"),
+        ("ggml_blocks", {"type": "mxfp4"}, "scaled_codebook"),
+    ],
+)
+def test_matrices_of_a_stack_are_turned(codec: str, options: dict[str, Any], turned: str) -> None:
+    """Codes of which a layout can say that they lie the other way round stay as they are."""
+    tensor = encoded(codec, (3, 40, 64), **options)
+    found = turn(checkpoint(x=tensor), {"x": "y"})["y"]
+    assert (found.codec, found.shape) == (turned, (3, 64, 40))
+    assert np.array_equal(found.numpy("f32"), tensor.numpy("f32").swapaxes(1, 2))
+    again = turn(checkpoint(x=found), {"x": "y"})["y"]
+    assert np.array_equal(again.numpy("f32"), tensor.numpy("f32"))

@@ -1,0 +1,17 @@
+"""What becomes of a checkpoint that gets the names and shapes of another program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.model.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A checkpoint under other names: what was done, and what else to tell of it."""
+
+    checkpoint: Checkpoint
+    notes: Sequence[str] = ()
+    done: str = ""
