@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from ingot.ops.delta.apply import revert as revert
     from ingot.ops.delta.diff import diff as diff
     from ingot.ops.delta.patch import patch as patch
+    from ingot.ops.library.library import Library as Library
     from ingot.ops.open import open as open
     from ingot.ops.save import save as save
 
 _NAMES = {
     "Checkpoint": "ingot.model.checkpoint",
     "IngotError": "ingot.errors",
+    "Library": "ingot.ops.library.library",
     "Tensor": "ingot.model.tensor",
     "apply_delta": "ingot.ops.delta.apply",
     "compare": "ingot.ops.check.compare",
@@ -58,6 +60,7 @@ _MODULES = ("mlx", "numpy", "torch", "views")
 __all__ = [
     "Checkpoint",
     "IngotError",
+    "Library",
     "Tensor",
     "apply_delta",
     "compare",

@@ -74,6 +74,7 @@ _MODULES = {
     "diff": "diff",
     "patch": "patch",
     "extract": "extract",
+    "store": "store",
     "plan": "plan",
     "kernel": "kernel",
     "lut": "lut",

@@ -26,7 +26,9 @@ from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
 from ingot.ops.missing import missing_path
-from ingot.stores.table import locate_model, location_of
+from ingot.stores.table import STORES, locate_model, location_of
+
+STORES.add("library", "ingot.ops.library.place:LibraryScheme")  # what it reads takes formats and codecs: it lies here
 
 
 @dataclass(slots=True)

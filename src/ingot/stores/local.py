@@ -11,7 +11,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
 from ingot.core.atomic import Staging, atomic_write
@@ -23,6 +23,9 @@ from ingot.model.store import Listing, Replaced, Store, checked_name
 from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
+
+if TYPE_CHECKING:
+    from ingot.stores.shared import SharedFolder
 
 IO_MODES = ("auto", "mmap", "pread")
 
@@ -185,6 +188,18 @@ class LocalScheme:
     def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
         """Put a small file at the path; errors as ``core.atomic.atomic_write``."""
         atomic_write(_path_of(text), data, overwrite=overwrite)
+
+    def share(self, text: str, *, create: bool) -> SharedFolder:
+        """Return a folder for many processes, made where there is none if ``create``."""
+        from ingot.stores.shared import LocalShared  # noqa: PLC0415 - it is made of this store
+
+        path = _path_of(text)
+        if create and not path.exists():
+            try:
+                path.mkdir(exist_ok=True)
+            except OSError as error:
+                raise write_error(error, str(path)) from error
+        return LocalShared(path)
 
     def url(self, text: str) -> str:
         """Return the ``file:`` address of a path."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ingot.core.atomic import Staging
 from ingot.core.oserrors import write_error
@@ -15,6 +15,9 @@ from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
 from ingot.model.ranges import read_bytes
 from ingot.model.store import Replaced, Store
 from ingot.stores.remote.address import shown
+
+if TYPE_CHECKING:
+    from ingot.stores.shared import SharedFolder
 
 
 class Scheme(Protocol):
@@ -60,6 +63,15 @@ class Writing(Protocol):
 
     def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
         """As ``write_file``."""
+        ...
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A scheme with folders that many processes may add to, while one at a time may remove."""
+
+    def share(self, text: str, *, create: bool) -> SharedFolder:
+        """Return the folder at this address, made where there is none if ``create``; errors as ``Scheme.store``."""
         ...
 
 
@@ -208,6 +220,17 @@ def write_file(url: str | os.PathLike[str], data: bytes, *, overwrite: bool = Tr
         staging.publish([staged.name])
 
 
+def share(url: str | os.PathLike[str], *, create: bool = False) -> SharedFolder:
+    """Return the folder at an address for many processes (``stores.shared``); made where there is none if ``create``.
+
+    Raises ``UsageError`` ``store.not-writable`` where that kind of store is only read, and what ``from_url`` does.
+    """
+    scheme = scheme_of(url)
+    if not isinstance(scheme, Sharing):
+        raise _not_writable(url)
+    return scheme.share(text_of(url), create=create)
+
+
 def url_of(url: str | os.PathLike[str]) -> str:
     """Return the address, in the form in which stores have theirs, of what may be there or not; errors as ``stage``."""
     return _publishing(url).url(text_of(url))
@@ -228,12 +251,16 @@ def location_of(url: str | os.PathLike[str]) -> str:
 def _publishing(url: str | os.PathLike[str]) -> Publishing:
     scheme = scheme_of(url)
     if not isinstance(scheme, Publishing):
-        raise UsageError(
-            "expected a place that can be written to, found a kind of store that is only read: choose a local path",
-            rule="store.not-writable",
-            where=location_of(url)[:200],
-        )
+        raise _not_writable(url)
     return scheme
+
+
+def _not_writable(url: str | os.PathLike[str]) -> UsageError:
+    return UsageError(
+        "expected a place that can be written to, found a kind of store that is only read: choose a local path",
+        rule="store.not-writable",
+        where=location_of(url)[:200],
+    )
 
 
 def scheme_of(url: str | os.PathLike[str]) -> Scheme:

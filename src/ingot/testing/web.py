@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
@@ -81,6 +81,8 @@ class WebServer:
     log : list of Request
     fault : callable, optional
         Gets each request, returns what goes wrong with its answer.
+    old : set of str
+        Objects that listings give a time long before that of the others.
     rate : float
         Bytes a second of all bodies together; 0 for no limit.
     """
@@ -96,6 +98,7 @@ class WebServer:
         self.routes: dict[str, Callable[[Request], tuple[int, dict[str, str], bytes]]] = {}
         self.rate = self.free = 0.0
         self.uploads: dict[str, dict[int, bytes]] = {}
+        self.old: set[str] = set()
         self.lock = threading.Lock()
         outer = self
 
@@ -262,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
         outer = self.server_of
         query, method = request.query, request.method
         if method == "GET" and not key:
-            self._send(200, {"Content-Type": "application/xml"}, _listed(outer.files, query), fault)
+            self._send(200, {"Content-Type": "application/xml"}, _listed(outer.files, query, outer.old), fault)
         elif method in ("GET", "HEAD"):
             if key in outer.files:
                 self._file(request, key, fault)
@@ -320,7 +323,7 @@ def _error(code: str) -> bytes:
     return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
 
 
-def _listed(files: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
+def _listed(files: Mapping[str, bytes], query: Mapping[str, str], old: Collection[str]) -> bytes:
     """Return a ``ListBucketResult``, all names in one page."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     pieces, folders = [], dict[str, None]()
@@ -332,8 +335,9 @@ def _listed(files: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
             folders[prefix + head + delimiter] = None
             continue
         about = f"<ETag>{escape(etag(files[name]))}</ETag><Size>{len(files[name])}</Size>"
+        year = 2022 if name in old else 2023
         pieces.append(
-            f"<Contents><Key>{escape(name)}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>{about}"
+            f"<Contents><Key>{escape(name)}</Key><LastModified>{year}-11-14T22:13:20.000Z</LastModified>{about}"
             "<StorageClass>STANDARD</StorageClass></Contents>"
         )
     common = "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)

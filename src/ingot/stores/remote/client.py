@@ -148,6 +148,22 @@ class Client:
 
         return self._again(prefix, read)
 
+    def stamps(self, prefix: str) -> dict[str, Stamp]:
+        """Return the keys of objects below a prefix, at any depth, and the states that they are in."""
+
+        def read() -> dict[str, Stamp]:
+            found = {}
+            for page in self._api.list(self._store, f"{prefix}/" if prefix else None):
+                go_on()
+                found.update({str(item["path"]): stamp_of(item) for item in page})
+            return found
+
+        return self._again(prefix, read)
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Put a small object under a key."""
+        self._again(key, lambda: self._api.put(self._store, key, data))
+
     def put(self, key: str, path: Path) -> None:
         """Put a file under a key, in parts where it is large; nothing is listed before all of it is there."""
         self._again(

@@ -21,6 +21,7 @@ from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal
 from ingot.model.store import Listing, Replaced, Store, checked_name
 from ingot.stores.remote.address import Address, address_of, shown
 from ingot.stores.remote.client import EXTRA, Client, Opened, options
+from ingot.stores.remote.shared import RemoteShared
 from ingot.stores.remote.source import HEAD, RemoteSource
 from ingot.stores.remote.staging import RemoteStaging
 
@@ -263,6 +264,10 @@ class ObjectScheme(FolderScheme):
         """Stage on a local disk what will be put into the bucket."""
         store = self.at(address_of(text))
         return RemoteStaging(store, store.client, replaced, directory=directory, resume=resume)
+
+    def share(self, text: str, *, create: bool) -> RemoteShared:
+        """Return a folder of a bucket, which is there as soon as anything lies in it."""
+        return RemoteShared(self.at(address_of(text)))
 
     def url(self, text: str) -> str:
         """Return the address without needless slashes."""

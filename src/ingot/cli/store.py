@@ -1,0 +1,102 @@
+"""``ingot store``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, progress_bar
+from ingot.cli.render import render
+from ingot.ops.library.options import (
+    AddOptions,
+    CheckOptions,
+    CollectOptions,
+    GetOptions,
+    ListOptions,
+    RemoveOptions,
+)
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot store add ./library ./base --name org/base\n\n"
+    "  ingot store add ./library ./finetune --name org/finetune\n\n"
+    "  ingot store ls ./library\n\n"
+    "  ingot store get ./library org/finetune ./copy\n\n"
+    "  ingot inspect library:./library!org/finetune\n\n"
+    "  ingot store rm ./library org/base\n\n"
+    "  ingot store gc ./library --dry-run"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(
+        help="Many models in one folder or bucket: each tensor once, fine-tunes as exact differences.",
+        no_args_is_help=True,
+        epilog=EPILOG,
+    )
+    group.command("add")(derived(add))
+    group.command("get")(derived(get))
+    group.command("ls")(derived(ls))
+    group.command("rm")(derived(rm))
+    group.command("gc")(derived(gc))
+    group.command("verify")(derived(verify))
+    app.add_typer(group, name="store")
+
+
+def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Add a folder or file with all in it; what the library has already is not stored again.
+
+    New tensors are stored as differences to those of the nearest artifact, or compressed, whichever is smaller; before
+    the artifact is listed, all files are made again and compared.
+    """
+    from ingot.ops.library.add import add as add_to
+
+    with progress_bar("adding", quiet=quiet or json) as progress:
+        added = add_to(replace(options, progress=progress))
+    render(added.report(), json=json, quiet=quiet)
+
+
+def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Write an artifact as it was added, bit for bit, or converted into another container."""
+    from ingot.ops.library.get import get as get_from
+
+    with progress_bar("writing", quiet=quiet or json) as progress:
+        got = get_from(replace(options, progress=progress))
+    render(got.report(), json=json, quiet=quiet)
+
+
+def ls(options: ListOptions, json: Json = False) -> None:
+    """List the artifacts: bytes of their files, bytes that they take, and how many of these are shared."""
+    from ingot.ops.library.keep import ls as list_all
+
+    render(list_all(options).report(), json=json)
+
+
+def rm(options: RemoveOptions) -> None:
+    """Remove an artifact from the list; its objects go with `ingot store gc`, unless others need them."""
+    from ingot.ops.library.keep import rm as remove
+
+    remove(options)
+
+
+def gc(options: CollectOptions, json: Json = False) -> None:
+    """Remove objects that no artifact needs, and what interrupted additions left, while nobody uses the library."""
+    from ingot.ops.library.keep import gc as collect
+
+    render(collect(options).report(), json=json)
+
+
+def verify(options: CheckOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Check the digest of every object and that each artifact's are there; exit code 1 where anything is damaged."""
+    from ingot.ops.library.keep import checked_report
+    from ingot.ops.library.keep import verify as check
+    from ingot.stores.table import location_of
+
+    with progress_bar("verifying", quiet=quiet or json) as progress:
+        findings = check(replace(options, progress=progress))
+    render(checked_report(location_of(options.library), findings), json=json, quiet=quiet)
+    if any(item.level == "error" for item in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,201 @@
+"""Folders of buckets that many processes add to at once (``stores.shared``).
+
+Object stores have no locks, but what was written is listed at once (S3 since 2020, Google, Azure). So each process that
+uses the folder, or wants to be alone, first writes a lease, an object of its own in ``leases/``, and then looks at the
+others': of two, at least the later one sees the earlier. Who sees that it is not alone takes its lease back and waits.
+A lease is renewed every minute. One that was not for ten is of a process that is dead or cut off; its age is reckoned
+by the store's clock alone, from the times that the store gives it and a lease just written. A process that was cut off
+for so long finds its own lease gone (``Use.is_held``).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from ingot.core.oserrors import write_error
+from ingot.core.parallel import go_on, ordered
+from ingot.errors import IngotError, IntegrityError
+from ingot.model.bytesource import Stamp
+from ingot.stores.cache import default_cache
+from ingot.stores.local import LocalTarget
+from ingot.stores.remote.client import Client
+from ingot.stores.shared import WAIT, Adding, SharedFolder, Use, busy
+
+if TYPE_CHECKING:
+    from ingot.stores.remote.store import ObjectStore
+
+LEASES = "leases"
+RENEWED, STALE = 60.0, 600.0
+"""Seconds between two renewals of a lease, and after which one that was not renewed counts for nothing."""
+
+_SHARED, _ALONE = ".use", ".alone"
+_POLL = 1.0
+_PUTTING = 8
+
+
+class RemoteShared(SharedFolder):
+    """A folder of a bucket."""
+
+    store: ObjectStore
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    @property
+    def client(self) -> Client:
+        """Who makes the requests."""
+        return self.store.client
+
+    def key(self, name: str) -> str:
+        """Return the key of a file."""
+        return self.store.address.within(name).path
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return {name: stamp.size for name, stamp in self.stamps(folder).items() if not name.startswith(".")}
+
+    def stamps(self, folder: str) -> dict[str, Stamp]:
+        """Return the files directly in a folder, and their states, by one listing."""
+        prefix = self.key(folder)
+        found = self.client.stamps(prefix)
+        names = {key.removeprefix(f"{prefix}/"): stamp for key, stamp in found.items()}
+        return {name: stamp for name, stamp in names.items() if "/" not in name}
+
+    def write(self, name: str, data: bytes) -> None:
+        self.client.put_bytes(self.key(name), data)
+
+    def remove(self, names: Iterable[str]) -> None:
+        for _ in ordered(lambda name: self.client.delete(self.key(name)), names, _PUTTING):
+            pass
+
+    def leftovers(self) -> list[str]:
+        """Nothing: an object is there whole or not at all."""
+        return []
+
+    @contextmanager
+    def using(self, seconds: float = WAIT) -> Iterator[Use]:
+        lease = _Lease(self, _SHARED)
+        try:
+            lease.write()
+        except IngotError as error:
+            if error.rule != "store.denied":
+                raise
+            yield Use()  # who can only read
+            return
+        with lease.kept(seconds, (_ALONE,)):
+            yield lease
+
+    @contextmanager
+    def alone(self, seconds: float) -> Iterator[None]:
+        lease = _Lease(self, _ALONE)
+        lease.write()
+        with lease.kept(seconds, (_ALONE, _SHARED)):
+            yield
+
+    @contextmanager
+    def adding(self) -> Iterator[Adding]:
+        around = Path(default_cache("uploads"))
+        try:
+            around.mkdir(parents=True, exist_ok=True)
+            beside = TemporaryDirectory(prefix="library-", dir=around)
+        except OSError as error:
+            raise write_error(error, str(around)) from error
+        with beside as path:
+            yield _RemoteAdding(self, Path(path))
+
+
+class _RemoteAdding(Adding):
+    def __init__(self, folder: RemoteShared, beside: Path) -> None:
+        self._folder, self._beside = folder, beside
+        self.files = LocalTarget(beside)
+
+    def publish(self, names: Sequence[str]) -> None:
+        for _ in ordered(self._put, names, min(len(names), _PUTTING)):
+            pass
+
+    def _put(self, name: str) -> None:
+        path, key = self._beside / name, self._folder.key(name)
+        size = path.stat().st_size
+        self._folder.client.put(key, path)
+        now = self._folder.client.state(key)
+        if now.size != size:
+            raise IntegrityError(
+                "remote.length",
+                f"expected {size} bytes in the bucket, found {now.size}",
+                where=self._folder.store.location_of(name),
+            )
+        path.unlink()
+
+
+class _Lease(Use):
+    def __init__(self, folder: RemoteShared, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+        self._name = f"{LEASES}/{secrets.token_hex(8)}{kind}"
+        self._lost = False
+
+    def write(self) -> None:
+        self._folder.write(self._name, f"{os.getpid()} {secrets.token_hex(8)}\n".encode())
+
+    def is_held(self) -> bool:
+        return not self._lost and self._last in self._folder.stamps(LEASES)
+
+    @property
+    def _last(self) -> str:
+        return self._name.rpartition("/")[2]
+
+    @contextmanager
+    def kept(self, seconds: float, others: tuple[str, ...]) -> Iterator[None]:
+        """Wait until there is no lease of these kinds, then renew this one for as long as the block runs."""
+        try:
+            self._wait(seconds, others)
+            ended = threading.Event()
+            thread = threading.Thread(target=self._renew, args=(ended,), name="ingot-lease", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
+        finally:
+            with suppress(IngotError):  # it goes stale by itself
+                self._folder.remove([self._name])
+
+    def _wait(self, seconds: float, others: tuple[str, ...]) -> None:
+        end = time.monotonic() + seconds
+        while self._met(others):
+            self._folder.remove([self._name])
+            if time.monotonic() >= end:
+                raise busy(self._folder.location)
+            go_on()
+            time.sleep(min(_POLL, max(0.0, end - time.monotonic())) * (0.5 + secrets.randbelow(100) / 100))
+            self.write()
+
+    def _met(self, others: tuple[str, ...]) -> bool:
+        """Whether somebody else's lease counts; who is alone removes those that do not."""
+        stamps = self._folder.stamps(LEASES)
+        if self._last not in stamps:
+            return True  # taken for a stale one: once more
+        now = stamps[self._last].mtime_ns
+        theirs = {name: now - stamp.mtime_ns for name, stamp in stamps.items() if name != self._last}
+        if any(age < STALE * 1e9 and name.endswith(others) for name, age in theirs.items()):
+            return True
+        if self._kind == _ALONE:
+            self._folder.remove([f"{LEASES}/{name}" for name, age in theirs.items() if age >= STALE * 1e9])
+        return False
+
+    def _renew(self, ended: threading.Event) -> None:
+        while not ended.wait(RENEWED):
+            try:
+                if not self.is_held():
+                    self._lost = True
+                    return
+                self.write()
+            except IngotError:  # another minute; the lease tells whether it was too long
+                continue
