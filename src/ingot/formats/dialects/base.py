@@ -78,7 +78,8 @@ class Layer:
 
 
 class Dialect(SafetensorsFormat):
-    """A folder of safetensors with packed layers. Subclasses say which folders are theirs and what entries mean.
+    """A folder of safetensors with packed layers, which are read. Subclasses say which folders are theirs and what
+    entries mean.
 
     ``codecs`` are those of the layers that a writer carries beside dense tensors; ``config_keys`` the keys of
     ``config.json`` that it writes, and that a conversion into another format leaves out.
@@ -102,14 +103,6 @@ class Dialect(SafetensorsFormat):
     def layers_in(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
         """Return the packed layers of a folder; as ``layers``, where the files' metadata say nothing of them."""
         return self.layers(catalog.tensors, config)
-
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor of one of ``codecs`` cannot be a packed layer; None if it can."""
-        return f"{self.name} is read only"
-
-    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """Return the entries of a packed layer that is not refused."""
-        raise NotImplementedError
 
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return what ``config.json`` says of an artifact's packed layers, by key; nothing where there are none."""
@@ -147,14 +140,6 @@ class Dialect(SafetensorsFormat):
                 source.close()
             raise
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why this format cannot carry the tensor; None if it can."""
-        return self.refuses_layer(spec) if spec.codec in self.codecs else super().refuses(spec)
-
-    def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """Return the entries that a tensor takes in a file."""
-        return self.layer_pieces(spec) if spec.codec in self.codecs else super().pieces(spec)
-
     def config_of(self, artifact: Artifact) -> bytes:
         """Return the ``config.json`` of an artifact: its own, with the keys that tell how tensors are packed.
 
@@ -177,6 +162,26 @@ class Dialect(SafetensorsFormat):
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> DialectWriter:
         """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
         return DialectWriter(target, name, artifact, options, self.fitted(artifact))
+
+
+class PackingDialect(Dialect):
+    """A dialect whose packed layers are written too."""
+
+    @abstractmethod
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Why a tensor of one of ``codecs`` cannot be a packed layer; None if it can."""
+
+    @abstractmethod
+    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """Return the entries of a packed layer that is not refused."""
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why this format cannot carry the tensor; None if it can."""
+        return self.refuses_layer(spec) if spec.codec in self.codecs else super().refuses(spec)
+
+    def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """Return the entries that a tensor takes in a file."""
+        return self.layer_pieces(spec) if spec.codec in self.codecs else super().pieces(spec)
 
 
 class DialectWriter(SafetensorsWriter):

@@ -14,7 +14,15 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.dialects.base import (
+    HUGGING_FACE,
+    WEIGHT,
+    Config,
+    Entries,
+    Layer,
+    PackingDialect,
+    taken_together,
+)
 from ingot.formats.dialects.floats import config_dtype, layout_to_write, module_names, present
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
@@ -43,7 +51,7 @@ _LIMIT = 1 << 16  # bytes of a state
 _FACTOR = float(np.float32(7.874015718698502e-3))  # 1 / 127
 
 
-class BitsandbytesFormat(Dialect):
+class BitsandbytesFormat(PackingDialect):
     """``X.weight`` (U8) with ``absmax``, ``quant_map`` and a state in JSON; or ``X.weight`` (I8) with ``X.SCB``."""
 
     name = "bitsandbytes"

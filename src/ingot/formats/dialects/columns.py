@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ingot.core.names import layer_of, role_of
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer
+from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Constant
@@ -22,7 +22,7 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 WRITTEN_SCALES = ("f16", "bf16")
 
 
-class ColumnsDialect(Dialect):
+class ColumnsDialect(PackingDialect):
     """A folder in which ``X.qweight``, ``X.qzeros`` and ``X.scales`` are the matrix ``X.weight``."""
 
     codecs = (WordsLayout.codec,)

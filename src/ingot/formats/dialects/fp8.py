@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer
+from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
 from ingot.formats.dialects.floats import (
     FP8,
     SCALE_TYPES,
@@ -30,7 +30,7 @@ _INVERSE = "_scale_inv"  # of what it was divided by: weights are multiplied by 
 _SCALES = (_INVERSE, "_scale")
 
 
-class Fp8Format(Dialect):
+class Fp8Format(PackingDialect):
     """``X.weight`` (F8_E4M3) and ``X.weight_scale_inv`` or ``X.weight_scale``, which it is multiplied by."""
 
     name = "fp8"

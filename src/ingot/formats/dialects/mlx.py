@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.core.config import CONFIG
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.dialects.base import WEIGHT, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.dialects.base import WEIGHT, Config, Entries, Layer, PackingDialect, taken_together
 from ingot.formats.dialects.floats import config_dtype, layout_to_write
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
@@ -60,7 +60,7 @@ class Quantization:
         return self.layers.get(layer, self.usual)
 
 
-class MlxFormat(Dialect):
+class MlxFormat(PackingDialect):
     """Dense tensors and packed layers in one file or shards, described by the folder's ``config.json``."""
 
     name = "mlx"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer
+from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
 from ingot.formats.dialects.floats import (
     FP4,
     FP8,
@@ -26,7 +26,7 @@ _SCALE, _SECOND = "_scale", "_scale_2"
 _ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", "MIXED_PRECISION")
 
 
-class ModelOptFormat(Dialect):
+class ModelOptFormat(PackingDialect):
     """``X.weight`` (U8 or F8_E4M3), ``X.weight_scale`` and, of NVFP4, ``X.weight_scale_2``."""
 
     name = "modelopt"

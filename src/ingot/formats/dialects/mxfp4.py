@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.errors import FormatError
-from ingot.formats.dialects.base import HUGGING_FACE, Config, Dialect, Entries, Layer
+from ingot.formats.dialects.base import HUGGING_FACE, Config, Entries, Layer, PackingDialect
 from ingot.formats.dialects.floats import FP4, POWERS, config_dtype, layout_to_write
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
@@ -19,7 +19,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 _DENSE = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 
 
-class Mxfp4Format(Dialect):
+class Mxfp4Format(PackingDialect):
     """``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [..., out, in / 32]): ``X`` is [..., in, out]."""
 
     name = "mxfp4"

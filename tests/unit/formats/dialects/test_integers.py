@@ -361,6 +361,7 @@ I32 = np.int32
         ),
         ("ct", say(config_groups=[]), "compressed-tensors.shape"),
         ("ct", say(format="marlin-24"), "model.quantized"),
+        ("ct", say(format=["pack-quantized"]), "model.quantized"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, kind: str, change: Any, rule: str) -> None:
