@@ -1,8 +1,9 @@
 // Strict CBOR (RFC 7049, RFC 8949): a pull parser over bytes that nobody vouches for.
 //
 // Accepted: definite lengths, integers, floats, false, true, null, byte and UTF-8 text strings, arrays, maps with text
-// keys; unless `Limits::deterministic`, arguments need not be shortest. Refused by rule: everything else. Duplicate keys, and their order,
-// are for the caller to find, who has the map. Nothing is allocated, and a count is never returned before the bytes for it are known to be there.
+// keys; unless `Limits::deterministic`, arguments need not be shortest. Refused by rule: everything else. Duplicate keys,
+// and their order, are for the caller to find, who has the map. Nothing is allocated, and a count is never returned
+// before the bytes for it are known to be there.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -4,21 +4,17 @@
 #include <cstring>
 
 #include "kernels/floats.h"
+#include "kernels/ggml_types.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-using Byte = std::uint8_t;
-
 constexpr float kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 // Twice the values of E2M1; code 8 is 0.
 constexpr float kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-inline std::uint32_t u16_at(const Byte* at) { return at[0] | static_cast<std::uint32_t>(at[1]) << 8; }
 inline std::uint32_t u32_at(const Byte* at) { return u16_at(at) | u16_at(at + 2) << 16; }
-inline float f16_at(const Byte* at) { return f16_to_f32(static_cast<std::uint16_t>(u16_at(at))); }
-inline int nibble(const Byte* at, int index) { return at[index / 2] >> 4 * (index % 2) & 15; }
 
 // `run` bytes: their low nibbles, less `zero`, then their high ones; times a scale.
 template <int kRun>
@@ -106,8 +102,7 @@ template <>
 void block<Ggml::q3_k>(const Byte* __restrict b, const float*, float* __restrict out) {
   const float d = f16_at(b + 108);
   for (int k = 0; k < 16; ++k) {
-    const int low = b[96 + k % 8] >> 4 * (k / 8) & 15, high = b[104 + k % 4] >> 2 * (k / 4) & 3;
-    const float scale = d * static_cast<float>((low | high << 4) - 32);
+    const float scale = d * static_cast<float>(q3_k_scale(b, k));
     const Byte *q = b + 32 + k / 8 * 32 + k % 2 * 16, *top = b + k % 2 * 16;
     const int shift = k % 8 / 2 * 2, bit = k / 2;
     for (int j = 0; j < 16; ++j)
@@ -115,18 +110,12 @@ void block<Ggml::q3_k>(const Byte* __restrict b, const float*, float* __restrict
   }
 }
 
-// Scale and minimum `k` of Q4_K and Q5_K, in the 12 bytes at `s`.
-inline void six_bits(const Byte* s, int k, int& scale, int& minimum) {
-  scale = k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;
-  minimum = k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
-}
-
 template <>
 void block<Ggml::q4_k>(const Byte* __restrict b, const float*, float* __restrict out) {
   const float d = f16_at(b), least = f16_at(b + 2);
   for (int k = 0; k < 8; ++k) {
     int scale = 0, minimum = 0;
-    six_bits(b + 4, k, scale, minimum);
+    six_bits(b, k, scale, minimum);
     const float times = d * static_cast<float>(scale), less = least * static_cast<float>(minimum);
     const Byte* q = b + 16 + k / 2 * 32;
     const int shift = k % 2 * 4;
@@ -139,7 +128,7 @@ void block<Ggml::q5_k>(const Byte* __restrict b, const float*, float* __restrict
   const float d = f16_at(b), least = f16_at(b + 2);
   for (int k = 0; k < 8; ++k) {
     int scale = 0, minimum = 0;
-    six_bits(b + 4, k, scale, minimum);
+    six_bits(b, k, scale, minimum);
     const float times = d * static_cast<float>(scale), less = least * static_cast<float>(minimum);
     const Byte *q = b + 48 + k / 2 * 32, *top = b + 16;
     const int shift = k % 2 * 4;
@@ -253,11 +242,8 @@ void block<Ggml::iq4_nl>(const Byte* __restrict b, const float*, float* __restri
 template <>
 void block<Ggml::iq4_xs>(const Byte* __restrict b, const float*, float* __restrict out) {
   const float d = f16_at(b);
-  const unsigned high = u16_at(b + 2);
-  for (int k = 0; k < 8; ++k) {
-    const int scale = nibble(b + 4, k) | static_cast<int>(high >> 2 * k & 3) << 4;
-    looked_up<16>(b + 8 + 16 * k, d * static_cast<float>(scale - 32), kIq4, out + 32 * k);
-  }
+  for (int k = 0; k < 8; ++k)
+    looked_up<16>(b + 8 + 16 * k, d * static_cast<float>(iq4_xs_scale(b, k)), kIq4, out + 32 * k);
 }
 
 // Elements of a run of bytes in base 3, the first digits of all of them first.
@@ -301,46 +287,12 @@ void block<Ggml::nvfp4>(const Byte* __restrict b, const float*, float* __restric
   }
 }
 
-template <Ggml kType>
-void blocks(const Byte* in, std::size_t count, const float* grid, float* out) {
-  constexpr GgmlBlock kBlock = kGgmlBlocks[static_cast<int>(kType)];
-  for (std::size_t i = 0; i < count; ++i) block<kType>(in + i * kBlock.bytes, grid, out + i * kBlock.elements);
-}
-
 }  // namespace
 
 void ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const float* grid, float* out) {
-  switch (type) {
-#define INGOT_CASE(name) \
-  case Ggml::name:       \
-    return blocks<Ggml::name>(in, count, grid, out)
-    INGOT_CASE(q1_0);
-    INGOT_CASE(q2_0);
-    INGOT_CASE(q4_0);
-    INGOT_CASE(q4_1);
-    INGOT_CASE(q5_0);
-    INGOT_CASE(q5_1);
-    INGOT_CASE(q8_0);
-    INGOT_CASE(q2_k);
-    INGOT_CASE(q3_k);
-    INGOT_CASE(q4_k);
-    INGOT_CASE(q5_k);
-    INGOT_CASE(q6_k);
-    INGOT_CASE(iq1_s);
-    INGOT_CASE(iq1_m);
-    INGOT_CASE(iq2_xxs);
-    INGOT_CASE(iq2_xs);
-    INGOT_CASE(iq2_s);
-    INGOT_CASE(iq3_xxs);
-    INGOT_CASE(iq3_s);
-    INGOT_CASE(iq4_nl);
-    INGOT_CASE(iq4_xs);
-    INGOT_CASE(tq1_0);
-    INGOT_CASE(tq2_0);
-    INGOT_CASE(mxfp4);
-    INGOT_CASE(nvfp4);
-#undef INGOT_CASE
-  }
+  with_type(type, [=]<Ggml kType>() {
+    for (std::size_t i = 0; i < count; ++i) block<kType>(in + i * kOf<kType>.bytes, grid, out + i * kOf<kType>.elements);
+  });
 }
 
 }  // namespace ingot::INGOT_ISA

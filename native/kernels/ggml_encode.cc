@@ -4,6 +4,7 @@
 
 #include "kernels/ggml_exact.h"
 #include "kernels/ggml_nest.h"
+#include "kernels/ggml_types.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -293,28 +294,10 @@ GgmlStatus encode(const GgmlSource& from, Byte* out) {
 }  // namespace
 
 GgmlStatus ggml_encode(Ggml type, const GgmlSource& from, std::uint8_t* out) {
-  if (!from.search && !is_exact(type)) return {GgmlStatus::no_encoder, 0};
-  switch (type) {
-#define INGOT_CASE(name) \
-  case Ggml::name:       \
-    return encode<Ggml::name>(from, out)
-    INGOT_CASE(q4_0);
-    INGOT_CASE(q4_1);
-    INGOT_CASE(q5_0);
-    INGOT_CASE(q5_1);
-    INGOT_CASE(q8_0);
-    INGOT_CASE(q2_k);
-    INGOT_CASE(q3_k);
-    INGOT_CASE(q4_k);
-    INGOT_CASE(q5_k);
-    INGOT_CASE(q6_k);
-    INGOT_CASE(iq4_nl);
-    INGOT_CASE(iq4_xs);
-    INGOT_CASE(mxfp4);
-#undef INGOT_CASE
-    default:
-      return {GgmlStatus::no_encoder, 0};
-  }
+  GgmlStatus status{GgmlStatus::no_encoder, 0};
+  if (!from.search && !is_exact(type)) return status;
+  with_type(type, [&]<Ggml kType>() requires requires { Type<kType>::kSize; } { status = encode<kType>(from, out); });
+  return status;
 }
 
 }  // namespace ingot::INGOT_ISA

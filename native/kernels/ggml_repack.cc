@@ -4,16 +4,14 @@
 
 #include "kernels/bits.h"
 #include "kernels/floats.h"
+#include "kernels/ggml_types.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-using Byte = std::uint8_t;
-
 constexpr bool has_fifth(Ggml type) { return type == Ggml::q5_0 || type == Ggml::q5_1; }
 
-inline float f16_at(const Byte* at) { return f16_to_f32(static_cast<std::uint16_t>(at[0] | at[1] << 8)); }
 inline void put_f32(float value, Byte* at) { std::memcpy(at, &value, 4); }  // as the machine has it, for NumPy
 
 // Eight codes are the bytes of a word, the first in the lowest.
@@ -82,9 +80,6 @@ template <int kBits>
 inline void bytes_to_row(const Byte* __restrict codes, int count, Byte* __restrict row) {
   for (int run = 0; run < count / 8; ++run) store<kBits>(gather<kBits>(load(codes + 8 * run)), row + kBits * run);
 }
-
-template <Ggml kType>
-constexpr GgmlBlock kOf = kGgmlBlocks[static_cast<int>(kType)];
 
 // Types with a header of scales (and minima) of f16 or less, which stay as they are, and codes behind it.
 template <Ggml kType>
@@ -157,8 +152,7 @@ void apart<Ggml::q3_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __r
   const float d = f16_at(b + 108);
   Byte codes[256];
   for (int k = 0; k < 16; ++k) {
-    const int low = b[96 + k % 8] >> 4 * (k / 8) & 15, high = b[104 + k % 4] >> 2 * (k / 4) & 3;
-    put_f32(d * static_cast<float>((low | high << 4) - 32), scales + 4 * k);
+    put_f32(d * static_cast<float>(q3_k_scale(b, k)), scales + 4 * k);
     const Byte *q = b + 32 + k / 8 * 32 + k % 2 * 16, *top = b + k % 2 * 16;
     for (int j = 0; j < 16; ++j)
       codes[16 * k + j] = static_cast<Byte>((q[j] >> (k % 8 / 2 * 2) & 3) | (top[j] >> (k / 2) & 1) << 2);
@@ -166,13 +160,12 @@ void apart<Ggml::q3_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __r
   bytes_to_row<3>(codes, 256, row);
 }
 
-// The scales and minima of Q4_K and Q5_K, six bits each in the 12 bytes at `s`.
-inline void six_bits(const Byte* b, Byte* __restrict scales, Byte* __restrict minima) {
+// The scales and minima of Q4_K and Q5_K.
+inline void scaled(const Byte* b, Byte* __restrict scales, Byte* __restrict minima) {
   const float d = f16_at(b), least = f16_at(b + 2);
-  const Byte* s = b + 4;
   for (int k = 0; k < 8; ++k) {
-    const int scale = k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;
-    const int minimum = k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
+    int scale = 0, minimum = 0;
+    six_bits(b, k, scale, minimum);
     put_f32(d * static_cast<float>(scale), scales + 4 * k);
     put_f32(-(least * static_cast<float>(minimum)), minima + 4 * k);
   }
@@ -181,7 +174,7 @@ inline void six_bits(const Byte* b, Byte* __restrict scales, Byte* __restrict mi
 template <>
 void apart<Ggml::q4_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales,
                        Byte* __restrict minima) {
-  six_bits(b, scales, minima);
+  scaled(b, scales, minima);
   Byte codes[256];
   for (int k = 0; k < 8; ++k)
     for (int j = 0; j < 32; ++j) codes[32 * k + j] = b[16 + k / 2 * 32 + j] >> (k % 2 * 4) & 15;
@@ -191,7 +184,7 @@ void apart<Ggml::q4_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __r
 template <>
 void apart<Ggml::q5_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales,
                        Byte* __restrict minima) {
-  six_bits(b, scales, minima);
+  scaled(b, scales, minima);
   Byte codes[256];
   for (int k = 0; k < 8; ++k)
     for (int j = 0; j < 32; ++j)
@@ -216,10 +209,8 @@ void apart<Ggml::q6_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __r
 template <>
 void apart<Ggml::iq4_xs>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict) {
   const float d = f16_at(b);
-  const int high = b[2] | b[3] << 8;
   for (int k = 0; k < 8; ++k) {
-    const int scale = (b[4 + k / 2] >> 4 * (k % 2) & 15) | (high >> 2 * k & 3) << 4;
-    put_f32(d * static_cast<float>(scale - 32), scales + 4 * k);
+    put_f32(d * static_cast<float>(iq4_xs_scale(b, k)), scales + 4 * k);
     fours_to_row(b + 8 + 16 * k, row + 16 * k);
   }
 }
@@ -233,60 +224,37 @@ void apart<Ggml::tq2_0>(const Byte* __restrict b, Byte* __restrict row, Byte* __
   bytes_to_row<2>(codes, 256, row);
 }
 
+// Where block `i` lies, whole and in each of its parts.
 template <Ggml kType>
-void unpack(const Byte* in, std::size_t count, Byte* codes, Byte* scales, Byte* minima) {
-  constexpr GgmlBlock kBlock = kOf<kType>;
-  for (std::size_t i = 0; i < count; ++i)
-    apart<kType>(in + i * kBlock.bytes, codes + i * (kBlock.elements * kBlock.bits / 8), scales + i * kBlock.scales,
-                 minima + i * kBlock.minima);
-}
-
-template <Ggml kType>
-void pack(const Byte* codes, const Byte* scales, const Byte* minima, std::size_t count, Byte* out) {
-  constexpr GgmlBlock kBlock = kOf<kType>;
-  for (std::size_t i = 0; i < count; ++i)
-    together<kType>(codes + i * (kBlock.elements * kBlock.bits / 8), scales + i * kBlock.scales,
-                    minima + i * kBlock.minima, out + i * kBlock.bytes);
-}
+struct Places {
+  explicit Places(std::size_t i)
+      : block(i * kOf<kType>.bytes),
+        row(i * (kOf<kType>.elements * kOf<kType>.bits / 8)),
+        scales(i * kOf<kType>.scales),
+        minima(i * kOf<kType>.minima) {}
+  std::size_t block, row, scales, minima;
+};
 
 }  // namespace
 
 void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint8_t* codes, std::uint8_t* scales,
                  std::uint8_t* minima) {
-#define INGOT_CASE(name) \
-  if (type == Ggml::name) return unpack<Ggml::name>(in, count, codes, scales, minima)
-  INGOT_CASE(q2_0);
-  INGOT_CASE(q4_0);
-  INGOT_CASE(q4_1);
-  INGOT_CASE(q5_0);
-  INGOT_CASE(q5_1);
-  INGOT_CASE(q8_0);
-  INGOT_CASE(q2_k);
-  INGOT_CASE(q3_k);
-  INGOT_CASE(q4_k);
-  INGOT_CASE(q5_k);
-  INGOT_CASE(q6_k);
-  INGOT_CASE(iq4_nl);
-  INGOT_CASE(iq4_xs);
-  INGOT_CASE(tq2_0);
-  INGOT_CASE(mxfp4);
-  INGOT_CASE(nvfp4);
-#undef INGOT_CASE
+  with_type(type, [=]<Ggml kType>() requires(kOf<kType>.bits != 0) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const Places<kType> at(i);
+      apart<kType>(in + at.block, codes + at.row, scales + at.scales, minima + at.minima);
+    }
+  });
 }
 
 void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint8_t* scales, const std::uint8_t* minima,
                std::size_t count, std::uint8_t* out) {
-#define INGOT_CASE(name) \
-  if (type == Ggml::name) return pack<Ggml::name>(codes, scales, minima, count, out)
-  INGOT_CASE(q4_0);
-  INGOT_CASE(q4_1);
-  INGOT_CASE(q5_0);
-  INGOT_CASE(q5_1);
-  INGOT_CASE(q8_0);
-  INGOT_CASE(iq4_nl);
-  INGOT_CASE(mxfp4);
-  INGOT_CASE(nvfp4);
-#undef INGOT_CASE
+  with_type(type, [=]<Ggml kType>() requires(kOf<kType>.packed) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const Places<kType> at(i);
+      together<kType>(codes + at.row, scales + at.scales, minima + at.minima, out + at.block);
+    }
+  });
 }
 
 }  // namespace ingot::INGOT_ISA

@@ -1,0 +1,53 @@
+// What decoders, encoders and whoever takes blocks of ggml apart share: types as template arguments, and where the scales of
+// a block lie (spec/gguf.md).
+#pragma once
+#include <iterator>
+#include <utility>
+
+#include "core/ggml.h"
+#include "kernels/floats.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+using Byte = std::uint8_t;
+
+template <Ggml kType>
+constexpr GgmlBlock kOf = kGgmlBlocks[static_cast<int>(kType)];
+
+// Calls `run.template operator()<type>()`; nothing where `run` is constrained to other types.
+template <class Run>
+void with_type(Ggml type, const Run& run) {
+  const auto one = [&]<Ggml kType>() {
+    if constexpr (requires { run.template operator()<kType>(); }) {
+      if (type == kType) run.template operator()<kType>();
+    }
+  };
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    (one.template operator()<static_cast<Ggml>(kIndex)>(), ...);
+  }(std::make_index_sequence<std::size(kGgmlBlocks)>{});
+}
+
+inline std::uint32_t u16_at(const Byte* at) { return at[0] | static_cast<std::uint32_t>(at[1]) << 8; }
+inline float f16_at(const Byte* at) { return f16_to_f32(static_cast<std::uint16_t>(u16_at(at))); }
+inline int nibble(const Byte* at, int index) { return at[index / 2] >> 4 * (index % 2) & 15; }
+
+// The integers that are the scale of group `k` of a block at `b`, and its minimum.
+inline int q3_k_scale(const Byte* b, int k) {
+  const int low = b[96 + k % 8] >> 4 * (k / 8) & 15, high = b[104 + k % 4] >> 2 * (k / 4) & 3;
+  return (low | high << 4) - 32;
+}
+
+inline int iq4_xs_scale(const Byte* b, int k) {
+  return (nibble(b + 4, k) | static_cast<int>(u16_at(b + 2) >> 2 * k & 3) << 4) - 32;
+}
+
+// Of Q4_K and Q5_K, in 12 bytes.
+inline void six_bits(const Byte* b, int k, int& scale, int& minimum) {
+  const Byte* s = b + 4;
+  scale = k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;
+  minimum = k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
