@@ -105,6 +105,16 @@ def test_a_model_goes_to_gguf_and_comes_back(model: Path, tmp_path: Path) -> Non
         assert json.loads((tmp_path / "back" / name).read_text()) == json.loads((model / name).read_text())
 
 
+def test_a_file_is_compared_with_a_folder_under_the_folder_s_names(model: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "m.gguf")
+    ingot.convert(model, tmp_path / "other.gguf", "q8_0")
+    assert ingot.compare(model, tmp_path / "m.gguf").same
+    report = ingot.compare(tmp_path / "other.gguf", model)
+    assert {item.name for item in report.tensors} == set(ingot.open(model))
+    assert {item.status for item in report.tensors} <= {"identical", "equal", "differs"}
+    assert not report.same
+
+
 def test_the_package_reads_names_rows_and_numbers_as_llama_cpp_has_them(model: Path, tmp_path: Path) -> None:
     ingot.convert(model, tmp_path / "x.gguf")
     reader = gguf.GGUFReader(tmp_path / "x.gguf")

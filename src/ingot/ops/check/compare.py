@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import chunks, matrix_of
-from ingot.errors import UnsupportedError
+from ingot.errors import FormatError, MissingExtraError, UnsupportedError
 from ingot.formats.base import Renamed
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
@@ -137,6 +138,8 @@ def _words(status: str, count: int) -> str:
 def compare(options: CompareOptions) -> CompareReport:
     """Compare two checkpoints in any formats, anything that ``ingot.open`` opens; A is the reference.
 
+    A GGUF file beside a model's folder is compared under the folder's names.
+
     ``progress`` counts stored bytes of both.
 
     Returns
@@ -152,9 +155,29 @@ def compare(options: CompareOptions) -> CompareReport:
         for checkpoint in (first, second):
             require_in_proportion(checkpoint.values(), checkpoint.location)
             checkpoint.require_whole()
-        faced = facing(first, second), facing(second, first)
-        results = sorted(_all(*faced, options.progress), key=_badness)
+        with ExitStack() as stack:
+            one, other = _as_models(first, second, stack)
+            faced = facing(one, other), facing(other, one)
+            results = sorted(_all(*faced, options.progress), key=_badness)
     return CompareReport(location_of(options.a), location_of(options.b), results)
+
+
+def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
+    """Return both under the names, and with the order of rows, of a model's folder, where one is a GGUF file.
+
+    Where names agree as they are, or are not known, nothing is translated.
+    """
+    if first.format == second.format or any(name in second for name in first):
+        return first, second
+    from ingot.ops.architectures.view import holds_a_model, to_model
+
+    pair = [first, second]
+    for index, checkpoint in enumerate(pair):
+        if holds_a_model(checkpoint.format):
+            with suppress(UnsupportedError, FormatError, MissingExtraError):
+                pair[index] = to_model(checkpoint).checkpoint
+                stack.callback(pair[index].close)
+    return pair[0], pair[1]
 
 
 def _badness(item: TensorComparison) -> tuple[int, float, str]:

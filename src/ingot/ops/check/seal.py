@@ -10,7 +10,7 @@ from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.ranges import read_bytes
-from ingot.model.report import Bytes, Line, Report, table_of
+from ingot.model.report import Bytes, Report, table_of
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal, seal_of
 from ingot.model.store import Store
 from ingot.ops.check.options import SealOptions
@@ -32,7 +32,8 @@ class Sealed:
 
 def sealed_report(files: list[Sealed]) -> Report:
     """Return the seals that were written as a table."""
-    return Report([], [Line("")] if not files else [], [table_of("seals", files, Sealed, shown=True)])
+    heads = {"seal": "seal", "size": "of a file of"}
+    return Report(tables=[table_of("seals", files, Sealed, heads, shown=True)])
 
 
 @takes(SealOptions, "seal")

@@ -17,7 +17,7 @@ from ingot.engine.specs import encoded_spec, same_storage
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.base import FixedScales, Format, FullSize, as_laid, encoding_in
+from ingot.formats.base import FixedScales, Format, FullSize, accepts, as_laid, encoding_in
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
@@ -121,7 +121,8 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         return stays
     if reason is not None:
         raise UnsupportedError(
-            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
+            f"{format.name} cannot carry what rule {rule!r} asks for: {_in_two_steps(format, spec) or reason}"
+            f"{made_for(format.name, choice)}",
             rule="convert.unsupported",
         )
     encoder, more = reaching(
@@ -135,6 +136,16 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     if not keeps and codec != DenseLayout.codec:  # a narrower type rounds once more, as anybody who decodes it has to
         _refuse_requantizing(tensor, rule, asked)
     return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
+
+
+def _in_two_steps(format: Format, spec: TensorSpec) -> str:
+    """Return how numbers that a recipe makes get into a format that has them in a layout of its own; empty if not."""
+    if next(accepts(format, spec), None) is None:
+        return ""
+    return (
+        f"its layers hold such numbers, but recipes make them in another layout: convert to a .zt by this recipe, and "
+        f"that to {format.name} without one"
+    )
 
 
 def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:

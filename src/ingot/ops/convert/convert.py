@@ -131,8 +131,8 @@ def _read_narrower(plan: ConvertPlan) -> str:
         and dtype != layout.scales
     )
     return "; ".join(
-        f"{count} repacked tensors keep codes, scales and their values in {dtype}; {plan.format.name} is read "
-        f"in {scales}, the type of the scales: each value is rounded once"
+        f"{count} repacked tensors keep their codes and scales; {plan.format.name} is read in {scales}, the type of "
+        f"the scales, not in {dtype}: values are rounded to it once"
         for (dtype, scales), count in counts.items()
     )
 

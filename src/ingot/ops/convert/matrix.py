@@ -183,8 +183,12 @@ def _shown(targets: Sequence[Target]) -> Table:
 
 
 def _obstacles(targets: Sequence[Target]) -> list[str]:
-    """Return the first obstacle of each format, and how much is equal only once it is rounded."""
-    found = [f"{of.format}: {of.obstacle}" for of in targets if of.obstacle]
+    """Return the first obstacle of each format, those with the same one together, and what is equal only rounded."""
+    alike: dict[str, list[str]] = {}
+    for of in targets:
+        if of.obstacle:
+            alike.setdefault(of.obstacle, []).append(of.format)
+    found = [f"{', '.join(formats)}: {obstacle}" for obstacle, formats in alike.items()]
     return [
         *found,
         *(

@@ -42,6 +42,14 @@ def errors(path: Path) -> set[str]:
     return {item.rule for item in ingot.verify(path) if item.level == "error"}
 
 
+def test_the_command_names_the_seals(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["seal", str(path)]) == 0
+    assert f"{path.name}.ingot.json" in capsys.readouterr().out
+    assert run(["seal", str(path), "--json"]) == 0
+    (made,) = json.loads(capsys.readouterr().out)["seals"]
+    assert made["size"] == path.stat().st_size
+
+
 def test_a_seal_says_what_the_file_was(path: Path) -> None:
     seal = parse_seal(Path(f"{path}.ingot.json").read_bytes(), "seal")
     with ingot.open(path) as checkpoint:
