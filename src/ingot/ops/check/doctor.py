@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata, resources
+from importlib import metadata
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def checks_report(checks: Sequence[Check]) -> Report:
 def examine() -> list[Check]:
     """Return all checks; none raises."""
     return [
-        Check("ingot", "ok", f"{ingot.__version__} at {resources.files('ingot')}"),
+        Check("ingot", "ok", f"{ingot.__version__}, {ingot.__file__}"),
         Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
         Check("numpy", "ok", np.__version__),
         _native(),

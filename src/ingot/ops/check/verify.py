@@ -101,7 +101,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
     mended = []
     if options.repair and options.origin is not None:
         for item in repair(options.path, options.origin):
-            message = f"{item.chunks} chunks were not as they were sealed, and were fetched again"
+            message = f"fetched again, as they were not as sealed: {item.chunks} of its chunks"
             mended.append(Finding("note", "seal.repaired", item.file, message))
     try:
         source = open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)
@@ -228,7 +228,7 @@ def _sealed(source: Source) -> Iterator[Finding | None]:
             yield _finding(error, where)
             continue
         told = (
-            f"{len(bad)} of its chunks are not as they were sealed, the first at byte {bad[0] * seal.chunks.size}"
+            f"not as sealed: {len(bad)} of its chunks, the first from byte {bad[0] * seal.chunks.size} on"
             if bad
             else ""
         )
