@@ -14,7 +14,7 @@ from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, L
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Constant
-from ingot.model.layouts.words import WordsLayout
+from ingot.model.layouts.words import FORMS, WordsLayout
 from ingot.model.spec import TensorSpec
 
 QWEIGHT, QZEROS, QSCALES = ".qweight", ".qzeros", ".scales"
@@ -98,8 +98,10 @@ class ColumnsDialect(PackingDialect):
         """Why a tensor cannot be a packed layer; None if it can."""
         layout, shape = WordsLayout.of(spec), spec.shape
         same = layout.zero.point if isinstance(layout.zero, Constant) else layout.point
+        known = sorted({bits for form in self.forms for bits in FORMS[form].bits})
         reasons = (
             (not spec.name.endswith(WEIGHT), f"its packed layers are called X{WEIGHT}, found {spec.name!r}"),
+            (layout.bits not in known, f"its integers have {', '.join(map(str, known))} bits, these {layout.bits}"),
             (layout.form not in self.forms, f"its words are of the form {' or '.join(self.forms)}, not {layout.form}"),
             (same != layout.point, f"its one zero point for all codes is {layout.point}, found {same}"),
             (layout.order and not self.orders, "columns of a group lie side by side in it"),
