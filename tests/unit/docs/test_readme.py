@@ -52,7 +52,8 @@ def toured(after_demo: Path, check_docs: ModuleType, readme: Any, capsys: pytest
     return after_demo
 
 
-def test_the_commands_do_what_they_say(toured: Path, check_docs: ModuleType, readme: Any) -> None:
+def test_the_tour_does_what_it_says(toured: Path, check_docs: ModuleType, readme: Any) -> None:
+    """The commands, and after them the blocks of Python."""
     assert len(check_docs.tour(readme)) >= 8
     assert {
         "model-int4.zt",
@@ -65,9 +66,6 @@ def test_the_commands_do_what_they_say(toured: Path, check_docs: ModuleType, rea
         "up-m1.zt",
     } <= {path.name for path in toured.iterdir()}
     assert not [path for path in toured.rglob("*") if "ingot-partial" in path.name]
-
-
-def test_the_python_blocks_run(toured: Path, readme: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for needed in ("torch", "transformers", "mlx_lm"):
         pytest.importorskip(needed)
     blocks = blocks_of(readme, "python")

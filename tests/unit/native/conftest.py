@@ -1,17 +1,25 @@
-"""Every test here runs once per instruction set that this processor has."""
+"""Every test here runs for each instruction set that this processor has, one after the other: references are shared."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from ingot.core import isa
 
 
-@pytest.fixture(params=isa.available_isas(), autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
+    """Call the test once per instruction set; a failure says for which."""
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     before = isa.isa()
-    isa.set_isa(request.param)
-    yield request.param
-    isa.set_isa(before)
+    try:
+        for name in isa.available_isas():
+            isa.set_isa(name)
+            try:
+                pyfuncitem.obj(**arguments)
+            except Exception as error:
+                error.add_note(f"instruction set: {name}")
+                raise
+    finally:
+        isa.set_isa(before)
+    return True

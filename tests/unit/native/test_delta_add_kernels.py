@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core import isa, native
+from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits
 from ingot.testing.reference import delta_add as reference
@@ -20,14 +19,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("f32", "f16", "bf16")
 SIZES = (0, 1, 15, 33, 1023, 1024, 1025, 5000)
 ODD = (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, -3e38, 1e-40, 65504.0, 65520.0)
-
-
-@pytest.fixture(params=isa.available_isas())
-def _each_isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = isa.isa()
-    isa.set_isa(request.param)
-    yield
-    isa.set_isa(before)
 
 
 def base_of(rng: np.random.Generator, count: int, dtype: str) -> Array:
@@ -74,7 +65,6 @@ def int4_case(seed: int, count: int, share: float, gaps: bool, first: int, dtype
     check("int4_add", arguments, base_of(rng, count, dtype), difference, dtype)
 
 
-@pytest.mark.usefixtures("_each_isa")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("count", SIZES)
@@ -88,7 +78,6 @@ def test_int4_add_of_anything(seed: int, count: int, share: float, gaps: bool, f
     int4_case(seed, count, share, gaps, first, FLOATS[seed % 3])
 
 
-@pytest.mark.usefixtures("_each_isa")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (5, 7), (3, 129), (300, 1), (2, 2048), (7, 1025)])
 def test_sign_add(shape: tuple[int, int], dtype: str) -> None:
@@ -102,7 +91,6 @@ def test_sign_add(shape: tuple[int, int], dtype: str) -> None:
         check("sign_add", (packed, first, scales), base_of(rng, count, dtype), difference, dtype)
 
 
-@pytest.mark.usefixtures("_each_isa")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("count", SIZES)
 def test_placed_add(count: int, dtype: str) -> None:
@@ -113,7 +101,6 @@ def test_placed_add(count: int, dtype: str) -> None:
         check("placed_add", (positions, values), base_of(rng, count, dtype), difference, dtype)
 
 
-@pytest.mark.usefixtures("_each_isa")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("count", SIZES)
 def test_differences(count: int, dtype: str) -> None:
@@ -125,7 +112,6 @@ def test_differences(count: int, dtype: str) -> None:
     assert np.array_equal(bits(out), bits(expected))
 
 
-@pytest.mark.usefixtures("_each_isa")
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1000, 4097])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
