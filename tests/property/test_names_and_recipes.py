@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,8 @@ from ingot.core.names import ROLES, layer_of, role_of
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.recipes.recipe import WEIGHT_DTYPES, resolve
 from ingot.testing.strategies import dtypes, names, shapes
+
+RECIPES = {preset: load_recipe(preset) for preset in PRESETS}
 
 
 @given(names())
@@ -26,11 +27,9 @@ def test_a_layer_in_front_is_the_layer(name: str, layer: int) -> None:
     assert layer_of(f"model.layers.{layer}.{name}") == layer
 
 
-@pytest.mark.parametrize("preset", PRESETS)
 @given(names(), shapes(), dtypes(), st.integers(0, 40))
-def test_every_tensor_gets_a_decision(
-    preset: str, name: str, shape: tuple[int, ...], dtype: str, layer_count: int
-) -> None:
-    decision = resolve(load_recipe(preset), name, shape, dtype, layer_count)
-    if decision.choice is not None and decision.choice.changes_values:
-        assert dtype in WEIGHT_DTYPES
+def test_every_tensor_gets_a_decision(name: str, shape: tuple[int, ...], dtype: str, layer_count: int) -> None:
+    for preset, recipe in RECIPES.items():
+        decision = resolve(recipe, name, shape, dtype, layer_count)
+        if decision.choice is not None and decision.choice.changes_values:
+            assert dtype in WEIGHT_DTYPES, preset

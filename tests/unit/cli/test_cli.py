@@ -21,7 +21,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run_process(tmp_path: Path) -> Run:
+    """As ``run``, in a process as a shell starts it."""
+
     def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "error", "-m", "ingot.cli.main", *arguments]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -44,7 +46,8 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source.safetensors"
 
 
-def test_convert_inspect_verify_compare_and_back(run: Run, source: Path, tmp_path: Path) -> None:
+def test_convert_inspect_verify_compare_and_back(run_process: Run, source: Path) -> None:
+    run = run_process
     told = run("convert", "source.safetensors", "small.zt", "--recipe", "int4")
     assert "bits per weight" in told.stdout
     assert told.stderr == ""

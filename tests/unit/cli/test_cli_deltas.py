@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,18 +14,6 @@ import pytest
 import ingot
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "error", "-m", "ingot.cli.main", *arguments]
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert result.returncode == code, result.stdout + result.stderr
-        assert "Traceback" not in result.stderr
-        return result
-
-    return call
 
 
 @pytest.fixture(autouse=True)
