@@ -31,6 +31,10 @@ class _Foreign:
     but: tuple[str, ...] = ()
     text: bool = False
 
+    def is_meant(self, name: str) -> bool:
+        """Whether files of this name are."""
+        return (not self.suffixes or name.endswith(self.suffixes)) and not name.endswith(self.but)
+
 
 ZIP = b"PK\x03\x04"
 LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
@@ -125,12 +129,12 @@ def _refusal(rule: str, what: str, advice: str, name: str) -> UnsupportedError:
 def _row(name: str, head: bytes) -> _Foreign | None:
     if head[4:9] == b"\0\0\0\0{":  # a safetensors header length may look like any magic of up to four bytes
         return None
-    if head.startswith(LEGACY_TORCH) and name.lower().endswith(TORCH_SUFFIXES):
+    name = name.lower()
+    if head.startswith(LEGACY_TORCH) and name.endswith(TORCH_SUFFIXES):
         return None
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for row in _FOREIGN:
         head_part = start if row.text else head[row.offset :]
-        named = not row.suffixes or name.lower().endswith(row.suffixes)
-        if head_part.startswith(row.magic) and named and not name.lower().endswith(row.but or "\0"):
+        if head_part.startswith(row.magic) and row.is_meant(name):
             return row
     return None

@@ -116,18 +116,14 @@ def blocks(kind: str) -> Tensor:
     return Tensor.from_parts(layout, {BLOCKS: memory_part(raw, "u8")}, SHAPE, NAME)
 
 
-def _floats(**changes: object) -> ScaledCodebookLayout:
-    plain = ScaledCodebookLayout(4, Group(32), "bf16", scales="f8_e8m0fnu", values="f4_e2m1fn")
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-_NVFP4 = _floats(grid=Group(16), scales="f8_e4m3fn")
-_FP8 = _floats(bits=8, values="f8_e4m3fn", scales="f32")
+_MXFP4 = ScaledCodebookLayout(4, Group(32), "bf16", scales="f8_e8m0fnu", values="f4_e2m1fn")
+_NVFP4 = replace(_MXFP4, grid=Group(16), scales="f8_e4m3fn")
+_FP8 = replace(_MXFP4, bits=8, values="f8_e4m3fn", scales="f32")
 FLOATS: Sequence[tuple[str, str, ScaledCodebookLayout]] = (
-    ("compressed-tensors", "MXFP4", _floats()),
-    ("mxfp4", "MXFP4, transposed", _floats(transposed=True)),
-    ("compressed-tensors", "MXFP6", _floats(bits=6, values="f6_e2m3fn")),
-    ("compressed-tensors", "MXFP8", _floats(bits=8, values="f8_e4m3fn")),
+    ("compressed-tensors", "MXFP4", _MXFP4),
+    ("mxfp4", "MXFP4, transposed", replace(_MXFP4, transposed=True)),
+    ("compressed-tensors", "MXFP6", replace(_MXFP4, bits=6, values="f6_e2m3fn")),
+    ("compressed-tensors", "MXFP8", replace(_MXFP4, bits=8, values="f8_e4m3fn")),
     ("mlx", "NVFP4", _NVFP4),
     ("modelopt", "NVFP4, multiplied", replace(_NVFP4, second="multiply")),
     ("compressed-tensors", "NVFP4, divided", replace(_NVFP4, second="divide")),

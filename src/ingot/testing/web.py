@@ -8,17 +8,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from functools import lru_cache
-from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from ingot.testing.bucket import Answer, Bucket, etag
 
 MODIFIED = 1_700_000_000
 
@@ -95,10 +95,10 @@ class WebServer:
         self.log: list[Request] = []
         self.sent = 0
         self.fault: Plan | None = None
-        self.routes: dict[str, Callable[[Request], tuple[int, dict[str, str], bytes]]] = {}
+        self.routes: dict[str, Callable[[Request], Answer]] = {}
         self.rate = self.free = 0.0
-        self.uploads: dict[str, dict[int, bytes]] = {}
         self.old: set[str] = set()
+        self.objects = Bucket(self.files, self.old)
         self.lock = threading.Lock()
         outer = self
 
@@ -150,7 +150,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_DELETE(self) -> None:
+        self._answer()
 
     def _answer(self) -> None:
         outer, parts = self.server_of, urlsplit(self.path)
@@ -170,7 +180,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif route is not None:
             self._send(*route(request), fault)
         elif outer.bucket and request.key.partition("/")[0] == outer.bucket:
-            self._object(request, request.key.partition("/")[2], body, fault)
+            key = request.key.partition("/")[2]
+            if key in outer.files and self.command in ("GET", "HEAD"):
+                self._file(request, key, fault)
+            else:
+                self._send(*outer.objects.answer(self.command, key, query, body), fault)
         elif request.key in outer.files:
             self._file(request, request.key, fault)
         elif outer.listing and (request.key == "" or request.key.endswith("/")):
@@ -260,91 +274,6 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(wait)
             self.wfile.write(piece)
 
-    def _object(self, request: Request, key: str, body: bytes, fault: Fault) -> None:
-        """Answer as S3 does."""
-        outer = self.server_of
-        query, method = request.query, request.method
-        if method == "GET" and not key:
-            self._send(200, {"Content-Type": "application/xml"}, _listed(outer.files, query, outer.old), fault)
-        elif method in ("GET", "HEAD"):
-            if key in outer.files:
-                self._file(request, key, fault)
-            else:
-                self._send(404, {}, _error("NoSuchKey") if method == "GET" else b"", fault)
-        elif method == "DELETE" and "uploadId" not in query:
-            outer.files.pop(key, None)
-            self._send(204, {}, b"", fault)
-        else:
-            self._upload(request, key, body, fault)
-
-    def _upload(self, request: Request, key: str, body: bytes, fault: Fault) -> None:
-        """Take an object, whole or in parts."""
-        outer, query, method = self.server_of, request.query, request.method
-        if method == "POST" and "uploads" in query:
-            upload = f"upload-{len(outer.uploads)}"
-            outer.uploads[upload] = {}
-            text = f"<UploadId>{upload}</UploadId>"
-            self._send(200, {}, _xml("InitiateMultipartUploadResult", text), fault)
-        elif method == "PUT" and "partNumber" in query:
-            outer.uploads[query["uploadId"]][int(query["partNumber"])] = body
-            self._send(200, {"ETag": etag(body)}, b"", fault)
-        elif method == "POST" and "uploadId" in query:
-            parts = outer.uploads.pop(query["uploadId"])
-            outer.files[key] = b"".join(parts[number] for number in sorted(parts))
-            text = f"<ETag>{escape(etag(outer.files[key]))}</ETag>"
-            self._send(200, {}, _xml("CompleteMultipartUploadResult", text), fault)
-        elif method == "PUT":
-            outer.files[key] = body
-            self._send(200, {"ETag": etag(body)}, b"", fault)
-        elif method == "DELETE":
-            outer.uploads.pop(query["uploadId"], None)
-            self._send(204, {}, b"", fault)
-        elif method == "POST" and "delete" in query:
-            keys = [unquote(piece.partition("</Key>")[0]) for piece in body.decode().split("<Key>")[1:]]
-            for item in keys:
-                outer.files.pop(item, None)
-            text = "".join(f"<Deleted><Key>{escape(item)}</Key></Deleted>" for item in keys)
-            self._send(200, {}, _xml("DeleteResult", text), fault)
-        else:
-            self._send(501, {}, b"", fault)
-
-
-@lru_cache(maxsize=64)
-def etag(data: bytes) -> str:
-    """Return the tag of a version, as S3 has it."""
-    return f'"{md5(data, usedforsecurity=False).hexdigest()}"'
-
-
-def _xml(root: str, text: str) -> bytes:
-    return f'<?xml version="1.0"?><{root} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{text}</{root}>'.encode()
-
-
-def _error(code: str) -> bytes:
-    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
-
-
-def _listed(files: Mapping[str, bytes], query: Mapping[str, str], old: Collection[str]) -> bytes:
-    """Return a ``ListBucketResult``, all names in one page."""
-    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    pieces, folders = [], dict[str, None]()
-    for name in sorted(files):
-        if not name.startswith(prefix):
-            continue
-        head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-        if found:
-            folders[prefix + head + delimiter] = None
-            continue
-        about = f"<ETag>{escape(etag(files[name]))}</ETag><Size>{len(files[name])}</Size>"
-        year = 2022 if name in old else 2023
-        pieces.append(
-            f"<Contents><Key>{escape(name)}</Key><LastModified>{year}-11-14T22:13:20.000Z</LastModified>{about}"
-            "<StorageClass>STANDARD</StorageClass></Contents>"
-        )
-    common = "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
-    count = len(pieces) + len(folders)
-    text = f"<Name>b</Name><KeyCount>{count}</KeyCount><IsTruncated>false</IsTruncated>{''.join(pieces)}{common}"
-    return _xml("ListBucketResult", text)
-
 
 def _page(files: Mapping[str, bytes], folder: str) -> bytes:
     """Return a folder's page, as nginx makes it."""
@@ -359,7 +288,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with WebServer(files, listing=True, bucket="bucket") as server:
-        print(server.url, flush=True)  # noqa: T201 - the address is the result
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
         threading.Event().wait()
 
 

@@ -303,7 +303,7 @@ def test_files_and_folders_appear_with_the_index_last(uploads: WebServer, tmp_pa
     put = [request.key.partition("/")[2] for request in uploads.log if request.method == "PUT"]
     order = list(dict.fromkeys(put))
     assert order == ["one.zt", "m/config.json", "m/b-1.safetensors", "m/a.safetensors", "m/m.safetensors.index.json"]
-    assert not uploads.uploads
+    assert not uploads.objects.uploads
     assert not [*(tmp_path / "cache" / "uploads").iterdir()]
 
 
@@ -336,7 +336,7 @@ def test_an_upload_that_fails_leaves_nothing_whole_and_is_gone_on_with(uploads: 
     assert caught.value.rule == "remote.failed"
     assert "SECRETOFTEST" not in str(caught.value)
     assert set(uploads.files) == {"m/a.safetensors"}
-    assert not uploads.uploads  # obstore has told the server to drop the parts
+    assert not uploads.objects.uploads  # obstore has told the server to drop the parts
     uploads.fault = None
     uploads.log.clear()
     with pytest.raises(IngotError) as caught:
