@@ -1,8 +1,8 @@
-"""Layers as torchao 0.18 and optimum-quanto 0.2.7 write them, and what these packages decode of them.
+"""Layers as torchao 0.18, optimum-quanto 0.2.7 and hqq 0.2.8.post1 write them, and what these packages decode of them.
 
     python tests/golden/make_torch_packages.py tests/golden/torch_packages
 
-Run by a Python that has both beside torch, transformers and safetensors; nothing here imports Ingot.
+Run by a Python that has them beside torch, transformers and safetensors; nothing here imports Ingot.
 """
 
 from __future__ import annotations
@@ -71,6 +71,48 @@ def quanto(root: Path) -> None:
         (root / name / "quanto_qmap.json").write_text(json.dumps({key: {"weights": kind.name} for key in made}) + "\n")
 
 
+def quanto_bits(root: Path) -> None:
+    """Of 2 and 4 bits; values in f32, rounded once. Rows of "b" are odd, one group a row."""
+    from optimum.quanto import freeze, qint2, qint4, quantize
+
+    for name, kind in (("quanto-int2", qint2), ("quanto-int4", qint4)):
+        torch.manual_seed(0)
+        layers = {"a": torch.nn.Linear(192, 6), "b": torch.nn.Linear(32, 9)}
+        made = torch.nn.ModuleDict({**layers, "up_proj": torch.nn.Linear(192, 4, bias=False)}).to(torch.bfloat16)
+        quantize(made, weights=kind)
+        freeze(made)
+        wanted = {f"{key}.bias": made[key].bias for key in ("a", "b")}
+        for key in made:
+            packed = made[key].weight
+            values = packed._scale.float() * packed._data.unpack().float() - packed._shift.float()
+            wanted[f"{key}.weight"] = values.reshape(packed.shape).to(torch.bfloat16)
+        save(root, name, made.state_dict(), wanted, None)
+        (root / name / "quanto_qmap.json").write_text(json.dumps({key: {"weights": kind.name} for key in made}) + "\n")
+        config = {"dtype": "bfloat16", "hidden_size": 192}
+        (root / name / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def hqq(root: Path) -> None:
+    """Of 1 to 8 bits; values in f32, rounded once. Groups do not fill the words of 3 bits."""
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear, Quantizer
+
+    for bits in (1, 2, 3, 4, 6, 8):
+        torch.manual_seed(bits)
+        state, wanted = {}, {}
+        for key, (rows, cols, group) in {"a": (16, 64, 32), "b": (24, 32, None)}.items():
+            plain = torch.nn.Linear(cols, rows, bias=key == "a").to(torch.bfloat16)
+            stated = BaseQuantizeConfig(nbits=bits, group_size=group, axis=1)
+            stated["weight_quant_params"]["optimize"] = False
+            made = HQQLinear(plain, stated, compute_dtype=torch.bfloat16, device="cpu")
+            state.update({f"{key}.{name}": value for name, value in made.state_dict().items() if value is not None})
+            codes = Quantizer.unpack[made.meta["packing"]](made.W_q, dtype=torch.float32)[: len(made.meta["scale"])]
+            values = (codes - made.meta["zero"].float()) * made.meta["scale"].float()
+            wanted[f"{key}.weight"] = values.reshape(made.meta["shape"]).to(torch.bfloat16)
+            if key == "a":
+                wanted["a.bias"] = made.bias
+        save(root, f"hqq-{bits}", state, wanted, None)
+
+
 if __name__ == "__main__":
-    torchao(Path(sys.argv[1]))
-    quanto(Path(sys.argv[1]))
+    for write in (torchao, quanto, quanto_bits, hqq):
+        write(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Folders that torchao and optimum-quanto wrote: the values are those that the packages themselves decode.
+"""Folders that torchao, optimum-quanto and hqq wrote: the values are those that the packages themselves decode.
 
 ``make_torch_packages.py`` makes the files.
 """
@@ -20,7 +20,7 @@ FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir())
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
-    assert len(FOLDERS) == 6
+    assert len(FOLDERS) == 14
     ingot.convert(ROOT / name, tmp_path / "moved.zt")
     with (
         ingot.open(ROOT / f"{name}.safetensors") as wanted,
@@ -43,6 +43,12 @@ def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
         ("torchao-fp8", b"a._weight_scale", b"a._weight_scal_", "torchao.parts"),
         ("quanto-int8", b"a.weight._scale", b"a.weight._scal_", "quanto.parts"),
         ("quanto-int8", b"b.weight._data", b"b._data._data_", ""),
+        ("quanto-int4", b"a.weight._shift", b"a.weight._shif_", "quanto.parts"),
+        ("quanto-int4", b"up_proj.weight", b"no_proj.weight", "quanto.type"),
+        ("hqq-4", b'"a.zero"', b'"a.zer_"', "hqq.parts"),
+        ("hqq-4", b"4bit_u8", b"9bit_u8", "hqq.packing"),
+        ("hqq-4", b"4bit_u8", b"2bit_u8", "hqq.shape"),
+        ("hqq-3", b'"I32","shape":[]', b'"F32","shape":[]', "hqq.dtype"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, old: bytes, new: bytes, rule: str, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def words(tensor: Tensor) -> Array:
     form, bits = params["form"], params["bits"]
     columns = params.get("group_size", cols)
     groups = -(-cols // columns)
-    turned = form in ("gptq", "gptq_v1", "awq")
+    turned = form in ("gptq", "gptq_v1", "gptq_planes", "awq")
     scales = tensor.parts["scales"].array().astype(np.float32).reshape((groups, rows) if turned else (rows, -1))
     scales = scales.T if turned else scales[:, :groups]
     stored = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
@@ -123,6 +123,10 @@ def words(tensor: Tensor) -> Array:
         held = np.frombuffer(tensor.parts["zeros"].view(), np.uint8)
         if form in ("gptq", "gptq_v1"):
             points = spread(held.reshape(groups, -1), bits)[:, :rows].T + (form == "gptq_v1")
+        elif form == "gptq_planes":
+            points = planes(held.view("<u4").reshape(groups, -1), bits).T
+        elif form == "awq_gemv":
+            points = spread(held.reshape(rows, -1), 4)[:, :groups]
         elif form == "awq":
             points = spread(held.reshape(groups, -1), 4).reshape(groups, -1, 8)[:, :, ORDER].reshape(groups, rows).T
         elif form == "int_quantized":
@@ -143,10 +147,24 @@ def matrix(stored: Array, form: str, bits: int, shape: tuple[int, int]) -> Array
         return stored.view(np.int8).reshape(shape).astype(np.int64)
     if form == "awq":
         return spread(stored.reshape(cols, -1), 4).reshape(cols, -1, 8)[:, :, ORDER].reshape(cols, rows).T
+    if form == "gptq_planes":
+        return planes(np.ascontiguousarray(stored.view("<u4").reshape(-1, rows).T), bits)
     if form in ("gptq", "gptq_v1"):
         down = np.ascontiguousarray(stored.view("<u4").reshape(-1, rows).T)
         return spread(down.view(np.uint8), bits)[:, :cols]
     return spread(stored.reshape(rows, -1), bits)[:, :cols]
+
+
+def planes(words: Array, bits: int) -> Array:
+    """Codes of rows of words: for every 32 of them the low 4 (of 3 bits: 2), then what is left, 2 bits before 1."""
+    blocks = words.reshape(len(words), -1, bits)
+    codes, taken, at = np.zeros((len(words), blocks.shape[1], 32), np.int64), 0, 0
+    while taken < bits:
+        width = max(size for size in (4, 2, 1) if size <= bits - taken)
+        plane = np.ascontiguousarray(blocks[:, :, at : at + width]).reshape(len(words), -1)
+        codes |= spread(plane.view(np.uint8), width).reshape(codes.shape) << taken
+        taken, at = taken + width, at + width
+    return codes.reshape(len(words), -1)
 
 
 def spread(packed: Array, bits: int) -> Array:

@@ -250,9 +250,9 @@ class Compresses(Protocol):
 
 @runtime_checkable
 class Containers(Protocol):
-    """A format whose container has several versions: the formats that write them, by the number of the version."""
+    """A format whose container has several versions: the formats that write them, by the version's number or name."""
 
-    containers: Mapping[int, str]
+    containers: Mapping[str, str]
 
 
 @runtime_checkable

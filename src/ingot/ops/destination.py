@@ -39,7 +39,9 @@ class Destination:
         return table.url_of(self.location)
 
 
-def destination(path: str | PathLike[str], format: str | None = None, container: int | None = None) -> Destination:
+def destination(
+    path: str | PathLike[str], format: str | None = None, container: int | str | None = None
+) -> Destination:
     """Decide by the suffix of ``path``: a known one means a single file of that format, none or a slash a folder.
 
     ``container`` is the version of the format's container to write.
@@ -52,15 +54,15 @@ def destination(path: str | PathLike[str], format: str | None = None, container:
         (``target.exists``); the format has no such version of a container (``convert.container``).
     """
     target = _destination(path, format)
-    return target if container is None else replace(target, format=_in_container(target.format, container))
+    return target if container is None else replace(target, format=_in_container(target.format, str(container)))
 
 
-def _in_container(format: Format, version: int) -> Format:
+def _in_container(format: Format, version: str) -> Format:
     versions = format.containers if isinstance(format, Containers) else {}
     if version not in versions:
         raise UsageError(
             f"expected a version of {format.name}'s container that is written here "
-            f"({' or '.join(map(str, versions)) or 'it has one only'}), found {version}",
+            f"({' or '.join(versions) or 'it has one only'}), found {version[:40]!r}",
             rule="convert.container",
         )
     return FORMATS[versions[version]]

@@ -27,9 +27,20 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = (32, 256)
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128, None)
-INTEGERS = ("zt", "gptq", "awq", "compressed-tensors", "mlx")
+INTEGERS = ("zt", "gptq", "gptq-planes", "awq", "compressed-tensors", "mlx")
 """Formats whose layers are integers with scales and zero points; ggml's blocks are listed by type."""
-TARGETS = ("gguf", "gptq", "awq", "compressed-tensors", "mlx", "fp8", "modelopt", "bitsandbytes")
+TARGETS = (
+    "gguf",
+    "gptq",
+    "gptq-planes",
+    "awq",
+    "awq-gemv",
+    "compressed-tensors",
+    "mlx",
+    "fp8",
+    "modelopt",
+    "bitsandbytes",
+)
 SYMMETRIC, POINT, OFFSET = "symmetric", "zero points", "offsets"
 YES, IF, TYPE = "yes", "if", "type"
 

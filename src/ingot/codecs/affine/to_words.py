@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, difference, pieces
-from ingot.codecs.affine.word_rows import AWQ_SHIFTS, packed_words
+from ingot.codecs.affine.word_rows import AWQ_SHIFTS, packed_words, plane_words, unpacked
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core import native
+from ingot.core.dtypes import file_bytes, from_file
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
-from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_V1, WordsLayout, words
+from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, WordsLayout, words
 from ingot.model.tensor import Array, Tensor
 
 _ROWS = 256  # that are brought to words at a time where all are turned together
+_PLANES_MEMORY = 24  # bytes per code on the way to planes: a byte a bit, twice, and words
 
 
 def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repacked:
@@ -27,6 +29,10 @@ def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repac
         reason = f"words are of matrices with weights in them, not of shape {list(tensor.shape)}"
     elif target.form == AWQ and (rows % 8 or cols % 8):
         reason = f"AWQ has rows and columns in eights, not {rows} x {cols}"
+    elif target.form == GPTQ_PLANES and (rows % 32 or cols % 32):
+        reason = f"planes are of rows and columns in 32s, not {rows} x {cols}"
+    elif target.stacked:
+        reason = f"the form {target.form} is read only"
     if reason is not None:
         return cannot(target, reason)
     plain = AffineRepack(tensor, stored, target.rows)
@@ -36,6 +42,8 @@ def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repac
     step = 32
     if target.turned:  # codes and words of all rows, and what some of them take on the way
         width, groups = 4 * words(cols, target.bits), target.groups(cols)
+        if target.form == GPTQ_PLANES:
+            memory += _PLANES_MEMORY * cols
         memory, step = 2 * width + 24 * groups + -(-memory * min(_ROWS, rows) // rows), rows
     return Repacked(target, parts, rows, step, memory, why_not, lambda: _reader(plain, target))
 
@@ -138,8 +146,15 @@ class TurnedReader(_Reader):
         parts = {CODES: turned, SCALES: np.ascontiguousarray(scales.T)}
         if zeros is not None:
             points = zeros.T - 1 if target.form == GPTQ_V1 else zeros.T
-            parts[ZEROS] = _awq_words(points) if target.form == AWQ else packed_words(points, target.bits)
+            pack = plane_words if target.form == GPTQ_PLANES else packed_words
+            parts[ZEROS] = _awq_words(points) if target.form == AWQ else pack(points, target.bits)
         return parts
+
+    def _in_planes(self, rows: Array) -> Array:
+        """Return rows of codes in words, one stream a row, as words of planes; both in bytes as files have them."""
+        stored = from_file(rows.reshape(-1), "u32").reshape(len(rows), -1)
+        packed = plane_words(unpacked(stored, self._target.bits, self._cols), self._target.bits)
+        return np.frombuffer(file_bytes(packed), np.uint8).reshape(len(rows), -1)
 
     def _every(self, rows: int) -> tuple[Array, Array, Array | None]:
         """Return all rows, as ``_rows`` does: read some at a time, since reading takes several times their bytes."""
@@ -147,7 +162,7 @@ class TurnedReader(_Reader):
         scales, zeros = list[Array](), list[Array]()
         for start in range(0, rows, _ROWS):
             some, steps, points = self._rows(min(_ROWS, rows - start))
-            codes[start : start + _ROWS] = some
+            codes[start : start + _ROWS] = self._in_planes(some) if self._target.form == GPTQ_PLANES else some
             scales.append(steps)
             zeros += [] if points is None else [points]
         return codes, np.concatenate(scales), np.concatenate(zeros) if zeros else None

@@ -14,7 +14,20 @@ from ingot.core import native
 from ingot.core.dtypes import DTYPES, file_bytes, from_file, little_endian, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Points
-from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_V1, INTS, ORDER, PACKED_LOOSE, WordsLayout
+from ingot.model.layouts.words import (
+    AWQ,
+    AWQ_GEMV,
+    FORMS,
+    GPTQ_PLANES,
+    GPTQ_V1,
+    INTS,
+    ORDER,
+    PACKED_LOOSE,
+    PLANES,
+    QUANTO,
+    WordsLayout,
+    words,
+)
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 
@@ -30,7 +43,7 @@ class WordRows:
         self._row_bytes = layout.rows.row_bytes(self.cols)
         self._groups = layout.groups(self.cols)
         parts = tensor.parts
-        integer, scale = (1 if layout.signed else 4), DTYPES[layout.scales].bits // 8
+        integer, scale = DTYPES[layout.integers].bits // 8, DTYPES[layout.scales].bits // 8
         lines, across = layout.code_shape(tensor.shape)
         self._codes = Windows(parts[CODES], lines, across * integer)
         lines, across = layout.scale_shape(tensor.shape)
@@ -38,15 +51,19 @@ class WordRows:
         self._zeros: Windows | None = None
         if isinstance(layout.zero, Points):
             lines, across = layout.zero_shape(tensor.shape)
-            self._zeros = Windows(parts[ZEROS], lines, across * integer)
+            self._zeros = Windows(parts[ZEROS], lines, across * (scale if layout.stacked else integer))
 
     def codes(self, first: int, last: int) -> Array:
         """Return the codes of rows ``first`` to ``last`` as a bit stream each, low bits first, u8 [rows, bytes]."""
         layout = self._layout
         if layout.form == AWQ:
             return self._awq(first, last)
+        if layout.form == GPTQ_PLANES:
+            return stream(joined_planes(_words(self._turned(first, last)), layout.bits), layout.bits)
         if layout.turned:
             return self._turned(first, last)
+        if layout.stacked:
+            return self._stacked(first, last)
         stored = self._codes.read(slice(first, last), 0, self._codes.width)
         if layout.form != PACKED_LOOSE:
             return stored[:, : self._row_bytes]
@@ -73,7 +90,9 @@ class WordRows:
         if layout.form == AWQ_GEMV:
             return unpacked(_words(zeros.read(slice(first, last), 0, zeros.width)), 4, self._groups)
         start = first // 32 * 32  # where a row's bits begin a word
-        begin, end = start * layout.bits // 32, -(-last * layout.bits // 32)
+        begin, end = start * layout.bits // 32, words(last, layout.bits)
+        if layout.form == GPTQ_PLANES:
+            end = words(-(-last // 32) * 32, layout.bits)
         if layout.turned:
             packed = _words(zeros.read(slice(0, self._groups), 4 * begin, 4 * end))
         else:
@@ -81,14 +100,38 @@ class WordRows:
         if layout.form == AWQ:
             points = ((packed[:, :, None] >> AWQ_SHIFTS.astype(np.uint32)) & 15).astype(np.uint8)
             points = points.reshape(len(packed), -1)[:, : last - start]
+        elif layout.form == GPTQ_PLANES:
+            points = joined_planes(packed, layout.bits)[:, : last - start]
         else:
             points = unpacked(packed, layout.bits, last - start, more=layout.form == GPTQ_V1)
         return np.ascontiguousarray(points[:, first - start :].T)
 
     def float_points(self, first: int, last: int) -> Array:
-        """Return the zero points as the type of the scales has them, as they lie in files."""
+        """Return the zero points, or the offsets, as the type of the scales has them, as they lie in files."""
+        if self._layout.stacked:
+            assert self._zeros is not None
+            size = DTYPES[self._layout.scales].bits // 8
+            stored = self._zeros.read(slice(first, last), 0, self._zeros.width).reshape(-1).copy()
+            if FORMS[self._layout.form].subtracted:
+                stored[size - 1 :: size] ^= 0x80  # another sign
+            return stored
         points = self.points(first, last).astype(numpy_dtype(self._layout.scales))
         return np.frombuffer(file_bytes(points), np.uint8)
+
+    def _stacked(self, first: int, last: int) -> Array:
+        layout, step = self._layout, self._codes.rows
+        begin, end = first * self._groups, last * self._groups
+        codes = np.empty((end - begin, layout.group or self.cols), np.uint8)
+        for lane in range(layout.lanes):
+            start, stop = max(begin, lane * step), min(end, (lane + 1) * step)
+            if start >= stop:
+                continue
+            stored = self._codes.read(slice(start - lane * step, stop - lane * step), 0, self._codes.width)
+            held = _words(stored) if layout.bits == 3 else stored
+            place = lane if layout.form == QUANTO else layout.lanes - 1 - lane
+            mask = held.dtype.type((1 << layout.bits) - 1)
+            codes[start - begin : stop - begin] = held >> held.dtype.type(layout.bits * place) & mask
+        return stream(codes.reshape(last - first, self.cols), layout.bits)
 
     def _turned(self, first: int, last: int) -> Array:
         lines, whole = self._codes.rows, self._codes.whole()
@@ -122,7 +165,8 @@ def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
     count, made = tensor.matrix_shape[0], {}
     for spec in rows.part_specs(tensor.shape):
         part = tensor.parts[spec.role]
-        if spec.role != ZEROS and part.nbytes == spec.length and not layout.turned and layout.form != PACKED_LOOSE:
+        same = (CODES, SCALES) if not layout.stacked else (SCALES,)
+        if spec.role in same and part.nbytes == spec.length and not layout.turned and layout.form != PACKED_LOOSE:
             made[spec.role] = _retyped(tensor, spec.role, spec.dtype)
             continue
         make = {CODES: source.codes, SCALES: source.scales, ZEROS: source.float_points}[spec.role]
@@ -169,6 +213,30 @@ def unpacked(packed: Array, bits: int, count: int, *, more: bool = False, loose:
     if more:
         codes = (codes + np.uint8(1)) & np.uint8((1 << bits) - 1)
     return codes
+
+
+def joined_planes(packed: Array, bits: int) -> Array:
+    """Return the codes of rows of words in planes, ``bits`` words for 32 codes; u8 [rows, codes]."""
+    blocks = packed.reshape(len(packed), -1, bits)
+    codes, at = np.zeros((*blocks.shape[:2], 32), np.uint8), 0
+    for width, low in PLANES[bits]:
+        shifts = np.arange(0, 32, width, dtype=np.uint32)
+        lanes = (blocks[:, :, at : at + width, None] >> shifts) & np.uint32((1 << width) - 1)
+        codes |= lanes.astype(np.uint8).reshape(codes.shape) << np.uint8(low)
+        at += width
+    return codes.reshape(len(packed), -1)
+
+
+def plane_words(codes: Array, bits: int) -> Array:
+    """Undo ``joined_planes``: u8 [rows, codes in 32s] to u32 [rows, words]."""
+    blocks = codes.astype(np.uint8).reshape(len(codes), -1, 32)
+    packed, at = np.empty((*blocks.shape[:2], bits), np.uint32), 0
+    for width, low in PLANES[bits]:
+        shifts = np.arange(0, 32, width, dtype=np.uint32)
+        lanes = (blocks >> np.uint8(low) & np.uint8((1 << width) - 1)).reshape(*blocks.shape[:2], width, -1)
+        np.bitwise_or.reduce(lanes.astype(np.uint32) << shifts, axis=3, out=packed[:, :, at : at + width])
+        at += width
+    return packed.reshape(len(codes), -1)
 
 
 def packed_words(codes: Array, bits: int) -> Array:

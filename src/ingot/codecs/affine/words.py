@@ -18,7 +18,7 @@ from ingot.core.dtypes import from_file
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import ROWS_LSB, SCALE_DTYPES, SCALES, AffineLayout, Group, Points
 from ingot.model.layouts.base import Layout
-from ingot.model.layouts.words import AWQ, WordsLayout
+from ingot.model.layouts.words import AWQ, GPTQ_PLANES, WordsLayout
 from ingot.model.tensor import Array, Tensor
 
 ID = WordsLayout.codec
@@ -116,9 +116,14 @@ def _checked(tensor: Tensor) -> WordsLayout:
             where=tensor.name,
         )
     rows, cols = tensor.matrix_shape
-    if layout.form == AWQ and (rows % 8 or cols % 8):
+    step = {AWQ: 8, GPTQ_PLANES: 32}.get(layout.form, 1)
+    if rows % step or cols % step:
         raise CodecError(
-            f"{ID}.shape", f"expected rows and columns in eights, found {rows} x {cols}", where=tensor.name
+            f"{ID}.shape", f"expected rows and columns in {step}s, found {rows} x {cols}", where=tensor.name
+        )
+    if layout.stacked and (not isinstance(layout.zero, Points) or layout.order or cols % (layout.group or cols or 1)):
+        raise CodecError(
+            f"{ID}.shape", f"expected groups that divide {cols} columns, with zero points", where=tensor.name
         )
     if layout.scales not in SCALE_DTYPES:
         raise _wrong_type(tensor, SCALES, " or ".join(SCALE_DTYPES))

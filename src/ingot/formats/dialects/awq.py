@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ingot.errors import UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, Config, Entries, Layer, taken_together
 from ingot.formats.dialects.columns import QSCALES, QWEIGHT, QZEROS, ColumnsDialect, unsupported
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
+from ingot.model.layouts.base import Shape
 from ingot.model.layouts.words import AWQ, AWQ_GEMV, WordsLayout
+from ingot.model.spec import TensorSpec
 
 # Other versions of the same files: what kernels do with them when they are loaded.
 _GEMM = ("gemm", "exllama", "exllamav2", "ipex")
+_GEMV = "gemv"
 
 
 class AwqFormat(ColumnsDialect):
-    """Dense tensors, and layers of 4 bits in words whose codes are interleaved (gemm) or not (gemv)."""
+    """Dense tensors, and layers of 4 bits in words whose codes are interleaved (gemm)."""
 
     name = "awq"
-    summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words (gemm, gemv; gemm is written)"
+    summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemm"
     method = "awq"
     forms = (AWQ,)
+    containers: ClassVar[Mapping[str, str]] = {"gemm": "awq", "gemv": "awq-gemv"}
+    version: ClassVar[str] = "gemm"
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names AWQ, and not gemv."""
+        return super().claims_config(config) and _version(config[HUGGING_FACE]) != _GEMV
 
     def layers_of(self, entries: Entries, stated: Config, stems: Sequence[str]) -> Iterator[Layer]:
         """Yield the layers.
@@ -30,22 +39,26 @@ class AwqFormat(ColumnsDialect):
         Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``; ``UnsupportedError``
         ``awq.version``: neither gemm nor gemv, whose words are laid out otherwise.
         """
-        version = str(stated.get("version", "gemm")).lower()
-        if version not in (*_GEMM, "gemv"):
+        version = _version(stated)
+        if version not in (*_GEMM, _GEMV):
             raise unsupported("awq.version", "version gemm or gemv", repr(version[:40]))
         self.number(stated, ("bits", "w_bit"), 4, 4)
         group = self.group(stated, ("group_size", "q_group_size"))
         for stem in stems:
             codes, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "awq.parts").values()
             lines, across = codes.shape if len(codes.shape) == 2 else (0, 0)
-            shape = (across * 8, lines) if version != "gemv" else (lines, across * 8)
-            form = AWQ if version != "gemv" else AWQ_GEMV
-            layout = WordsLayout(form, 4, group, POINTS, scales.dtype, scales.dtype)
+            shape = (across * 8, lines) if version != _GEMV else (lines, across * 8)
+            layout = WordsLayout(self.forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
             yield self.checked(entries, stem, shape, layout)
 
-    def same_zeros(self, layout: WordsLayout, count: int) -> Callable[[], bytes]:
-        """Zero points of 8."""
-        return lambda: b"\x88" * count
+    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+        """Zero points of 8, and of 0 where there is no group."""
+        rows, words = layout.zero_shape(shape)
+        if layout.form == AWQ:
+            return lambda: b"\x88" * (4 * rows * words)
+        groups = layout.groups(shape[1])
+        row = sum(8 << 4 * index for index in range(groups)).to_bytes(4 * words, "little")
+        return lambda: row * rows
 
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as AutoAWQ writes it.
@@ -68,7 +81,31 @@ class AwqFormat(ColumnsDialect):
                 "bits": 4,
                 "group_size": usual.group or -1,
                 "zero_point": any(not isinstance(layout.zero, Constant) for layout in own.values()),
-                "version": "gemm",
+                "version": self.version,
                 "modules_to_not_convert": self.dense_layers(artifact) or None,
             }
         }
+
+
+class AwqGemvFormat(AwqFormat):
+    """Dense tensors, and layers of 4 bits in words row by row (gemv)."""
+
+    name = "awq-gemv"
+    summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
+    forms = (AWQ_GEMV,)
+    version = _GEMV
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names AWQ, and gemv."""
+        return ColumnsDialect.claims_config(self, config) and _version(config[HUGGING_FACE]) == _GEMV
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Also groups whose zero points its kernel does not take: below 128 it has 32 and 64."""
+        group = WordsLayout.of(spec).group or spec.shape[-1]
+        if group < 128 and group not in (32, 64):
+            return f"its groups are 32, 64 or at least 128 columns, not {group}"
+        return super().refuses_layer(spec)
+
+
+def _version(stated: Config) -> str:
+    return str(stated.get("version", "gemm")).lower()

@@ -89,6 +89,11 @@ class Dialect(SafetensorsFormat):
     config_keys: tuple[str, ...] = (HUGGING_FACE,)
     codecs: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def rules(self) -> str:
+        """What rules of refusals begin with."""
+        return self.name
+
     @abstractmethod
     def claims_config(self, config: Config) -> bool:
         """Whether a ``config.json`` says that layers are packed this way."""
@@ -116,8 +121,8 @@ class Dialect(SafetensorsFormat):
         return self
 
     def read_config(self, store: Store) -> dict[str, Any]:
-        """Return the folder's ``config.json``; raises ``FormatError`` ``<name>.config``."""
-        return stored_config(store, f"{self.name}.config")
+        """Return the folder's ``config.json``; raises ``FormatError`` ``<rules>.config``."""
+        return stored_config(store, f"{self.rules}.config")
 
     def entry(self, names: Sequence[str]) -> str | None:
         """Return what safetensors would, where there is a ``config.json``."""
@@ -134,7 +139,7 @@ class Dialect(SafetensorsFormat):
         catalog = reader(store, name, verify=verify)
         try:
             layers = self.layers_in(catalog, config) if self.claims_config(config) else ()
-            return replace(catalog, tensors=_joined(catalog.tensors, layers, self.name))
+            return replace(catalog, tensors=_joined(catalog.tensors, layers, self.rules))
         except BaseException:
             for source in catalog.sources:
                 source.close()
@@ -145,12 +150,12 @@ class Dialect(SafetensorsFormat):
 
         The same bytes where that is no change. JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
 
-        Raises ``FormatError`` ``<name>.config``.
+        Raises ``FormatError`` ``<rules>.config``.
         """
         keys = self.stated(artifact)
         if artifact.config is None:
             return json.dumps(keys, indent=4).encode() if keys else b"{}"
-        config = parse_config(artifact.config, f"{self.name}.config", CONFIG)
+        config = parse_config(artifact.config, f"{self.rules}.config", CONFIG)
         merged = {**_unpacked(config), **keys}
         return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ingot.core.names import layer_of, role_of
 from ingot.errors import FormatError, UnsupportedError
@@ -14,6 +14,7 @@ from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, L
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Constant
+from ingot.model.layouts.base import Shape
 from ingot.model.layouts.words import FORMS, WordsLayout
 from ingot.model.spec import TensorSpec
 
@@ -27,8 +28,13 @@ class ColumnsDialect(PackingDialect):
 
     codecs = (WordsLayout.codec,)
     forms: ClassVar[tuple[str, ...]]
-    method: ClassVar[str]
+    method: ClassVar[str]  # in ``quant_method``, and before the dot of rules
     orders: ClassVar[bool] = False  # whether a file can say of which group each column is
+
+    @property
+    def rules(self) -> str:
+        """What rules of refusals begin with: the program's name, whichever of its forms this is."""
+        return self.method
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names this program."""
@@ -47,30 +53,30 @@ class ColumnsDialect(PackingDialect):
     def number(self, stated: Config, keys: Sequence[str], low: int, high: int) -> int:
         """Return a whole number that the configuration states under the first of ``keys`` that it has.
 
-        Raises ``FormatError`` ``<name>.config``.
+        Raises ``FormatError`` ``<method>.config``.
         """
         value = next((stated[key] for key in keys if key in stated), None)
         if type(value) is not int or not low <= value <= high:
             raise FormatError(
-                f"{self.name}.config",
+                f"{self.method}.config",
                 f"expected {keys[0]} from {low} to {high}, found {str(value)[:40]}",
                 where=f"config.json: {HUGGING_FACE}",
             )
         return value
 
     def group(self, stated: Config, keys: Sequence[str] = ("group_size",)) -> int | None:
-        """Return the columns of a group, None for a whole row (-1); raises ``FormatError`` ``<name>.config``."""
+        """Return the columns of a group, None for a whole row (-1); raises ``FormatError`` ``<method>.config``."""
         size = self.number(stated, keys, -1, 2**31 - 1)
         if size == 0:
             raise FormatError(
-                f"{self.name}.config", "expected group_size -1 or at least 1, found 0", where=HUGGING_FACE
+                f"{self.method}.config", "expected group_size -1 or at least 1, found 0", where=HUGGING_FACE
             )
         return None if size < 0 else size
 
     def checked(self, entries: Entries, stem: str, shape: tuple[int, int], layout: WordsLayout) -> Layer:
         """Return the layer if its entries have the types and shapes of ``layout``.
 
-        Raises ``FormatError`` ``<name>.dtype``, ``<name>.shape``.
+        Raises ``FormatError`` ``<method>.dtype``, ``<method>.shape``.
         """
         wanted = {
             QWEIGHT: (CODES, ("i32",), layout.code_shape(shape)),
@@ -81,11 +87,11 @@ class ColumnsDialect(PackingDialect):
             entry = entries[stem + suffix]
             if entry.dtype not in dtypes:
                 raise FormatError(
-                    f"{self.name}.dtype", f"expected {', '.join(dtypes)}, found {entry.dtype}", where=stem + suffix
+                    f"{self.method}.dtype", f"expected {', '.join(dtypes)}, found {entry.dtype}", where=stem + suffix
                 )
             if entry.shape != size:
                 raise FormatError(
-                    f"{self.name}.shape",
+                    f"{self.method}.shape",
                     f"expected shape {list(size)} for {layout.bits} bits in groups of "
                     f"{layout.group or 'whole rows'} of a matrix {list(shape)}, found {list(entry.shape)}",
                     where=stem + suffix,
@@ -122,12 +128,12 @@ class ColumnsDialect(PackingDialect):
             Piece(SCALES, stem + QSCALES, layout.scales, layout.scale_shape(shape), sizes[SCALES]),
         ]
         count = 4 * prod(zeros)
-        content = self.same_zeros(layout, count) if ZEROS not in sizes else None
+        content = self.same_zeros(layout, shape) if ZEROS not in sizes else None
         return [*pieces, Piece(ZEROS, stem + QZEROS, "i32", zeros, count, content)]
 
     @abstractmethod
-    def same_zeros(self, layout: WordsLayout, count: int) -> Any:
-        """Return what makes ``count`` bytes of zero points that are all the middle one."""
+    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+        """Return what makes the zero points of a matrix of ``shape`` that are all the middle one."""
 
     def dense_layers(self, artifact: Artifact) -> list[str]:
         """Return the modules whose matrices are left dense and which loaders would look for packed."""

@@ -36,17 +36,19 @@ def config_dtype(config: Config) -> str:
         for key in ("dtype", "torch_dtype"):
             stated = holder.get(key) if isinstance(holder, Mapping) else None
             if isinstance(stated, str):
-                name = _dtype(stated)
-                if name in DTYPES_OF_VALUES:
+                name = dtype_named(stated)
+                if name is not None:
                     return name
     return "bf16"
 
 
-def _dtype(stated: str) -> str | None:
+def dtype_named(stated: str) -> str | None:
+    """Return the element type of weights that torch calls so; None if it is none."""
     try:
-        return str(resolve_dtype(stated.removeprefix("torch.")).name)
+        name = resolve_dtype(stated.removeprefix("torch.")).name
     except UnsupportedError:
         return None
+    return name if name in DTYPES_OF_VALUES else None
 
 
 def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid | None:

@@ -1,11 +1,12 @@
-"""GPTQ folders: integers of 2, 3, 4 or 8 bits as GPTQModel and AutoGPTQ pack them (``spec/interop.md``)."""
+"""GPTQ folders: integers of 2 to 8 bits as GPTQModel and AutoGPTQ pack them (``spec/interop.md``)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,31 +20,47 @@ from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.words import GPTQ, GPTQ_V1, ORDER, WordsLayout
+from ingot.model.layouts.words import FORMS, GPTQ, GPTQ_PLANES, GPTQ_V1, ORDER, PLANES, WordsLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Array
 
 OLD_CONFIG = "quantize_config.json"
 G_IDX = ".g_idx"
-BITS = (2, 3, 4, 8)
-_FORMATS = {"gptq": GPTQ_V1, "gptq_v2": GPTQ, "gptq_p": GPTQ}
+V1, V2, PLANAR = "gptq", "gptq_v2", "gptq_p"
+_FORMATS: Mapping[str, Mapping[int, str]] = {
+    V1: dict.fromkeys(FORMS[GPTQ_V1].bits, GPTQ_V1),
+    V2: dict.fromkeys(FORMS[GPTQ].bits, GPTQ),
+    PLANAR: dict.fromkeys(FORMS[GPTQ].bits, GPTQ) | dict.fromkeys(PLANES, GPTQ_PLANES),
+}
+"""The form of layers of so many bits, by ``checkpoint_format``."""
 # Transformers' Conv1D keeps its matrix the other way round, and no file says that a layer is one.
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 
 class GptqFormat(ColumnsDialect):
-    """Dense tensors, and layers whose codes are packed along the inputs."""
+    """Dense tensors, and layers whose codes are packed along the inputs, in streams."""
 
     name = "gptq"
     summary = "a folder of GPTQModel or AutoGPTQ: dense tensors, and layers of 2, 3, 4 or 8 bits in its words"
     method = "gptq"
     forms = (GPTQ, GPTQ_V1)
     orders = True
+    containers: ClassVar[Mapping[str, str]] = {"stream": "gptq", "planes": "gptq-planes"}
 
-    def __init__(self, *, less: bool = True) -> None:
-        """``less``: zero points are written less by one (v1), which every reader knows."""
-        self._less = less
+    def __init__(self, kind: str = V1) -> None:
+        """``kind``: the ``checkpoint_format`` to write; that of v1, zero points less by one, every reader knows."""
+        self._kind = kind
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names GPTQ, and not planes."""
+        return super().claims_config(config) and config[HUGGING_FACE].get("checkpoint_format") != PLANAR
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Codes in planes are of the container ``planes``."""
+        if WordsLayout.of(spec).form == GPTQ_PLANES:
+            return "its codes are in a stream: those in planes are of --container planes"
+        return super().refuses_layer(spec)
 
     def fitted(self, artifact: Artifact) -> GptqFormat:
         """Return the dialect with the zero points that the layers have; less by one where they are all the middle one.
@@ -54,7 +71,7 @@ class GptqFormat(ColumnsDialect):
         forms = {layout.form for layout in layouts if not isinstance(layout.zero, Constant)}
         if len(forms) > 1:
             raise UnsupportedError("expected zero points of one kind, found those of v1 and v2", rule="gptq.mixed")
-        return GptqFormat(less=GPTQ not in forms)
+        return GptqFormat(V2 if GPTQ in forms else V1)
 
     def read_config(self, store: Store) -> dict[str, Any]:
         """Return ``config.json``, with what AutoGPTQ once wrote into a file of its own."""
@@ -106,19 +123,9 @@ class GptqFormat(ColumnsDialect):
             cols = order.size if order is not None else lines * 32 // bits
             if differ and order is not None and cols:
                 bits, group = lines * 32 // cols, _run(order)
-            self._require_bits(bits, kind, stem)
-            layout = WordsLayout(_FORMATS[kind], bits, group, POINTS, scales.dtype, scales.dtype)
+            layout = WordsLayout(_form(kind, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
             layer = self.checked(entries, stem, (outputs, cols), layout)
             yield layer if order is None else _ordered(layer, layout, order, stem)
-
-    def _require_bits(self, bits: int, kind: str, stem: str) -> None:
-        if bits in BITS and not (bits == 3 and kind == "gptq_p"):
-            return
-        raise UnsupportedError(
-            f"expected {', '.join(map(str, BITS))} bits, and none of 3 in planes (gptq_p), found {bits} in {kind}",
-            rule="gptq.bits",
-            where=stem,
-        )
 
     def _order(self, entries: Entries, stem: str, scales: Shape) -> Array | None:
         """Return the group of each column, checked; None where the file does not say."""
@@ -140,10 +147,11 @@ class GptqFormat(ColumnsDialect):
             )
         return order
 
-    def same_zeros(self, layout: WordsLayout, count: int) -> Callable[[], bytes]:
+    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
         """Zero points in the middle."""
-        bits, point = layout.bits, layout.point - self._less
-        period = sum(point << bits * index for index in range(32)).to_bytes(4 * bits, "little")  # 32 codes
+        bits, point = layout.bits, layout.point - (self._kind == V1)
+        period = _period(point, PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),))
+        count = 4 * prod(layout.zero_shape(shape))
 
         def rows() -> bytes:
             return (period * (count // len(period) + 1))[:count]
@@ -179,11 +187,57 @@ class GptqFormat(ColumnsDialect):
                 "desc_act": any(layout.order for layout in own.values()),
                 "sym": all(isinstance(layout.zero, Constant) for layout in own.values()),
                 "lm_head": "lm_head" in own,
-                "checkpoint_format": "gptq" if self._less else "gptq_v2",
+                "checkpoint_format": self._kind,
                 "pack_dtype": "int32",
                 **({"dynamic": dynamic} if dynamic else {}),
             }
         }
+
+
+class GptqPlanesFormat(GptqFormat):
+    """Dense tensors, and layers whose codes of 3, 5, 6 or 7 bits are packed in planes (``gptq_p``)."""
+
+    name = "gptq-planes"
+    summary = (
+        "a folder of GPTQModel: dense tensors, and layers of 2 to 8 bits in its words, those of 3, 5, 6, 7 in planes"
+    )
+    forms = (GPTQ, GPTQ_PLANES)
+
+    def __init__(self) -> None:
+        super().__init__(PLANAR)
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names GPTQ, and planes."""
+        return ColumnsDialect.claims_config(self, config) and config[HUGGING_FACE].get("checkpoint_format") == PLANAR
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Codes that are read as planes lie in planes."""
+        layout = WordsLayout.of(spec)
+        if layout.form == GPTQ and layout.bits in PLANES:
+            return f"its codes of {layout.bits} bits are in planes"
+        return ColumnsDialect.refuses_layer(self, spec)
+
+    def fitted(self, artifact: Artifact) -> GptqPlanesFormat:
+        """Zero points of one kind: always as they are."""
+        return self
+
+
+def _form(kind: str, bits: int, stem: str) -> str:
+    known = _FORMATS[kind]
+    if bits not in known:
+        raise UnsupportedError(
+            f"expected {', '.join(map(str, sorted(known)))} bits in {kind}, found {bits}", rule="gptq.bits", where=stem
+        )
+    return known[bits]
+
+
+def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
+    """Return 32 codes that are all ``point``, in words."""
+    period = b""
+    for width, low in planes:
+        field = point >> low & (1 << width) - 1
+        period += sum(field << width * index for index in range(32)).to_bytes(4 * width, "little")
+    return period
 
 
 def _run(order: Array) -> int | None:

@@ -1,4 +1,4 @@
-"""Folders of optimum-quanto: bytes with a scale for each row (``spec/interop.md``)."""
+"""Folders of optimum-quanto: bytes with a scale for each row, and integers of 2 and 4 bits (``spec/interop.md``)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ from dataclasses import replace
 from math import prod
 
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.dialects.base import HUGGING_FACE, Config, Dialect, Entries, Layer
+from ingot.formats.dialects.base import HUGGING_FACE, Config, Dialect, Entries, Layer, taken_together
 from ingot.formats.dialects.floats import FP8, fp8_layer
-from ingot.model.layouts.affine import CODES, NO_ZERO, ROW, ROWS_LSB, SCALES, AffineLayout
+from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, ZEROS, AffineLayout
 from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.words import FORMS, QUANTO, WordsLayout
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 MAP = "quanto_qmap.json"
-_DATA, _PACKED, _SCALE = "._data", "._data._data", "._scale"
+_DATA, _PACKED, _SCALE, _SHIFT = "._data", "._data._data", "._scale", "._shift"
+# Inputs of a Linear, by what config.json calls them: files hold groups, and not how many there are in a row.
+_INPUTS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("hidden_size",)),
+    "down_proj": ("intermediate_size",),
+    "o_proj": ("num_attention_heads", "head_dim"),
+}
 _SCALES = ("f16", "bf16", "f32")
 _ACTIVATIONS = (".input_scale", ".output_scale")
 
 
 class QuantoFormat(Dialect):
-    """``X.weight._data`` (I8 or FP8) and ``X.weight._scale``, a number a row."""
+    """``X.weight._data`` (I8 or FP8) and ``X.weight._scale``, a number a row; ``X.weight._data._data`` of 2 or 4 bits."""
 
     name = "quanto"
-    summary = "a folder of optimum-quanto: dense tensors, and matrices of int8 or FP8 with a scale per row; read only"
+    summary = "a folder of optimum-quanto: dense tensors, and matrices of int8, FP8 and 2 and 4 bits; read only"
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is quanto; a folder of the package's own has ``quanto_qmap.json`` instead."""
@@ -38,16 +45,12 @@ class QuantoFormat(Dialect):
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Raises ``FormatError`` ``quanto.parts``, ``quanto.dtype``, ``quanto.shape``; ``UnsupportedError``
-        ``quanto.type``: codes of less than a byte, which it packs across rows."""
+        ``quanto.type``: codes of less than a byte of a matrix whose shape nothing says, or with integer zero points."""
         found = []
         for key in entries:
             if key.endswith(_PACKED):
-                raise UnsupportedError(
-                    "expected int8 or FP8, found codes of 2 or 4 bits, which quanto packs across rows",
-                    rule="quanto.type",
-                    where=key,
-                )
-            if key.endswith(_DATA):
+                found.append(_packed(entries, key.removesuffix(_PACKED), config))
+            elif key.endswith(_DATA):
                 found.append(_layer(entries, key.removesuffix(_DATA)))
         return found
 
@@ -56,12 +59,9 @@ def _layer(entries: Entries, name: str) -> Layer:
     codes, scale = entries[name + _DATA], entries.get(name + _SCALE)
     if scale is None:
         raise FormatError("quanto.parts", f"expected {name + _SCALE!r} beside it, found none", where=name)
-    module = name.rpartition(".")[0]
-    also = [key for ending in _ACTIVATIONS if (key := module + ending) in entries and _is_one(entries[key])]
+    also = _activations(entries, name)
     if codes.dtype in FP8:
-        return replace(
-            fp8_layer(entries, name + _DATA, name + _SCALE, "quanto", scale.dtype), name=name, also=tuple(also)
-        )
+        return replace(fp8_layer(entries, name + _DATA, name + _SCALE, "quanto", scale.dtype), name=name, also=also)
     if codes.dtype != "i8" or scale.dtype not in _SCALES:
         raise FormatError("quanto.dtype", f"expected i8 or FP8, found {codes.dtype} and {scale.dtype}", where=name)
     if len(codes.shape) != 2 or scale.shape != (codes.shape[0], 1) or not prod(codes.shape):
@@ -71,7 +71,58 @@ def _layer(entries: Entries, name: str) -> Layer:
             where=name,
         )
     layout = AffineLayout(8, ROW, ROWS_LSB, True, NO_ZERO, scale.dtype, scale.dtype)
-    return Layer(name, codes.shape, layout, {CODES: codes.name, SCALES: scale.name}, tuple(also))
+    return Layer(name, codes.shape, layout, {CODES: codes.name, SCALES: scale.name}, also)
+
+
+def _packed(entries: Entries, name: str, config: Config) -> Layer:
+    codes, scale, shift = taken_together(entries, name, (_PACKED, _SCALE, _SHIFT), "quanto.parts").values()
+    if codes.dtype != "u8" or scale.dtype not in _SCALES:
+        raise FormatError("quanto.dtype", f"expected u8 and floats, found {codes.dtype} and {scale.dtype}", where=name)
+    count = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == 1 else 0
+    lines, group = codes.shape if len(codes.shape) == 2 else (0, 0)
+    known = [bits for bits in FORMS[QUANTO].bits if lines == -(-count * bits // 8)]
+    if not count or not group or not known or shift.shape != scale.shape:
+        raise FormatError(
+            "quanto.shape",
+            f"expected groups as rows with a scale and a shift each, found {list(codes.shape)}, {list(scale.shape)} and "
+            f"{list(shift.shape)}",
+            where=name,
+        )
+    cols = _columns(entries, name, config, count * group)
+    if cols is None or cols % group or shift.dtype != scale.dtype or len(known) > 1:
+        raise UnsupportedError(
+            f"expected groups of a matrix whose shape a bias or config.json tells, with shifts of {scale.dtype}, found "
+            f"{count} groups of {group} and shifts of {shift.dtype}",
+            rule="quanto.type",
+            where=name,
+        )
+    layout = WordsLayout(QUANTO, known[0], None if group == cols else group, POINTS, scale.dtype, scale.dtype)
+    parts = {CODES: codes.name, SCALES: scale.name, ZEROS: shift.name}
+    return Layer(name, (count * group // cols, cols), layout, parts, _activations(entries, name))
+
+
+def _columns(entries: Entries, name: str, config: Config, size: int) -> int | None:
+    """Return the columns of a matrix of ``size`` numbers; None where neither its bias nor the configuration tells."""
+    module = name.rpartition(".")[0]
+    bias = entries.get(f"{module}.bias")
+    if bias is not None and bias.size and size % bias.size == 0:
+        return size // bias.size
+    inner = config.get("text_config", config)
+    inner = inner if isinstance(inner, Mapping) else config
+    keys = _INPUTS.get(module.rpartition(".")[2], ())
+    sizes = [inner.get(key) for key in keys]
+    if keys[-1:] == ("head_dim",) and sizes[-1] is None:
+        sizes = [inner.get("hidden_size")]
+    if not sizes or not all(type(item) is int and 0 < item < 2**31 for item in sizes):
+        return None
+    cols = prod(item for item in sizes if item is not None)
+    return cols if size % cols == 0 else None
+
+
+def _activations(entries: Entries, name: str) -> tuple[str, ...]:
+    """Return the entries of a module that say nothing of its activations."""
+    module = name.rpartition(".")[0]
+    return tuple(key for ending in _ACTIVATIONS if (key := module + ending) in entries and _is_one(entries[key]))
 
 
 def _is_one(scale: Tensor) -> bool:

@@ -26,7 +26,7 @@ class ZtFormat(SingleFile):
     shards = False
     attachments: tuple[str, ...] = ()
     encodings: tuple[str, ...] = ("zstd",)
-    containers: Mapping[int, str] = {1: "zt", 2: "zt2"}
+    containers: Mapping[str, str] = {"1": "zt", "2": "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix where the magic is not container version 2's: then ``read`` says what is wrong."""

@@ -35,7 +35,7 @@ class Zt2Format(BySuffix):
     attachments: tuple[str, ...] = ()
     encodings: tuple[str, ...] = (SEEKABLE,)
     stores_once = True
-    containers: Mapping[int, str] = {1: "zt", 2: "zt2"}
+    containers: Mapping[str, str] = {"1": "zt", "2": "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic: version 1 has the same suffix."""

@@ -15,6 +15,7 @@ from ingot.core.floats import FLOATS
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import (
     CODES,
+    OFFSETS,
     POINTS,
     ROW,
     ROWS_LSB,
@@ -33,8 +34,18 @@ VERSION = 1
 RULE = "affine_words.params"
 ORDER = "order"
 """The part that says of which group each column is, where groups are not runs of columns; i32 [columns]."""
-GPTQ, GPTQ_V1, AWQ, AWQ_GEMV = "gptq", "gptq_v1", "awq", "awq_gemv"
+GPTQ, GPTQ_V1, GPTQ_PLANES, AWQ, AWQ_GEMV = "gptq", "gptq_v1", "gptq_planes", "awq", "awq_gemv"
 PACKED, PACKED_LOOSE, INTS = "pack_quantized", "pack_quantized_loose", "int_quantized"
+HQQ, QUANTO = "hqq", "quanto"
+
+
+PLANES: Mapping[int, tuple[tuple[int, int], ...]] = {
+    3: ((2, 0), (1, 2)),
+    5: ((4, 0), (1, 4)),
+    6: ((4, 0), (2, 4)),
+    7: ((4, 0), (2, 4), (1, 6)),
+}
+"""How many bits of a code lie together in a plane, and at which of its bits they begin; planes in order of words."""
 
 
 class Form(NamedTuple):
@@ -42,22 +53,29 @@ class Form(NamedTuple):
 
     ``turned``: scales are [groups, rows], and codes of one word belong to several columns of one row, or to several
     rows of one column; else everything goes row by row. ``signed``: codes and zero points are bytes in two's
-    complement, else words of 32 bits.
+    complement, else words of 32 bits. ``stacked``: all groups one after the other are cut into as many runs as a byte
+    (of 3 bits: a word) has codes, and hold one code of each; zero points are numbers of the scales' type, with
+    ``subtracted`` those that are subtracted from the product of scale and code.
     """
 
     bits: tuple[int, ...]
     turned: bool = False
     signed: bool = False
+    stacked: bool = False
+    subtracted: bool = False
 
 
 FORMS: Mapping[str, Form] = {
     GPTQ: Form((2, 3, 4, 8), turned=True),
     GPTQ_V1: Form((2, 3, 4, 8), turned=True),  # as gptq, zero points less by one
+    GPTQ_PLANES: Form(tuple(PLANES), turned=True),
     AWQ: Form((4,), turned=True),
     AWQ_GEMV: Form((4,)),
     PACKED: Form((1, 2, 3, 4, 5, 6, 7, 8)),
     PACKED_LOOSE: Form((3, 5, 6, 7)),  # whole codes in each word, spare bits on top
     INTS: Form((8,), signed=True),
+    HQQ: Form((1, 2, 3, 4, 8), stacked=True),  # the first code in the high bits
+    QUANTO: Form((2, 4), stacked=True, subtracted=True),
 }
 
 
@@ -104,6 +122,23 @@ class WordsLayout:
         return FORMS[self.form].signed
 
     @property
+    def stacked(self) -> bool:
+        """Whether a byte or word holds codes of several groups, and zero points are floats."""
+        return FORMS[self.form].stacked
+
+    @property
+    def lanes(self) -> int:
+        """Codes of a byte, or of a word of 3 bits, of a stacked form."""
+        return 10 if self.bits == 3 else 8 // self.bits
+
+    @property
+    def integers(self) -> str:
+        """Storage type of ``packed_weight``."""
+        if self.stacked and self.bits != 3:
+            return "u8"
+        return "i8" if self.signed else "i32"
+
+    @property
     def point(self) -> int:
         """The zero point of codes that are symmetric around it."""
         return 0 if self.signed else 1 << (self.bits - 1)
@@ -112,7 +147,8 @@ class WordsLayout:
     def rows(self) -> AffineLayout:
         """The same integers row by row (``affine``)."""
         grid = ROW if self.group is None else Group(self.group)
-        return AffineLayout(self.bits, grid, ROWS_LSB, self.signed, self.zero, self.dtype, self.scales)
+        zero = OFFSETS if FORMS[self.form].subtracted else self.zero
+        return AffineLayout(self.bits, grid, ROWS_LSB, self.signed, zero, self.dtype, self.scales)
 
     def groups(self, cols: int) -> int:
         """Groups of a row."""
@@ -121,12 +157,14 @@ class WordsLayout:
     def code_shape(self, shape: Shape) -> Shape:
         """Shape of ``packed_weight``."""
         rows, cols = matrix_shape(shape)
-        if self.form in (GPTQ, GPTQ_V1):
+        if self.form in (GPTQ, GPTQ_V1, GPTQ_PLANES):
             return (words(cols, self.bits), rows)
         if self.form == AWQ:
             return (cols, words(rows, self.bits))
         if self.form == INTS:
             return (rows, cols)
+        if self.stacked:
+            return (-(-rows * self.groups(cols) // self.lanes), self.group or cols)
         return (rows, -(-cols // (32 // self.bits)) if self.form == PACKED_LOOSE else words(cols, self.bits))
 
     def scale_shape(self, shape: Shape) -> Shape:
@@ -142,7 +180,7 @@ class WordsLayout:
         groups = self.groups(cols)
         if self.form == AWQ_GEMV:
             return (rows, self._padded(cols))
-        if self.form == INTS:
+        if self.form == INTS or self.stacked:
             return (rows, groups)
         return (groups, words(rows, self.bits)) if self.turned else (words(rows, self.bits), groups)
 
@@ -153,14 +191,13 @@ class WordsLayout:
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the raw parts of a tensor of ``shape``."""
-        integers = "i8" if self.signed else "i32"
-        width = DTYPES[integers].bits // 8
+        points = self.scales if self.stacked else self.integers
         parts = [
-            PartSpec(CODES, integers, prod(self.code_shape(shape)) * width),
+            PartSpec(CODES, self.integers, DTYPES[self.integers].nbytes(prod(self.code_shape(shape)))),
             PartSpec(SCALES, self.scales, DTYPES[self.scales].nbytes(prod(self.scale_shape(shape)))),
         ]
         if isinstance(self.zero, Points):
-            parts.append(PartSpec(ZEROS, integers, prod(self.zero_shape(shape)) * width))
+            parts.append(PartSpec(ZEROS, points, DTYPES[points].nbytes(prod(self.zero_shape(shape)))))
         if self.order:
             parts.append(PartSpec(ORDER, "i32", 4 * matrix_shape(shape)[1]))
         return tuple(parts)
@@ -210,7 +247,7 @@ class WordsLayout:
         if self.order:
             return
         rows = self.rows
-        if isinstance(self.zero, Points):
+        if isinstance(rows.zero, Points):
             yield replace(rows, zero=Constant(self.point))
         yield rows
         yield from rows.alternatives(AsLaid(tensor.name, tensor.shape, replace(rows, dtype=tensor.dtype)))
@@ -226,7 +263,7 @@ def forms_of(layout: AffineLayout, shape: Shape) -> Iterator[WordsLayout]:
     if len(shape) != 2 or layout.offset or not isinstance(layout.grid, Group | Row):
         return
     for form, known in sorted(FORMS.items(), key=lambda item: item[1].signed != layout.signed):  # as stored first
-        if layout.bits in known.bits and form != PACKED_LOOSE:
+        if layout.bits in known.bits and form != PACKED_LOOSE and not known.stacked:
             base = WordsLayout(form, layout.bits, layout.group_size, POINTS, layout.dtype, layout.scales)
             yield replace(base, zero=Constant(base.point))
             yield base

@@ -53,8 +53,11 @@ class ConvertOptions:
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     threads: int | None = field(default=None, metadata=THREADS)
     digest: Digest | None = field(default="crc32c", metadata=DIGEST)
-    container: int | None = field(
-        default=None, metadata=about("Version of the target's container: 1 or 2 of zTensor's, for .zt; default 1.")
+    container: int | str | None = field(
+        default=None,
+        metadata=about(
+            "Version of the target: 1 or 2 of .zt, gemm or gemv of AWQ, stream or planes of GPTQ; default the first."
+        ),
     )
     max_shard: int | str | None = field(
         default=None,
