@@ -14,6 +14,7 @@ import torch
 
 import ingot
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.ops.architectures import tokenizer
 from ingot.testing.entries import stored_entries
@@ -256,6 +257,27 @@ def test_second_scales_of_nvfp4_are_tensors_of_their_own_there(model: Path, tmp_
     packed_names = [name for name in wanted if "scale" in name or name.endswith(("q_proj.weight", "up_proj.weight"))]
     assert len(packed_names) == 6 * LAYERS
     assert all(found[name] == wanted[name] for name in packed_names)
+
+
+def test_scales_that_are_divided_are_multiplied_by_a_reciprocal_there(model: Path, tmp_path: Path) -> None:
+    """compressed-tensors' NVFP4: indices and scales are the same, values in the tensor's own type, and that is told."""
+    options = '{ table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "divide" }'
+    rule = f'match = ["*self_attn.q_proj.weight", "*up_proj.weight"]\ncodec = "scaled_codebook"\noptions = {options}'
+    (tmp_path / "nvfp4.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
+    ingot.convert(model, tmp_path / "packed", tmp_path / "nvfp4.toml")
+    ingot.convert(tmp_path / "packed", tmp_path / "divided", format="compressed-tensors")
+    report = ingot.convert(tmp_path / "divided", tmp_path / "m.gguf")
+    assert report.actions["repacked"] == 2 * LAYERS
+    read = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    up = read["blk.0.ffn_up.weight"]
+    values = gguf.quants.dequantize(up.data, up.tensor_type) * read["blk.0.ffn_up.scale"].data
+    with ingot.open(tmp_path / "divided") as packed, ingot.open(tmp_path / "m.gguf") as made:
+        tensor = packed["model.layers.0.mlp.up_proj.weight"]
+        kind = numpy_dtype(tensor.dtype)
+        assert np.array_equal(values.astype(np.float32).astype(kind), tensor.numpy())
+        rounded = not np.array_equal(values, tensor.numpy("f32"))
+        assert rounded <= any("up_proj.weight" in note for note in report.notes)
+        assert "blk.0.ffn_up.scale" in made
 
 
 def test_names_stay_where_that_is_asked_for_or_nothing_is_known(model: Path, tmp_path: Path) -> None:

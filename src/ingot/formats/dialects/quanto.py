@@ -28,7 +28,7 @@ _ACTIVATIONS = (".input_scale", ".output_scale")
 
 
 class QuantoFormat(Dialect):
-    """``X.weight._data`` (I8 or FP8) and ``X.weight._scale``, a number a row; ``X.weight._data._data`` of 2 or 4 bits."""
+    """``X.weight._data`` (I8 or FP8) and ``X.weight._scale``, one a row; ``X.weight._data._data`` of 2 or 4 bits."""
 
     name = "quanto"
     summary = "a folder of optimum-quanto: dense tensors, and matrices of int8, FP8 and 2 and 4 bits; read only"
@@ -84,7 +84,7 @@ def _packed(entries: Entries, name: str, config: Config) -> Layer:
     if not count or not group or not known or shift.shape != scale.shape:
         raise FormatError(
             "quanto.shape",
-            f"expected groups as rows with a scale and a shift each, found {list(codes.shape)}, {list(scale.shape)} and "
+            f"expected groups as rows, a scale and a shift each, found {list(codes.shape)}, {list(scale.shape)} and "
             f"{list(shift.shape)}",
             where=name,
         )

@@ -32,7 +32,7 @@ from ingot.ops.architectures.translated import Translated
 from ingot.ops.views.dense import Change, add, change
 from ingot.ops.views.names import drop, rename
 from ingot.ops.views.rows import permute, stack, unstack
-from ingot.ops.views.second import join_seconds, part_seconds
+from ingot.ops.views.second import join_seconds, part_seconds, rounded_seconds
 from ingot.stores.temporary import TemporaryFolder
 
 _FREQUENCIES, _EMBEDDING = "rope_freqs.weight", "token_embd.weight"
@@ -105,6 +105,11 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     changes = _widened(view, family)
     rounded = [name for name, wanted in changes.items() if wanted.plus and not _comes_back(view[name], wanted)]
     lost += [f"the last bits of {', '.join(rounded[:3])}, of which 1 + w is rounded"] if rounded else []
+    if inverted := rounded_seconds(own):
+        lost.append(
+            f"the last bits in f32 of {', '.join(inverted[:3])} ({len(inverted)} tensors), whose scales were divided by "
+            "a number and are multiplied by its reciprocal here: values are equal in their own type"
+        )
     return Translated(
         _labelled(change(view, changes), {"metadata": metadata, "companions": None}),
         _lost([*lost, *plan.lost, *unsaid]),
