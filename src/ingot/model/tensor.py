@@ -91,6 +91,8 @@ class Tensor:
         None for a codec that Ingot does not know; the parts can still be moved.
     origin : Tensor or None
         What a view that changes values made this tensor of: errors are measured against it. None elsewhere.
+    decoded_from : str
+        The codec whose numbers a view decodes for this tensor; empty where its parts are those that are stored.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Tensor:
     params: Mapping[str, Any] = field(default_factory=dict)
     decoder: Decoder | None = field(default=None, repr=False)
     origin: Tensor | None = field(default=None, repr=False)
+    decoded_from: str = field(default="", repr=False)
 
     @classmethod
     def from_parts(

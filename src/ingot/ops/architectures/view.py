@@ -107,7 +107,7 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     lost += [f"the last bits of {', '.join(rounded[:3])}, of which 1 + w is rounded"] if rounded else []
     if inverted := rounded_seconds(own):
         lost.append(
-            f"the last bits in f32 of {', '.join(inverted[:3])} ({len(inverted)} tensors), whose scales were divided by "
+            f"the last bits in f32 of {', '.join(inverted[:3])} ({len(inverted)} tensors): scales were divided by "
             "a number and are multiplied by its reciprocal here: values are equal in their own type"
         )
     return Translated(

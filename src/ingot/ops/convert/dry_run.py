@@ -11,6 +11,7 @@ from ingot.model.report import Column, Figure, Line, Report, Table
 from ingot.ops.attachments import KINDS
 from ingot.ops.codec_name import codec_name
 from ingot.ops.convert.convert import Prepared
+from ingot.ops.convert.report import action_of
 
 _TENSORS = (
     Column("name"),
@@ -71,7 +72,7 @@ def _tensors(steps: Sequence[Step]) -> Table:
             step.tensor.shape,
             step.tensor.dtype,
             step.rule,
-            step.action,
+            action_of(step),
             step.exact,
             step.spec.codec,
             step.spec.params,
@@ -88,7 +89,7 @@ def _groups(steps: Sequence[Step]) -> Table:
 
     def key(step: Step) -> tuple[Any, ...]:
         codec = codec_name(step.spec.codec, step.spec.params, (part.encoding for part in step.spec.parts))
-        return (step.tensor.shape, step.tensor.dtype, step.rule, step.action, codec)
+        return (step.tensor.shape, step.tensor.dtype, step.rule, action_of(step), codec)
 
     rows = []
     for name, group in equal_layers(steps, lambda step: step.tensor.name, key):

@@ -17,6 +17,7 @@ from ingot.model.report import Bytes, Column, Count, Figure, Line, Report, Table
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.keep import kept, obstacle
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
+from ingot.ops.convert.report import action_of
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import STEM, Destination
 from ingot.ops.open import checkpoint_of, open_source
@@ -134,7 +135,8 @@ def _way(format: Format, view: Checkpoint, name: str) -> Way:
         return _refused(format, tensor, error)
     why = obstacle(tensor, format) if step.action == DECODED and tensor.codec != DenseLayout.codec else None
     rounded = isinstance(step, Repack) and step.repack.rounded
-    return Way(format.name, name, tensor.codec, step.action, tensor.nbytes, step.out_bytes, rounded, why)
+    codec = tensor.decoded_from or tensor.codec
+    return Way(format.name, name, codec, action_of(step), tensor.nbytes, step.out_bytes, rounded, why)
 
 
 def _refused(format: Format, tensor: Tensor, error: IngotError) -> Way:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
+from ingot.engine.steps import DECODED, MOVED
 from ingot.engine.work import Step
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.report import (
@@ -146,6 +147,11 @@ class ConvertReport:
 _COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions")
 
 
+def action_of(step: Step) -> str:
+    """Return what happens to a tensor: what a view decodes is not moved, though the step only copies its values."""
+    return DECODED if step.action == MOVED and step.tensor.decoded_from else step.action
+
+
 def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorReport:
     """Describe a finished step."""
     return TensorReport(
@@ -153,8 +159,8 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorRe
         shape=step.tensor.shape,
         dtype=step.spec.dtype,
         codec=step.spec.codec,
-        source_codec=step.tensor.codec,
-        action=step.action,
+        source_codec=step.tensor.decoded_from or step.tensor.codec,
+        action=action_of(step),
         rule=step.rule,
         exact=step.exact,
         source_nbytes=step.tensor.nbytes,

@@ -58,7 +58,9 @@ def change(checkpoint: Checkpoint, changes: Mapping[str, Change]) -> Checkpoint:
         def make() -> Tensor:
             values, row = changes[name].values(checkpoint[name]), DTYPES[changes[name].dtype]
             part = memory_part(values, row.storage, None if row.is_storage else row.name)
-            return Tensor(name, values.shape, row.name, DenseLayout.codec, {DATA: part}, {}, CODECS[DenseLayout.codec])
+            codec = CODECS[DenseLayout.codec]
+            told = "" if checkpoint[name].codec == codec.id else checkpoint[name].codec
+            return Tensor(name, values.shape, row.name, codec.id, {DATA: part}, {}, codec, decoded_from=told)
 
         return make
 

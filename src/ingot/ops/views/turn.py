@@ -67,7 +67,8 @@ def _turned(tensor: Tensor, name: str) -> Tensor:
     source = MadeSource(first.source, prod(shape[:-1]), shape[-1] * row.bits // 8, columns.read, _HELD)
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: {DATA}")
     codec = CODECS[DenseLayout.codec]
-    return Tensor(name, shape, row.name, DenseLayout.codec, {DATA: part}, {}, codec)
+    told = "" if tensor.codec == DenseLayout.codec else tensor.codec
+    return Tensor(name, shape, row.name, DenseLayout.codec, {DATA: part}, {}, codec, decoded_from=told)
 
 
 def _flipped(tensor: Tensor) -> Tensor | None:

@@ -101,7 +101,9 @@ def test_matrices_of_matmul_become_codes_of_matmulnbits_and_dense_again(tmp_path
         values = {name: packed_model[f"{name}_Q4"].numpy() for name in (UP, SQUARE)}
         assert np.abs(values[UP].T - numbers((64, 32), 2)).max() < 0.05
         assert np.abs(values[SQUARE].T - numbers((32, 32), 3)).max() < 0.05
-    ingot.convert(out, back, recipe="decompress")
+    report = ingot.convert(out, back, recipe="decompress")
+    told = {tensor.name: (tensor.action, tensor.source_codec) for tensor in report.tensors}
+    assert {name: told[name] for name in (UP, SQUARE)} == dict.fromkeys((UP, SQUARE), ("decoded", "affine"))
     assert operators(back) == ["Gather", "MatMul", "MatMul", "Reshape", "Gemm"]
     with ingot.open(back) as dense:
         assert all(np.array_equal(dense[name].numpy(), values[name].T) for name in values)
