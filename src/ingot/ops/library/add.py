@@ -24,7 +24,7 @@ from ingot.ops.library.options import AddOptions
 from ingot.ops.library.place import Place
 from ingot.ops.library.remake import contents
 from ingot.stores.shared import Adding, Use
-from ingot.stores.table import locate_model
+from ingot.stores.table import locate_model, location_of, url_of
 
 _BATCH, _BATCH_BYTES = 64, 256 << 20
 
@@ -69,7 +69,8 @@ def add(options: AddOptions) -> Added:
     Raises
     ------
     UsageError
-        ``library.name``, ``library.exists``, ``library.empty``, ``library.none``; ``library.unknown`` for the base.
+        ``library.name``, ``library.exists``, ``library.empty``, ``library.within``, ``library.none``;
+        ``library.unknown`` for the base.
     IntegrityError
         ``store.changed``: the source was written to; ``library.digest``, ``library.lost``.
     ResourceError
@@ -78,6 +79,12 @@ def add(options: AddOptions) -> Added:
     store, single = locate_model(options.src, io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
+    if not single and store.url and f"{url_of(options.library)}/".startswith(f"{store.url}/"):
+        raise UsageError(
+            "expected a library that does not lie in what is to be added: choose another folder for it",
+            rule="library.within",
+            where=location_of(options.library),
+        )
     place = Place(options.library, create=True)
     with place.folder.using() as use, place.folder.adding() as adding:
         addition = _Addition(place, adding, store, options)

@@ -171,12 +171,36 @@ def test_a_name_belongs_to_one_artifact(library, base, tmp_path):
 
 
 def test_what_is_no_library_is_left_alone(base, tmp_path):
-    assert rule(ingot.Library(base).add, base, "m") == "library.none"
+    assert rule(ingot.Library(base).add, base / "model.safetensors") == "library.none"
     (tmp_path / "empty").mkdir()
     assert rule(ingot.Library(tmp_path / "empty").gc) == "library.none"
     assert rule(ingot.Library(tmp_path / "nowhere").ls) == "store.missing"
     assert rule(ingot.Library("https://localhost:1/x").add, base) == "store.not-writable"
     assert rule(ingot.Library(tmp_path / "new").add, tmp_path / "empty") == "library.empty"
+    assert rule(ingot.Library(base / "library").add, base) == "library.within"
+    assert not (base / "library").exists()
+
+
+@pytest.mark.parametrize("work", ["add", "get"])
+def test_an_interruption_leaves_nothing_half_written(library, base, tmp_path, work):
+    library.add(base, "first")
+    seen = []
+
+    def interrupted(event):
+        seen.append(event)
+        if event.done > event.total * 0.6:
+            raise KeyboardInterrupt
+
+    tuned = folder(tmp_path / "tuned", moved(weights(), 1))
+    call, what = (library.add, (tuned,)) if work == "add" else (library.get, ("first", tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        call(*what, progress=interrupted)
+    assert len(seen) > 1
+    assert [entry.name for entry in library.ls().artifacts] == ["first"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"base", "library", "tuned"}
+    assert not [*(Path(library.address) / "scratch").iterdir()]
+    assert library.gc(wait=0).leftovers == 0
+    assert library.verify() == []
 
 
 def test_a_source_that_changes_is_refused(library, base, monkeypatch):
