@@ -185,6 +185,24 @@ class LocalScheme:
             _path_of(text), directory=directory, overwrite=replaced.allowed, resume=resume, require_ours=ours
         )
 
+    def make_folder(self, text: str) -> None:
+        """Make a folder at the path, in one that is there."""
+        path = _path_of(text)
+        try:
+            path.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            raise UsageError(
+                "expected an existing folder to write into; create it first",
+                rule="target.no-parent",
+                where=str(path.parent),
+            ) from None
+        except FileExistsError:
+            raise UsageError(
+                "expected a folder or nothing at the target; found a file", rule="target.not-a-folder", where=text
+            ) from None
+        except OSError as error:
+            raise write_error(error, text) from error
+
     def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
         """Put a small file at the path; errors as ``core.atomic.atomic_write``."""
         atomic_write(_path_of(text), data, overwrite=overwrite)

@@ -76,6 +76,15 @@ class Sharing(Protocol):
 
 
 @runtime_checkable
+class Foldered(Protocol):
+    """A scheme in which a folder has to be there before anything is put into it."""
+
+    def make_folder(self, text: str) -> None:
+        """As the function ``make_folder``."""
+        ...
+
+
+@runtime_checkable
 class Piped(Protocol):
     """A scheme of which an address may be a pipe: bytes that come once, and lie in no store."""
 
@@ -200,6 +209,13 @@ def stage(url: str | os.PathLike[str], replaced: Replaced, *, directory: bool = 
     Raises ``UsageError`` ``store.not-writable`` where that kind of store is only read, and what ``Staging`` does.
     """
     return _publishing(url).stage(text_of(url), replaced, directory=directory, resume=resume)
+
+
+def make_folder(url: str | os.PathLike[str]) -> None:
+    """Make a folder to stage in, where stores need one and there is none; errors as ``stage``."""
+    scheme = _publishing(url)
+    if isinstance(scheme, Foldered):
+        scheme.make_folder(text_of(url))
 
 
 def write_file(url: str | os.PathLike[str], data: bytes, *, overwrite: bool = True) -> None:

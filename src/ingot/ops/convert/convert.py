@@ -20,10 +20,21 @@ from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.words import WordsLayout
+from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, plan_conversion
+from ingot.ops.convert.ranks import (
+    as_executed,
+    folder_of,
+    is_there,
+    of_ranks,
+    ranks_of,
+    require_folder,
+    require_packed,
+    slice_for,
+)
 from ingot.ops.convert.report import ConvertReport, retyped, tensor_report
 from ingot.ops.convert.requests import within, write_options
 from ingot.ops.convert.tied import Tied, untangle
@@ -33,6 +44,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
+from ingot.stores.table import location_of
 
 
 @takes(ConvertOptions, "convert")
@@ -50,14 +62,27 @@ def convert(options: ConvertOptions) -> ConvertReport:
     Raises
     ------
     UsageError, UnsupportedError, CodecError, FormatError, IntegrityError, ResourceError
-        Nothing is left under the final name.
+        Nothing is left under the final name; with ``tp`` folders of ranks that are complete are.
     """
     started = time.perf_counter()
-    with prepare(within(options)) as prepared:
-        planned, read = prepared.plan.in_bytes, prepared.read
-        resources = Resources(options.max_ram, options.threads, Progress(planned + read, options.progress, done=read))
-        report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
+    ranks = ranks_of(options)
+    reports = [_convert(options, rank) for rank in ranks]
+    report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
     return replace(report, seconds=time.perf_counter() - started)
+
+
+def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
+    own = options if rank is None else replace(options, dst=folder_of(options.dst, rank))
+    with _prepare(within(own), rank) as prepared:
+        planned, read = prepared.plan.in_bytes, prepared.read
+        every, before = (1, 0) if rank is None else (rank.size, rank.rank)
+        total, done = every * (planned + read), before * (planned + read) + read
+        resources = Resources(options.max_ram, options.threads, Progress(total, options.progress, done=done))
+        if rank is not None:
+            require_folder(options.dst, rank.size)
+        if rank is not None and options.resume and is_there(prepared.place, prepared.checkpoint):
+            return _report(prepared, as_executed(prepared.plan, prepared.place))
+        return run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +114,14 @@ class Prepared:
 def prepare(options: ConvertOptions) -> Prepared:
     """Open the source, view it as the options ask and plan the conversion; what ``--dry-run`` prints.
 
-    Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``.
+    Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``. With ``tp`` it is the
+    first rank's; all have the same shapes.
     """
+    rank = ranks_of(options)[0]
+    return _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
+
+
+def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     target, recipe = destination(options.dst, options.format, options.container), options.recipe
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
@@ -103,6 +134,7 @@ def prepare(options: ConvertOptions) -> Prepared:
         tied = _tied(source, checkpoint, target)
         view = viewed(checkpoint, target, replace(options, recipe=recipe), tied.without)
         checkpoint, close = view.checkpoint, view.checkpoint.close
+        checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
         plan = plan_conversion(checkpoint, target.format, request)
@@ -110,7 +142,11 @@ def prepare(options: ConvertOptions) -> Prepared:
         if options.strict_recipe:
             require_effect(plan.warnings)
         behind = source.companions().note() if target.directory else ""
-        told = [*(message for _, message in remarks(source)), *view.notes, _read_narrower(plan), tied.note, behind]
+        if rank is not None:
+            require_packed(plan, checkpoint, recipe)
+        part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
+        read = _read_narrower(plan)
+        told = [*(message for _, message in remarks(source)), *view.notes, part, read, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, tied.without)
     except BaseException:

@@ -65,6 +65,13 @@ class ConvertOptions:
             "Largest shard, such as 2GB; default in folders 5GB of safetensors, one file of GGUF.", "--max-shard-size"
         ),
     )
+    tp: int | None = field(
+        default=None,
+        metadata=about(
+            "Write so many folders, DST/rank0 and on, each with a rank's slices for tensor parallelism, as vLLM and "
+            "Megatron cut."
+        ),
+    )
     verify: bool = field(default=True, metadata=about("Check the source's digests."))
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
     measure: bool = field(default=True, metadata=about("Measure the error of lossy tensors."))

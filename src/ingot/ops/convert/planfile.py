@@ -136,7 +136,16 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
 
 
 def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
-    """Write a prepared conversion to a file, replaced if it is there; errors as ``stores.table.write_file``."""
+    """Write a prepared conversion to a file, replaced if it is there.
+
+    Raises ``UsageError`` ``plan.tp``: slices of several ranks are a plan each. Errors as ``stores.table.write_file``.
+    """
+    if options.tp is not None:
+        raise UsageError(
+            "expected a conversion into one artifact, found slices for several ranks (tp), which no plan holds: "
+            "convert at once",
+            rule="plan.tp",
+        )
     write_file(path, plan_json(prepared, options))
 
 

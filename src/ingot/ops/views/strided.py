@@ -74,7 +74,7 @@ def strided(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, Strided]]) 
             _require(piece.units, checkpoint[name].size, prod(piece.shape), name)
 
     def cut(name: str, new: str) -> Make:
-        return lambda: _cut(checkpoint[name], new, names[name][new])
+        return lambda: strided_tensor(checkpoint[name], new, names[name][new])
 
     entries: list[tuple[str, Make | None, str]] = []
     for name in checkpoint:
@@ -153,7 +153,8 @@ def _require_once_each(checkpoint: Checkpoint, new: str, shape: tuple[int, ...],
         _require(units, size, tensor.size, name)
 
 
-def _cut(tensor: Tensor, name: str, wanted: Strided) -> Tensor:
+def strided_tensor(tensor: Tensor, name: str, wanted: Strided) -> Tensor:
+    """Return a tensor that is made of units of another one, which are there."""
     units, size = wanted.units, _unit(wanted.units, tensor.size)
     widths = _widths([tensor], wanted.shape, size)
     if widths is None:
