@@ -35,12 +35,10 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
         return cannot(target, f"blocks of {stored.type} are no codes with scales that {target.codec} has")
     blocks = _Blocks(tensor, stored, own)
     cols = tensor.matrix_shape[1]
-    reason = blocks.strange()
-    if reason:
-        return cannot(target, reason)
     found = blocks.repacked(blocks.whole(), target)
-    if not found.exact:
-        return found
+    reason = blocks.strange() if found.exact else None
+    if not found.exact or reason:
+        return found if reason is None else cannot(target, reason)
     numbers = sum(part.length or 0 for part in own.part_specs((1, cols)))
     memory = found.memory + blocks.row_bytes + 2 * numbers  # as read, and taken apart
     return replace(found, rows=found.rows if cols else 0, memory=memory, reader=lambda: _BlockParts(blocks, target))

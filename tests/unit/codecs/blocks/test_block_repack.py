@@ -16,6 +16,7 @@ from ingot.codecs.blocks.repack import to_blocks
 from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.codecs.table import CODECS
 from ingot.core import native
+from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.affine import OFFSETS, POINTS
 from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN, alternatives
 from ingot.model.layouts.ggml import GgmlBlocksLayout
@@ -115,6 +116,20 @@ def products(own: ScaledCodebookLayout, scales: np.ndarray) -> np.ndarray:
     """Return each byte's scale times every code, as often as a block has it."""
     every = numbers(own.scales)[scales] * numbers("f4_e2m1fn")[None, :]
     return np.tile(every, (1, 2 if own.scales == "f8_e8m0fnu" else 4))
+
+
+class _Unread(MemorySource):
+    def view(self, offset: int, length: int) -> memoryview:
+        raise AssertionError("expected nothing to be read")
+
+
+@pytest.mark.parametrize("kind", list(STRANGE))
+def test_blocks_are_not_read_for_layouts_that_cannot_hold_them(kind: str) -> None:
+    tensor = stored(kind)
+    part = tensor.parts["blocks"]
+    unread = replace(part, source=_Unread(bytes(part.view()), "unread"))
+    way = BLOCKS.repack(replace(tensor, parts={"blocks": unread}), replace(CODEBOOKS[kind], values="nf4"))
+    assert not way.exact
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q5_0", "q8_0"])
