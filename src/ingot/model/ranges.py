@@ -107,8 +107,10 @@ class HeaderSource:
 
         Only a hint: a wrong range costs its reading, and what was not expected is read all the same.
         """
-        inside = (_within(start, length, self.size) for start, length in ranges)
-        self._expected = coalesced((range for range in inside if range[1] and self._find(*range) is None), self.gap)
+        inside = [_within(start, length, self.size) for start, length in ranges]
+        if self._starts:
+            inside = [range for range in inside if self._find(*range) is None]
+        self._expected = coalesced((range for range in inside if range[1]), self.gap)
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return bytes, from memory where they were read before; errors as those of the source."""
@@ -124,6 +126,11 @@ class HeaderSource:
             window = self._fetch(offset, out.nbytes)
         if out.nbytes:
             out.cast("B")[:] = window
+
+    def has(self, offset: int, data: bytes) -> bool:
+        """Whether these bytes lie there; errors as those of the source."""
+        window = self._find(offset, len(data))
+        return (self._fetch(offset, len(data)) if window is None else window) == data
 
     def changed(self) -> bool:
         return self._source.changed()
@@ -194,8 +201,11 @@ def distant(source: ByteSource) -> Ranged | None:
 
 def _within(start: int, length: int, size: int) -> Range:
     """Return the part of a range that lies in a file of ``size`` bytes."""
+    end = start + length
+    if 0 <= start <= end <= size:
+        return start, length
     first = min(max(start, 0), size)
-    return first, max(0, min(start + length, size) - first)
+    return first, max(0, min(end, size) - first)
 
 
 def _batch(expected: Sequence[Range]) -> Iterator[Range]:

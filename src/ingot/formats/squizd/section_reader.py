@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 from ingot.errors import CodecError, FormatError
-from ingot.formats.squizd.blocks import TCA_HEADER, Read, fits, npcl, parse
+from ingot.formats.squizd.blocks import TCA_HEADER, fits, npcl, parse
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory, Entry
 from ingot.formats.squizd.directory import parse as parse_directory
@@ -88,20 +88,22 @@ def locate(
     read = partial(read_bytes, source)
     source.expect(_heads(directory, layers))
     for name, entry in directory.tensors.items():
-        location = f"{where}: tensor {name[:200]!r}"
         if entry.layer >= len(layers):
             raise FormatError(
-                "squizd.directory-layer", f"expected a layer below {len(layers)}, found {entry.layer}", where=location
+                "squizd.directory-layer",
+                f"expected a layer below {len(layers)}, found {entry.layer}",
+                where=_place(where, name),
             )
         start, end = layers[entry.layer]
         if not start <= entry.offset < end:
             raise FormatError(
                 "squizd.block-outside-layer",
                 f"expected a block in layer {entry.layer}, bytes {start} to {end}, found {entry.offset}",
-                where=location,
+                where=_place(where, name),
             )
-        located = _plain(read, name, entry, end)
+        located = _plain(source, name, entry, end)
         if located is None:
+            location = _place(where, name)
             block = parse(read, entry.offset, end, location, _stated(name, entry, location))
             located = from_entry(name, entry, block, location)
         by_name[name], block = located, located.form.block
@@ -111,7 +113,7 @@ def locate(
                 raise FormatError(
                     "squizd.mask",
                     f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}",
-                    where=location,
+                    where=_place(where, name),
                 )
             spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
     _check_apart(spans, where)
@@ -123,6 +125,10 @@ def locate(
     return by_name
 
 
+def _place(where: str, name: str) -> str:
+    return f"{where}: tensor {name[:200]!r}"
+
+
 def _heads(directory: Directory, layers: Sequence[Span]) -> Iterator[Range]:
     """Yield where the heads of blocks lie, with the padding before them, and the padding behind the layers' last."""
     for entry in directory.tensors.values():
@@ -132,20 +138,29 @@ def _heads(directory: Directory, layers: Sequence[Span]) -> Iterator[Range]:
             yield end - ALIGNMENT, ALIGNMENT
 
 
-def _plain(read: Read, name: str, entry: Entry, end: int) -> Located | None:
+def _plain(source: HeaderSource, name: str, entry: Entry, end: int) -> Located | None:
     """Return a dense tensor whose block is just what the directory says; None for all that deserves a closer look."""
     if entry.codec != DenseLayout.codec or entry.params or entry.first or entry.second or entry.mask or entry.scales:
         return None
-    if not fits(entry.dtype, entry.shape) or not entry.digests.keys() <= _DATA or entry.chunks:
+    if not entry.digests.keys() <= _DATA or entry.chunks:
         return None
-    block = npcl(entry.dtype, entry.shape)
-    length = block.length or 0
-    if length > end - entry.offset or read(entry.offset, block.lead) != block.header:
+    form, parts, length = _dense(entry.dtype, entry.shape)
+    if form is None or length > end - entry.offset or not source.has(entry.offset, form.block.header):
         return None
+    return Located(
+        TensorSpec(name, entry.shape, entry.dtype, DenseLayout.codec, parts), form, entry.offset, digests=entry.digests
+    )
+
+
+@lru_cache(maxsize=1024)
+def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[Form | None, tuple[PartSpec, ...], int]:
+    """Return the block of a dense tensor, its part and its length, which many tensors of a model share; None for one
+    that has no room in a block."""
+    if not fits(dtype, shape):
+        return None, (), 0
+    block = npcl(dtype, shape)
     piece = block.pieces[0]
-    part = PartSpec(piece.role, piece.dtype, piece.length, piece.type)
-    spec = TensorSpec(name, entry.shape, entry.dtype, DenseLayout.codec, (part,))
-    return Located(spec, Form(block), entry.offset, digests=entry.digests)
+    return Form(block), (PartSpec(piece.role, piece.dtype, piece.length, piece.type),), block.length or 0
 
 
 def _stated(name: str, entry: Entry, where: str) -> tuple[int, int] | None:

@@ -14,7 +14,8 @@ import ingot
 from ingot.codecs.table import CODECS
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.base import Catalog
-from ingot.formats.squizd import place, walk
+from ingot.formats.squizd import place, section_reader, walk
+from ingot.formats.squizd.blocks import Block, npcl
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.header import read_header, read_index
 from ingot.formats.squizd.place import layers_of
@@ -354,3 +355,18 @@ def test_verify_decodes_what_is_stored_and_not_what_was_dropped(tmp_path: Path) 
     wrong = pruned(quantized("t", codes(2, 4, 4), 4, [(float("inf"), 0.0)]), 0, 6, 2, (1,))
     path.write_bytes(squizd([wrong]).data)
     assert errors(ingot.verify(path)) == ["codec.non-finite"]
+
+
+def test_tensors_of_one_shape_share_what_their_block_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def counted(dtype: str, shape: tuple[int, ...]) -> Block:
+        made.append(shape)
+        return npcl(dtype, shape)
+
+    ingot.save(tmp_path / "a.squizd", {f"t{index}": np.full((3, 5 + index % 2), index, "f4") for index in range(40)})
+    section_reader._dense.cache_clear()
+    monkeypatch.setattr(section_reader, "npcl", counted)
+    with ingot.open(tmp_path / "a.squizd") as checkpoint:
+        assert [checkpoint[f"t{index}"].numpy()[0, 0] for index in range(40)] == list(range(40))
+    assert sorted(made) == [(3, 5), (3, 6)]
