@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, calcsize, unpack_from
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,17 @@ class Cursor:
 
     def number(self, code: str) -> Any:
         """Return the next number; ``code`` as ``struct`` has it."""
-        form = Struct(self.order + code)
-        return form.unpack(self.take(form.size))[0]
+        return self.fields(code)[0]
+
+    def fields(self, code: str) -> tuple[Any, ...]:
+        """Return the next numbers; ``code`` as ``struct`` has it."""
+        code = self.order + code
+        start = self.position
+        end = start + calcsize(code)
+        if end > len(self._data):
+            self._need(end)
+        self.position = end
+        return unpack_from(code, self._data, start)
 
     def numbers(self, code: str, count: int) -> list[Any]:
         """Return ``count`` numbers of a NumPy type code, such as ``u2``."""

@@ -161,9 +161,9 @@ def _entry(cursor: Cursor, name: str) -> tuple[str, Entry]:
     rank = cursor.number("I")
     if rank > MAX_RANK:
         raise FormatError("gguf.rank", f"expected at most {MAX_RANK} dimensions, found {rank}", where=where)
-    shape = tuple(cursor.numbers("u8", rank))[::-1]
+    *sizes, number, offset = cursor.fields(f"{rank}QIQ")
+    shape = tuple(reversed(sizes))
     count = element_count(shape, "gguf.shape", where)
-    number, offset = cursor.number("I"), cursor.number("Q")
     if number in DENSE:
         return tensor, Entry(shape, DENSE[number], offset, DTYPES[DENSE[number]].nbytes(count))
     if number not in BLOCKED:
