@@ -5,8 +5,9 @@ IngotError. Nothing else may escape.
     python tests/fuzz/fuzz_zt2.py -max_total_time=600
 
 An input is a manifest (its length first, 2 bytes) and what lies at byte 4096; frame, place and checksum are made right,
-so that what lies behind them is reached. The conformance corpus is the seed; findings are written to the current folder
-as crash-*. A finding is replayed by ``python tests/fuzz/fuzz_zt2.py crash-...``.
+and the manifest deterministic where it is CBOR at all, so that what lies behind them is reached. The conformance corpus
+is the seed; findings are written to the current folder as crash-*. A finding is replayed by
+``python tests/fuzz/fuzz_zt2.py crash-...``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import atheris
 
-from ingot.core import checksums
+from ingot.core import cbor, checksums
 from ingot.errors import IngotError
 from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, MAGIC, Footer, align
@@ -35,11 +36,19 @@ def framed(manifest: bytes, blobs: bytes) -> bytes:
     return data.ljust(start, b"\0") + manifest + Footer(start, len(manifest), checksums.xxh3(manifest)).pack()
 
 
+def deterministic(manifest: bytes) -> bytes:
+    """Return a manifest in the one encoding that is read; what is no CBOR as it is."""
+    try:
+        return cbor.dumps(cbor.loads(manifest), sort=True)
+    except IngotError:
+        return manifest
+
+
 def one_input(data: bytes) -> None:
     """Read an input as a file, and decode what it holds: no tensor is larger than its bytes allow."""
     size = int.from_bytes(data[:2], "little")
     try:
-        store = MemoryStore({"x.zt": framed(data[2 : 2 + size], data[2 + size :])})
+        store = MemoryStore({"x.zt": framed(deterministic(data[2 : 2 + size]), data[2 + size :])})
         tensors = with_decoders(Zt2Format().read(store, "x.zt").tensors)
         for name in tensors:
             tensors[name].numpy()

@@ -259,12 +259,11 @@ class Edits:
 
     def apply(self) -> bytes:
         """Return the bytes of the file with every edit made, which leaves no holes."""
-        data = self._root.data
-        return b"".join(
-            bytes(data[piece.start : piece.end]) if isinstance(piece, Range) else bytes(piece)
-            for piece in self.pieces()
-            if not isinstance(piece, Hole)
-        )
+        data, made = self._root.data, []
+        for piece in self.pieces():
+            assert not isinstance(piece, Hole), "nobody is there to fill a hole"
+            made.append(bytes(data[piece.start : piece.end]) if isinstance(piece, Range) else piece)
+        return b"".join(made)
 
     def _payload(self, node: Node) -> list[Piece]:
         edits = list(self._ranges.get(id(node), ()))
