@@ -15,6 +15,7 @@ from ingot.errors import IngotError
 from ingot.model.store import Listing, Replaced
 from ingot.stores.remote import client, source, transfer
 from ingot.stores.remote.address import address_of, shown
+from ingot.stores.remote.store import RemoteStore
 from ingot.stores.table import from_url, locate, stage
 from ingot.testing.stores import StoreSuite, rule_of
 from ingot.testing.web import Fault, Request, WebServer
@@ -243,7 +244,18 @@ def test_a_server_without_pages_says_so(server: WebServer) -> None:
     assert not from_url(f"{server.url}/m").exists("c")
 
 
-@pytest.mark.parametrize("text", ["https:///x", "https://h/a/../b", "https://h/a//b", "https://h/a%2Fb", "s3://b/x#y"])
+def test_a_machine_without_credentials_is_told_so(server: WebServer) -> None:
+    """Whatever becomes of the request to the cloud's own service for them: the bucket was not even asked."""
+    told = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 5 ms - {}"
+    store = from_url(f"{server.url}/m")
+    assert isinstance(store, RemoteStore)
+    for end in ("Server returned non-2xx status code: 403 Forbidden", "operation timed out", "connection refused"):
+        assert store._client.explain(ValueError(told.format(end)), "x").rule == "store.denied"
+
+
+@pytest.mark.parametrize(
+    "text", ["https:///x", "https://h/a/../b", "https://h/a//b", "https://h/a%2Fb", "s3://b/x#y", "s3://b/%FF"]
+)
 def test_addresses_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(IngotError) as caught:
         address_of(text)

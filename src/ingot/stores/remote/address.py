@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ingot.errors import UsageError
 
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # bytes that are no UTF-8: no request has such
 _PORT = re.compile(r"[^\s/?#@\\]+\Z")
 
 
@@ -72,6 +73,7 @@ def address_of(text: str) -> Address:
     path = unquote(parts.path, errors="surrogateescape").lstrip("/")
     pieces = path.removesuffix("/").split("/") if path else []
     sound = _PORT.match(host) and not any(piece in ("", ".", "..") or "\0" in piece for piece in pieces)
+    sound = sound and not _NO_TEXT.search(path)
     if not sound or parts.fragment or any("%2f" in piece.lower() for piece in parts.path.split("/")):
         raise UsageError(
             "expected an address as SCHEME://host/folder/file, with %23 and %3F for # and ? in names",

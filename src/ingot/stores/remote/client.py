@@ -286,7 +286,10 @@ def _denied(text: str) -> str:
 
 
 # What obstore's message has in it, in this order: rule, message.
+_NO_CREDENTIALS = "no credentials were found, or the service that gives them did not answer: see spec/remote.md"
 _FAILURES: tuple[tuple[str, str, str], ...] = (
+    # Where machines of a cloud ask for their credentials: obstore does, where the environment has none.
+    (r"//169\.254\.169\.254/|//metadata\.google\.internal/", "store.denied", _NO_CREDENTIALS),
     (
         r"status code: 3\d\d|redirect",
         "remote.redirect",
@@ -295,11 +298,7 @@ _FAILURES: tuple[tuple[str, str, str], ...] = (
     (r"status code: ", "remote.failed", "the server answered with {status}; try again later"),
     (r"timedout|timed out", "remote.stalled", "the server sent no byte for {stall:g} seconds"),
     (r"certificate", "remote.certificate", "the server's certificate is not one that this machine trusts"),
-    (
-        r"credential|token",
-        "store.denied",
-        "no credentials were found, or the service that gives them did not answer: see spec/remote.md",
-    ),
+    (r"credential|token", "store.denied", _NO_CREDENTIALS),
     (
         "",
         "remote.failed",
