@@ -112,3 +112,12 @@ def test_a_shard_by_itself_says_so(model: Path, tmp_path: Path) -> None:
     assert "open.one-shard" in [item.rule for item in ingot.verify(shard)]
     assert "shard 1 of" in " ".join(ingot.convert(shard, tmp_path / "one.zt").notes)
     assert not inspect(tmp_path / "cut").notes
+
+
+@pytest.mark.parametrize("format", ["torchao", "quanto", "hqq"])
+def test_folders_that_are_only_read_are_not_written(tmp_path: Path, format: str) -> None:
+    ingot.save(tmp_path / "m.safetensors", {"w.weight": np.zeros((4, 4), np.float32)})
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.convert(tmp_path / "m.safetensors", tmp_path / "out", format=format)
+    assert caught.value.rule == "convert.unsupported"
+    assert not (tmp_path / "out").exists()

@@ -94,6 +94,10 @@ class Dialect(SafetensorsFormat):
         """What rules of refusals begin with."""
         return self.name
 
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Everything: a dialect is only read, but for those that pack too."""
+        return f"folders of {self.name} are only read: what its own package is to load, it has to write"
+
     @abstractmethod
     def claims_config(self, config: Config) -> bool:
         """Whether a ``config.json`` says that layers are packed this way."""
@@ -182,7 +186,7 @@ class PackingDialect(Dialect):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why this format cannot carry the tensor; None if it can."""
-        return self.refuses_layer(spec) if spec.codec in self.codecs else super().refuses(spec)
+        return self.refuses_layer(spec) if spec.codec in self.codecs else SafetensorsFormat.refuses(self, spec)
 
     def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
         """Return the entries that a tensor takes in a file."""
