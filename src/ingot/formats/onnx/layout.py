@@ -320,7 +320,7 @@ class Layout:
         bias = item.input(_BIAS)
         if not bias:
             return [operator(_MATMUL, item.name, [item.input(0), name], item.outputs, (), _others(item))]
-        product = f"{item.outputs[0]}_product"
+        product = _free(f"{item.outputs[0]}_product", self.template)
         return [
             operator(_MATMUL, item.name, [item.input(0), name], [product], (), _others(item)),
             operator(_ADD, f"{item.name}_bias", [product, bias], item.outputs),
@@ -351,6 +351,13 @@ def _others(item: Operator) -> bytes:
     )
 
 
+def _free(name: str, template: Template) -> str:
+    """Return a name that nothing of the model has."""
+    while name in template.model.names:
+        name += "_"
+    return name
+
+
 def _entries(planned: Planned, template: Template) -> Iterator[Entry]:
     if planned.form is None:
         for role, slot in planned.site.slots.items():
@@ -358,7 +365,5 @@ def _entries(planned: Planned, template: Template) -> Iterator[Entry]:
             yield Entry(constant.name, role, constant.nbytes, slot.conversion, kept=constant)
         return
     for numbers in planned.form.numbers:
-        name = planned.name + numbers.suffix
-        while numbers.suffix and name in template.model.names:
-            name += "_"
+        name = _free(planned.name + numbers.suffix, template) if numbers.suffix else planned.name
         yield Entry(name, numbers.role, numbers.nbytes, numbers.conversion, numbers)

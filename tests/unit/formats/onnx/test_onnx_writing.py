@@ -16,7 +16,7 @@ from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.formats.base import WriteOptions
 from ingot.formats.onnx import layout
 from ingot.formats.onnx.format import OnnxFormat
-from ingot.formats.onnx.graph import INITIALIZERS, parse_model
+from ingot.formats.onnx.graph import INITIALIZERS, MICROSOFT, parse_model
 from ingot.formats.onnx.template import Template
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
@@ -346,6 +346,19 @@ def test_constants_that_share_a_place_share_it_afterwards_or_are_refused() -> No
         with pytest.raises(UnsupportedError) as caught:
             written(template, [items[0], Item(items[1].spec, {"data": bytes(8)})], done=done)
         assert caught.value.rule == "onnx.shared-data"
+
+
+def test_a_name_that_is_taken_is_not_taken_again(tmp_path: Path) -> None:
+    graph = packed()
+    graph.fields.pop()
+    graph.constant("bias", numbers((8,)), "float")
+    attributes = [("K", 48), ("N", 8), ("bits", 4), ("block_size", 32)]
+    graph.node("MatMulNBits", ["x", "w_Q4", "w_scales", "", "", "bias"], ["y"], attributes, MICROSOFT)
+    graph.node("Identity", ["x"], ["y_product"])
+    ingot.convert(saved(tmp_path, graph), tmp_path / "out.onnx", Recipe("test", (Rule(Choice("dense", {})),)))
+    found = parse_model((tmp_path / "out.onnx").read_bytes(), "m").operators
+    assert sorted(operator.type for operator in found) == ["Add", "Identity", "MatMul"]
+    assert len({name for operator in found for name in operator.outputs}) == 3
 
 
 def test_constants_that_share_some_bytes_part() -> None:
