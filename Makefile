@@ -19,7 +19,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum moto nginx core environments cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum moto nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -52,6 +52,22 @@ $(VENV).moto/bin/moto_server:
 # From Debian: apt install nginx-light openssl.
 nginx: $(VENV)/.installed $(VENV)/.test
 	INGOT_NGINX=nginx $(PYTEST) tests/interop/test_nginx_server.py
+
+# llama.cpp as llama-cpp-python's source archive has it: eight minutes of processor time, half of it on two. The folder
+# stays, so that an interrupted build goes on.
+LLAMA := llama-cpp-python==0.3.36
+interop-llama: $(VENV)/.installed $(VENV)/.test $(VENV).llama/.installed
+	INGOT_LLAMA_PYTHON=$(VENV).llama/bin/python $(PYTEST) -s tests/interop/test_llama_cpp.py
+
+$(VENV).llama/.installed:
+	$(PYTHON) -m venv $(VENV).llama
+	$(VENV).llama/bin/pip install --quiet scikit-build-core==1.1.2 pathspec==1.1.1 cmake==4.4.4 ninja==1.13.2
+	$(VENV).llama/bin/pip download --quiet --no-deps --no-build-isolation --no-binary :all: --dest $(VENV).llama $(LLAMA)
+	mkdir -p $(VENV).llama/source
+	tar xzf $(VENV).llama/llama_cpp_python-*.tar.gz --strip-components 1 -C $(VENV).llama/source
+	PATH="$$PWD/$(VENV).llama/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=2 CMAKE_ARGS="-GNinja -DLLAVA_BUILD=OFF" \
+		$(VENV).llama/bin/pip install --quiet --no-build-isolation --config-settings=build-dir=$(VENV).llama/build $(VENV).llama/source
+	touch $@
 
 cases: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python -m tests.oracles.run $(CASES)
@@ -91,7 +107,7 @@ damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).moto $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

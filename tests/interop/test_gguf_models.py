@@ -143,6 +143,17 @@ def test_the_package_reads_names_rows_and_numbers_as_llama_cpp_has_them(model: P
     assert fields["general.file_type"] == 32
 
 
+@pytest.mark.parametrize("recipe", ["f16", "bf16"])
+def test_no_recipe_changes_what_llama_cpp_wants_in_f32(model: Path, tmp_path: Path, recipe: str) -> None:
+    """It ends where it is to multiply by norms in f16."""
+    ingot.convert(model, tmp_path / "x.gguf", recipe)
+    ingot.convert(tmp_path / "x.gguf", tmp_path / "y.gguf", recipe)
+    for name in ("x.gguf", "y.gguf"):
+        with ingot.open(tmp_path / name) as made:
+            assert made["token_embd.weight"].dtype == recipe
+            assert {tensor.dtype for tensor in made.values() if len(tensor.shape) == 1} == {"f32"}
+
+
 def test_a_file_without_files_of_ours_gets_those_that_it_stands_for(model: Path, tmp_path: Path) -> None:
     """As llama.cpp's own converter writes one."""
     ingot.convert(model, tmp_path / "x.gguf")
@@ -234,6 +245,22 @@ def test_rows_move_in_blocks_and_come_back_from_them(model: Path, tmp_path: Path
     with ingot.open(tmp_path / "q") as source, ingot.open(tmp_path / "back") as made:
         for name in source:
             assert np.array_equal(source[name].numpy("f32"), made[name].numpy("f32")), name
+
+
+@pytest.mark.parametrize("words", ["gptq", "awq", "compressed-tensors"])
+def test_rows_of_words_move_packed(model: Path, tmp_path: Path, words: str) -> None:
+    """Words of several rows or columns are put in order as integers too."""
+    rule = 'roles = ["attention"]\ncodec = "affine"\noptions = { bits = 4, group = 32, scales = "f16" }'
+    (tmp_path / "r.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
+    ingot.convert(model, tmp_path / "q", tmp_path / "r.toml")
+    ingot.convert(tmp_path / "q", tmp_path / "words", format=words)
+    for source, target in (("q", "x.gguf"), ("words", "y.gguf")):
+        ingot.convert(tmp_path / source, tmp_path / target)
+    with ingot.open(tmp_path / "x.gguf") as wanted, ingot.open(tmp_path / "y.gguf") as made:
+        for part in ("q", "k", "v"):
+            name = f"blk.1.attn_{part}.weight"
+            assert made[name].params["type"] == "q4_0"
+            assert bytes(made[name].parts["blocks"].view()) == bytes(wanted[name].parts["blocks"].view())
 
 
 def test_second_scales_of_nvfp4_are_tensors_of_their_own_there(model: Path, tmp_path: Path) -> None:

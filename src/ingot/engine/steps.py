@@ -84,7 +84,7 @@ class Repack(Step):
     def chunking(self, room: Room) -> Chunking:
         repack = self.repack
         per_row = max(repack.memory, 1)
-        count = max(1, min(cost.MOVE_BYTES, room.budget // room.slots) // per_row // repack.step) * repack.step
+        count = max(1, min(cost.REPACK_BYTES, room.budget // room.slots) // per_row // repack.step) * repack.step
         count = min(count, max(repack.rows, 1))
         return Chunking(repack.rows, 1, count, count * per_row)
 

@@ -213,6 +213,15 @@ class FullSize(Protocol):
 
 
 @runtime_checkable
+class Exempting(Protocol):
+    """What a format has beside ``Format`` if its programs take some tensors in one element type only."""
+
+    def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Return the element type that a tensor must have, which no recipe changes; None if any that it carries."""
+        ...
+
+
+@runtime_checkable
 class Exported(Protocol):
     """A format of programs, which lie beside the checkpoint that they were made of: the weights are meant then."""
 

@@ -91,6 +91,15 @@ class InColumns(Protocol):
         ...
 
 
+@runtime_checkable
+class ToRuns(Protocol):
+    """A codec whose numbers lie in runs in another layout, exactly."""
+
+    def to_runs(self, tensor: Any) -> Any | None:
+        """Return the tensor in that layout, its parts made as they are read; None where it has none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What an index selects of a tensor.

@@ -15,7 +15,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.pieces import SCATTERED, Origin, PartBytes, Pieces, ValueBytes, backwards, joined, prove, skips
-from ingot.model.slices import InRuns, RunLayout
+from ingot.model.slices import InRuns, RunLayout, ToRuns
 from ingot.model.tensor import Array, Decoder, Tensor
 
 
@@ -52,13 +52,13 @@ class Rows:
 def assemble(name: str, shape: tuple[int, ...], rows: Rows, dense: Decoder) -> Tensor:
     """Return the tensor of ``shape`` whose elements are ``rows``.
 
-    It keeps its codec, and moves stored bytes, where these lie in runs and all origins agree; else it is what the rows
-    decode to: a dense tensor, of which ``dense`` is the decoder.
+    It keeps its codec, and moves stored bytes, where these lie in runs, in a layout of the same numbers at least, and
+    all origins agree; else it is what the rows decode to: a dense tensor, of which ``dense`` is the decoder.
     """
-    origin, runs = rows.origins[0], joined(rows.runs)
-    layout = common_layout(rows.origins, shape)
+    origins, runs = [_in_runs(origin) for origin in rows.origins], joined(rows.runs)
+    origin, layout = origins[0], common_layout(origins, shape)
     if layout is not None and not (runs[1:] % layout.elements).any():
-        parts = {role: _part(name, role, rows.origins, runs, layout) for role in origin.parts}
+        parts = {role: _part(name, role, origins, runs, layout) for role in origin.parts}
         return replace(origin, name=name, shape=shape, parts=parts, origin=None)
     return decoded(name, shape, rows.origins, runs, dense)
 
@@ -143,6 +143,12 @@ def derived(
     view.check_whole = check_whole
     view.reopen = lambda: (verb, (base, argument))
     return view
+
+
+def _in_runs(tensor: Tensor) -> Tensor:
+    """Return the tensor, in a layout that lies in runs where its own does not."""
+    found = tensor.decoder.to_runs(tensor) if isinstance(tensor.decoder, ToRuns) else None
+    return tensor if found is None else found
 
 
 def common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayout | None:

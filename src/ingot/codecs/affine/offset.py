@@ -12,14 +12,14 @@ import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, AffineRepackReader, difference, pieces
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.core.floats import cast
+from ingot.core.floats import cast, float_name
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import POINTS, ROWS_LSB, SCALES, ZEROS, AffineLayout
 from ingot.model.tensor import Array, Tensor
 
-_MOST_ZERO = 255.0
+_MOST_ZERO = np.float32(255)
 # Times a code or the difference of two it is still a number of float32.
-_MOST_SCALE = 2.0**118
+_MOST_SCALE = np.float32(2.0**118)
 # Bits of a float32 past the first 11 of its significand.
 _MORE_BITS = np.uint32(0x1FFF)
 
@@ -91,9 +91,9 @@ def offsets(scales: Array, zeros: Array) -> Array | None:
     if not few:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
-        wide, points = scales.astype(np.float64), zeros.astype(np.float64)
-        product = -wide * points
-        rounded = product.astype(np.float32).astype(scales.dtype)
+        wide, points = cast(scales, "f32"), cast(zeros, "f32")
+        product = -wide * points  # of what fits, exact
+        rounded = cast(product, float_name(scales))
         fits = (np.abs(wide) < _MOST_SCALE) & (np.abs(points) <= _MOST_ZERO) & (points == np.rint(points))
-        fits &= rounded.astype(np.float64) == product
+        fits &= cast(rounded, "f32") == product
     return rounded if bool(fits.all()) else None

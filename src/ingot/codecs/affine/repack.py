@@ -23,6 +23,8 @@ from ingot.model.tensor import Array, Tensor
 
 # Past it float64, in which shifts are checked, no longer holds every integer with every fraction that f32 has.
 _MOST_ZERO = 2.0**40
+# Up to it the steps of float32 are smaller than 1, and float32 tells as much as float64.
+_FEW_BITS = np.float32(2.0**22)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,8 @@ class AffineRepack:
 
     def is_one(self, zeros: Array) -> bool:
         """Whether zero points of the source are all the one that the target has for every code."""
-        with np.errstate(invalid="ignore"):  # a signalling NaN is just a NaN here
-            # Not shifted: a tiny zero point would be lost in the sum.
-            return bool((zeros.astype(np.float64) == (self.target.zero_point or 0) - self._delta).all())
+        # Not shifted: a tiny zero point would be lost in the sum.
+        return bool((cast(zeros, "f32") == np.float32((self.target.zero_point or 0) - self._delta)).all())
 
     def reader(self) -> AffineRepackReader:
         """Begin a pass over the tensor."""
@@ -207,6 +208,12 @@ def pieces(part: Part) -> Iterator[Array]:
 def _shifted(zeros: Array, delta: float, dtype: str) -> Array | None:
     """Return ``zeros + delta`` in ``dtype``; None unless each is exact. ``delta`` is a power of two from 1 to 128."""
     with np.errstate(over="ignore", invalid="ignore"):
+        small = cast(zeros, "f32")
+        if bool((np.abs(small) <= _FEW_BITS).all()):
+            # Where the difference is the zero point again, no bit of it was lost in the sum.
+            sums = small + np.float32(delta)
+            made = cast(sums, dtype)
+            return made if bool(((sums - np.float32(delta) == small) & (cast(made, "f32") == sums)).all()) else None
         wide = zeros.astype(np.float64)
         moved = wide + delta
         out = moved.astype(numpy_dtype(dtype))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, difference, pieces
-from ingot.codecs.affine.word_rows import AWQ_SHIFTS, packed_words, plane_words, unpacked
+from ingot.codecs.affine.word_rows import AWQ_PLACES, packed_words, plane_words, unpacked
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core import native
 from ingot.core.dtypes import file_bytes, from_file
+from ingot.core.floats import cast
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
 from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, WordsLayout, words
@@ -74,7 +75,7 @@ def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
 
 def _integers(zeros: Array, target: WordsLayout) -> Array | None:
     low, high = _range(target)
-    wide = zeros.astype(np.float32)
+    wide = cast(zeros, "f32")
     if not bool(((wide >= low) & (wide <= high) & (wide == np.rint(wide))).all()):
         return None
     return wide.astype(np.int16)
@@ -94,9 +95,10 @@ class _Reader:
     def _rows(self, rows: int) -> tuple[Array, Array, Array | None]:
         """Return the next rows: codes [rows, whole words in bytes], scales and zero points [rows, groups]."""
         parts = self._inner.read(rows)
-        codes = parts[CODES].reshape(rows, -1)
-        padded = np.zeros((rows, -(-codes.shape[1] // 4) * 4), np.uint8)
-        padded[:, : codes.shape[1]] = codes
+        padded = codes = parts[CODES].reshape(rows, -1)
+        if codes.shape[1] % 4:
+            padded = np.zeros((rows, -(-codes.shape[1] // 4) * 4), np.uint8)
+            padded[:, : codes.shape[1]] = codes
         zeros = None
         if ZEROS in parts:
             zeros = _integers(parts[ZEROS].reshape(rows, -1), self._target)
@@ -170,6 +172,7 @@ class TurnedReader(_Reader):
 
 def _awq_words(points: Array) -> Array:
     """Return zero points, [groups, rows], as AWQ's words."""
-    lanes = points.reshape(len(points), -1, 8).astype(np.uint32) << AWQ_SHIFTS.astype(np.uint32)
-    joined: Array = np.bitwise_or.reduce(lanes, axis=2)
-    return joined
+    lanes = np.empty((len(points), points.shape[1] // 8, 8), np.uint8)
+    for output, place in enumerate(AWQ_PLACES):
+        lanes[:, :, place] = points[:, output::8]
+    return packed_words(lanes.reshape(points.shape), 4)

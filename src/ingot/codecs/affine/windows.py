@@ -10,8 +10,10 @@ import numpy as np
 from ingot.model.part import Part
 from ingot.model.tensor import Array
 
-_HELD = 1 << 22  # bytes of whole rows that are made at a time
+_HELD = 1 << 23  # bytes of whole rows that are made at a time
 _FIRST = 1 << 20  # at first
+_READ = 1 << 20  # bytes that are read at a time where only some bytes of each row are asked for
+_FAR = 16  # times the bytes asked for, for which a row is read whole
 _STEP = 32  # rows at whose multiples they begin: so many codes fill whole words, whatever their bits
 
 
@@ -44,9 +46,16 @@ class Windows:
         out = np.empty((count, stop - start), np.uint8)
         if stop - start == self.width:
             self._part.readinto(rows.start * self.width, out.reshape(-1).data)
-            return out
-        for index in range(count):
-            self._part.readinto((rows.start + index) * self.width + start, out[index].data)
+        elif self.width > _FAR * (stop - start):
+            for index in range(count):
+                self._part.readinto((rows.start + index) * self.width + start, out[index].data)
+        else:  # what lies between is sooner read than passed over
+            lines = max(1, _READ // self.width)
+            held = np.empty((min(lines, count), self.width), np.uint8)
+            for first in range(0, count, lines):
+                some = held[: count - first]
+                self._part.readinto((rows.start + first) * self.width, some.reshape(-1).data)
+                out[first : first + len(some)] = some[:, start:stop]
         return out
 
 

@@ -31,8 +31,8 @@ from ingot.model.layouts.words import (
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 
-# The bits of an AWQ word that hold the outputs 0 to 7: where each stands in 0, 2, 4, 6, 1, 3, 5, 7.
-AWQ_SHIFTS = 4 * np.argsort([0, 2, 4, 6, 1, 3, 5, 7])
+# The nibbles of an AWQ word that hold the outputs 0 to 7: where each stands in 0, 2, 4, 6, 1, 3, 5, 7.
+AWQ_PLACES = tuple(int(place) for place in np.argsort([0, 2, 4, 6, 1, 3, 5, 7]))
 
 
 class WordRows:
@@ -98,7 +98,10 @@ class WordRows:
         else:
             packed = np.ascontiguousarray(_words(zeros.read(slice(begin, end), 0, 4 * self._groups)).T)
         if layout.form == AWQ:
-            points = ((packed[:, :, None] >> AWQ_SHIFTS.astype(np.uint32)) & 15).astype(np.uint8)
+            stored = unpacked(packed, 4, 8 * packed.shape[1]).reshape(-1, 8)
+            points = np.empty_like(stored)
+            for output, place in enumerate(AWQ_PLACES):
+                points[:, output] = stored[:, place]
             points = points.reshape(len(packed), -1)[:, : last - start]
         elif layout.form == GPTQ_PLANES:
             points = joined_planes(packed, layout.bits)[:, : last - start]
@@ -115,8 +118,9 @@ class WordRows:
             if FORMS[self._layout.form].subtracted:
                 stored[size - 1 :: size] ^= 0x80  # another sign
             return stored
-        points = self.points(first, last).astype(numpy_dtype(self._layout.scales))
-        return np.frombuffer(file_bytes(points), np.uint8)
+        points = self.points(first, last)
+        numbers = np.arange(256, dtype=np.uint8).view(points.dtype).astype(numpy_dtype(self._layout.scales))
+        return np.frombuffer(file_bytes(numbers[points.view(np.uint8)]), np.uint8)
 
     def _stacked(self, first: int, last: int) -> Array:
         layout, step = self._layout, self._codes.rows
@@ -201,10 +205,16 @@ def unpacked(packed: Array, bits: int, count: int, *, more: bool = False, loose:
     who wrote 0 less 1 took it off: the carry undoes the borrow. Else each code is counted modulo 2**bits. ``loose``: no
     code crosses words, and spare bits are on top.
     """
+    shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
+    if more and (32 % bits == 0 or loose):
+        packed = packed + np.uint32(sum(1 << int(shift) for shift in shifts))
+    if 8 % bits == 0:
+        stored = np.ascontiguousarray(packed).astype("<u4", copy=False).view(np.uint8)
+        spread = np.empty((*stored.shape, 8 // bits), np.uint8)
+        for index in range(8 // bits):
+            spread[:, :, index] = stored >> (index * bits) & ((1 << bits) - 1)
+        return spread.reshape(len(stored), -1)[:, :count]
     if 32 % bits == 0 or loose:
-        shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
-        if more:
-            packed = packed + np.uint32(sum(1 << int(shift) for shift in shifts))
         lanes = (packed[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
         return lanes.astype(np.uint8).reshape(len(packed), -1)[:, :count]
     ones = np.unpackbits(np.ascontiguousarray(packed).astype("<u4").view(np.uint8), axis=1, bitorder="little")
@@ -242,6 +252,13 @@ def plane_words(codes: Array, bits: int) -> Array:
 def packed_words(codes: Array, bits: int) -> Array:
     """Return codes, [rows, count], as words of 32 bits, one stream a row, low bits first; u32 [rows, words]."""
     rows, count = codes.shape
+    if 8 % bits == 0:
+        padded = np.zeros((rows, -(-count * bits // 32) * 4, 8 // bits), np.uint8)
+        padded.reshape(rows, -1)[:, :count] = codes
+        joined = padded[:, :, 0].copy()
+        for index in range(1, 8 // bits):
+            joined |= padded[:, :, index] << (index * bits)
+        return from_file(joined.reshape(-1), "u32").reshape(rows, -1)
     ones = np.zeros((rows, -(-count * bits // 32) * 32), np.uint8)
     spread = (codes.astype(np.uint8)[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
     ones[:, : count * bits] = spread.reshape(rows, count * bits)

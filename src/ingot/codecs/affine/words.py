@@ -6,6 +6,7 @@ Their rows are made as they are read, and decoded and repacked as those of the c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -89,6 +90,13 @@ class WordsCodec:
         reader = AffineCodec().reader(rows_tensor(tensor, layout))
         assert isinstance(reader, AffineReader)
         return reader
+
+    def to_runs(self, tensor: Tensor) -> Tensor | None:
+        """Return the same integers as ``affine`` has them, row by row; None where columns of a group lie apart."""
+        stored = _checked(tensor)
+        if stored.order or len(tensor.shape) != 2 or not tensor.size:
+            return None
+        return replace(rows_tensor(tensor, stored), decoder=AffineCodec())
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return the same integers in a layout of ``affine``, or in another form of words."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import cast
 from ingot.core.parallel import for_ranges
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS
@@ -92,7 +93,6 @@ def changed(tensor: Tensor) -> IntegrityError:
 
 def as_f16(numbers: Array) -> Array | None:
     """Return f32 numbers as f16; None unless each is the same."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        small = numbers.astype(np.float16)
-        same = (small.astype(np.float32) == numbers) | np.isnan(numbers)
+    small = cast(numbers, "f16")
+    same = (cast(small, "f32") == numbers) | np.isnan(numbers)
     return small if bool(same.all()) else None

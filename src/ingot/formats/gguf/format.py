@@ -16,6 +16,8 @@ from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
+_WIDE = ("position_embd.weight", "token_types.weight")
+
 
 class GgufFormat:
     """The files of llama.cpp: tensors in blocks, all metadata and the tokenizer in one file or a split."""
@@ -43,6 +45,13 @@ class GgufFormat:
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why llama.cpp could not read the tensor from a file; None if it could."""
         return refusal(spec)
+
+    def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """f32 for vectors, biases, the matrices that choose experts and BERT's embeddings of positions and types.
+
+        llama.cpp ends where it is to compute with others.
+        """
+        return "f32" if len(shape) <= 1 or ".ffn_gate_inp" in name or name in _WIDE or name.endswith(".bias") else None
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """Any order will do."""

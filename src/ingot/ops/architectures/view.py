@@ -36,7 +36,6 @@ from ingot.ops.views.second import join_seconds, part_seconds, rounded_seconds
 from ingot.stores.temporary import TemporaryFolder
 
 _FREQUENCIES, _EMBEDDING = "rope_freqs.weight", "token_embd.weight"
-_WIDE = ("position_embd.weight", "token_types.weight")
 _MOST_EXPERTS, _MOST_LAYERS = 1 << 16, 1 << 20
 _DERIVED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 SCALE_NAMES = (".scale", ".input_scale")
@@ -297,7 +296,7 @@ def _comes_back(tensor: Tensor, wanted: Change) -> bool:
 
 def _is_small(name: str, tensor: Tensor) -> bool:
     """Whether llama.cpp keeps a tensor in f32, by its name there."""
-    small = len(tensor.shape) <= 1 or ".ffn_gate_inp" in name or name in _WIDE or name.endswith(".bias")
+    small = GgufFormat().exempt(name, tensor.shape) is not None
     return small and tensor.codec == DenseLayout.codec and tensor.dtype in _FLOATS
 
 

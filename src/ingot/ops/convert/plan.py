@@ -20,12 +20,14 @@ from ingot.engine.steps import Encode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import (
+    Exempting,
     Fitting,
     Format,
     FullSize,
     WriteOptions,
 )
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.chosen import DENSE, Asked, Pruned, as_chosen, encode, full_size
@@ -157,6 +159,8 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
     rule, choice = decision.rule_label, decision.choice
+    if choice is not None and _is_exempt(tensor, format):
+        return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
     pruning = asked.prune.get(tensor.name)
@@ -164,6 +168,13 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
     if choice is None and (pruning is None or pruning.stored) and not resized:
         return keep(tensor, format, rule)
     return encode(tensor, format, rule, choice or DENSE, asked)
+
+
+def _is_exempt(tensor: Tensor, format: Format) -> bool:
+    """Whether the programs that read the format take this tensor only as it is."""
+    if tensor.codec != DenseLayout.codec or not isinstance(format, Exempting):
+        return False
+    return tensor.dtype == format.exempt(tensor.name, tensor.shape)
 
 
 def _measured_step(item: _Open, format: Format, asked: Asked) -> Step:

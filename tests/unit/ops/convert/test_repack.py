@@ -118,7 +118,7 @@ def test_there_and_back(source: Path, tmp_path: Path) -> None:
 def test_bytes_depend_on_no_threads_or_chunks(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingot.convert(source, tmp_path / "one.squizd", threads=1)
     for size in (1, 777, 3000):
-        monkeypatch.setattr(cost, "MOVE_BYTES", size)
+        monkeypatch.setattr(cost, "REPACK_BYTES", size)
         ingot.convert(source, tmp_path / "many.squizd", threads=5, overwrite=True)
         assert (tmp_path / "many.squizd").read_bytes() == (tmp_path / "one.squizd").read_bytes()
 

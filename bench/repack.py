@@ -1,0 +1,115 @@
+"""Move the same INT4 weights from every family's container into every other one, without decoding them.
+
+    python bench/repack.py --megabytes 256 --max-ram 256MiB --json repack.json
+
+The sources are made of seeded Gaussian weights in a temporary folder. Figures are bytes of the source's files per
+second of processor time, of all threads together, user and system: what one thread of a machine that has nothing else
+to do gets through, from files in the page cache into files. Beside them stands a plain copy of the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ingot
+from ingot.codecs.affine.codec import AffineCodec
+from ingot.core.floats import cast
+from ingot.model.tensor import Tensor
+from ingot.testing.codecs import encode_tensor
+
+ROWS, COLS = 4096, 4096
+NAME = "model.layers.{}.mlp.down_proj.weight"
+FAMILIES = {"zt": ".zt", "gguf": ".gguf", "mlx": "", "gptq": "", "awq": "", "compressed-tensors": ""}
+
+
+def weights(group: int) -> Tensor:
+    """Return a matrix of symmetric INT4 with scales in f16, which every family has."""
+    values = cast(np.random.default_rng(0).standard_normal((ROWS, COLS), np.float32) * np.float32(0.05), "f16")
+    return encode_tensor(AffineCodec(), values, {"bits": 4, "group": group, "scales": "f16"}, dtype="f16")
+
+
+def seconds(repeat: int, way: Callable[[], object]) -> float:
+    """Best processor time of several runs."""
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.process_time()
+        way()
+        best = min(best, time.process_time() - start)
+    return best
+
+
+def size(path: Path) -> int:
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def pair(source: Path, target: Path, family: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Convert once without and ``repeat`` times with a clock."""
+    reports = []
+
+    def way() -> None:
+        remove(target)
+        reports.append(
+            ingot.convert(source, target, format=family, threads=arguments.threads, max_ram=arguments.max_ram)
+        )
+
+    took = seconds(arguments.repeat, way)
+    remove(target)
+    return {"rate": size(source) / took / 1e9, "actions": dict(reports[-1].actions), "exact": reports[-1].exact}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--max-ram", default="256MiB")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--group", type=int, default=32, help="weights per scale (default %(default)s)")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--sources", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--targets", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: the system's temporary folder)")
+    arguments = parser.parse_args()
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder, tensor = Path(name), weights(arguments.group)
+        count = max(1, arguments.megabytes * 10**6 // tensor.nbytes)
+        ingot.save(folder / "base.zt", {NAME.format(index): tensor for index in range(count)})
+        copy = seconds(arguments.repeat, lambda: shutil.copyfile(folder / "base.zt", folder / "copy"))
+        remove(folder / "copy")
+        print(f"GB/s of processor time, {size(folder / 'base.zt') / 1e6:.0f} MB, groups of {arguments.group}, under")
+        print(f"{arguments.max_ram}; a plain copy of the file: {size(folder / 'base.zt') / copy / 1e9:.2f}")
+        print(f"{'from':20}" + "".join(f"{target:>20}" for target in arguments.targets))
+        for family in arguments.sources:
+            source = folder / f"source{FAMILIES[family]}"
+            ingot.convert(folder / "base.zt", source, format=family)
+            rows[family] = {
+                target: pair(source, folder / f"target{FAMILIES[target]}", target, arguments)
+                for target in arguments.targets
+            }
+            remove(source)
+            print(f"{family:20}" + "".join(f"{shown(rows[family][target]):>20}" for target in arguments.targets))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"copy": copy, "rows": rows}, indent=2))
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A rate, and what is not a repack."""
+    note = "" if set(found["actions"]) == {"repacked"} else " " + "/".join(found["actions"])
+    return f"{found['rate']:.2f}{note}{'' if found['exact'] else ' !'}"
+
+
+if __name__ == "__main__":
+    main()

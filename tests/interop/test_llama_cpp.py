@@ -1,0 +1,205 @@
+"""llama.cpp itself with our files: `make interop-llama` builds it into a venv of its own, beside the one of the tests.
+
+Bounds are of the root mean square of the difference of logits, relative to that of the logits about their mean. Where
+weights are f32, both programs compute in f32, and differ by the order of sums. With f16 and bf16 llama.cpp rounds what
+it multiplies with to the weights' type: 2^-11 and 2^-8 for each number. With blocks it rounds that to 8 bits with a
+scale for 32 or 256 numbers, 1/254 of the largest each, whatever the bits of the weights: seen were 0.013 to 0.017 for
+every type. That nothing else differs is shown by the same weights, decoded by us to f32, in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.adapters.transformers_tokenizer import load_tokenizer
+
+PYTHON = os.environ.get("INGOT_LLAMA_PYTHON", "")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="INGOT_LLAMA_PYTHON names no Python with llama_cpp: make interop-llama"),
+    pytest.mark.models,
+]
+MODELS = Path(__file__).parents[3] / "shared" / "models"
+BASE = MODELS / "base"
+PROGRAM = Path(__file__).with_name("llama_program.py")
+SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ROUNDING = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.5e-2}
+BLOCKS = 0.05
+OF_32 = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4")
+OF_256 = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs")
+FILE_TYPES = {
+    "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k": 12, "q4_k": 15, "q5_k": 17, "q6_k": 18,
+    "iq4_nl": 25, "iq4_xs": 30,
+}  # fmt: skip
+"""``enum llama_ftype`` of include/llama.h."""
+
+
+def ask(folder: Path, *jobs: list[Any]) -> list[Any]:
+    """Have llama.cpp do some jobs of ``llama_program.py``, and return its answers."""
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs, default=str))
+    done = subprocess.run([PYTHON, str(PROGRAM), str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def folder(path: Path, tensors: dict[str, Array], **config: Any) -> Path:
+    path.mkdir()
+    ingot.save(path / "model.safetensors", tensors, {"format": "pt"})
+    for name in SMALL:
+        shutil.copy(BASE / name, path / name)
+    known = json.loads((BASE / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**known, **config}))
+    return path
+
+
+def whole(path: Path) -> Path:
+    """The small trained model in f32."""
+    with ingot.open(BASE) as checkpoint:
+        return folder(path, {name: tensor.numpy("f32") for name, tensor in checkpoint.items()})
+
+
+def cut(path: Path, **config: Any) -> Path:
+    """Two of its layers, cut to 256 columns: blocks of 256 fit, and weights are distributed as trained ones are."""
+    found = {}
+    with ingot.open(BASE) as checkpoint:
+        for name, tensor in checkpoint.items():
+            if ".layers." in name and int(name.split(".")[2]) >= 2:
+                continue
+            rows = 64 if "k_proj" in name or "v_proj" in name else 256 if "q_proj" in name or "o_proj" in name else None
+            rows = 256 if "down_proj" in name or len(tensor.shape) == 1 else rows
+            values = tensor.numpy("f32")[:rows]
+            found[name] = values if "down_proj" in name or values.ndim == 1 else np.ascontiguousarray(values[:, :256])
+    heads = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 1}
+    return folder(path, found, hidden_size=256, num_hidden_layers=2, **heads, **config)
+
+
+def packed(model: Path, target: Path, kind: str) -> Path:
+    """Write every matrix in one type."""
+    if kind in ROUNDING:
+        ingot.convert(model, target, None if kind == "f32" else kind)
+        return target
+    codec, options = "ggml_blocks", f'{{ type = "{kind}" }}'
+    if kind == "mxfp4":
+        codec, options = "scaled_codebook", '{ table = "f4_e2m1fn", group = 32, scales = "f8_e8m0fnu" }'
+    rule = f'min_ndim = 2\ncodec = "{codec}"\noptions = {options}'
+    (target.parent / "r.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
+    between = target.with_suffix("") if kind == "mxfp4" else target
+    ingot.convert(model, between, target.parent / "r.toml")
+    if between != target:
+        ingot.convert(between, target)
+    return target
+
+
+def prompt(count: int) -> list[list[int]]:
+    """Windows of 64 tokens of text that the model was not trained on."""
+    text = (MODELS / "heldout_prose.txt").read_text()[: 1000 * count]
+    tokens = load_tokenizer(BASE)(text, add_special_tokens=False)["input_ids"]
+    return [tokens[64 * index : 64 * index + 64] for index in range(count)]
+
+
+def ours(path: Path, windows: list[list[int]]) -> Array:
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        logits: Array = ingot.load_model(path, dtype="f32")(torch.tensor(windows)).logits.float().numpy()
+    return logits
+
+
+def wide(tensor: ingot.Tensor) -> Array:
+    return tensor.numpy("f32").astype(np.float64)
+
+
+def distance(found: Array, wanted: Array) -> float:
+    around = wanted - wanted.mean(-1, keepdims=True)
+    return float(np.sqrt(np.square(found - wanted).mean() / np.square(around).mean()))
+
+
+@pytest.mark.parametrize(("make", "kinds"), [(whole, (*ROUNDING, *OF_32)), (cut, ("f32", *OF_256))])
+def test_logits_are_ours(tmp_path: Path, make: Any, kinds: tuple[str, ...]) -> None:
+    model, windows = make(tmp_path / "model"), prompt(2)
+    files = {kind: packed(model, tmp_path / f"{kind}.gguf", kind) for kind in kinds}
+    blocks = [kind for kind in kinds if kind not in ROUNDING]
+    for kind in blocks:
+        files[f"{kind} decoded"] = tmp_path / f"{kind}-decoded.gguf"
+        ingot.convert(files[kind], files[f"{kind} decoded"], "decompress")
+    ask(tmp_path, *(["logits", path, windows, path.with_suffix(".npy")] for path in files.values()))
+    made = {kind: np.load(path.with_suffix(".npy")) for kind, path in files.items()}
+    for kind in kinds:
+        logits = ours(files[kind], windows)
+        assert distance(made[kind], logits) < ROUNDING.get(kind, BLOCKS), kind
+        if kind in blocks:
+            assert distance(made[f"{kind} decoded"], logits) < ROUNDING["f32"], kind
+
+
+def test_scaled_rotary_positions(tmp_path: Path) -> None:
+    """As Llama 3.1 has them: a tensor of factors there."""
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    model, windows = cut(tmp_path / "model", rope_parameters=scaling), prompt(2)
+    ingot.convert(model, tmp_path / "x.gguf")
+    ask(tmp_path, ["logits", tmp_path / "x.gguf", windows, tmp_path / "x.npy"])
+    made = np.load(tmp_path / "x.npy")
+    assert distance(made, ours(model, windows)) < ROUNDING["f32"]
+    assert distance(made, ours(cut(tmp_path / "plain"), windows)) > 100 * ROUNDING["f32"]
+
+
+def test_texts_are_cut_into_the_same_tokens(tmp_path: Path) -> None:
+    ingot.convert(BASE, tmp_path / "x.gguf")
+    texts = {name: (MODELS / f"heldout_{name}.txt").read_text()[:60_000] for name in ("prose", "code")}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = ask(tmp_path, *(["tokens", tmp_path / "x.gguf", tmp_path / name] for name in texts))
+    tokenizer = load_tokenizer(BASE)
+    assert found == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts.values()]
+
+
+def test_its_own_quantizer_is_not_nearer(tmp_path: Path) -> None:
+    """Per tensor, the squared error of each type."""
+    model = cut(tmp_path / "model")
+    source = packed(model, tmp_path / "f32.gguf", "f32")
+    theirs = {kind: tmp_path / f"theirs-{kind}.gguf" for kind in FILE_TYPES}
+    answers = ask(tmp_path, *(["quantize", source, theirs[kind], number] for kind, number in FILE_TYPES.items()))
+    assert not any(answers)
+    with ingot.open(source) as exact:
+        values = {name: wide(tensor) for name, tensor in exact.items() if len(tensor.shape) == 2}
+    for kind, path in theirs.items():
+        errors = []
+        for file in (packed(model, tmp_path / f"{kind}.gguf", kind), path):
+            with ingot.open(file) as made:
+                assert {made[name].params["type"] for name in values} == {kind}
+                errors.append({name: np.square(wide(made[name]) - values[name]).sum() for name in values})
+        worse = {name: (error, errors[1][name]) for name, error in errors[0].items() if error > errors[1][name]}
+        assert not worse, kind
+
+
+def test_gptq_becomes_a_file_that_writes_text(tmp_path: Path) -> None:
+    options = '{ bits = 4, group = 32, scales = "f16" }'
+    rule = f'roles = ["attention", "mlp"]\nmin_ndim = 2\ncodec = "affine"\noptions = {options}'
+    (tmp_path / "r.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
+    ingot.convert(BASE, tmp_path / "int4", tmp_path / "r.toml")
+    ingot.convert(tmp_path / "int4", tmp_path / "gptq", format="gptq")
+    report = ingot.convert(tmp_path / "gptq", tmp_path / "x.gguf")
+    assert report.exact
+    with ingot.open(tmp_path / "x.gguf") as made:
+        kinds = [tensor.params.get("type") for name, tensor in made.items() if name.startswith("blk.")]
+    assert kinds.count("q4_0") == 42
+    windows = prompt(2)
+    file, out = tmp_path / "x.gguf", tmp_path / "x.npy"
+    text, _ = ask(tmp_path, ["generate", file, "This program", 24], ["logits", file, windows, out])
+    assert len(text.split()) > 5
+    print(f"This program{text}")
+    assert distance(np.load(out), ours(tmp_path / "gptq", windows)) < BLOCKS
