@@ -17,7 +17,8 @@ import ingot
 from ingot.errors import IngotError
 from ingot.model.store import Listing
 from ingot.stores.remote import client
-from ingot.stores.table import from_url
+from ingot.stores.table import from_url, share
+from ingot.testing.libraries import contents, folder, moved, weights
 from ingot.testing.proxy import FaultyProxy
 
 PROGRAM = os.environ.get("INGOT_MOTO_SERVER", "")
@@ -82,3 +83,21 @@ def test_connections_that_break_off_now_and_then(endpoint: str, monkeypatch: pyt
         with ingot.open("s3://bucket/y.zt") as checkpoint:
             assert all(np.array_equal(checkpoint[name].numpy(), values) for name, values in WEIGHTS.items())
         assert proxy.connections > 1
+
+
+def test_a_library_is_kept_in_a_bucket(tmp_path: Path) -> None:
+    """Leases, listings and their clock are the server's own."""
+    library = ingot.Library("s3://bucket/libraries/one")
+    base, tuned = folder(tmp_path / "base", weights()), folder(tmp_path / "tuned", moved(weights(), 1))
+    library.add(base)
+    assert library.add(tuned, "org/tuned").deltas == 2
+    library.rm("base")
+    kept = share(library.address)
+    with kept.using(), pytest.raises(IngotError) as caught:
+        library.gc(wait=0)
+    assert caught.value.rule == "library.busy"
+    assert library.gc().objects == 1
+    assert not kept.sizes("leases")
+    assert library.verify() == []
+    library.get("org/tuned", tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tuned)

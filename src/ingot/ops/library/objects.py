@@ -67,13 +67,14 @@ class Objects:
         self._folder = folder
         self._sizes: dict[Form, int] = {}
         self._bases: dict[str, list[str]] = {}
+        self._deltas_to: set[str] = set()
         self._made: dict[str, tuple[int, str]] | None = None
         self.strays: list[str] = []
         self.refresh()
 
     def refresh(self) -> None:
         """List the folder again. What has another name than an object's is in ``strays``."""
-        self._sizes, self._bases, self.strays = {}, {}, []
+        self._sizes, self._bases, self._deltas_to, self._made, self.strays = {}, {}, set(), None, []
         for name, size in self._folder.sizes(FOLDER).items():
             match = _NAME.fullmatch(name)
             if match is None:
@@ -83,8 +84,15 @@ class Objects:
 
     def add(self, form: Form, size: int) -> None:
         """Take note of an object that was written."""
-        self._sizes[form], self._made = size, None
+        self._sizes[form] = size
         self._bases[form.id] = sorted({*self._bases.get(form.id, ()), form.base})
+        self._deltas_to.add(form.base)
+        if self._made is not None and form.id not in self._made and form.id not in self._deltas_to:
+            level = self._made[form.base][0] + 1 if form.base in self._made else 0 if not form.base else MOST_DELTAS + 1
+            if level <= MOST_DELTAS:
+                self._made[form.id] = level, form.base
+        else:
+            self._made = None  # what others are made of: they are looked at again
 
     def __contains__(self, id: object) -> bool:
         return id in self._bases
