@@ -13,8 +13,9 @@ from ingot.formats.zt2.layout import FOOTER, MAGIC
 from ingot.formats.zt2.manifest import Shard, stated
 from ingot.formats.zt2.reader import catalog_of, read_manifest
 from ingot.formats.zt2.rules import check_names
+from ingot.formats.zt2.sharded import Zt2ShardsWriter, size_of, split
 from ingot.formats.zt2.shards import SUFFIX, open_shards
-from ingot.formats.zt2.specs import file_size, refusal
+from ingot.formats.zt2.specs import refusal
 from ingot.formats.zt2.writer import Zt2Writer
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
@@ -31,7 +32,8 @@ class Zt2Format(BySuffix):
     summary = "zTensor container 2: all codecs, page alignment, shards, overlays, xxh3"
     digests = True
     keeps_attributes = True
-    shards = False
+    shards = True
+    splits_on_request = True
     attachments: tuple[str, ...] = ()
     encodings: tuple[str, ...] = (SEEKABLE,)
     stores_once = True
@@ -83,11 +85,16 @@ class Zt2Format(BySuffix):
         return sorted(range(len(specs)), key=lambda index: specs[index].name.encode(errors="surrogatepass"))
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Bytes of the file; fewer where parts turn out to be equal."""
-        return file_size(artifact.tensors, artifact.metadata, options.digest)
+        """Bytes of the files; fewer where parts turn out to be equal."""
+        return size_of(artifact, split(artifact.tensors, options.max_shard), options.digest)
 
-    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:
-        """Start writing the canonical form."""
+    def writer(
+        self, target: Target, name: str, artifact: Artifact, options: WriteOptions
+    ) -> Zt2Writer | Zt2ShardsWriter:
+        """Start writing the canonical form, in shards where one file would be too large."""
+        members = split(artifact.tensors, options.max_shard)
+        if len(members) > 1:
+            return Zt2ShardsWriter(target, name, members, artifact.metadata, options.digest)
         return Zt2Writer(
             target.create(name), artifact.tensors, metadata=artifact.metadata, digest=options.digest, name=name
         )

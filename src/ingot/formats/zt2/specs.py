@@ -150,8 +150,23 @@ def build(objects: Mapping[str, Any], metadata: Mapping[str, Any], shards: Mappi
     return cbor.dumps({"objects": objects, **{key: value for key, value in more.items() if value}}, sort=True)
 
 
-def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the bytes of the file if no two parts were equal; an unknown length counts as the most that it can be."""
+def blobs_end(tail: int, spec: TensorSpec) -> int:
+    """Return where a tensor's blobs end that begin behind ``tail``; an unknown length counts as the most it can be."""
+    for part in spec.parts:
+        tail = align(tail) + part.at_most
+    return tail
+
+
+def file_size(
+    specs: Sequence[TensorSpec],
+    metadata: Mapping[str, Any],
+    digest: str | None,
+    shards: Mapping[str, Any] | None = None,
+) -> int:
+    """Return the bytes of the file if no two parts were equal; an unknown length counts as the most that it can be.
+
+    ``shards`` is the table of the files that hold the blobs: then it is the manifest's alone.
+    """
     algorithm = ALGORITHMS[digest]
     stand_in = None if algorithm is None else digest_of(algorithm, b"")
     tail = len(MAGIC)
@@ -161,8 +176,8 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: 
         places: dict[str, Placed] = {}
         for part in in_order(spec, written):
             tail = align(tail)
-            places[part.role] = Placed(tail, part.at_most, stand_in)
+            places[part.role] = Placed(tail, part.at_most, stand_in, next(iter(shards)) if shards else None)
             tail += part.at_most
         whole = replace(spec, parts=tuple(replace(part, length=part.at_most) for part in spec.parts))
         objects[spec.name] = describe(whole, written, places)
-    return align(tail) + len(build(objects, metadata, {})) + FOOTER
+    return align(len(MAGIC) if shards else tail) + len(build(objects, metadata, shards or {})) + FOOTER

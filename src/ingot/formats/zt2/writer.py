@@ -14,7 +14,7 @@ from ingot.core import checksums, encodings
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
-from ingot.formats.zt2.layout import CANONICAL, MAGIC, MAX_MANIFEST, Footer, align
+from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.specs import ALGORITHMS, Placed, build, check_written, describe, in_order, written_as
@@ -66,6 +66,8 @@ class Zt2Writer:
         What is asked for; the first gives XXH3.
     name : str
         The file's name in records and messages.
+    shard : str, optional
+        What another file's manifest calls this one, which then ends with ``seal`` and has none.
 
     Raises
     ------
@@ -74,12 +76,19 @@ class Zt2Writer:
     """
 
     def __init__(
-        self, sink: Sink, specs: Sequence[TensorSpec], *, metadata: Mapping[str, Any], digest: str | None, name: str
+        self,
+        sink: Sink,
+        specs: Sequence[TensorSpec],
+        *,
+        metadata: Mapping[str, Any],
+        digest: str | None,
+        name: str,
+        shard: str | None = None,
     ) -> None:
-        self._sink, self._name, self._algorithm = sink, name, ALGORITHMS[digest]
+        self._sink, self._name, self._algorithm, self._shard = sink, name, ALGORITHMS[digest], shard
         self._order = Order(specs, name)
         self.amend(metadata)
-        self._objects: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}
         self._tail = len(MAGIC)
         self._parts: dict[str, _Writing] = {}
         self._written: Written | None = None
@@ -151,7 +160,7 @@ class Zt2Writer:
             if offset != align(self._tail) and offset not in self._blobs.get((length, crc), ()):
                 raise self._misfit(spec.name)
             self._take(offset, length, crc)
-            places[part.role] = Placed(offset, length, digest)
+            places[part.role] = Placed(offset, length, digest, self._shard)
         self._order.restored(spec.name)
         self._accept(spec, places)
 
@@ -163,18 +172,20 @@ class Zt2Writer:
     def finish(self) -> list[str]:
         """Write the manifest and the footer, cut off whatever lies behind them, close."""
         self._order.finish()
-        manifest = build(self._objects, self._metadata, {})
-        if len(manifest) > MAX_MANIFEST:
-            raise UnsupportedError(
-                f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}",
-                rule="zt2.manifest-too-large",
-            )
-        offset = self._reserve()
-        footer = Footer(offset, len(manifest), checksums.xxh3(manifest)).pack()
-        self._sink.write_at(offset, manifest + footer)
-        self._sink.truncate(offset + len(manifest) + len(footer))
-        self._sink.close()
+        write_manifest(self._sink, self._tail, self.objects, self._metadata, {})
         return [self._name]
+
+    def seal(self, algorithm: str) -> dict[str, Any]:
+        """Complete a data shard, which has a footer of zeros, and close it; return its size and digest."""
+        self._order.finish()
+        size = self._tail + FOOTER
+        self._sink.write_at(self._tail, Footer(0, 0, 0).pack())
+        self._sink.truncate(size)
+        running = checksums.hasher(algorithm)
+        for start, length in _pieces(size):
+            running.update(self._read(start, length))
+        self._sink.close()
+        return {"size": size, "digest": running.text()}
 
     def abort(self) -> None:
         """Close the file as it is and drop what was spooled."""
@@ -186,7 +197,7 @@ class Zt2Writer:
         assert self._written is not None
         entry = describe(spec, self._written, places)
         check_written(spec.name, entry)
-        self._objects[spec.name] = entry
+        self.objects[spec.name] = entry
 
     def _misfit(self, name: str) -> UsageError:
         return UsageError(
@@ -200,7 +211,7 @@ class Zt2Writer:
         for offset in self._blobs.get((part.length, part.crc), ()):
             if self._equal(part, offset):
                 self._drop(part)
-                return Placed(offset, part.length, part.digest)
+                return Placed(offset, part.length, part.digest, self._shard)
         offset = self._reserve()
         if part.spool is not None:
             position = offset
@@ -211,7 +222,7 @@ class Zt2Writer:
         elif part.offset is not None and part.offset != offset:
             self._move(part.offset, offset, part.length)
         self._take(offset, part.length, part.crc)
-        return Placed(offset, part.length, part.digest)
+        return Placed(offset, part.length, part.digest, self._shard)
 
     def _take(self, offset: int, length: int, crc: str) -> None:
         """Count a blob that lies where it is to stay."""
@@ -246,15 +257,39 @@ class Zt2Writer:
 
     def _reserve(self) -> int:
         """Return the next place for a blob; the gap is written, other bytes may lie there."""
-        offset = align(self._tail, CANONICAL)
-        if offset > self._tail:
-            self._sink.write_at(self._tail, bytes(offset - self._tail))
-        return offset
+        return _reserve(self._sink, self._tail)
 
     def _drop(self, part: _Writing) -> None:
         if part.spool is not None:
             part.spool.close()
             part.spool = None
+
+
+def write_manifest(
+    sink: Sink, tail: int, objects: Mapping[str, Any], metadata: Mapping[str, Any], shards: Mapping[str, Any]
+) -> None:
+    """Write the manifest and the footer behind ``tail``, cut off whatever lies behind them, close.
+
+    Raises ``UnsupportedError`` ``zt2.manifest-too-large``.
+    """
+    manifest = build(objects, metadata, shards)
+    if len(manifest) > MAX_MANIFEST:
+        raise UnsupportedError(
+            f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}",
+            rule="zt2.manifest-too-large",
+        )
+    offset = _reserve(sink, tail)
+    footer = Footer(offset, len(manifest), checksums.xxh3(manifest)).pack()
+    sink.write_at(offset, manifest + footer)
+    sink.truncate(offset + len(manifest) + len(footer))
+    sink.close()
+
+
+def _reserve(sink: Sink, tail: int) -> int:
+    offset = align(tail, CANONICAL)
+    if offset > tail:
+        sink.write_at(tail, bytes(offset - tail))
+    return offset
 
 
 def _pieces(length: int) -> list[tuple[int, int]]:

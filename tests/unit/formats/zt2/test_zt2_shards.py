@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,14 @@ import pytest
 import ingot
 from ingot.core import cbor, checksums
 from ingot.errors import IngotError
+from ingot.formats.base import WriteOptions
+from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.layout import ALIGNMENT, MAGIC, Footer, align
 from ingot.formats.zt2.reader import read_manifest
+from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
+from ingot.model.spec import PartSpec, TensorSpec
+from ingot.stores.memory import MemoryTarget
 
 OWN = np.arange(4, dtype=np.float32)
 BASE = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -82,3 +88,54 @@ def test_damage_in_a_shard_is_seen(tmp_path: Path) -> None:
     with ingot.open(root) as found, pytest.raises(IngotError) as caught:
         found["w"].numpy()
     assert caught.value.rule == "part.digest-mismatch"
+
+
+def test_a_model_is_written_in_shards(tmp_path: Path) -> None:
+    """Of at most so many bytes, a larger tensor alone; the same tensors, in the same order, and back in one file."""
+    tensors = {f"t{index}": np.arange(index * 40_000 + 1, dtype=np.float32) for index in range(4)}
+    ingot.save(tmp_path / "one.zt", tensors, format="zt2")
+    report = ingot.convert(tmp_path / "one.zt", tmp_path / "many/", container=2, max_shard=500_000)
+    files = sorted(path.name for path in (tmp_path / "many").iterdir())
+    assert files == ["model-00001.zt", "model-00002.zt", "model-00003.zt", "model.zt"] == sorted(report.files)
+    sizes = [path.stat().st_size for path in (tmp_path / "many").iterdir()]
+    assert sum(sizes) <= report.size
+    assert (tmp_path / "many" / "model-00001.zt").stat().st_size <= 500_000
+    with ingot.open(tmp_path / "many") as found:
+        assert list(found) == list(tensors)
+        assert all(found[name].numpy().tobytes() == values.tobytes() for name, values in tensors.items())
+    assert not [item for item in ingot.verify(tmp_path / "many") if item.level == "error"]
+    ingot.convert(tmp_path / "many", tmp_path / "back.zt", container=2)
+    assert (tmp_path / "back.zt").read_bytes() == (tmp_path / "one.zt").read_bytes()
+    whole = ingot.convert(tmp_path / "one.zt", tmp_path / "whole/", container=2)  # one file where nothing else is asked
+    assert list(whole.files) == ["model.zt"]
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(tmp_path / "one.zt", tmp_path / "none/", container=2, max_shard=0)
+    assert caught.value.rule == "zt2.max-shard"
+
+
+def test_shards_that_were_begun_are_taken_up_again() -> None:
+    data = [bytes([index]) * 70_000 for index in range(4)]
+    specs = [TensorSpec(f"t{index}", (1,), "u8", "x.own/1", (PartSpec("x", "u8", 70_000),)) for index in range(4)]
+
+    def write(target: MemoryTarget, after: list[dict[str, Any]], stop: int) -> list[dict[str, Any]]:
+        options = WriteOptions(max_shard=300_000)
+        writer = Zt2Format().writer(target, "m.zt", Artifact(specs, {}), options)
+        for record in after:
+            writer.restore(record)
+        records = []
+        for spec, part in list(zip(specs, data, strict=True))[len(after) : stop]:
+            writer.begin(spec)
+            writer.write("x", part)
+            records.append(writer.end())
+        if stop == len(specs):
+            assert writer.finish() == ["m-00001.zt", "m-00002.zt", "m.zt"]
+        else:
+            writer.abort()
+        return records
+
+    whole, again = MemoryTarget(), MemoryTarget()
+    write(whole, [], 4)
+    write(again, write(again, [], 3), 4)
+    assert {name: bytes(held) for name, held in whole.files.items()} == {
+        name: bytes(held) for name, held in again.files.items()
+    }
