@@ -1,9 +1,9 @@
-"""Put measured figures into the README.
+"""Put measured figures into docs/benchmarks.md and the README.
 
     make bench                      measures, runs the demo, writes bench/results/*.json
-    python tools/bench_table.py     takes them over into bench/published.json and renders README.md's blocks
+    python tools/bench_table.py     takes them over into bench/published.json and renders the blocks of both pages
 
-``bench/published.json`` is committed: what the README shows is rendered from it and nothing else, which ``make docs``
+``bench/published.json`` is committed: what they show is rendered from it and nothing else, which ``make docs``
 checks. Only benchmarks that have a new result are replaced.
 """
 
@@ -234,14 +234,15 @@ def render_demo(demo: Figures) -> str:
 def main() -> int:
     figures = take_over(ROOT)
     sys.path.insert(0, str(ROOT / "tools"))
-    from check_docs import replace_marked
+    from check_docs import BENCHMARKS, replace_marked
 
-    readme = ROOT / "README.md"
-    text = replace_marked(readme.read_text("utf-8"), "bench", render(figures))
+    pages = {BENCHMARKS: ("bench", render(figures))}
     if "demo" in figures:
-        text = replace_marked(text, "demo", render_demo(figures["demo"]))
-    readme.write_text(text, "utf-8")
-    print(f"README.md shows {', '.join(name for name in NAMES if name in figures)}")
+        pages["README.md"] = ("demo", render_demo(figures["demo"]))
+    for name, (block, text) in pages.items():
+        page = ROOT / name
+        page.write_text(replace_marked(page.read_text("utf-8"), block, text), "utf-8")
+    print(f"{' and '.join(pages)} show {', '.join(name for name in NAMES if name in figures)}")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Check what the documents claim against the code: ``make docs``. Prints a line per fault; exit code 1 if there is one.
 
     python tools/check_docs.py            check
-    python tools/check_docs.py --write    first refresh the table of formats and codecs in README.md
+    python tools/check_docs.py --write    first refresh the table of formats and codecs in docs/containers.md
 
 Checked: relative links and their anchors; paths and make targets named in the text; every ``ingot ...`` command line
 parses; Python and TOML blocks compile; the table of formats and codecs equals ``ingot formats``; every rule that the
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+CATALOG, BENCHMARKS = "docs/containers.md", "docs/benchmarks.md"
 _SKIPPED = {".venv", "venv", ".git", "build", "dist", "ingot-demo", "golden", "node_modules"}
 _SHELL = ("sh", "bash", "console")
 _PLACEHOLDER = re.compile(r"\[|…|\.\.\.|<[a-z]")
-_PATH = re.compile(r"(?:src|tests|tools|bench|spec|examples|native|\.ci)/[\w./*-]*")
+_PATH = re.compile(r"(?:src|tests|tools|bench|spec|docs|examples|native|\.ci)/[\w./*-]*")
 _NOT_KEPT = ("bench/results",)
 _RULE = re.compile(r"([a-z][a-z0-9_]*)\.([a-z][a-z0-9-]*)")
 _FILE_SUFFIXES = {
@@ -288,10 +289,12 @@ def catalog_table() -> str:
     from ingot.ops.catalog import codecs, formats
 
     kinds = [kind for kind in formats() if kind.codecs]  # what is only read carries nothing
-    rows = [["codec", "lossless", *(f"`{kind.name}`" for kind in kinds), "what it is"], ["---"] * (len(kinds) + 3)]
+    rows = [["codec", "lossless", "carried by", "what it is"], ["---"] * 4]
     for codec in codecs():
-        carried = ["yes" if kind.name in codec.formats else "no" for kind in kinds]
-        rows.append([f"`{codec.name}`", "yes" if codec.lossless else "no", *carried, codec.summary])
+        carried = [f"`{kind.name}`" for kind in kinds if kind.name in codec.formats]
+        others = [f"`{kind.name}`" for kind in kinds if kind.name not in codec.formats]
+        told = ", ".join(carried) if len(others) > len(kinds) // 4 else f"all but {', '.join(others)}"
+        rows.append([f"`{codec.name}`", "yes" if codec.lossless else "no", told, codec.summary])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -312,20 +315,25 @@ def replace_marked(text: str, name: str, content: str) -> str:
 
 
 def check_tables(root: Path) -> Iterator[str]:
-    """The generated tables in the README are what the code says now."""
-    readme = (root / "README.md").read_text("utf-8")
-    if marked(readme, "catalog") != catalog_table():
-        yield "README.md: the table of codecs and formats is out of date: python tools/check_docs.py --write"
+    """Generated tables and the README's picture are what the code and the figures say now."""
+    readme, catalog, benchmarks = ((root / page).read_text("utf-8") for page in ("README.md", CATALOG, BENCHMARKS))
+    if marked(catalog, "catalog") != catalog_table():
+        yield f"{CATALOG}: the table of codecs and formats is out of date: python tools/check_docs.py --write"
     sys.path.insert(0, str(root / "tools"))
     try:
         import bench_table
+        import readme_figures
     finally:
         sys.path.pop(0)
     figures = bench_table.published(root)
     if marked(readme, "demo") != bench_table.render_demo(figures["demo"]):
         yield "README.md: the demo's table is not that of bench/published.json: python tools/bench_table.py"
-    if marked(readme, "bench") != bench_table.render(figures):
-        yield "README.md: the benchmarks are not those of bench/published.json: python tools/bench_table.py"
+    if marked(benchmarks, "bench") != bench_table.render(figures):
+        yield f"{BENCHMARKS}: the benchmarks are not those of bench/published.json: python tools/bench_table.py"
+    if marked(readme, "sizes") != readme_figures.table(root):
+        yield "README.md: the table of presets is out of date: python tools/readme_figures.py"
+    if (root / readme_figures.PICTURE).read_text("utf-8") != readme_figures.picture(root):
+        yield f"{readme_figures.PICTURE}: the picture is out of date: python tools/readme_figures.py"
 
 
 def check_index(root: Path) -> Iterator[str]:
@@ -393,8 +401,8 @@ def faults(root: Path) -> list[str]:
 
 def main() -> int:
     if "--write" in sys.argv[1:]:
-        readme = ROOT / "README.md"
-        readme.write_text(replace_marked(readme.read_text("utf-8"), "catalog", catalog_table()), "utf-8")
+        page = ROOT / CATALOG
+        page.write_text(replace_marked(page.read_text("utf-8"), "catalog", catalog_table()), "utf-8")
     found = faults(ROOT)
     for line in found:
         print(line, file=sys.stderr)

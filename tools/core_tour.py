@@ -3,7 +3,7 @@
     python tools/core_tour.py                     in an environment that has nothing else
     python tools/core_tour.py --block --no-tour   anywhere: what no core dependency brings is taken for not installed
 
-Done: ``--help`` of every command; every listing, as text and as JSON; the tour of README.md, commands and Python, in a
+Done: ``--help`` of every command; every listing, as text and as JSON; docs/tour.md, commands and Python, in a
 temporary folder. What needs an extra must exit with code 3 and name an extra that pyproject.toml declares.
 """
 
@@ -105,7 +105,8 @@ def faults_of(words: Sequence[str], expected: int, extras: set[str]) -> Iterator
     """Run one command; yield what is wrong with its end."""
     code, written = (call_alone if "--max-ram" in words else call)(words)
     line = shlex.join(["ingot", *words])
-    if words and words[0] in NEED_AN_EXTRA and "--help" not in words:
+    distant = any("://" in word for word in words)
+    if words and (distant or words[0] in NEED_AN_EXTRA) and "--help" not in words:
         expected = 3
     if code != expected:
         yield f"{line}: expected exit code {expected}, found {code}: {written[-2000:]}"
@@ -114,21 +115,21 @@ def faults_of(words: Sequence[str], expected: int, extras: set[str]) -> Iterator
 
 
 def tour(extras: set[str]) -> Iterator[str]:
-    """Do the README's commands, then its blocks of Python, in the current folder; yield faults."""
+    """Do the tour's commands, then its blocks of Python, in the current folder; yield faults."""
     import ingot
     from ingot.errors import MissingExtraError
 
     data = Path(ingot.__file__).parent / "demo" / "data"
     shutil.copytree(data, Path("ingot-demo", "original"), ignore=shutil.ignore_patterns("__*"))
-    readme = check_docs.read(ROOT / "README.md")
-    (recipe,) = (block.text for block in readme.blocks if block.language == "toml")
+    page = check_docs.read(ROOT / "docs" / "tour.md")
+    (recipe,) = (block.text for block in page.blocks if block.language == "toml")
     Path("mine.toml").write_text(recipe)
-    for line, code in check_docs.tour(readme):
+    for line, code in check_docs.tour(page):
         yield from faults_of(shlex.split(line, comments=True)[1:], code, extras)
-    for number, block in enumerate(block for block in readme.blocks if block.language == "python"):
+    for number, block in enumerate(block for block in page.blocks if block.language == "python"):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(block.text, f"README.md, Python block {number}", "exec"), {})
+                exec(compile(block.text, f"docs/tour.md, Python block {number}", "exec"), {})
         except MissingExtraError as error:
             if number == 0:
                 yield f"the first block of Python needs an extra: {error}"
@@ -138,7 +139,7 @@ def main() -> int:
     """Do it all; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--block", action="store_true", help="take what no core dependency brings for not installed")
-    parser.add_argument("--no-tour", action="store_true", help="leave the README's tour out")
+    parser.add_argument("--no-tour", action="store_true", help="leave the tour out")
     options = parser.parse_args()
     if options.block:
         sys.meta_path.insert(0, Block())  # type: ignore[arg-type]

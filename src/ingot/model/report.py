@@ -129,14 +129,12 @@ def figures_of(report: Any, *computed: str) -> list[Figure]:
     return [Figure(name, getattr(report, name), kind) for name, kind in kinds.items()]
 
 
-def table_of(
-    name: str, items: Iterable[Any], kind: type[Any], heads: Mapping[str, str] | None = None, *, shown: bool = False
-) -> Table:
+def table_of(name: str, items: Iterable[Any], kind: type[Any], heads: Mapping[str, str] | None = None) -> Table:
     """Return dataclasses of one kind as a table with a column for each field; ``heads`` name those that people get."""
     heads = heads or {}
     columns = [Column(item.name, kind_of(item.type), heads.get(item.name, "")) for item in fields(kind)]
     rows = [[getattr(item, column.name) for column in columns] for item in items]
-    return Table(name, columns, rows, shown=shown)
+    return Table(name, columns, rows, shown=bool(heads))
 
 
 def kind_of(annotation: Any) -> Kind:

@@ -118,18 +118,16 @@ def codecs() -> list[CodecInfo]:
 def formats_report() -> Report:
     """Return every format as a row."""
     heads = {"name": "format", "suffixes": "suffixes", "codecs": "carries", "summary": "what it is"}
-    return Report(tables=[table_of("", formats(), FormatInfo, heads, shown=True)])
+    return Report(tables=[table_of("", formats(), FormatInfo, heads)])
 
 
 def codecs_report() -> Report:
     """Return every codec as a row."""
     heads = {"name": "codec", "lossless": "lossless", "formats": "carried by", "summary": "what it is"}
-    return Report(tables=[table_of("", codecs(), CodecInfo, heads, shown=True)])
+    return Report(tables=[table_of("", codecs(), CodecInfo, heads)])
 
 
 def recipes_report() -> Report:
     """Return every preset as a row."""
     rows = [RecipeInfo(preset, " ".join(load_recipe(preset).description.split())) for preset in PRESETS]
-    return Report(
-        tables=[table_of("", rows, RecipeInfo, {"name": "recipe", "description": "what it does"}, shown=True)]
-    )
+    return Report(tables=[table_of("", rows, RecipeInfo, {"name": "recipe", "description": "what it does"})])

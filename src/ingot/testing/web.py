@@ -1,6 +1,7 @@
 """A web server for tests: files by ranges, an object store's few requests, and faults on purpose; loopback only.
 
-``python -m ingot.testing.web FOLDER`` serves a folder by hand, as ``/name`` and, by S3's requests, as ``/bucket/name``.
+``python -m ingot.testing.web FOLDER [PORT]`` serves a folder by hand: as ``/name``, and by S3's requests as
+``/bucket/name``.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class WebServer:
         Objects of this name's bucket are served as S3 does, too: ranges, listing, upload in one or several pieces.
     etags : bool
         Whether answers state a tag of the version.
+    port : int
+        On the loopback interface; 0 for a free one.
 
     Attributes
     ----------
@@ -88,7 +91,13 @@ class WebServer:
     """
 
     def __init__(
-        self, files: dict[str, bytes] | None = None, *, listing: bool = False, bucket: str = "", etags: bool = True
+        self,
+        files: dict[str, bytes] | None = None,
+        *,
+        listing: bool = False,
+        bucket: str = "",
+        etags: bool = True,
+        port: int = 0,
     ) -> None:
         self.files = {} if files is None else files
         self.listing, self.bucket, self.etags = listing, bucket, etags
@@ -105,7 +114,7 @@ class WebServer:
         class Handler(_Handler):
             server_of = outer
 
-        self._server = _Quiet(("127.0.0.1", 0), Handler)
+        self._server = _Quiet(("127.0.0.1", port), Handler)
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -285,10 +294,11 @@ def _page(files: Mapping[str, bytes], folder: str) -> bytes:
 
 def main() -> None:
     """Serve a folder until interrupted."""
-    folder = Path(sys.argv[1])
+    folder, port = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with WebServer(files, listing=True, bucket="bucket") as server:
-        sys.stdout.write(f"{server.url}\n")
+    with WebServer(files, listing=True, bucket="bucket", port=port) as server:
+        sys.stdout.write(f"{server.url}
+")
         sys.stdout.flush()
         threading.Event().wait()
 

@@ -1,4 +1,4 @@
-"""What the documents' tests share: the blocks of a page, and the demo's model where the README says it is."""
+"""What the documents' tests share: the blocks of pages, and the demo's model where the tour says it is."""
 
 from __future__ import annotations
 
@@ -38,8 +38,18 @@ def bench_table() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def readme_figures() -> ModuleType:
+    return tool("readme_figures")
+
+
+@pytest.fixture(scope="session")
 def readme(check_docs: ModuleType) -> Any:
     return check_docs.read(ROOT / "README.md")
+
+
+@pytest.fixture(scope="session")
+def tour_page(check_docs: ModuleType) -> Any:
+    return check_docs.read(ROOT / "docs" / "tour.md")
 
 
 @pytest.fixture

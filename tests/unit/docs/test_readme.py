@@ -1,10 +1,12 @@
-"""The README's tour, done: every command and every block of Python, in order, as after ``make demo``."""
+"""The README, and the tour, done: every command and every block of Python, in order, as after ``make demo``."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,10 +16,15 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
+from ingot.testing.web import WebServer
+
+ROOT = Path(__file__).resolve().parents[3]
+
+SERVER = "127.0.0.1:8765"
 
 
-def blocks_of(readme: Any, language: str) -> list[str]:
-    return [block.text for block in readme.blocks if block.language == language]
+def blocks_of(page: Any, language: str) -> list[str]:
+    return [block.text for block in page.blocks if block.language == language]
 
 
 def execute(line: str) -> int:
@@ -29,32 +36,44 @@ def execute(line: str) -> int:
 
 
 @pytest.fixture
-def toured(after_demo: Path, check_docs: ModuleType, readme: Any, capsys: pytest.CaptureFixture[str]) -> Path:
+def server(after_demo: Path) -> Iterator[str]:
+    """What the tour's line with a server starts, at another port: its host and port."""
+    pytest.importorskip("obstore")
+    root = after_demo / "ingot-demo"
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with WebServer(files, listing=True) as running:
+        yield running.url.removeprefix("http://")
+
+
+@pytest.fixture
+def toured(
+    after_demo: Path, server: str, check_docs: ModuleType, tour_page: Any, capsys: pytest.CaptureFixture[str]
+) -> Path:
     """The folder after all commands of the tour.
 
-    Each returned the exit code that the README gives, 0 if none, and printed, in this order, the lines that a console
+    Each returned the exit code that the page gives, 0 if none, and printed, in this order, the lines that a console
     block shows under it, up to an ellipsis.
     """
-    (recipe,) = blocks_of(readme, "toml")
+    (recipe,) = blocks_of(tour_page, "toml")
     (after_demo / "mine.toml").write_text(recipe)
     shown: dict[str, list[str]] = {}
-    for block in blocks_of(readme, "console"):
+    for block in blocks_of(tour_page, "console"):
         for line in block.splitlines():
             if line.startswith("$ "):
                 shown[line] = []
             elif line.strip() != "...":
                 shown[next(reversed(shown))].append(line)
-    for line, code in check_docs.tour(readme):
-        assert execute(line) == code, line
+    for line, code in check_docs.tour(tour_page):
+        assert execute(line.replace(SERVER, server)) == code, line
         wanted = shown[f"$ {line}"]
         assert capsys.readouterr().out.splitlines()[: len(wanted)] == wanted
     assert sum(map(len, shown.values())) >= 4
     return after_demo
 
 
-def test_the_tour_does_what_it_says(toured: Path, check_docs: ModuleType, readme: Any) -> None:
+def test_the_tour_does_what_it_says(toured: Path, check_docs: ModuleType, tour_page: Any) -> None:
     """The commands, and after them the blocks of Python."""
-    assert len(check_docs.tour(readme)) >= 8
+    assert len(check_docs.tour(tour_page)) >= 8
     assert {
         "model-int4.zt",
         "back.safetensors",
@@ -68,13 +87,26 @@ def test_the_tour_does_what_it_says(toured: Path, check_docs: ModuleType, readme
     assert not [path for path in toured.rglob("*") if "ingot-partial" in path.name]
     for needed in ("torch", "transformers", "mlx_lm"):
         pytest.importorskip(needed)
-    blocks = blocks_of(readme, "python")
+    blocks = blocks_of(tour_page, "python")
     assert len(blocks) >= 2
     program = "\n".join([*blocks, "assert layer is None  # what follows the layers comes last"])
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (toured / "again.safetensors").is_file()
     assert ingot.compare("model-int4.zt", "again.safetensors").same
+
+
+def test_what_the_readme_shows_is_in_the_tour(check_docs: ModuleType, readme: Any, tour_page: Any) -> None:
+    def called(page: Any) -> list[list[str]]:
+        return [shlex.split(line, comments=True) for line, _ in check_docs.tour(page)]
+
+    assert len(called(readme)) >= 12
+    assert not [line for line in called(readme) if line not in called(tour_page)]
+
+
+def test_the_sizes_of_a_large_model_are_those_of_a_plan(readme_figures: ModuleType) -> None:
+    stated = json.loads((ROOT / "bench" / "published.json").read_text("utf-8"))["sizes"]
+    assert readme_figures.sizes(("bf16", "int8")) == {name: stated[name] for name in ("bf16", "int8")}
 
 
 def test_the_sizes_in_the_demo_table_are_those_of_today(after_demo: Path, check_docs: ModuleType, readme: Any) -> None:

@@ -50,7 +50,7 @@ def checks_report(checks: Sequence[Check]) -> Report:
     heads = {"name": "check", "state": "state", "found": "found"}
     advice = [f"{item.name}: {item.advice}" for item in checks if item.advice]
     closing = [Line("{item}", each="advice")]
-    tables = [table_of("", checks, Check, heads, shown=True)]
+    tables = [table_of("", checks, Check, heads)]
     return Report([Figure("advice", advice, "texts", data=False)], (), tables, closing)
 
 

@@ -32,8 +32,7 @@ class Sealed:
 
 def sealed_report(files: list[Sealed]) -> Report:
     """Return the seals that were written as a table."""
-    heads = {"seal": "seal", "size": "of a file of"}
-    return Report(tables=[table_of("seals", files, Sealed, heads, shown=True)])
+    return Report(tables=[table_of("seals", files, Sealed, {"seal": "seal", "size": "of a file of"})])
 
 
 @takes(SealOptions, "seal")
