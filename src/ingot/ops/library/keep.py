@@ -47,7 +47,7 @@ class Holdings:
         figures = [item for item in figures_of(self) if item.name != "artifacts"]
         heads = {"name": "artifact", "container": "format", "files": "files", "size": "size", "stored": "stored"}
         heads |= {"shared": "of it shared", "own": "own", "problem": "problem" if self._damaged() else ""}
-        tables = [table_of("artifacts", self.artifacts, Entry, heads, shown=bool(self.artifacts))]
+        tables = [table_of("artifacts", self.artifacts, Entry, heads if self.artifacts else None)]
         words = "{location}: {size} of files stored in {stored}"
         unneeded = ", of which {unneeded} can be removed by ingot store gc" if self.unneeded else ""
         return Report(figures, [], tables, [Line(words + unneeded)])
