@@ -297,8 +297,7 @@ def main() -> None:
     folder, port = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with WebServer(files, listing=True, bucket="bucket", port=port) as server:
-        sys.stdout.write(f"{server.url}
-")
+        sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
         threading.Event().wait()
 
