@@ -12,7 +12,7 @@ from ingot.formats.table import FORMATS
 from ingot.stores.memory import MemoryStore
 from ingot.testing.stores import CountingStore
 
-TENSORS = 400
+TENSORS = 150
 MOST = {"safetensors": 2, "zt": 3, "squizd": 8, "sparse": 8, "quantized": 8, "int4": 8}
 
 
