@@ -1,4 +1,4 @@
-"""Tokenizers: ``tokenizer.json`` to GGUF metadata and back, for byte-level BPE and for SentencePiece's BPE.
+"""Tokenizers: ``tokenizer.json`` to GGUF metadata and back: BPE of bytes, SentencePiece's BPE and Unigram, WordPiece.
 
 Types of tokens and what a pre-tokenizer is called are llama.cpp's (``llama-vocab.cpp``, ``convert_hf_to_gguf.py``).
 """
@@ -8,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.ops.architectures import pieces, pretokenizers
+from ingot.ops.architectures.pieces import UNIGRAM, WORDPIECE
+
 Typed = dict[str, tuple[str, Any]]
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 MODEL, PRE, TOKENS, TYPES = (f"tokenizer.ggml.{key}" for key in ("model", "pre", "tokens", "token_type"))
 SCORES, MERGES, ADD_BOS = (f"tokenizer.ggml.{key}" for key in ("scores", "merges", "add_bos_token"))
-TEMPLATE = "tokenizer.chat_template"
+TEMPLATE, _ID = "tokenizer.chat_template", "tokenizer.ggml.{}_token_id"
 BPE, SPM = "gpt2", "llama"
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 _MOST = 1 << 22  # tokens
 _LONGEST = 256  # characters of a token that is taken for merged
 
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_SPLITS = {"llama-bpe": _LLAMA3, "qwen2": _QWEN2, "gpt-2": None}
-_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "smaug-bpe": "llama-bpe", "default": "gpt-2"}
+_IDS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "sep": "seperator", "mask": "mask"}
+"""Of ``tokenizer_config.json``, of llama.cpp, whose spelling this is."""
+_BERT = {key: f"[{key.upper()}]" for key in ("cls", "sep", "unk", "pad", "mask")}
+ADD_EOS = "tokenizer.ggml.add_eos_token"
 
 
 def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size: int) -> tuple[Typed, list[str]]:
@@ -39,40 +39,104 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
         Rows of the embedding; ids without a token are filled up.
     """
     model = tokenizer.get("model")
+    kind = model.get("type") if isinstance(model, Mapping) else None
     vocab = model.get("vocab") if isinstance(model, Mapping) else None
-    if not isinstance(model, Mapping) or not isinstance(vocab, Mapping) or model.get("type") != "BPE":
-        return {}, ["a tokenizer that is no BPE"]
+    if kind == UNIGRAM and isinstance(vocab, list) and all(_is_piece(piece) for piece in vocab):
+        vocab = {number: piece[0] for number, piece in enumerate(vocab)}
+    elif isinstance(vocab, Mapping) and kind in ("BPE", WORDPIECE):
+        vocab = {number: text for text, number in vocab.items() if type(number) is int}
+    else:
+        return {}, ["a tokenizer that is no BPE, WordPiece or Unigram"]
+    assert isinstance(model, Mapping)
     added = [token for token in tokenizer.get("added_tokens") or () if isinstance(token, Mapping)]
-    tokens = {number: text for text, number in vocab.items() if type(number) is int}
-    tokens |= {token["id"]: token["content"] for token in added if type(token.get("id")) is int}
+    tokens = vocab | {token["id"]: token["content"] for token in added if type(token.get("id")) is int}
     count = max(size, 1 + max(tokens, default=-1))
     if count > _MOST or any(number < 0 or not isinstance(text, str) for number, text in tokens.items()):
         return {}, ["a tokenizer with ids that are none"]
     special = {
         token["id"]: CONTROL if token.get("special") else USER for token in added if type(token.get("id")) is int
     }
+    if kind == UNIGRAM:
+        special = {**special, **({model["unk_id"]: UNKNOWN} if type(model.get("unk_id")) is int else {})}
     bytewise = model.get("byte_fallback") is True
     texts = [tokens.get(number, f"[PAD{number}]") for number in range(count)]
     types = [_type(number, texts[number], tokens, special, model, bytewise=bytewise) for number in range(count)]
-    merges = [_pair(merge) for merge in model.get("merges") or ()]
-    found: Typed = {
-        MODEL: ("string", SPM if bytewise else BPE),
-        TOKENS: ("array:string", texts),
-        TYPES: ("array:i32", types),
-    }
-    lost = []
-    if bytewise:
-        found |= {PRE: ("string", "default"), SCORES: ("array:f32", _scores(texts, merges))}
-    else:
-        pre = _pre_of(tokenizer.get("pre_tokenizer"))
-        found |= {PRE: ("string", pre or "default"), MERGES: ("array:string", [" ".join(pair) for pair in merges])}
-        if pre is None:
-            lost.append("a pre-tokenizer that llama.cpp has no name for")
-    bos = settings.get("bos_token")
-    found[ADD_BOS] = ("bool", _adds(tokenizer, bos.get("content") if isinstance(bos, Mapping) else bos, settings))
+    made, lost = _FORTH[str(kind)](tokenizer, settings, texts, types)
+    bos = _text(settings.get("bos_token" if kind != WORDPIECE else "cls_token"))
+    bos = _BERT["cls"] if bos is None and kind == WORDPIECE else bos
+    made[ADD_BOS] = ("bool", _adds(tokenizer, bos, settings))
     if isinstance(settings.get("chat_template"), str):
-        found[TEMPLATE] = ("string", settings["chat_template"])
+        made[TEMPLATE] = ("string", settings["chat_template"])
+    return {TOKENS: ("array:string", texts), TYPES: ("array:i32", types), **made}, lost
+
+
+def _bpe_to(
+    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
+) -> tuple[Typed, list[str]]:
+    model = tokenizer["model"]
+    merges = [_pair(merge) for merge in model.get("merges") or ()]
+    if model.get("byte_fallback") is True:
+        scores = ("array:f32", _scores(texts, merges))
+        return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores}, []
+    whole = model.get("ignore_merges") is True
+    pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), whole=whole)
+    joined = ("array:string", [" ".join(pair) for pair in merges])
+    found: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: joined}
+    if pre is None:
+        return found, ["a pre-tokenizer that llama.cpp has no name for"]
+    return found, [f"ignore_merges {whole}"] if whole != pretokenizers.STEPS[pre].whole and whole else []
+
+
+def _wordpiece_to(
+    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
+) -> tuple[Typed, list[str]]:
+    real = [text for text, kind in zip(texts, types, strict=True) if kind != UNUSED]
+    found: Typed = {MODEL: ("string", pieces.WPM), PRE: ("string", "default")}
+    found[TOKENS] = ("array:string", [pieces.marked(text) for text in texts])
+    ids = {"cls": "bos", **{key: name for key, name in _IDS.items() if key in _BERT}}
+    return found | _ids_of({**_BERT, **settings_tokens(settings)}, ids, texts), pieces.wordpiece_lost(tokenizer, real)
+
+
+def _unigram_to(
+    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
+) -> tuple[Typed, list[str]]:
+    found, lost = pieces.unigram_to(tokenizer, len(texts))
+    eos = _text(settings.get("eos_token"))
+    found |= {MODEL: ("string", pieces.UGM), PRE: ("string", "default")}
+    found[ADD_EOS] = ("bool", eos is not None and _adds(tokenizer, eos, {}, last=True))
+    found |= _ids_of(settings_tokens(settings), _IDS, texts)
+    unknown = tokenizer["model"].get("unk_id")
+    if type(unknown) is int and 0 <= unknown < len(texts):
+        found[_ID.format("unknown")] = ("u32", unknown)
     return found, lost
+
+
+_FORTH = {"BPE": _bpe_to, WORDPIECE: _wordpiece_to, UNIGRAM: _unigram_to}
+
+
+def settings_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens that ``tokenizer_config.json`` names."""
+    texts = {key: _text(settings.get(f"{key}_token")) for key in (*_IDS, "cls")}
+    return {key: text for key, text in texts.items() if text is not None}
+
+
+def _ids_of(tokens: Mapping[str, str], names: Mapping[str, str], texts: Sequence[str]) -> Typed:
+    place = {text: number for number, text in reversed(list(enumerate(texts)))}
+    return {
+        _ID.format(name): ("u32", place[tokens[key]])
+        for key, name in names.items()
+        if key in tokens and tokens[key] in place
+    }
+
+
+def _is_piece(piece: Any) -> bool:
+    pair = isinstance(piece, list) and len(piece) == 2 and isinstance(piece[0], str)
+    return pair and isinstance(piece[1], int | float) and not isinstance(piece[1], bool)
+
+
+def _text(token: Any) -> str | None:
+    found = token.get("content") if isinstance(token, Mapping) else token
+    return found if isinstance(found, str) else None
 
 
 def _type(
@@ -110,36 +174,25 @@ def _scores(texts: Sequence[str], merges: Sequence[tuple[str, str]]) -> list[flo
     return [-float(rank[text]) if text in rank else 0.0 for text in texts]
 
 
-def _pre_of(found: Any) -> str | None:
-    """Return llama.cpp's name of a pre-tokenizer, told by its expression."""
-    steps = found.get("pretokenizers", [found]) if isinstance(found, Mapping) else []
-    steps = [step for step in steps if isinstance(step, Mapping)]
-    if [step.get("type") for step in steps] == ["ByteLevel"] and steps[0].get("use_regex", True):
-        return "gpt-2"
-    for step in steps:
-        pattern = step.get("pattern")
-        if step.get("type") == "Split" and isinstance(pattern, Mapping):
-            return next((name for name, text in _SPLITS.items() if text and text == pattern.get("Regex")), None)
-    return None
-
-
-def _adds(tokenizer: Mapping[str, Any], bos: Any, settings: Mapping[str, Any]) -> bool:
-    """Whether a text begins with the token ``bos``."""
+def _adds(tokenizer: Mapping[str, Any], token: Any, settings: Mapping[str, Any], *, last: bool = False) -> bool:
+    """Whether a text begins with a token, or ends with it."""
     steps = tokenizer.get("post_processor")
     every = steps.get("processors", [steps]) if isinstance(steps, Mapping) else []
     for step in every:
         single = step.get("single") if isinstance(step, Mapping) else None
-        if isinstance(single, list) and single and isinstance(single[0], Mapping) and "SpecialToken" in single[0]:
-            return bool(single[0]["SpecialToken"].get("id") == bos)
+        end = single[-1 if last else 0] if isinstance(single, list) and single else None
+        if isinstance(end, Mapping) and "SpecialToken" in end:
+            return bool(end["SpecialToken"].get("id") == token)
     return settings.get("add_bos_token") is True
 
 
 def to_files(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what cannot be said in them."""
     texts, types, kind = metadata.get(TOKENS), metadata.get(TYPES), metadata.get(MODEL)
-    if not isinstance(texts, list) or not texts or kind not in (BPE, SPM) or not all(isinstance(t, str) for t in texts):
+    if not isinstance(texts, list) or not texts or kind not in _BACK or not all(isinstance(t, str) for t in texts):
         return {}, [f"a tokenizer of model {str(kind)[:40]}"] if kind is not None else []
     types = types if isinstance(types, list) and len(types) == len(texts) else [NORMAL] * len(texts)
+    texts = [pieces.unmarked(text) for text in texts] if kind == pieces.WPM else texts
     added = [
         {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": kind_of != USER}
@@ -148,20 +201,24 @@ def to_files(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     ]  # fmt: skip
     vocab = {text: number for number, text in enumerate(texts) if types[number] != UNUSED}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for key, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(number, int) and 0 <= number < len(texts):
-            settings[f"{key}_token"] = texts[number]
+    ids = {**_IDS, "cls": "bos"} if kind == pieces.WPM else _IDS
+    read: dict[str, Any] = {key: metadata.get(_ID.format(name)) for key, name in ids.items()}
+    numbers: dict[str, int] = {
+        key: number for key, number in read.items() if type(number) is int and 0 <= number < len(texts)
+    }
+    settings |= {f"{key}_token": texts[number] for key, number in numbers.items()}
     if isinstance(metadata.get(TEMPLATE), str):
         settings["chat_template"] = metadata[TEMPLATE]
     if isinstance(metadata.get(ADD_BOS), bool):
         settings["add_bos_token"] = metadata[ADD_BOS]
     adds = metadata.get(ADD_BOS, kind == SPM) is True and "bos_token" in settings
-    bos = (settings["bos_token"], metadata["tokenizer.ggml.bos_token_id"]) if adds else None
-    made, lost = (_bytewise if kind == BPE else _sentences)(metadata, vocab, settings)
+    bos = (settings["bos_token"], numbers["bos"]) if adds else None
+    ends = "sep" if kind == pieces.WPM else "eos" if metadata.get(ADD_EOS) is True and kind == pieces.UGM else ""
+    eos = (settings[f"{ends}_token"], numbers[ends]) if ends in numbers else None
+    made, lost = _BACK[str(kind)](metadata, vocab, settings)
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **made,
-        "post_processor": _begins(bos),
+        "post_processor": _around(bos, eos),
     }  # fmt: skip
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, lost
 
@@ -170,21 +227,29 @@ def _bytewise(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     pre = str(metadata.get(PRE, "default"))
-    pattern = _SPLITS.get(_ALIASES.get(pre, pre), "")
-    level: dict[str, Any] = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": not pattern,
-    }
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    steps = pretokenizers.steps_of(pre)
+    known = steps or pretokenizers.STEPS["gpt-2"]
     merges = [list(_pair(merge)) for merge in metadata.get(MERGES) or () if isinstance(merge, str)]
     return {
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]} if pattern else level,
+        "pre_tokenizer": pretokenizers.pre_tokenizer(known),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _model(vocab, merges, {"ignore_merges": _ALIASES.get(pre, pre) == "llama-bpe"}),
-    }, [] if pattern != "" else [f"the pre-tokenizer {pre[:40]}: tokenizer.json splits as GPT-2's does"]
+        "model": _model(vocab, merges, {"ignore_merges": known.whole}),
+    }, [] if steps else [f"the pre-tokenizer {pre[:40]}: tokenizer.json splits as GPT-2's does"]
+
+
+def _wordpiece(
+    metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    return pieces.wordpiece(vocab, settings), []
+
+
+def _unigram(
+    metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    texts, unknown = metadata[TOKENS], metadata.get(_ID.format("unknown"))
+    known = type(unknown) is int and 0 <= unknown < len(texts)
+    return pieces.unigram(metadata, texts, unknown if known else None), []
 
 
 def _sentences(
@@ -234,15 +299,19 @@ def _model(vocab: Mapping[str, int], merges: list[list[str]], more: Mapping[str,
     }  # fmt: skip
 
 
-def _begins(bos: tuple[str, int] | None) -> dict[str, Any]:
-    """Return the step that puts a token before each text."""
+def _around(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
+    """Return the step that puts a token before each text, and one behind it."""
     first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
-    if bos is None:
-        return {"type": "TemplateProcessing", "single": [first], "pair": [first, second], "special_tokens": {}}
-    text, number = bos
-    start = {"SpecialToken": {"id": text, "type_id": 0}}
-    ids = {text: {"id": text, "ids": [number], "tokens": [text]}}
+    ids = {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in filter(None, (bos, eos))}
+    start, end, last = (
+        [{"SpecialToken": {"id": token[0], "type_id": kind}}] if token else []
+        for token, kind in ((bos, 0), (eos, 0), (eos, 1))
+    )
+    again = [] if eos else start
     return {
-        "type": "TemplateProcessing", "single": [start, first], "pair": [start, first, start, second],
-        "special_tokens": ids,
+        "type": "TemplateProcessing", "single": [*start, first, *end],
+        "pair": [*start, first, *end, *again, second, *last], "special_tokens": ids,
     }  # fmt: skip
+
+
+_BACK = {BPE: _bytewise, SPM: _sentences, pieces.WPM: _wordpiece, pieces.UGM: _unigram}

@@ -1,0 +1,146 @@
+"""Tokenizers to GGUF metadata and back: the package tokenizers makes the same tokens of both."""
+
+from __future__ import annotations
+
+import base64
+import json
+import string
+from typing import Any
+
+import pytest
+
+from ingot.adapters.transformers_tokenizer import _PROBE
+from ingot.ops.architectures import pieces, pretokenizers, tokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXTS = (_PROBE, "the cat's 12345 hats\n\n  (x+y)/2 \u4e2d\u6587 HTTPServer don't DON'T \u00c9t\u00e9", "", "a  b")
+
+
+def both(made: dict[str, Any], settings: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a tokenizer, what came back of it, and the metadata between them."""
+    typed, lost = tokenizer.to_metadata(made, settings, 0)
+    assert not lost
+    metadata = {key: value for key, (_, value) in typed.items()}
+    files, unsaid = tokenizer.to_files(metadata)
+    assert not unsaid
+    one, other = (tokenizers.Tokenizer.from_str(json.dumps(each)) for each in (made, files["tokenizer.json"]))
+    return one, other, metadata
+
+
+def same(one: Any, other: Any) -> None:
+    for text in TEXTS:
+        for special in (False, True):
+            wanted, found = (each.encode(text, add_special_tokens=special) for each in (one, other))
+            assert found.tokens == wanted.tokens
+            assert found.ids == wanted.ids
+    assert other.encode(TEXTS[1], "a b").ids == one.encode(TEXTS[1], "a b").ids
+
+
+def bytewise(pre: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = [["t", "h"], ["th", "e"], ["1", "2"], ["12", "3"], ["\u0120", "a"], ["'", "t"], ["n", "'t"], ["T", "P"]]
+    texts = [*alphabet, *("".join(pair) for pair in merges)]
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": pre, "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": True,
+        "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": whole,
+                  "vocab": {text: number for number, text in enumerate(texts)}, "merges": merges},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(pretokenizers.STEPS))
+def test_pre_tokenizers_keep_their_names_and_words(name: str) -> None:
+    steps = pretokenizers.STEPS[name]
+    one, other, metadata = both(bytewise(pretokenizers.pre_tokenizer(steps), whole=steps.whole), {})
+    assert metadata["tokenizer.ggml.pre"] == name
+    same(one, other)
+    assert json.loads(other.to_str())["model"]["ignore_merges"] == steps.whole
+
+
+@pytest.mark.parametrize(
+    "pre",
+    [
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {"type": "Whitespace"},
+        {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": False},
+         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]},
+    ],
+)  # fmt: skip
+def test_pre_tokenizers_without_a_name_are_told(pre: dict[str, Any]) -> None:
+    typed, lost = tokenizer.to_metadata(bytewise(pre), {}, 0)
+    assert typed["tokenizer.ggml.pre"][1] == "default"
+    assert lost
+
+
+def wordpiece() -> dict[str, Any]:
+    inner = [f"##{letter}" for letter in string.ascii_lowercase]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase, *string.digits, *inner]
+    words += ["the", "cat", "hat", "##server", "http", "(", ")", "'", "+", "/"]
+    vocab = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.decoder = tokenizers.decoders.WordPiece()
+    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    found: dict[str, Any] = json.loads(made.to_str())
+    return found
+
+
+def test_wordpiece_comes_back() -> None:
+    one, other, metadata = both(wordpiece(), {"cls_token": "[CLS]", "sep_token": {"content": "[SEP]"}})
+    assert metadata["tokenizer.ggml.model"] == pieces.WPM
+    assert {"\u2581the", "server", "[SEP]"} <= set(metadata["tokenizer.ggml.tokens"])
+    assert (metadata["tokenizer.ggml.bos_token_id"], metadata["tokenizer.ggml.seperator_token_id"]) == (2, 3)
+    same(one, other)
+
+
+def test_upper_case_that_llama_cpp_lowers_is_told() -> None:
+    made = wordpiece()
+    made["normalizer"]["lowercase"] = False
+    assert tokenizer.to_metadata(made, {}, 0)[1]
+
+
+@pytest.mark.parametrize("spaces", [False, True])
+def test_unigram_comes_back(spaces: bool) -> None:
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0), ("\u2581the", -3.0), ("cat", -4.5)]
+    vocab += [(letter, -6.0 - number / 8) for number, letter in enumerate(string.ascii_letters + string.digits)]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram(vocab, unk_id=2))
+    space = tokenizers.pre_tokenizers.Metaspace()
+    cut = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([cut, space]) if spaces else space
+    made.decoder = tokenizers.decoders.Metaspace()
+    made.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    one, other, metadata = both(json.loads(made.to_str()), {"eos_token": "</s>", "pad_token": "<pad>"})
+    assert metadata["tokenizer.ggml.model"] == pieces.UGM
+    assert metadata["tokenizer.ggml.scores"][4] == -3.0
+    assert metadata["tokenizer.ggml.token_type"][:4] == [3, 3, 2, 1]
+    assert metadata["tokenizer.ggml.add_eos_token"] is True
+    same(one, other)
+
+
+def test_a_table_of_characters_moves_as_its_bytes() -> None:
+    table = base64.b64encode(bytes(range(256))).decode()
+    made = {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]},
+            "normalizer": {"type": "Precompiled", "precompiled_charsmap": table},
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}}  # fmt: skip
+    typed, lost = tokenizer.to_metadata(made, {}, 0)
+    assert not lost
+    assert typed["tokenizer.ggml.precompiled_charsmap"] == ("array:u8", list(range(256)))
+    files, _ = tokenizer.to_files({key: value for key, (_, value) in typed.items()})
+    assert files["tokenizer.json"]["normalizer"] == made["normalizer"]
+
+
+@pytest.mark.parametrize("vocab", [[["a"]], [["a", "b"]], {"a": 1}, "a", [[1, 2.0]]])
+def test_a_vocabulary_that_is_none_is_told(vocab: Any) -> None:
+    typed, lost = tokenizer.to_metadata({"model": {"type": "Unigram", "vocab": vocab}}, {}, 0)
+    assert not typed
+    assert lost
