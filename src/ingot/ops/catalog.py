@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.layouts.words import FORMS, WordsLayout
 from ingot.model.report import Report, Texts, table_of
@@ -59,6 +59,7 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"table": "f8_e4m3fn", "group": (128, 128)},
         {"table": "f4_e2m1fn", "group": 32, "scales": "f8_e8m0fnu"},
         {"table": "f4_e2m1fn", "group": 32, "scales": "f8_e8m0fnu", "transposed": True},
+        {"table": "f4_e2m1fn", "group": 16, "scales": "f8_e4m3fn", "second": MULTIPLY},
         {"flat": True, "order": "high_first"},
     ),
 }
