@@ -9,8 +9,6 @@ from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer, taken_together
 from ingot.formats.dialects.floats import dtype_named
-from ingot.formats.safetensors.header import MAX_HEADER
-from ingot.formats.safetensors.index import INDEX_SUFFIX
 from ingot.model.layouts.affine import CODES, POINTS, SCALES, ZEROS
 from ingot.model.layouts.dense import DATA
 from ingot.model.layouts.words import HQQ, WordsLayout
@@ -28,6 +26,8 @@ _SETTINGS = (
 _BITS = {"8bit_u8": 8, "4bit_u8": 4, "3bit_32": 3, "2bit_u8": 2, "1bit_u8": 1}
 _SCALES = ("f16", "bf16", "f32")
 _MOST = 64  # bytes of a setting
+_HEAD = 1 << 16
+_SIGNS = ((b'.W_q"',), (b'.nbits"', b'.axis"'))
 
 
 class HqqFormat(Dialect):
@@ -46,7 +46,9 @@ class HqqFormat(Dialect):
         config, name = self.read_config(store), self.entry(store.names())
         if name is None or not self.claims_config(config):
             return False
-        return HUGGING_FACE in config or f'{_CODES}"'.encode() in _header(store, name)
+        # Beside another machine's folder each read is a journey: the wide settings of a first layer stand in front.
+        head = b"" if HUGGING_FACE in config else store.head(name, _HEAD)
+        return HUGGING_FACE in config or any(all(key in head for key in sign) for sign in _SIGNS)
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Return a layer for every ``X.W_q``.
@@ -55,18 +57,6 @@ class HqqFormat(Dialect):
         along the first dimension, or across rows; ``hqq.packing``: codes packed otherwise, or scales that are codes.
         """
         return [_layer(entries, key.removesuffix(_CODES)) for key in entries if key.endswith(_CODES)]
-
-
-def _header(store: Store, name: str) -> bytes:
-    """Return the JSON that names a folder's entries, whatever it is."""
-    source = store.open(name)
-    try:
-        if name.lower().endswith(INDEX_SUFFIX):
-            return bytes(source.view(0, min(source.size, MAX_HEADER)))
-        length = int.from_bytes(source.view(0, min(source.size, 8)), "little")
-        return bytes(source.view(8, min(length, source.size - 8))) if 0 < length <= MAX_HEADER else b""
-    finally:
-        source.close()
 
 
 def _layer(entries: Entries, stem: str) -> Layer:
