@@ -44,6 +44,19 @@ def logits(path: str, windows: list[list[int]], out: str) -> list[int]:
     return [len(windows), *found[0].shape]
 
 
+def loss(path: str, windows: list[list[int]]) -> float:
+    """Return the mean negative log probability of each token but the first of windows of one length."""
+    model, found = opened(path, len(windows[0])), []
+    for tokens in windows:
+        model.reset()
+        model.eval(tokens)
+        scores = np.array(model.scores[: len(tokens) - 1], np.float64)
+        most = scores.max(-1)
+        total = most + np.log(np.exp(scores - most[:, None]).sum(-1))
+        found.append((total - scores[np.arange(len(scores)), tokens[1:]]).mean())
+    return float(np.mean(found))
+
+
 def tokens(path: str, text: str) -> list[int]:
     model = llama_cpp.Llama(path, vocab_only=True, verbose=False)
     return list(model.tokenize(Path(text).read_bytes(), add_bos=False, special=False))
@@ -63,7 +76,7 @@ def quantize(source: str, target: str, kind: int) -> int:
 
 def main() -> None:
     plainly()
-    made = {function.__name__: function for function in (logits, tokens, generate, quantize)}
+    made = {function.__name__: function for function in (logits, loss, tokens, generate, quantize)}
     print(json.dumps([made[name](*arguments) for name, *arguments in json.loads(Path(sys.argv[1]).read_text())]))
 
 

@@ -147,8 +147,9 @@ def for_ranges(count: int, step: int, fn: Callable[[int, int], object], workers:
     """
     if step < 1:
         raise UsageError(f"expected step >= 1, found {step}", rule="parallel.step")
-    workers = default_workers() if workers is None else workers
     ranges = [(start, min(start + step, count)) for start in range(0, count, step)]
+    if workers is None:  # asking reads files
+        workers = default_workers() if len(ranges) > 1 else 1
     threads = min(workers, len(ranges))
     for _ in ordered(lambda pair: fn(*pair), ranges, 0 if threads <= 1 else threads):
         pass
