@@ -146,14 +146,17 @@ $(VENV).core/.installed: $(VENV)/.installed $(shell find src -type f -not -name 
 	$(VENV).core/bin/python -m pip --disable-pip-version-check --quiet install $(VENV).core/dist/*.whl
 	touch $@
 
-# The lowest versions of optional packages that pyproject.toml allows. torch is the one of `make test`: a build of an
-# older one without CUDA is not on the package index, and one with CUDA takes gigabytes.
-$(VENV).minimum/.installed: $(VENV).core/.installed
+# The lowest versions of optional packages that pyproject.toml allows, before those of `make test`: what these need in the
+# versions that are there is not installed twice. torch is the one of `make test`: a build of an older one without CUDA is
+# not on the package index, and one with CUDA takes gigabytes.
+$(VENV).minimum/.installed: $(VENV).core/.installed $(VENV)/.test
 	rm -rf $(VENV).minimum
-	$(PYTHON) -m venv $(VENV).minimum
+	$(PYTHON) -m venv --without-pip $(VENV).minimum
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VENV).minimum/lib/python*/site-packages)/behind.pth
 	$(REQUIRE) --minimum transformers mlx eval jax astc --but torch==2.13.0 | sed 's/^mlx==/mlx[cpu]==/' > $(VENV).minimum/minimum.txt
 	$(REQUIRE) runner >> $(VENV).minimum/minimum.txt
-	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).minimum/minimum.txt $(VENV).core/dist/*.whl
+	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).minimum/minimum.txt
+	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps --force-reinstall $(VENV).core/dist/*.whl
 	touch $@
 
 # Native code under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, in a build of its own. `make sanitize CASES=300` for short.
