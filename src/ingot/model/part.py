@@ -53,6 +53,8 @@ class Part:
     by_chunks : bool
         Readers check each chunk that they touch before they hand out bytes of it, and nothing at their end: for those
         who read a range. By default they check the whole, at its end.
+    keeps : bool
+        Stored bytes, once read as a whole and checked, are kept with the part: the same memory for whoever asks again.
     """
 
     dtype: str
@@ -69,8 +71,10 @@ class Part:
     verify: bool = True
     occupies: int | None = None
     by_chunks: bool = field(default=False, repr=False)
+    keeps: bool = field(default=False, repr=False)
     _verified: bool = field(default=False, repr=False)
     _proven: set[int] = field(default_factory=set, repr=False)
+    _kept: memoryview | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +98,8 @@ class Part:
 
     def stored(self) -> memoryview:
         """Return the stored bytes as they are, digest checked."""
+        if self._kept is not None:
+            return self._kept
         data = self.source.view(self.offset, self.length)
         try:
             self._check(data)
@@ -102,6 +108,8 @@ class Part:
                 raise
             data = self.source.view(self.offset, self.length)  # what the way did to it, another journey does not
             self._check(data)
+        if self.keeps:
+            self._kept = data
         return data
 
     def view(self) -> memoryview:
@@ -159,10 +167,12 @@ class Part:
     def private(self) -> Part:
         """Return this part over writable memory of its own: no read of this part sees what is written to it.
 
-        Of a mapped file it is a copy-on-write mapping; what is not mapped gives memory of its own at each read.
+        Of a mapped file it is a copy-on-write mapping; other bytes are read once and kept.
         """
-        if isinstance(self.source, PrivateSource) or not self.source.mapped:
+        if isinstance(self.source, PrivateSource) or self.keeps:
             return self
+        if not self.source.mapped:
+            return replace(self, keeps=True, _kept=None)
         return replace(self, source=PrivateSource(self.source))
 
     def array(self) -> np.ndarray[Any, np.dtype[Any]]:

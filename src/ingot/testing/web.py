@@ -277,7 +277,8 @@ class _Handler(BaseHTTPRequestHandler):
         for start in range(0, len(body), 1 << 16):
             piece = view[start : start + (1 << 16)]
             with outer.lock:
-                outer.free = max(outer.free, time.monotonic()) + len(piece) / outer.rate
+                # What was not sent for a twentieth of a second may be sent later: threads wake up late.
+                outer.free = max(outer.free, time.monotonic() - 0.05) + len(piece) / outer.rate
                 wait = outer.free - time.monotonic()
             if wait > 0:
                 time.sleep(wait)

@@ -34,3 +34,15 @@ def test_a_model_and_its_tokenizer_come_from_afar(tmp_path: Path, capsys: pytest
             warnings.simplefilter("ignore", UserWarning)
             near, far = load_tokenizer(tmp_path / "m"), load_tokenizer(f"{server.url}/m/")
         assert far("the 123").input_ids == near("the 123").input_ids
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_packed": True}], ids=["decoded", "packed"])
+def test_each_byte_comes_once(tmp_path: Path, options: dict[str, bool]) -> None:
+    """Also that of a matrix that two layers share, and of one that several threads decode."""
+    make("tied qwen2", tmp_path / "m", vocab_size=60_000)
+    (tmp_path / "all.toml").write_text('[[rules]]\nmatch = ["*.weight"]\nmin_ndim = 2\ncodec = "affine"\n')
+    ingot.convert(tmp_path / "m", tmp_path / "q", tmp_path / "all.toml")
+    files = {f"q/{path.name}": path.read_bytes() for path in (tmp_path / "q").iterdir()}
+    with WebServer(files, listing=True) as server:
+        ingot.load_model(f"{server.url}/q/", **options)
+        assert server.sent < 1.02 * sum(map(len, files.values())) + (1 << 17)

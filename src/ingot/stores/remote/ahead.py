@@ -20,7 +20,7 @@ from ingot.model.bytesource import Range
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.stores.remote.transfer import Task, is_usable
 
-MOST = 512 << 20
+MOST = 1 << 30
 """Bytes that are read ahead at most, and no more than an eighth of the memory that is free."""
 
 WINDOW = 32 << 20
@@ -62,6 +62,32 @@ class _Window:
             self.data = {}
 
 
+class _Given:
+    """Which bytes of a range were given: pieces that do not touch each other, in order."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self.left = length, length
+        self._pieces: list[Range] = []
+
+    def claim(self, start: int, length: int) -> bool:
+        """Count bytes as given; False, and nothing counted, where some are not in the range or were given before."""
+        if start + length > self._length:
+            return False
+        at = bisect_right(self._pieces, (start, self._length))
+        before = self._pieces[at - 1] if at else (0, 0)
+        after = self._pieces[at] if at < len(self._pieces) else (self._length, 0)
+        if sum(before) > start or start + length > after[0]:
+            return False
+        first, stop, low, high = start, start + length, at, at
+        if at and sum(before) == start:
+            first, low = before[0], at - 1
+        if after[1] and after[0] == stop:
+            stop, high = sum(after), at + 1
+        self._pieces[low:high] = [(first, stop - first)]
+        self.left -= length
+        return True
+
+
 class Ahead:
     """What is read ahead of one file. Thread-safe.
 
@@ -77,7 +103,7 @@ class Ahead:
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._windows: dict[int, _Window] = {}
-        self._positions: dict[int, int] = {}
+        self._given: dict[int, _Given] = {}
 
     def expect(self, ranges: Iterable[Range]) -> None:
         """Begin to read these ranges, in the order of the file, after those that were expected before."""
@@ -89,14 +115,14 @@ class Ahead:
                 if not windows or windows[-1].nbytes + length > WINDOW:
                     windows.append(_Window(self))
                 windows[-1].lengths[start] = length
-                self._windows[start], self._positions[start] = windows[-1], start
+                self._windows[start], self._given[start] = windows[-1], _Given(length)
             self._starts = sorted(self._windows)
         _LINE.add(windows)
 
     def take(self, offset: int, length: int) -> memoryview | None:
         """Return bytes that were read ahead, waiting for those that are on their way; None for all others.
 
-        The bytes of a range are given once, from its beginning to its end; all of them together without a copy.
+        Each byte of a range is given once, in any order; all of them together without a copy.
         """
         if not (self._windows and length and is_usable()):
             return None
@@ -116,19 +142,18 @@ class Ahead:
         return None if data is None else data[offset - start :][:length]
 
     def _claim(self, offset: int, length: int) -> tuple[_Window, int, bool] | None:
-        """Find the range that these bytes are of, unless they were given: its window, where it begins, whether it ends
-        with them."""
+        """Find the range that these bytes are of, unless they were given: its window, where it begins, whether they are
+        the last that were not given."""
         with self._lock:
             index = bisect_right(self._starts, offset) - 1
             start = self._starts[index] if index >= 0 else -1
             window = self._windows.get(start)
             if window is None:
                 return None
-            stop = start + window.lengths.get(start, 0)
-            if not self._positions[start] <= offset <= offset + length <= stop:
+            given = self._given[start]
+            if start not in window.lengths or not given.claim(offset - start, length):
                 return None
-            self._positions[start] = offset + length
-            return window, start, offset + length == stop
+            return window, start, given.left == 0
 
     def stop(self) -> None:
         """Forget all that was expected."""
