@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,14 @@ def test_a_range_is_taken_in_pieces_in_any_order_and_each_once(reader: Reader) -
     assert reader.value(start + last, 20) == b""  # two ranges
     assert reader.value(start + last, length - last) == DATA[start + last : start + length]
     assert start not in reader.ahead._windows
+
+
+def test_several_threads_take_pieces_of_one_range(reader: Reader) -> None:
+    reader.ahead.expect([(0, 200_000)])
+    pieces = [(at, 1000) for at in range(0, 200_000, 1000)]
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(lambda item: reader.value(*item), pieces)] == [DATA[at : at + 1000] for at, _ in pieces]
+    assert reader.read == 200_000
 
 
 def test_no_more_waits_to_be_taken_than_is_allowed(reader: Reader) -> None:

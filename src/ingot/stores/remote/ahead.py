@@ -33,16 +33,30 @@ Read = Callable[[Sequence[Task]], None]
 
 
 class _Window:
-    """Ranges that are read together: how long each is, and its bytes once they are there."""
+    """Ranges that are read together: how long each is, and its bytes once they are there.
+
+    ``nbytes`` is the sum of the lengths: there may be a hundred thousand.
+    """
 
     def __init__(self, owner: Ahead) -> None:
-        self.owner, self.lengths = owner, dict[int, int]()
+        self.owner, self.lengths, self.nbytes = owner, dict[int, int](), 0
         self.begun, self.done = False, threading.Event()
         self.data: dict[int, memoryview] = {}
 
-    @property
-    def nbytes(self) -> int:
-        return sum(self.lengths.values())
+    def add(self, start: int, length: int) -> None:
+        """Want a range."""
+        self.lengths[start] = length
+        self.nbytes += length
+
+    def remove(self, start: int) -> int:
+        """Let a range go; return its length, 0 where it went before."""
+        length = self.lengths.pop(start, 0)
+        self.nbytes -= length
+        return length
+
+    def clear(self) -> None:
+        """Let all ranges go."""
+        self.lengths, self.nbytes = {}, 0
 
     def fill(self, read: Read, gap: int, halt: Halt) -> None:
         """Read what is wanted; what goes wrong is left to those who take it, and to their own reading."""
@@ -70,7 +84,10 @@ class _Given:
         self._pieces: list[Range] = []
 
     def claim(self, start: int, length: int) -> bool:
-        """Count bytes as given; False, and nothing counted, where some are not in the range or were given before."""
+        """Promise bytes; False, and nothing promised, where some are not in the range or were promised before.
+
+        ``left`` are those that nobody has in hand: whoever gets them takes them off.
+        """
         if start + length > self._length:
             return False
         at = bisect_right(self._pieces, (start, self._length))
@@ -84,7 +101,6 @@ class _Given:
         if after[1] and after[0] == stop:
             stop, high = sum(after), at + 1
         self._pieces[low:high] = [(first, stop - first)]
-        self.left -= length
         return True
 
 
@@ -114,7 +130,7 @@ class Ahead:
                     continue
                 if not windows or windows[-1].nbytes + length > WINDOW:
                     windows.append(_Window(self))
-                windows[-1].lengths[start] = length
+                windows[-1].add(start, length)
                 self._windows[start], self._given[start] = windows[-1], _Given(length)
             self._starts = sorted(self._windows)
         _LINE.add(windows)
@@ -129,21 +145,24 @@ class Ahead:
         claimed = self._claim(offset, length)
         if claimed is None:
             return None
-        window, start, last = claimed
+        window, start, given = claimed
         data = None
         if _LINE.is_coming(window, start):
             while not window.done.wait(0.5):
                 go_on()
             data = window.data.get(start)
-        if data is None or last:
-            with self._lock:
-                self._windows.pop(start, None)
+        with self._lock:
+            given.left -= length
+            done = data is None or not given.left
+            if done and self._given.get(start) is given:
+                del self._windows[start], self._given[start]
+        if done:
             _LINE.let_go(window, start)
         return None if data is None else data[offset - start :][:length]
 
-    def _claim(self, offset: int, length: int) -> tuple[_Window, int, bool] | None:
-        """Find the range that these bytes are of, unless they were given: its window, where it begins, whether they are
-        the last that were not given."""
+    def _claim(self, offset: int, length: int) -> tuple[_Window, int, _Given] | None:
+        """Find the range that these bytes are of, unless they were promised: its window, its beginning, and what of it
+        was given."""
         with self._lock:
             index = bisect_right(self._starts, offset) - 1
             start = self._starts[index] if index >= 0 else -1
@@ -153,14 +172,15 @@ class Ahead:
             given = self._given[start]
             if start not in window.lengths or not given.claim(offset - start, length):
                 return None
-            return window, start, given.left == 0
+            return window, start, given
 
     def stop(self) -> None:
         """Forget all that was expected."""
         self.halt.set()
         if self._windows and is_usable():
             with self._lock:
-                windows, self._windows, self._starts = {*self._windows.values()}, {}, []
+                windows = {*self._windows.values()}
+                self._windows, self._given, self._starts = {}, {}, []
             _LINE.drop(windows)
 
 
@@ -185,7 +205,7 @@ class _Line:
         with self._lock:
             if window.begun:
                 return True
-            if window.lengths.pop(start, 0) and not window.lengths:
+            if window.remove(start) and not window.lengths:
                 self._waiting.remove(window)
             return False
 
@@ -193,7 +213,7 @@ class _Line:
         """Count a range as taken."""
         with self._lock:
             window.data.pop(start, None)
-            length = window.lengths.pop(start, 0)
+            length = window.remove(start)
             self._held -= length if window.begun else 0
         self._go_on()
 
@@ -202,7 +222,7 @@ class _Line:
         with self._lock:
             for window in windows:
                 self._held -= window.nbytes if window.begun else 0
-                window.lengths = {}
+                window.clear()
             self._waiting = deque(window for window in self._waiting if window.lengths)
         self._go_on()
 

@@ -285,8 +285,8 @@ def _denied(text: str) -> str:
     return f"the server gives no access{said}: check the credentials, and whether a signed address has expired"
 
 
-# What obstore's message has in it, in this order: rule, message.
 _NO_CREDENTIALS = "no credentials were found, or the service that gives them did not answer: see spec/remote.md"
+# What obstore's message has in it, in this order: rule, message.
 _FAILURES: tuple[tuple[str, str, str], ...] = (
     # Where machines of a cloud ask for their credentials: obstore does, where the environment has none.
     (r"//169\.254\.169\.254/|//metadata\.google\.internal/", "store.denied", _NO_CREDENTIALS),

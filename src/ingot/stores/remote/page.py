@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http.client import HTTPException
+from urllib.error import HTTPError
 from urllib.request import (
     HTTPDefaultErrorHandler,
     HTTPErrorProcessor,
@@ -52,5 +53,8 @@ def read_page(url: str, headers: Mapping[str, str], most: int, timeout: float) -
     try:
         with opener.open(request, timeout=timeout) as answer:
             return answer.headers.get_content_type(), answer.read(most)
+    except HTTPError as error:
+        error.close()
+        raise
     except HTTPException as error:
         raise OSError(type(error).__name__) from error
