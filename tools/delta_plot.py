@@ -17,7 +17,7 @@ X_TICKS = (0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 Y_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 # Colours of about equal contrast on white and on black; where the viewer tells what it shows, text follows.
-_STYLE = """
+STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #6b7280; }
 .title { font-size: 15px; font-weight: 600; }
 .grid { stroke: #9ca3af; stroke-opacity: 0.3; }
@@ -45,7 +45,7 @@ def svg(figures: Mapping[str, Any], kind: str = "code") -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>Perplexity gap on {kind} against the size of the delta</title>",
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<text class="title" x="{LEFT}" y="22">Perplexity gap on held-out {kind} against the delta\'s size</text>',
         f'<text x="{LEFT}" y="40">Lower and further left is better. Without a delta the gap is {base:.0f}.</text>',
         *_axes(),

@@ -17,19 +17,21 @@ from html import escape
 from math import prod
 from pathlib import Path
 
+from delta_plot import STYLE
+
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = Path("docs", "quality-and-speed.svg")
 HIDDEN, INNER, VOCABULARY, LAYERS = 4096, 14336, 128256, 32
 # Preset, container, what it is for.
 PRESETS = (
-    ("bf16", "zt", "as it comes"),
+    ("bf16", "zt", "no change"),
     ("lossless", "zt", "bit for bit, smaller"),
     ("int8", "zt", "no loss that our figures show"),
-    ("int4", "zt", "to run packed, and to go on from"),
+    ("int4", "zt", "to compute from packed"),
     ("int3", "zt", "small"),
     ("int2", "zt", "smallest"),
     ("q4_k", "gguf", "llama.cpp"),
-    ("q4_0", "gguf", "llama.cpp, fastest there"),
+    ("q4_0", "gguf", "llama.cpp"),
     ("mlx-4bit", "mlx", "mlx_lm"),
 )
 _MEASURED = {"lossless": 10.6, "mlx-4bit": 4.5}  # bits of a weight where the plan depends on values
@@ -39,15 +41,6 @@ WAYS = (
     ("Ingot, INT8 packed", "ingot, INT8 kept packed"),
     ("Ingot, INT4 packed", "ingot, INT4 kept packed, 8-bit embedding"),
 )
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #6b7280; }
-.title { font-size: 14px; font-weight: 600; }
-.grid { stroke: #9ca3af; stroke-opacity: 0.3; }
-.ours { fill: #2f7ed8; } .theirs { fill: #d9822b; }
-.line { fill: none; stroke: #2f7ed8; stroke-opacity: 0.45; stroke-width: 1.5; }
-@media (prefers-color-scheme: dark) { text { fill: #c3c9d2; } }
-@media (prefers-color-scheme: light) { text { fill: #374151; } }
-"""
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -131,7 +124,7 @@ def picture(root: Path) -> str:
     head = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 300" role="img">',
         "<title>Quality against size, and speed of packed weights</title>",
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
     ]
     return "\n".join([*head, *_scatter(marks), *_bars(bars), "</svg>", ""])
 
