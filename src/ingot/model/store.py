@@ -149,6 +149,10 @@ class Store(ABC):
         addresses = {self.url_of(name) for name in names}
         return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
 
+    def holds(self, target: str) -> bool:
+        """Whether the address ``target``, of what may be there or not, is the store's own or lies in it."""
+        return bool(self.url) and f"{target}/".startswith(f"{self.url}/")
+
 
 @dataclass(frozen=True, slots=True)
 class Replaced:

@@ -146,6 +146,11 @@ class LocalStore(Store):
             files |= {Path(os.path.realpath(entry.parent)) / entry.name for entry in entries}
         return final in files or (folder and any(final in file.parents for file in files))
 
+    def holds(self, target: str) -> bool:
+        """As ``Store.holds``, wherever links and ``..`` lead."""
+        own = Path(os.path.realpath(self._folder))
+        return target.startswith("file:") and Path(os.path.realpath(_path_of(target))).is_relative_to(own)
+
 
 class LocalScheme:
     """Paths, and addresses of the form ``file:///folder/file``."""
@@ -211,13 +216,9 @@ class LocalScheme:
         """Return a folder for many processes, made where there is none if ``create``."""
         from ingot.stores.shared import LocalShared  # noqa: PLC0415 - it is made of this store
 
-        path = _path_of(text)
-        if create and not path.exists():
-            try:
-                path.mkdir(exist_ok=True)
-            except OSError as error:
-                raise write_error(error, str(path)) from error
-        return LocalShared(path)
+        if create:
+            self.make_folder(text)
+        return LocalShared(_path_of(text))
 
     def url(self, text: str) -> str:
         """Return the ``file:`` address of a path."""

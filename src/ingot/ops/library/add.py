@@ -70,7 +70,7 @@ def add(options: AddOptions) -> Added:
     ------
     UsageError
         ``library.name``, ``library.exists``, ``library.empty``, ``library.within``, ``library.none``;
-        ``library.unknown`` for the base.
+        ``library.unknown`` for the base; ``target.no-parent``.
     IntegrityError
         ``store.changed``: the source was written to; ``library.digest``, ``library.lost``.
     ResourceError
@@ -79,7 +79,7 @@ def add(options: AddOptions) -> Added:
     store, single = locate_model(options.src, io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
-    if not single and store.url and f"{url_of(options.library)}/".startswith(f"{store.url}/"):
+    if not single and store.holds(url_of(options.library)):
         raise UsageError(
             "expected a library that does not lie in what is to be added: choose another folder for it",
             rule="library.within",

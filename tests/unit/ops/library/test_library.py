@@ -179,6 +179,14 @@ def test_what_is_no_library_is_left_alone(base, tmp_path):
     assert rule(ingot.Library(tmp_path / "new").add, tmp_path / "empty") == "library.empty"
     assert rule(ingot.Library(base / "library").add, base) == "library.within"
     assert not (base / "library").exists()
+    assert rule(ingot.Library(tmp_path / "no" / "folder").add, base) == "target.no-parent"
+
+
+def test_a_library_lies_where_links_and_dots_lead(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(base)
+    assert ingot.Library("../library").add(".", "m").files == 3
+    (tmp_path / "link").symlink_to(base)
+    assert rule(ingot.Library(tmp_path / "link" / "library").add, base) == "library.within"
 
 
 @pytest.mark.parametrize("work", ["add", "get"])
