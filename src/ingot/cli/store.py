@@ -91,12 +91,11 @@ def gc(options: CollectOptions, json: Json = False) -> None:
 
 def verify(options: CheckOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Check the digest of every object and that each artifact's are there; exit code 1 where anything is damaged."""
-    from ingot.ops.library.keep import checked_report
+    from ingot.ops.check.verify import verify_report
     from ingot.ops.library.keep import verify as check
-    from ingot.stores.table import location_of
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = check(replace(options, progress=progress))
-    render(checked_report(location_of(options.library), findings), json=json, quiet=quiet)
+    render(verify_report(options.library, findings), json=json, quiet=quiet)
     if any(item.level == "error" for item in findings):
         raise typer.Exit(1)

@@ -31,6 +31,9 @@ WAIT = 600.0
 SCRATCH = "scratch"
 """Where files are made that are not published yet; what a killed process left there goes with the next removal."""
 
+LEASES = "leases"
+"""Where folders of buckets have the leases of those who use them."""
+
 _LOCK = ".lock"
 _POLL = 0.05
 _FLUSHING = 16

@@ -72,9 +72,9 @@ def add(options: AddOptions) -> Added:
         ``library.name``, ``library.exists``, ``library.empty``, ``library.within``, ``library.none``;
         ``library.unknown`` for the base; ``target.no-parent``.
     IntegrityError
-        ``store.changed``: the source was written to; ``library.digest``, ``library.lost``.
+        ``store.changed``: the source was written to; ``library.digest``.
     ResourceError
-        ``library.busy``; disk full.
+        ``library.busy``, ``library.lost``; disk full.
     """
     store, single = locate_model(options.src, io="pread")
     name = options.name if options.name is not None else _name_of(store, single)

@@ -135,8 +135,6 @@ def covered(parts: Iterable[Segment], size: int) -> Iterator[Segment]:
         if part.size:
             yield part
         end = part.start + part.size
-    for start in range(end, size, BLOCK):
-        yield Segment(start, min(BLOCK, size - start))
 
 
 class _Opened(Store):

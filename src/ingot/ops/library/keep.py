@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import IngotError
-from ingot.model.report import Bytes, Count, Figure, Line, Report, Table, figures_of, table_of
+from ingot.model.report import Bytes, Count, Line, Report, figures_of, table_of
 from ingot.ops.check.verify import Finding
 from ingot.ops.library.manifest import Manifest, file_of
 from ingot.ops.library.objects import Form, Objects, require_known
@@ -69,7 +69,8 @@ def ls(options: ListOptions) -> Holdings:
         needs: dict[str, set[Form]] = {}
         known: dict[str, Manifest] = {}
         problems: dict[str, str] = {}
-        for name in place.names():
+        names = place.names()
+        for name in names:
             try:
                 known[name] = place.manifest(name)
                 needs[name] = objects.needed(known[name].objects())
@@ -77,7 +78,7 @@ def ls(options: ListOptions) -> Holdings:
                 problems[name] = error.rule or "damaged"
         users = Counter(form for forms in needs.values() for form in forms)
         entries = []
-        for name in sorted({*known, *problems}):
+        for name in names:
             forms, manifest = needs.get(name, set()), known.get(name)
             stored = objects.stored(forms)
             own = objects.stored(form for form in forms if users[form] == 1)
@@ -215,18 +216,3 @@ def _wrong(objects: Objects, form: Form) -> IngotError | None:
 
 def _finding(level: str, error: IngotError, where: str) -> Finding:
     return Finding(level, error.rule or "", where, error.message)
-
-
-def checked_report(library: str, findings: list[Finding]) -> Report:
-    """Return what ``verify`` found as figures and a table."""
-    errors = sum(item.level == "error" for item in findings)
-    told = [f"{item.level}: {item.where}: {item.message} [{item.rule}]" for item in findings]
-    figures = [
-        Figure("library", library),
-        Figure("ok", not errors, "flag"),
-        Figure("errors", errors, "count", data=False),
-        Figure("told", told, "texts", data=False),
-    ]
-    verdict = Line("{library}: {errors} error(s)" if errors else "{library}: ok")
-    table: Table = table_of("findings", findings, Finding)
-    return Report(figures, [Line("{item}", each="told"), verdict], [table])

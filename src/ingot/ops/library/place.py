@@ -18,13 +18,13 @@ from ingot.ops.library import manifest, objects
 from ingot.ops.library.manifest import FORMAT, Manifest, file_of, parse_manifest
 from ingot.ops.library.objects import Objects, require_known
 from ingot.ops.library.remake import ArtifactStore
-from ingot.stores.shared import SCRATCH, SharedFolder
+from ingot.stores.shared import LEASES, SCRATCH, SharedFolder
 from ingot.stores.table import from_url, location_of, share
 
 SCHEME = "library"
 _MARK = "library.json"
 _MARKED = b'{"format": "%s"}\n' % FORMAT.encode()
-_OWN = (_MARK, manifest.FOLDER, objects.FOLDER, SCRATCH, "leases")
+_OWN = (_MARK, manifest.FOLDER, objects.FOLDER, SCRATCH, LEASES)
 _SMALL = 1 << 16
 
 

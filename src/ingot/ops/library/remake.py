@@ -125,19 +125,13 @@ class _FileSource:
             self._starts.append(self._starts[-1] + piece.size)
 
     def view(self, offset: int, length: int) -> memoryview:
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise IntegrityError(
-                "store.short-read", f"expected {length} bytes at {offset}, found {self.size} in all", where=self.name
-            )
+        self._require_inside(offset, length)
         out = memoryview(bytearray(length))
         self.readinto(offset, out)
         return out
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        if offset < 0 or offset + out.nbytes > self.size:
-            raise IntegrityError(
-                "store.short-read", f"expected {out.nbytes} bytes at {offset}, found {self.size}", where=self.name
-            )
+        self._require_inside(offset, out.nbytes)
         out = out.cast("B") if out.nbytes else out
         index = bisect_right(self._starts, offset) - 1
         while out.nbytes:
@@ -148,6 +142,12 @@ class _FileSource:
             elif count:
                 out[:count] = piece.data[within : within + count] if piece.data else bytes(count)
             out, offset, index = out[count:], offset + count, index + 1
+
+    def _require_inside(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise IntegrityError(
+                "store.short-read", f"expected {length} bytes at {offset}, found {self.size} in all", where=self.name
+            )
 
     def changed(self) -> bool:
         return False

@@ -27,12 +27,11 @@ from ingot.model.bytesource import Stamp
 from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalTarget
 from ingot.stores.remote.client import Client
-from ingot.stores.shared import WAIT, Adding, SharedFolder, Use, busy
+from ingot.stores.shared import LEASES, WAIT, Adding, SharedFolder, Use, busy
 
 if TYPE_CHECKING:
     from ingot.stores.remote.store import ObjectStore
 
-LEASES = "leases"
 RENEWED, STALE = 60.0, 600.0
 """Seconds between two renewals of a lease, and after which one that was not renewed counts for nothing."""
 

@@ -232,6 +232,12 @@ def test_the_command_line_tells_figures(library, base, tmp_path, capsys):
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed["artifacts"]] == ["b"]
     assert run(["store", "get", place, "b", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    manifest = Path(place) / "artifacts" / "b.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"b"', b'"c"'))
+    assert run(["store", "verify", place, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], [item["rule"] for item in told["findings"]]) == (False, ["library.manifest-digest"])
     assert run(["store", "rm", place, "b"]) == 0
     assert run(["store", "gc", place, "--dry-run"]) == 0
     assert run(["store", "verify", place]) == 0
