@@ -190,6 +190,26 @@ def test_ranks_that_are_there_stay_and_the_others_follow(model: Path, tmp_path: 
     assert caught.value.rule == "target.exists"
 
 
+def test_ranks_of_another_recipe_are_none_of_these(model: Path, tmp_path: Path) -> None:
+    """Values of a slice that is there as floats are those of the source; integers were asked for."""
+    rule = 'match = ["*_proj.weight"]\ncodec = "affine"\noptions = { bits = 4, group = 32 }'
+    (tmp_path / "r.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
+    ingot.convert(model, tmp_path / "out", format="zt", tp=2)
+    with pytest.raises(UsageError) as caught:
+        ingot.convert(model, tmp_path / "out", tmp_path / "r.toml", format="zt", tp=2, resume=True)
+    assert caught.value.rule == "target.exists"
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": "wide"}, {"head_dim": 1.5}, {"num_attention_heads": None}])
+def test_a_config_without_whole_numbers_is_refused(model: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    config = {"model_type": "llama", "hidden_size": HIDDEN, "num_attention_heads": HEADS, **change}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.convert(tmp_path, tmp_path / "out", tp=2)
+    assert caught.value.rule == "architecture.config"
+
+
 @pytest.mark.parametrize(("target", "ranks"), [("x.zt", 2), ("out", 0), ("x.gguf", 2)])
 def test_slices_want_a_folder_and_a_number(model: Path, tmp_path: Path, target: str, ranks: int) -> None:
     with pytest.raises(UsageError) as caught:

@@ -62,6 +62,12 @@ def heads(config: Mapping[str, Any]) -> tuple[int, int]:
     return count, _integer(config, "num_key_value_heads", count)
 
 
+def head_size(config: Mapping[str, Any]) -> int:
+    """Return the numbers that a head has, stated or an equal share of all; errors as ``heads``."""
+    size = config.get("head_dim") or _integer(config, "hidden_size") // heads(config)[0]
+    return _integer({"head_dim": size}, "head_dim")
+
+
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary embedding's parameters, wherever this version of transformers has put them.
 
@@ -125,8 +131,7 @@ def _as_spelled(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _head_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
-    size = config.get("head_dim") or _integer(config, "hidden_size") // heads(config)[0]
-    size = _integer({"head_dim": size}, "head_dim")
+    size = head_size(config)
     if family.rope is None:
         return {}
     share = rope_of(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
@@ -212,8 +217,8 @@ def rope_factors(config: Mapping[str, Any], family: Family) -> Array | None:
     if not all(_is_number(value) and 0 < value < 2**53 for value in numbers) or numbers[2] == numbers[3]:
         return None
     theta, factor, low, high, length = map(float, numbers)
-    size = int(config.get("head_dim") or _integer(config, "hidden_size") // heads(config)[0])
-    if not 0 < size <= _LARGEST_HEAD:
+    size = head_size(config)
+    if size > _LARGEST_HEAD:
         return None
     wave = 2 * np.pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
     smooth = np.clip((length / wave - low) / (high - low), 0, 1)
@@ -249,7 +254,7 @@ def to_config(metadata: Mapping[str, Any], family: Family, names: Collection[str
     return found
 
 
-def is_parted(metadata: Mapping[str, Any], family: Family) -> bool:
+def _is_parted(metadata: Mapping[str, Any], family: Family) -> bool:
     """Whether keys and values of a latent vector have matrices of their own."""
     return _is_number(metadata.get(f"{family.arch}.attention.key_length_mla"))
 
@@ -260,7 +265,7 @@ def latent_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _latent_of(metadata: Mapping[str, Any], family: Family, found: Mapping[str, Any]) -> dict[str, Any]:
-    own = "_mla" if is_parted(metadata, family) else ""
+    own = "_mla" if _is_parted(metadata, family) else ""
     key, value = (_integer(metadata, f"{family.arch}.{name}{own}") for name in _HEAD[:2])
     rope = _integer(metadata, f"{family.arch}.{_HEAD[2]}")
     if key <= rope:
@@ -367,5 +372,7 @@ def _number(config: Mapping[str, Any], key: str, kind: str) -> int | float:
 
 def _wrong(key: str, expected: str, found: object) -> UnsupportedError:
     return UnsupportedError(
-        f"expected {expected} as {key} in config.json, found {found!r:.80}; --keep-names converts without it", rule=RULE
+        f"expected {expected} as the model's {key}, found {found!r:.80}; correct config.json, or convert to or from "
+        "GGUF with --keep-names, which does without it",
+        rule=RULE,
     )

@@ -71,8 +71,9 @@ def sliced(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
     Raises
     ------
     UnsupportedError
-        ``parallel.config``: no ``config.json`` with heads beside it. ``parallel.tensor``: a tensor whose place in the
-        model is not known. ``parallel.heads``, ``parallel.cut``: heads, rows, columns or groups that cannot be cut so.
+        ``parallel.config``: no ``config.json`` beside it; ``architecture.config``: one without whole numbers of heads.
+        ``parallel.tensor``: a tensor whose place in the model is not known. ``parallel.heads``, ``parallel.cut``:
+        heads, rows, columns or groups that cannot be cut so.
     """
     files = companions.read_files({key: path for key, path in checkpoint.companions.items() if key == CONFIG})
     config = companions.parsed(files, CONFIG)
@@ -109,8 +110,7 @@ def _shape(config: Mapping[str, Any], size: int) -> _Shape:
         _refuse("parallel.heads", f"{heads} attention heads", heads, size)
     if keys % size and size % keys:
         _refuse("parallel.heads", f"{keys} key-value heads, which are cut or repeated", keys, size)
-    width = config.get("head_dim")
-    return _Shape(heads, keys, width if type(width) is int else int(config.get("hidden_size") or 0) // heads)
+    return _Shape(heads, keys, hyper.head_size(config))
 
 
 def _cut(name: str, tensor: Tensor, shape: _Shape, rank: Rank) -> _Cut | None:

@@ -80,7 +80,7 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
         resources = Resources(options.max_ram, options.threads, Progress(total, options.progress, done=done))
         if rank is not None:
             require_folder(options.dst, rank.size)
-        if rank is not None and options.resume and is_there(prepared.place, prepared.checkpoint):
+        if rank is not None and options.resume and is_there(prepared.place, prepared.plan, prepared.checkpoint):
             return _report(prepared, as_executed(prepared.plan, prepared.place))
         return run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
 

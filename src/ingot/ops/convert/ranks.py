@@ -12,8 +12,10 @@ import numpy as np
 
 from ingot.core.stats import ErrorStats
 from ingot.engine.execute import Done, Executed
+from ingot.engine.steps import DECODED
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.tensor import Tensor
 from ingot.ops.architectures.parallel import KEY, MOST, Rank, sliced
 from ingot.ops.architectures.view import holds_a_model
 from ingot.ops.convert.options import ConvertOptions
@@ -25,7 +27,6 @@ from ingot.ops.options import AnyPath
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import from_url, location_of, make_folder
 
-_DECODED = "decoded"
 _RANK = re.compile(r"rank([0-9]{1,6})")
 
 
@@ -76,7 +77,7 @@ def slice_for(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
 
 def require_packed(plan: ConvertPlan, source: Checkpoint, recipe: Recipe | None) -> None:
     """Refuse slices that their own format would have to decode: ``UnsupportedError`` ``parallel.cut``."""
-    cut = [step.spec.name for step in plan.steps if step.action == _DECODED]
+    cut = [step.spec.name for step in plan.steps if step.action == DECODED]
     if recipe is None and cut and source.format == plan.format.name:
         raise UnsupportedError(
             f"expected slices that {plan.format.name} has packed, found {len(cut)} whose rows or columns are no whole "
@@ -86,8 +87,11 @@ def require_packed(plan: ConvertPlan, source: Checkpoint, recipe: Recipe | None)
         )
 
 
-def is_there(place: Destination, checkpoint: Checkpoint) -> bool:
-    """Whether a rank's folder is complete from an earlier run: the same tensors, value by value."""
+def is_there(place: Destination, plan: ConvertPlan, checkpoint: Checkpoint) -> bool:
+    """Whether a rank's folder is complete from an earlier run: the tensors that are planned, value by value equal.
+
+    What a recipe rounds never is: only encoding it again would tell.
+    """
     try:
         found = checkpoint_of(open_source(place.location))
     except UsageError:
@@ -95,11 +99,11 @@ def is_there(place: Destination, checkpoint: Checkpoint) -> bool:
     with closing(found):
         stated = found.metadata.get(KEY)
         same = stated == checkpoint.metadata[KEY] and set(found) == set(checkpoint)
-        return same and all(_equal(found, checkpoint, name) for name in checkpoint)
+        same = same and all(found[step.spec.name].codec == step.spec.codec for step in plan.steps)
+        return same and all(_equal(found[name], checkpoint[name]) for name in checkpoint)
 
 
-def _equal(found: Checkpoint, wanted: Checkpoint, name: str) -> bool:
-    one, other = found[name], wanted[name]
+def _equal(one: Tensor, other: Tensor) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype) and np.array_equal(
         one.numpy().reshape(-1).view(np.uint8), other.numpy().reshape(-1).view(np.uint8)
     )
