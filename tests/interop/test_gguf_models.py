@@ -263,12 +263,17 @@ def test_rows_of_words_move_packed(model: Path, tmp_path: Path, words: str) -> N
             assert bytes(made[name].parts["blocks"].view()) == bytes(wanted[name].parts["blocks"].view())
 
 
-def test_second_scales_of_nvfp4_are_tensors_of_their_own_there(model: Path, tmp_path: Path) -> None:
-    """As llama.cpp has them; the package's own decoder gives the values, and everything comes back as it was."""
-    options = '{ table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "multiply" }'
+def as_nvfp4(model: Path, tmp_path: Path, second: str) -> None:
+    """Write the model to ``packed`` with q and up as NVFP4, whose scales are multiplied or divided by a second one."""
+    options = f'{{ table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "{second}" }}'
     rule = f'match = ["*self_attn.q_proj.weight", "*up_proj.weight"]\ncodec = "scaled_codebook"\noptions = {options}'
     (tmp_path / "nvfp4.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
     ingot.convert(model, tmp_path / "packed", tmp_path / "nvfp4.toml")
+
+
+def test_second_scales_of_nvfp4_are_tensors_of_their_own_there(model: Path, tmp_path: Path) -> None:
+    """As llama.cpp has them; the package's own decoder gives the values, and everything comes back as it was."""
+    as_nvfp4(model, tmp_path, "multiply")
     ingot.convert(tmp_path / "packed", tmp_path / "modelopt", format="modelopt")
     report = ingot.convert(tmp_path / "modelopt", tmp_path / "m.gguf")
     assert report.actions["repacked"] == 2 * LAYERS
@@ -288,10 +293,7 @@ def test_second_scales_of_nvfp4_are_tensors_of_their_own_there(model: Path, tmp_
 
 def test_scales_that_are_divided_are_multiplied_by_a_reciprocal_there(model: Path, tmp_path: Path) -> None:
     """compressed-tensors' NVFP4: indices and scales are the same, values in the tensor's own type, and that is told."""
-    options = '{ table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "divide" }'
-    rule = f'match = ["*self_attn.q_proj.weight", "*up_proj.weight"]\ncodec = "scaled_codebook"\noptions = {options}'
-    (tmp_path / "nvfp4.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
-    ingot.convert(model, tmp_path / "packed", tmp_path / "nvfp4.toml")
+    as_nvfp4(model, tmp_path, "divide")
     ingot.convert(tmp_path / "packed", tmp_path / "divided", format="compressed-tensors")
     report = ingot.convert(tmp_path / "divided", tmp_path / "m.gguf")
     assert report.actions["repacked"] == 2 * LAYERS
