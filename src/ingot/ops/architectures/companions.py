@@ -11,6 +11,7 @@ from typing import Any
 
 from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.errors import FormatError
+from ingot.formats.dialects.base import PACKING_KEYS
 from ingot.ops.architectures import tokenizer
 from ingot.stores.table import locate
 
@@ -19,8 +20,6 @@ WHOLE = "tokenizer.huggingface.json"
 PREFIX = "ingot.companion."
 _JSON = (CONFIG, "generation_config.json", SETTINGS, "special_tokens_map.json")
 _TEXT = ("chat_template.jinja",)
-_PACKING = ("quantization", "quantization_config", "compression_config")
-"""Keys of ``config.json`` that tell how another program's tensors lie."""
 RULE = "architecture.companion"
 
 
@@ -55,9 +54,9 @@ def to_metadata(files: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     """Return the metadata that hold the files as they are, less what ``config.json`` says of packing."""
     texts = dict(files)
     config = parsed(files, CONFIG)
-    if any(key in config for key in _PACKING):
+    if any(key in config for key in PACKING_KEYS):
         texts[CONFIG] = (
-            json.dumps({key: value for key, value in config.items() if key not in _PACKING}, indent=2) + "\n"
+            json.dumps({key: value for key, value in config.items() if key not in PACKING_KEYS}, indent=2) + "\n"
         )
     return {WHOLE if name == TOKENIZER else PREFIX + name: ("string", text) for name, text in texts.items()}
 

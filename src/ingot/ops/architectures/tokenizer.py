@@ -18,7 +18,6 @@ MODEL, PRE, TOKENS, TYPES = (f"tokenizer.ggml.{key}" for key in ("model", "pre",
 SCORES, MERGES, ADD_BOS = (f"tokenizer.ggml.{key}" for key in ("scores", "merges", "add_bos_token"))
 TEMPLATE, _ID = "tokenizer.chat_template", "tokenizer.ggml.{}_token_id"
 BPE, SPM = "gpt2", "llama"
-_SPACE = "\u2581"  # SentencePiece's mark of a space
 _MOST = 1 << 22  # tokens
 _LONGEST = 256  # characters of a token that is taken for merged
 
@@ -52,7 +51,7 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
     tokens = vocab | {token["id"]: token["content"] for token in added if type(token.get("id")) is int}
     count = max(size, 1 + max(tokens, default=-1))
     if count > _MOST or any(number < 0 or not isinstance(text, str) for number, text in tokens.items()):
-        return {}, ["a tokenizer with ids that are none"]
+        return {}, ["a tokenizer with negative or too large ids, or with tokens that are no text"]
     special = {
         token["id"]: CONTROL if token.get("special") else USER for token in added if type(token.get("id")) is int
     }
@@ -94,7 +93,7 @@ def _wordpiece_to(
     found: Typed = {MODEL: ("string", pieces.WPM), PRE: ("string", "default")}
     found[TOKENS] = ("array:string", [pieces.marked(text) for text in texts])
     ids = {"cls": "bos", **{key: name for key, name in _IDS.items() if key in _BERT}}
-    return found | _ids_of({**_BERT, **settings_tokens(settings)}, ids, texts), pieces.wordpiece_lost(tokenizer, real)
+    return found | _ids_of({**_BERT, **_settings_tokens(settings)}, ids, texts), pieces.wordpiece_lost(tokenizer, real)
 
 
 def _unigram_to(
@@ -104,7 +103,7 @@ def _unigram_to(
     eos = _text(settings.get("eos_token"))
     found |= {MODEL: ("string", pieces.UGM), PRE: ("string", "default")}
     found[ADD_EOS] = ("bool", eos is not None and _adds(tokenizer, eos, {}, last=True))
-    found |= _ids_of(settings_tokens(settings), _IDS, texts)
+    found |= _ids_of(_settings_tokens(settings), _IDS, texts)
     unknown = tokenizer["model"].get("unk_id")
     if type(unknown) is int and 0 <= unknown < len(texts):
         found[_ID.format("unknown")] = ("u32", unknown)
@@ -114,7 +113,7 @@ def _unigram_to(
 _FORTH = {"BPE": _bpe_to, WORDPIECE: _wordpiece_to, UNIGRAM: _unigram_to}
 
 
-def settings_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def _settings_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the special tokens that ``tokenizer_config.json`` names."""
     texts = {key: _text(settings.get(f"{key}_token")) for key in (*_IDS, "cls")}
     return {key: text for key, text in texts.items() if text is not None}
@@ -258,12 +257,13 @@ def _sentences(
     scores = metadata.get(SCORES)
     if not isinstance(scores, list) or len(scores) < max(vocab.values(), default=-1) + 1:
         scores = [0.0] * (max(vocab.values(), default=-1) + 1)
-    steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
+    steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": pieces.SPACE}]
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     if prefix:
-        steps.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        steps.insert(0, {"type": "Prepend", "prepend": pieces.SPACE})
     decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Replace", "pattern": {"String": pieces.SPACE}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"},
     ]  # fmt: skip
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})

@@ -78,10 +78,13 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
         return Translated(checkpoint)
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
-        kind = str(config.get("model_type"))[:80]
-        return Translated(
-            checkpoint, [f"names stay as they are: no names of llama.cpp are known for model_type {kind!r}"]
+        kind = config.get("model_type")
+        why = (
+            "config.json states no model_type"
+            if kind is None
+            else f"no names of llama.cpp are known for model_type {str(kind)[:80]!r}"
         )
+        return Translated(checkpoint, [f"names stay as they are: {why}"])
     own, parted = checkpoint, has_parted(checkpoint)
     checkpoint = apart(part_seconds(checkpoint), config, family, parted=parted)
     plan = _plan_to_gguf(checkpoint, config, family)
@@ -130,7 +133,9 @@ def to_model(checkpoint: Checkpoint) -> Translated:
     arch = str(metadata.get("general.architecture"))
     family, stated = _family(metadata, arch)
     if family is None:
-        return Translated(checkpoint, [f"names stay as they are: architecture {arch[:80]!r} of llama.cpp is not known"])
+        said = "general.architecture" in metadata
+        why = f"architecture {arch[:80]!r} is not known" if said else "metadata have no general.architecture"
+        return Translated(checkpoint, [f"names stay as they are: {why}"])
     own, checkpoint = checkpoint, join_seconds(checkpoint)
     heads = stated.get("architectures") not in (None, [family.model_class])
     plan = _plan_to_model(checkpoint, metadata, family, base=family.base if heads else "")
@@ -145,7 +150,9 @@ def to_model(checkpoint: Checkpoint) -> Translated:
         config, changed = hyper.merged(stated, config, family)
     view = together(view, config, family)
     if changed:
-        notes.append(f"config.json as the file's metadata have it now: {', '.join(changed)}")
+        notes.append(
+            f"the GGUF metadata differ from the config.json that the file keeps; they count for {', '.join(changed)}"
+        )
     files, unsaid = companions.files_of(metadata, config)
     lost = [
         *unsaid,
@@ -260,7 +267,7 @@ def _unstacked(checkpoint: Checkpoint, plan: _Plan) -> Checkpoint:
 
 
 def _widened(view: Checkpoint, family: Family) -> dict[str, Change]:
-    """Return what llama.cpp wants in f32: vectors, and the matrices that choose experts."""
+    """Return what llama.cpp wants in f32 (``GgufFormat.exempt``)."""
     found = {}
     for name, tensor in view.items():
         plus = 1.0 if family.shifted and name.endswith("norm.weight") else 0.0
@@ -334,7 +341,7 @@ def _is_known(key: str, arch: str) -> bool:
 def _told(plan: _Plan, whose: str) -> str:
     parts = [f"{len(plan.names)} tensors have the names of {whose}"]
     parts += [f"{len(plan.order)} of them its order of rows"] if plan.order else []
-    parts += [f"{len(plan.stacks)} of the experts are put together or taken apart"] if plan.stacks else []
+    parts += [f"{len(plan.stacks)} stacks of experts are put together or taken apart"] if plan.stacks else []
     parts += [f"{len(plan.dropped)} left out"] if plan.dropped else []
     return "; ".join(parts)
 

@@ -1,7 +1,7 @@
 """Views of units at even distances: pieces of every row, every other row, and tensors that are put together of such.
 
-A tensor of ``outer`` runs of ``of`` units each, in row-major order. Nothing is listed unit by unit, however many there
-are.
+A tensor of ``outer`` runs of ``of`` units each, in row-major order. Units that are moved as they lie are not listed one
+by one, however many there are; those of a tensor that has to be decoded are.
 """
 
 from __future__ import annotations
