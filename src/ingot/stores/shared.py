@@ -40,10 +40,10 @@ _FLUSHING = 16
 
 
 class Use:
-    """What somebody has who uses a folder."""
+    """What somebody has who uses a folder, or is alone with it."""
 
     def is_held(self) -> bool:
-        """Whether nobody can have been alone since the use began."""
+        """Whether nobody can have been alone since the use began; of who is alone, whether nobody used the folder."""
         return True
 
 
@@ -95,7 +95,7 @@ class SharedFolder(ABC):
         """
 
     @abstractmethod
-    def alone(self, seconds: float) -> AbstractContextManager[None]:
+    def alone(self, seconds: float) -> AbstractContextManager[Use]:
         """Keep others from using the folder; wait until nobody does. Raises ``ResourceError`` ``library.busy``."""
 
     @abstractmethod
@@ -155,9 +155,9 @@ class LocalShared(SharedFolder):
             yield Use()
 
     @contextmanager
-    def alone(self, seconds: float) -> Iterator[None]:
+    def alone(self, seconds: float) -> Iterator[Use]:
         with _locked(self._root / _LOCK, fcntl.LOCK_EX, seconds, self.location):
-            yield
+            yield Use()
 
     @contextmanager
     def adding(self) -> Iterator[Adding]:

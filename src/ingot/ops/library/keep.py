@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 from ingot.core.options import takes
 from ingot.core.progress import Progress
-from ingot.errors import IngotError
+from ingot.errors import IngotError, ResourceError
 from ingot.model.report import Bytes, Count, Line, Report, figures_of, table_of
 from ingot.ops.check.verify import Finding
 from ingot.ops.library.manifest import Manifest, file_of
 from ingot.ops.library.objects import Form, Objects, require_known
 from ingot.ops.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions
 from ingot.ops.library.place import Place, using
+from ingot.stores.shared import Use
+
+_BATCH = 1000
+"""Files that are removed before it is looked again whether nobody else uses the library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +146,34 @@ def gc(options: CollectOptions) -> Collected:
     Raises
     ------
     ResourceError
-        ``library.busy``: somebody was using the library for longer than ``wait`` seconds.
+        ``library.busy``: somebody was using the library for longer than ``wait`` seconds. ``library.lost``: this
+        process was cut off from a bucket for so long that others may have begun to use it; what is left stays.
     IntegrityError, FormatError
         ``library.manifest``, ``library.manifest-digest``, ``library.missing``, ``library.chain``: nothing was removed.
     """
     place = Place(options.library)
-    with place.folder.alone(options.wait):
+    with place.folder.alone(options.wait) as use:
         objects = place.objects()
         needed = {form for name in place.names() for form in objects.needed(place.manifest(name).objects())}
         doomed = [form for form in objects.forms() if form not in needed]
         leftovers = place.folder.leftovers()
         size = objects.stored(doomed)
         if not options.dry_run:
-            place.folder.remove([*(form.file for form in doomed), *leftovers])
+            files = [*(form.file for form in doomed), *leftovers]
+            for start in range(0, len(files), _BATCH):
+                _require_alone(place, use)
+                place.folder.remove(files[start : start + _BATCH])
     return Collected(place.location, options.dry_run, len(doomed), size, len(leftovers))
+
+
+def _require_alone(place: Place, use: Use) -> None:
+    if not use.is_held():
+        raise ResourceError(
+            "this process was cut off from the library for so long that others took it for dead, and may need what it "
+            "was about to remove: try again",
+            rule="library.lost",
+            where=place.location,
+        )
 
 
 @takes(CheckOptions, "store")

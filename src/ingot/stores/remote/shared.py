@@ -92,11 +92,11 @@ class RemoteShared(SharedFolder):
             yield lease
 
     @contextmanager
-    def alone(self, seconds: float) -> Iterator[None]:
+    def alone(self, seconds: float) -> Iterator[Use]:
         lease = _Lease(self, _ALONE)
         lease.write()
         with lease.kept(seconds, (_ALONE, _SHARED)):
-            yield
+            yield lease
 
     @contextmanager
     def adding(self) -> Iterator[Adding]:
@@ -138,12 +138,21 @@ class _Lease(Use):
         self._folder, self._kind = folder, kind
         self._name = f"{LEASES}/{secrets.token_hex(8)}{kind}"
         self._lost = False
+        self._guard = threading.Lock()
 
     def write(self) -> None:
         self._folder.write(self._name, f"{os.getpid()} {secrets.token_hex(8)}\n".encode())
 
     def is_held(self) -> bool:
-        return not self._lost and self._last in self._folder.stamps(LEASES)
+        """As ``Use.is_held``: whether the lease is there, and was not stale when it is put once more now."""
+        with self._guard:
+            if not self._lost:
+                before = self._folder.stamps(LEASES).get(self._last)
+                if before is not None:
+                    self.write()
+                now = self._folder.stamps(LEASES).get(self._last)
+                self._lost = before is None or now is None or now.mtime_ns - before.mtime_ns >= STALE * 1e9
+            return not self._lost
 
     @property
     def _last(self) -> str:
@@ -193,8 +202,6 @@ class _Lease(Use):
         while not ended.wait(RENEWED):
             try:
                 if not self.is_held():
-                    self._lost = True
                     return
-                self.write()
             except IngotError:  # another minute; the lease tells whether it was too long
                 continue

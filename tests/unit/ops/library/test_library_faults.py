@@ -357,3 +357,24 @@ def test_who_may_only_read_a_bucket_reads_it(server, base, tmp_path):
     library.get("base", tmp_path / "out")
     assert contents(tmp_path / "out") == contents(base)
     assert rule(library.gc) == "store.denied"
+
+
+def test_who_was_taken_for_dead_removes_nothing(server, base):
+    """The lease becomes too old while manifests are read; others may have begun to need what nobody needed then."""
+    library = ingot.Library("s3://bucket/lib")
+    library.add(base)
+    library.add(base / "model.safetensors", "part")
+    library.rm("base")
+
+    def cut_off(request):
+        if request.method == "GET" and request.key.endswith("artifacts/part.json"):
+            server.old.update(name for name in server.files if "leases" in name)
+        elif request.method == "PUT":
+            server.old.difference_update([name for name in server.old if request.key.endswith(name)])
+
+    before = {name for name in server.files if "objects" in name}
+    server.fault = cut_off
+    assert rule(library.gc) == "library.lost"
+    assert {name for name in server.files if "objects" in name} == before
+    server.fault = None
+    assert library.gc().objects == 1
