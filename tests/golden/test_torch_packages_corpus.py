@@ -65,3 +65,29 @@ def test_what_does_not_fit_is_refused(name: str, old: bytes, new: bytes, rule: s
     (tmp_path / "x" / "config.json").write_text(json.dumps([]))
     with pytest.raises(ingot.IngotError) as caught:
         ingot.open(tmp_path / "x")
+
+
+def test_text_of_hqq_is_bytes(tmp_path: Path) -> None:
+    """Hostile settings may be numbers that no byte has."""
+    shutil.copytree(ROOT / "hqq-4", tmp_path / "x")
+    file = tmp_path / "x" / "model.safetensors"
+    held = file.read_bytes().replace(b'"a.packing":{"dtype":"U8"', b'"a.packing":{"dtype":"I8"')
+    file.write_bytes(held.replace(b"4bit_u8", b"\xb4bit_u8"))
+    with pytest.raises(ingot.IngotError) as caught:
+        ingot.open(tmp_path / "x")
+    assert caught.value.rule == "hqq.packing"
+
+
+@pytest.mark.parametrize(("other", "rule"), [(192, None), (320, None), (384, "quanto.type")])
+def test_parts_of_a_model_have_to_agree_on_columns(other: int, rule: str | None, tmp_path: Path) -> None:
+    """Nothing in a file tells which part's ``up_proj`` it is: of sizes that both fit none is guessed."""
+    shutil.copytree(ROOT / "quanto-int4", tmp_path / "x")
+    parts = {"text_config": {"hidden_size": 192}, "vision_config": {"hidden_size": other}}
+    (tmp_path / "x" / "config.json").write_text(json.dumps(parts))
+    if rule is None:
+        with ingot.open(tmp_path / "x") as found, ingot.open(ROOT / "quanto-int4") as wanted:
+            assert {name: found[name].shape for name in found} == {name: wanted[name].shape for name in wanted}
+        return
+    with pytest.raises(ingot.IngotError) as caught:
+        ingot.open(tmp_path / "x")
+    assert caught.value.rule == rule

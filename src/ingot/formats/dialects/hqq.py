@@ -25,7 +25,7 @@ _SETTINGS = (
 )
 _BITS = {"8bit_u8": 8, "4bit_u8": 4, "3bit_32": 3, "2bit_u8": 2, "1bit_u8": 1}
 _SCALES = ("f16", "bf16", "f32")
-_MOST = 64  # bytes of a setting
+_MOST = 64  # numbers of a setting
 _HEAD = 1 << 16
 _SIGNS = ((b'.W_q"',), (b'.nbits"', b'.axis"'))
 
@@ -62,7 +62,7 @@ class HqqFormat(Dialect):
 def _layer(entries: Entries, stem: str) -> Layer:
     taken = taken_together(entries, stem, _NEEDED, "hqq.parts")
     codes, scale, zero = taken[_CODES], taken[_SCALE], taken[_ZERO]
-    packing = bytes(_numbers(taken[_PACKING])).decode("ascii", "replace")
+    packing = _text(taken[_PACKING])
     if packing not in _BITS or any(map(_flag, (entries.get(stem + key) for key in _NESTED))):
         raise UnsupportedError(
             f"expected codes packed as {', '.join(_BITS)} with scales that are no codes, found {packing!r}",
@@ -87,7 +87,7 @@ def _layer(entries: Entries, stem: str) -> Layer:
             f"expected scales and zero points of {', '.join(_SCALES)}, found {scale.dtype} and {zero.dtype}",
             where=stem,
         )
-    stated = bytes(_numbers(entries[stem + _DTYPE])).decode("ascii", "replace") if stem + _DTYPE in entries else ""
+    stated = _text(entries[stem + _DTYPE]) if stem + _DTYPE in entries else ""
     layout = WordsLayout(
         HQQ, bits, None if group == cols else group, POINTS, dtype_named(stated) or scale.dtype, scale.dtype
     )
@@ -114,6 +114,11 @@ def _numbers(setting: Tensor) -> list[int]:
             where=setting.name,
         )
     return [int(number) for number in setting.parts[DATA].array().reshape(-1)]
+
+
+def _text(setting: Tensor) -> str:
+    """Return a setting that is text, a number a byte; what is no ASCII shows as such."""
+    return "".join(chr(number) if 0 <= number < 128 else "\ufffd" for number in _numbers(setting))
 
 
 def _flag(setting: Tensor | None) -> bool:

@@ -102,21 +102,27 @@ def _packed(entries: Entries, name: str, config: Config) -> Layer:
 
 
 def _columns(entries: Entries, name: str, config: Config, size: int) -> int | None:
-    """Return the columns of a matrix of ``size`` numbers; None where neither its bias nor the configuration tells."""
+    """Return the columns of a matrix of ``size`` numbers; None where neither its bias nor the configuration tells.
+
+    Models of several parts (``text_config``, ``vision_config``) name modules alike: what they state has to agree.
+    """
     module = name.rpartition(".")[0]
     bias = entries.get(f"{module}.bias")
     if bias is not None and bias.size and size % bias.size == 0:
         return size // bias.size
-    inner = config.get("text_config", config)
-    inner = inner if isinstance(inner, Mapping) else config
     keys = _INPUTS.get(module.rpartition(".")[2], ())
-    sizes = [inner.get(key) for key in keys]
+    parts = [config, *(value for value in config.values() if isinstance(value, Mapping))]
+    found = {cols for part in parts if (cols := _stated(part, keys)) is not None and size % cols == 0}
+    return found.pop() if len(found) == 1 else None
+
+
+def _stated(config: Config, keys: Sequence[str]) -> int | None:
+    """Return the product of what a configuration states under ``keys``; None where that are no sizes."""
+    sizes = [config.get(key) for key in keys]
     if keys[-1:] == ("head_dim",) and sizes[-1] is None:
-        sizes = [inner.get("hidden_size")]
-    if not sizes or not all(type(item) is int and 0 < item < 2**31 for item in sizes):
-        return None
-    cols = prod(item for item in sizes if item is not None)
-    return cols if size % cols == 0 else None
+        sizes = [config.get("hidden_size")]
+    known = [item for item in sizes if type(item) is int and 0 < item < 2**31]
+    return prod(known) if sizes and len(known) == len(sizes) else None
 
 
 def _activations(entries: Entries, name: str) -> tuple[str, ...]:
