@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.core.checksums import digest as digest_of
 from ingot.errors import UsageError
-from ingot.formats.zt2.layout import FOOTER, MAGIC
+from ingot.formats.zt2.layout import FOOTER, MAGIC, align
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.shards import shard_file
-from ingot.formats.zt2.specs import ALGORITHMS, blobs_end, file_size
+from ingot.formats.zt2.specs import ALGORITHMS, blobs_end, build, file_size, stand_ins
 from ingot.formats.zt2.writer import Zt2Writer, write_manifest
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
@@ -44,17 +45,18 @@ def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest:
     """Return the bytes of all files if no two parts were equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
-    stand_in = {"size": 1 << 62, "digest": "sha256:" + "0" * 64}
-    shards = {_label(index): stand_in for index in range(len(members))}
-    total = sum(_shard_bytes(specs) for specs in members)
-    return total + file_size(artifact.tensors, artifact.metadata, digest, shards)
+    objects, shards, total = dict[str, Any](), dict[str, Any](), align(len(MAGIC)) + FOOTER
+    for index, specs in enumerate(members):
+        described, end = stand_ins(specs, digest, _label(index))
+        objects.update(described)
+        shards[_label(index)] = {"size": end + FOOTER, "digest": digest_of(_algorithm(digest), b"")}
+        total += end + FOOTER
+    return total + len(build(objects, artifact.metadata, shards))
 
 
-def _shard_bytes(specs: Sequence[TensorSpec]) -> int:
-    tail = len(MAGIC)
-    for spec in specs:
-        tail = blobs_end(tail, spec)
-    return tail + FOOTER
+def _algorithm(digest: str | None) -> str:
+    """Return what a whole shard's digest is: there always is one."""
+    return ALGORITHMS[digest] or "xxh3"
 
 
 def _label(index: int) -> str:
@@ -121,8 +123,12 @@ class Zt2ShardsWriter:
         while len(self._shards) < len(self._members):
             self._next()
         sink = self._target.create(self._name)
-        sink.write_at(0, MAGIC)
-        write_manifest(sink, len(MAGIC), self._objects, self._metadata, self._shards)
+        try:
+            sink.write_at(0, MAGIC)
+            write_manifest(sink, len(MAGIC), self._objects, self._metadata, self._shards)
+        except BaseException:
+            sink.close()
+            raise
         return [*(shard_file(self._name, label) for label in self._shards), self._name]
 
     def abort(self) -> None:
@@ -155,6 +161,6 @@ class Zt2ShardsWriter:
     def _next(self) -> None:
         """Complete the shard that is being written."""
         writer = self._current()
-        self._shards[_label(len(self._shards))] = writer.seal(ALGORITHMS[self._digest] or "xxh3")
+        self._shards[_label(len(self._shards))] = writer.seal(_algorithm(self._digest))
         self._objects.update(writer.objects)
         self._open = None

@@ -152,20 +152,16 @@ def build(objects: Mapping[str, Any], metadata: Mapping[str, Any], shards: Mappi
 
 def blobs_end(tail: int, spec: TensorSpec) -> int:
     """Return where a tensor's blobs end that begin behind ``tail``; an unknown length counts as the most it can be."""
-    for part in spec.parts:
+    parts: Sequence[PartSpec] = spec.parts if len(spec.parts) == 1 else in_order(spec, written_as(spec))
+    for part in parts:
         tail = align(tail) + part.at_most
     return tail
 
 
-def file_size(
-    specs: Sequence[TensorSpec],
-    metadata: Mapping[str, Any],
-    digest: str | None,
-    shards: Mapping[str, Any] | None = None,
-) -> int:
-    """Return the bytes of the file if no two parts were equal; an unknown length counts as the most that it can be.
+def stand_ins(specs: Sequence[TensorSpec], digest: str | None, shard: str | None = None) -> tuple[dict[str, Any], int]:
+    """Return what a manifest says of tensors if no two parts are equal, and where their blobs end.
 
-    ``shards`` is the table of the files that hold the blobs: then it is the manifest's alone.
+    Digests stand in for those that are not known yet; an unknown length counts as the most that it can be.
     """
     algorithm = ALGORITHMS[digest]
     stand_in = None if algorithm is None else digest_of(algorithm, b"")
@@ -176,8 +172,14 @@ def file_size(
         places: dict[str, Placed] = {}
         for part in in_order(spec, written):
             tail = align(tail)
-            places[part.role] = Placed(tail, part.at_most, stand_in, next(iter(shards)) if shards else None)
+            places[part.role] = Placed(tail, part.at_most, stand_in, shard)
             tail += part.at_most
         whole = replace(spec, parts=tuple(replace(part, length=part.at_most) for part in spec.parts))
         objects[spec.name] = describe(whole, written, places)
-    return align(len(MAGIC) if shards else tail) + len(build(objects, metadata, shards or {})) + FOOTER
+    return objects, tail
+
+
+def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
+    """Return the bytes of the file if no two parts were equal; an unknown length counts as the most that it can be."""
+    objects, tail = stand_ins(specs, digest)
+    return align(tail) + len(build(objects, metadata, {})) + FOOTER

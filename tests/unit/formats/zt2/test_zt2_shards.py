@@ -139,3 +139,23 @@ def test_shards_that_were_begun_are_taken_up_again() -> None:
     assert {name: bytes(held) for name, held in whole.files.items()} == {
         name: bytes(held) for name, held in again.files.items()
     }
+
+
+@pytest.mark.parametrize("digest", [None, "crc32c", "sha256"])
+def test_sizes_of_shards_are_told_to_the_byte(digest: str | None) -> None:
+    """Also where a tensor's parts lie in another order than its spec has them; no shard is larger than asked for."""
+    specs, limit = [], 4 * 65536 + 1000
+    for index in range(3):
+        parts = PartSpec("z", "u8", 20_000 + index), PartSpec("a", "u8", 100 + index)
+        specs.append(TensorSpec(f"t{index}", (1,), "u8", "x.own/1", parts))
+    artifact, target = Artifact(specs, {"a": 1}), MemoryTarget()
+    options = WriteOptions(digest=digest, max_shard=limit)
+    writer = Zt2Format().writer(target, "m.zt", artifact, options)
+    for index, spec in enumerate(specs):
+        writer.begin(spec)
+        for part in spec.parts:
+            writer.write(part.role, bytes([index]) * (part.length or 0))
+        writer.end()
+    shards = writer.finish()[:-1]
+    assert max(len(target.files[name]) for name in shards) <= limit
+    assert sum(map(len, target.files.values())) == Zt2Format().size(artifact, options)
