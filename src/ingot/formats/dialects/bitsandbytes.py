@@ -14,15 +14,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.dialects.base import (
-    HUGGING_FACE,
-    WEIGHT,
-    Config,
-    Entries,
-    Layer,
-    PackingDialect,
-    taken_together,
-)
+from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect, taken_together
 from ingot.formats.dialects.floats import config_dtype, layout_to_write, module_names, present
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact

@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.dialects.base import (
-    HUGGING_FACE,
-    WEIGHT,
-    Config,
-    Entries,
-    Layer,
-    PackingDialect,
-)
+from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
 from ingot.formats.dialects.compressed_floats import float_kind, float_layer, float_pieces, refuses_floats
 from ingot.formats.dialects.compressed_integers import (
     G_IDX,
