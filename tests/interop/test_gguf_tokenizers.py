@@ -144,3 +144,33 @@ def test_a_vocabulary_that_is_none_is_told(vocab: Any) -> None:
     typed, lost = tokenizer.to_metadata({"model": {"type": "Unigram", "vocab": vocab}}, {}, 0)
     assert not typed
     assert lost
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a"]]}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [5]}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": 5}},
+        {"added_tokens": [{"id": 1}]},
+    ],
+)
+def test_a_tokenizer_with_other_than_texts_is_told_of(change: dict[str, Any]) -> None:
+    made, lost = tokenizer.to_metadata({**bytewise({"type": "ByteLevel"}), **change}, {}, 0)
+    assert not made
+    assert lost
+
+
+@pytest.mark.parametrize("key", ["added_tokens", "post_processor"])
+def test_no_lists_are_none(key: str) -> None:
+    given = bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"]))
+    found = tokenizer.to_metadata({**given, key: {"processors": 5} if key == "post_processor" else 5}, {}, 0)
+    assert found == tokenizer.to_metadata({**given, key: None}, {}, 0)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("gpt2", "merges"), ("llama", "scores"), ("t5", "scores")])
+def test_metadata_of_another_type_are_as_if_left_out(kind: str, key: str) -> None:
+    metadata = {"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": ["ab", "a", "b"]}
+    for wrong in (5, ["x", 1.0, 2.0] if key == "scores" else 7):
+        found, _ = tokenizer.to_files({**metadata, f"tokenizer.ggml.{key}": wrong})
+        assert found == tokenizer.to_files(metadata)[0]

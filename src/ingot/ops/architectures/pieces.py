@@ -92,10 +92,15 @@ def unigram_to(tokenizer: Mapping[str, Any], count: int) -> tuple[Typed, list[st
     return found, lost
 
 
+def are_scores(found: Any) -> bool:
+    """Whether this is a list of numbers."""
+    return isinstance(found, list) and all(isinstance(score, int | float) for score in found)
+
+
 def unigram(metadata: Mapping[str, Any], texts: Sequence[str], unknown: int | None) -> dict[str, Any]:
     """Return what ``tokenizer.json`` has of a Unigram."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(texts):
+    scores: Any = metadata.get("tokenizer.ggml.scores")
+    if not are_scores(scores) or len(scores) != len(texts):
         scores = [0.0] * len(texts)
     table = metadata.get(_CHARSMAP)
     normalizer = None

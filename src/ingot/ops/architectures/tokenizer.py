@@ -47,8 +47,11 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
     else:
         return {}, ["a tokenizer that is no BPE, WordPiece or Unigram"]
     assert isinstance(model, Mapping)
-    added = [token for token in tokenizer.get("added_tokens") or () if isinstance(token, Mapping)]
-    tokens = vocab | {token["id"]: token["content"] for token in added if type(token.get("id")) is int}
+    merges = model.get("merges") or []
+    if not isinstance(merges, list) or not all(_is_merge(merge) for merge in merges):
+        return {}, ["a tokenizer whose merges are no pairs of texts"]
+    added = [token for token in _listed(tokenizer.get("added_tokens")) if isinstance(token, Mapping)]
+    tokens = vocab | {token["id"]: token.get("content") for token in added if type(token.get("id")) is int}
     count = max(size, 1 + max(tokens, default=-1))
     if count > _MOST or any(number < 0 or not isinstance(text, str) for number, text in tokens.items()):
         return {}, ["a tokenizer with negative or too large ids, or with tokens that are no text"]
@@ -73,7 +76,7 @@ def _bpe_to(
     tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
 ) -> tuple[Typed, list[str]]:
     model = tokenizer["model"]
-    merges = [_pair(merge) for merge in model.get("merges") or ()]
+    merges = [_pair(merge) for merge in _listed(model.get("merges"))]
     if model.get("byte_fallback") is True:
         scores = ("array:f32", _scores(texts, merges))
         return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores}, []
@@ -156,13 +159,21 @@ def _type(
     return special.get(number, NORMAL)
 
 
+def _listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def _is_merge(merge: Any) -> bool:
+    return isinstance(merge, str) or (isinstance(merge, list) and [type(text) for text in merge] == [str, str])
+
+
 def _pair(merge: Any) -> tuple[str, str]:
     """Return a merge, which files have as two texts, or as one with a space between them."""
     if isinstance(merge, str):
         first, _, second = merge.partition(" ")
         return first, second
     first, second = merge
-    return str(first), str(second)
+    return first, second
 
 
 def _scores(texts: Sequence[str], merges: Sequence[tuple[str, str]]) -> list[float]:
@@ -177,7 +188,7 @@ def _adds(tokenizer: Mapping[str, Any], token: Any, settings: Mapping[str, Any],
     """Whether a text begins with a token, or ends with it."""
     steps = tokenizer.get("post_processor")
     every = steps.get("processors", [steps]) if isinstance(steps, Mapping) else []
-    for step in every:
+    for step in _listed(every):
         single = step.get("single") if isinstance(step, Mapping) else None
         end = single[-1 if last else 0] if isinstance(single, list) and single else None
         if isinstance(end, Mapping) and "SpecialToken" in end:
@@ -228,7 +239,7 @@ def _bytewise(
     pre = str(metadata.get(PRE, "default"))
     steps = pretokenizers.steps_of(pre)
     known = steps or pretokenizers.STEPS["gpt-2"]
-    merges = [list(_pair(merge)) for merge in metadata.get(MERGES) or () if isinstance(merge, str)]
+    merges = [list(_pair(merge)) for merge in _listed(metadata.get(MERGES)) if isinstance(merge, str)]
     return {
         "normalizer": None,
         "pre_tokenizer": pretokenizers.pre_tokenizer(known),
@@ -254,9 +265,10 @@ def _unigram(
 def _sentences(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    scores = metadata.get(SCORES)
-    if not isinstance(scores, list) or len(scores) < max(vocab.values(), default=-1) + 1:
-        scores = [0.0] * (max(vocab.values(), default=-1) + 1)
+    scores: Any = metadata.get(SCORES)
+    count = max(vocab.values(), default=-1) + 1
+    if not pieces.are_scores(scores) or len(scores) < count:
+        scores = [0.0] * count
     steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": pieces.SPACE}]
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     if prefix:
