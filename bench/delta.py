@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import zstandard
+from clock import turns
 
 import ingot
 from ingot.codecs.base import Encoder
@@ -52,16 +52,6 @@ class Source:
     @property
     def nbytes(self) -> int:
         return sum(tuned.nbytes for _, tuned in self.pairs)
-
-
-def seconds(repeat: int, call: Callable[[], object]) -> float:
-    """Return the best time of some calls."""
-    best = float("inf")
-    for _ in range(repeat):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def checkpoints(base: Path, tuned: Path) -> Source:
@@ -112,7 +102,7 @@ def ours(source: Source, repeat: int) -> Row:
         for parts, (base, _), out in zip(packed, source.pairs, outs, strict=True):
             unpack(parts, base, out, workers=0)
 
-    rates = [source.nbytes / seconds(repeat, call) / 1e9 for call in (encode, apply)]
+    rates = [source.nbytes / turns(repeat, call)[0] / 1e9 for call in (encode, apply)]
     for (_, tuned), out in zip(source.pairs, outs, strict=True):
         if tuned.tobytes() != out.tobytes():
             raise SystemExit(f"{source.label}: delta_exact did not give the fine-tune back")
@@ -136,7 +126,7 @@ def zstd(source: Source, level: int) -> Row:
         planes = np.stack([np.frombuffer(unpacker.decompress(frame), np.uint8) for frame in frames])
         np.bitwise_xor(old, planes.T.reshape(-1), out=out)
 
-    rates = [new.nbytes / seconds(1 if level > 3 else 3, call) / 1e9 for call in (encode, apply)]
+    rates = [new.nbytes / turns(1 if level > 3 else 3, call)[0] / 1e9 for call in (encode, apply)]
     if not np.array_equal(out, new):
         raise SystemExit(f"{source.label}: zstd did not give the fine-tune back")
     return entry(source, f"XOR, planes, zstd -{level}", sum(map(len, frames)), rates, None)
@@ -149,7 +139,7 @@ def fused(arguments: argparse.Namespace) -> Iterator[Row]:
     base = (rng.standard_normal((rows, 4096), np.float32) * np.float32(0.02)).astype(numpy_dtype("bf16"))
     change = rng.standard_normal(base.shape, np.float32) * np.float32(0.002)
     source, out = Source(f"fused into bf16, {base.nbytes >> 20} MiB", [(base, base)]), base.copy()
-    copy = base.nbytes / seconds(arguments.repeat, lambda: np.copyto(out, base)) / 1e9
+    copy = base.nbytes / turns(arguments.repeat, lambda: np.copyto(out, base))[0] / 1e9
     yield entry(source, "memcpy", base.nbytes, (copy, copy), None) | {"section": "fused"}
     ways = [(name, "affine", STRATEGIES[name].options) for name in ("int8", "int4", "int3", "int2", "int1")]
     ways += [(name, name, {}) for name in ("delta_int4", "delta_sign", "delta_sparse")]
@@ -157,7 +147,7 @@ def fused(arguments: argparse.Namespace) -> Iterator[Row]:
         codec = CODECS[codec_id]
         encoder = codec.encoder(base.shape, "f32", options)
         parts = whole(encoder, change)
-        encode = base.nbytes / seconds(1, lambda encoder=encoder: whole(encoder, change)) / 1e9
+        encode = base.nbytes / turns(1, lambda encoder=encoder: whole(encoder, change))[0] / 1e9
         stored = {part.role: memory_part(parts[part.role], part.dtype) for part in encoder.parts}
         tensor = Tensor("t", base.shape, "f32", codec.id, stored, dict(encoder.params), codec)
 
@@ -166,7 +156,7 @@ def fused(arguments: argparse.Namespace) -> Iterator[Row]:
             applier.apply(out, out)
             applier.finish()
 
-        rate = base.nbytes / seconds(arguments.repeat, apply) / 1e9
+        rate = base.nbytes / turns(arguments.repeat, apply)[0] / 1e9
         target = (1, None, copy / 2) if name in ("int4", "delta_int4") else None
         yield entry(source, name, tensor.nbytes, (encode, rate), target) | {"section": "fused"}
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from clock import turns
 from gguf import GGMLQuantizationType, quants
 
 import ingot
@@ -63,17 +64,6 @@ ENCODE = (
     ("INT4 g128 MSE", {"bits": 4, "group": 128, "quantizer": "mse"}, 0.1),
     ("INT4 g128 min-max MSE", {"bits": 4, "group": 128, "quantizer": "mse", "symmetric": False}, 0.1),
 )
-
-
-def turns(repeat: int, *ways: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Best seconds of each way, each tried ``repeat`` times in turn with the others."""
-    best = [float("inf")] * len(ways)
-    for _ in range(repeat):
-        for index, way in enumerate(ways):
-            start = clock()
-            way()
-            best[index] = min(best[index], clock() - start)
-    return best
 
 
 def memcpy(source: np.ndarray, target: np.ndarray) -> Callable[[], object]:

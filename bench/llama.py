@@ -15,13 +15,13 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from clock import turns
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 import ingot
@@ -36,17 +36,6 @@ from ingot.model.tensor import Tensor
 Row = dict[str, Any]
 PROGRAM = Path(__file__).parents[1] / "tests" / "interop" / "llama_program.py"
 WINDOW = 256
-
-
-def turns(repeat: int, *ways: Callable[[], object]) -> list[float]:
-    """Best processor time of each way, each tried in turn with the others."""
-    best = [float("inf")] * len(ways)
-    for _ in range(repeat):
-        for index, way in enumerate(ways):
-            start = time.process_time()
-            way()
-            best[index] = min(best[index], time.process_time() - start)
-    return best
 
 
 def library(python: str) -> ctypes.CDLL:
@@ -77,7 +66,9 @@ def encoding(python: str, rows: int, repeat: int) -> list[Row]:
             searches = (True, REFERENCE) if kind in EXACT else (True,)
             encoders = [BlocksCodec().encoder(shape, "f32", {"type": kind, "search": search}) for search in searches]
             encoder, ways = encoders[0], [partial(encoder.encode, weights) for encoder in encoders]
-            theirs, ours, *plain = turns(repeat, lambda h=half: list(pool.map(h, (0, 1))), *ways)
+            theirs, ours, *plain = turns(
+                repeat, lambda h=half: list(pool.map(h, (0, 1))), *ways, clock=time.process_time
+            )
             made = [error(weights, kind, np.asarray(blocks)) for blocks in (encoder.encode(weights)["blocks"], out)]
             rates = {"ours": weights.size / ours / 1e6, "llama.cpp": weights.size / theirs / 1e6}
             row = {"type": kind, **rates, "times": theirs / ours, "error": made[0] / made[1]}
@@ -113,6 +104,7 @@ def decoding(rows: int, repeat: int) -> list[Row]:
             repeat,
             lambda t=tensor: BlocksCodec().decode(t, "f32", out),
             lambda p=packed, k=peer: quants.dequantize(p, k),
+            clock=time.process_time,
         )
         rate = 4 * rows * 4096 / 1e9
         found.append({"type": kind, "ours": rate / ours, "gguf-py": rate / theirs, "times": theirs / ours})

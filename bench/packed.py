@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from clock import turns
 
 from ingot.adapters.packed_linear import PackedLinear
 from ingot.codecs.affine.matmul import PackedMatrix
@@ -42,17 +42,6 @@ FORMS = {
     "int8 row": (AffineLayout(8, ROW, "rows_lsb", True, NO_ZERO, "bf16"), "f32"),
 }
 TARGETS = {"int4": 1.5, "int8": 1.2}
-
-
-def turns(repeat: int, *ways: Callable[[], object]) -> list[float]:
-    """Best seconds of each way, each tried ``repeat`` times in turn with the others."""
-    best = [float("inf")] * len(ways)
-    for _ in range(repeat):
-        for index, way in enumerate(ways):
-            start = time.perf_counter()
-            way()
-            best[index] = min(best[index], time.perf_counter() - start)
-    return best
 
 
 def packed(form: str, shape: tuple[int, int]) -> PackedLinear:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernels import Row, entry, memcpy, table, touched, turns
+from clock import turns
+from kernels import Row, entry, memcpy, table, touched
 from peak import watch
 
 from ingot.codecs.palette.codec import lookup_of

@@ -14,11 +14,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from clock import turns
 
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
@@ -35,16 +35,6 @@ def weights(group: int) -> Tensor:
     """Return a matrix of symmetric INT4 with scales in f16, which every family has."""
     values = cast(np.random.default_rng(0).standard_normal((ROWS, COLS), np.float32) * np.float32(0.05), "f16")
     return encode_tensor(AffineCodec(), values, {"bits": 4, "group": group, "scales": "f16"}, dtype="f16")
-
-
-def seconds(repeat: int, way: Callable[[], object]) -> float:
-    """Best processor time of several runs."""
-    best = float("inf")
-    for _ in range(repeat):
-        start = time.process_time()
-        way()
-        best = min(best, time.process_time() - start)
-    return best
 
 
 def size(path: Path) -> int:
@@ -65,7 +55,7 @@ def pair(source: Path, target: Path, family: str, arguments: argparse.Namespace)
             ingot.convert(source, target, format=family, threads=arguments.threads, max_ram=arguments.max_ram)
         )
 
-    took = seconds(arguments.repeat, way)
+    took = turns(arguments.repeat, way, clock=time.process_time)[0]
     remove(target)
     return {"rate": size(source) / took / 1e9, "actions": dict(reports[-1].actions), "exact": reports[-1].exact}
 
@@ -87,7 +77,9 @@ def main() -> None:
         folder, tensor = Path(name), weights(arguments.group)
         count = max(1, arguments.megabytes * 10**6 // tensor.nbytes)
         ingot.save(folder / "base.zt", {NAME.format(index): tensor for index in range(count)})
-        copy = seconds(arguments.repeat, lambda: shutil.copyfile(folder / "base.zt", folder / "copy"))
+        copy = turns(
+            arguments.repeat, lambda: shutil.copyfile(folder / "base.zt", folder / "copy"), clock=time.process_time
+        )[0]
         remove(folder / "copy")
         print(f"GB/s of processor time, {size(folder / 'base.zt') / 1e6:.0f} MB, groups of {arguments.group}, under")
         print(f"{arguments.max_ram}; a plain copy of the file: {size(folder / 'base.zt') / copy / 1e9:.2f}")
