@@ -1,14 +1,17 @@
-"""Layers as torchao 0.18, optimum-quanto 0.2.7 and hqq 0.2.8.post1 write them, and what these packages decode of them.
+"""Layers as torchao 0.18, optimum-quanto 0.2.7, hqq 0.2.8.post1 and ModelOpt 0.47.0 write them, and what these packages
+decode of them.
 
-    python tests/golden/make_torch_packages.py tests/golden/torch_packages
+    python tests/golden/make_torch_packages.py tests/golden/torch_packages [torchao quanto quanto_bits hqq modelopt]
 
 Run by a Python that has them beside torch, transformers and safetensors; nothing here imports Ingot.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +99,68 @@ def hqq(root: Path) -> None:
     """Of 1 to 8 bits; values in f32, rounded once. Groups do not fill the words of 3 bits."""
     from hqq.core.quantize import BaseQuantizeConfig, HQQLinear, Quantizer
 
-    for bits in (1, 2, 3, 4, 6, 8):
+    for bits, axis in ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (3, 0), (4, 0)):
         torch.manual_seed(bits)
         state, wanted = {}, {}
-        for key, (rows, cols, group) in {"a": (16, 64, 32), "b": (24, 32, None)}.items():
+        # Of axis 0 groups are strided over the matrix: of "c" none is of one column.
+        layers: dict[str, tuple[int, int, int | None]] = {"a": (16, 64, 32), "b": (24, 32, None)}
+        for key, (rows, cols, group) in (layers if axis else {"a": (32, 64, 16), **layers, "c": (24, 32, 64)}).items():
             plain = torch.nn.Linear(cols, rows, bias=key == "a").to(torch.bfloat16)
-            stated = BaseQuantizeConfig(nbits=bits, group_size=group, axis=1)
+            stated = BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)
             stated["weight_quant_params"]["optimize"] = False
             made = HQQLinear(plain, stated, compute_dtype=torch.bfloat16, device="cpu")
             state.update({f"{key}.{name}": value for name, value in made.state_dict().items() if value is not None})
-            codes = Quantizer.unpack[made.meta["packing"]](made.W_q, dtype=torch.float32)[: len(made.meta["scale"])]
+            codes = Quantizer.unpack[made.meta["packing"]](made.W_q, dtype=torch.float32)
+            codes = codes[: len(made.meta["scale"]) if axis else group or rows]
             values = (codes - made.meta["zero"].float()) * made.meta["scale"].float()
             wanted[f"{key}.weight"] = values.reshape(made.meta["shape"]).to(torch.bfloat16)
             if key == "a":
                 wanted["a.bias"] = made.bias
-        save(root, f"hqq-{bits}", state, wanted, None)
+        save(root, f"hqq-{bits}{'' if axis else '-axis-0'}", state, wanted, None)
+
+
+def modelopt(root: Path) -> None:
+    """Integers of 4 bits by AWQ. Its o_proj and down_proj keep factors of their inputs, which are part of the values
+    here: ``y = W (p x)`` is ``(W p) x``. In f32, rounded once; compared with what the package itself computes with."""
+    from modelopt.torch import quantization
+    from modelopt.torch.export import export_hf_checkpoint
+    from safetensors.torch import load_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 16, "head_dim": 16}
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], num_attention_heads=2, num_key_value_heads=1, **sizes)
+    made = LlamaForCausalLM(config).to(torch.bfloat16)
+    how: Any = copy.deepcopy(quantization.INT4_AWQ_CFG)
+    weights = next(item for item in how["quant_cfg"] if item["quantizer_name"] == "*weight_quantizer")
+    weights["cfg"]["block_sizes"][-1] = 16
+    made = quantization.quantize(made, how, lambda model: [model(torch.randint(0, 16, (2, 16))) for _ in range(4)])
+    own = {}
+    for name, module in made.named_modules():
+        if name.endswith(("o_proj", "down_proj")):
+            factors = module.input_quantizer._pre_quant_scale.float()
+            own[f"{name}.weight"] = module.weight_quantizer(module.weight.float()) * factors
+    with tempfile.TemporaryDirectory() as folder:
+        export_hf_checkpoint(made, export_dir=folder)
+        tensors = load_file(Path(folder) / "model.safetensors")
+        stated = json.loads((Path(folder) / "config.json").read_text())["quantization_config"]
+    wanted = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.uint8:
+            codes = torch.stack([tensor & 15, tensor >> 4], dim=1).reshape(-1, tensor.shape[1]).to(torch.int32)
+            scales = tensors[f"{name}_scale"].repeat_interleave(16, dim=1)
+            factors = tensors.get(name.replace("weight", "pre_quant_scale"), torch.ones(tensor.shape[1])).float()
+            values = (scales * factors) * torch.where(codes > 7, codes - 16, codes)
+            if name in own:  # but for codes that lie between two, which the two round otherwise
+                assert torch.isclose(values, own[name], rtol=1e-5).float().mean() > 0.999
+            wanted[name] = values.to(torch.bfloat16)
+        elif not name.endswith("_scale"):
+            wanted[name] = tensor
+    assert own.keys() <= wanted.keys()
+    save(root, "modelopt-int4", tensors, wanted, stated)
 
 
 if __name__ == "__main__":
-    for write in (torchao, quanto, quanto_bits, hqq):
-        write(Path(sys.argv[1]))
+    for write in (torchao, quanto, quanto_bits, hqq, modelopt):
+        if write.__name__ in sys.argv[2:] or not sys.argv[2:]:
+            write(Path(sys.argv[1]))

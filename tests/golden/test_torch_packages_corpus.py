@@ -1,4 +1,4 @@
-"""Folders that torchao, optimum-quanto and hqq wrote: the values are those that the packages themselves decode.
+"""Folders that torchao, optimum-quanto, hqq and ModelOpt wrote: values are those that the packages themselves decode.
 
 ``make_torch_packages.py`` makes the files.
 """
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.testing.entries import stored_entries
 
 ROOT = Path(__file__).parent / "torch_packages"
 FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir())
@@ -20,7 +21,7 @@ FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir())
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
-    assert len(FOLDERS) == 14
+    assert len(FOLDERS) == 17
     ingot.convert(ROOT / name, tmp_path / "moved.zt")
     with (
         ingot.open(ROOT / f"{name}.safetensors") as wanted,
@@ -31,7 +32,8 @@ def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
         assert set(folder) == set(wanted) == set(moved)
         for key, tensor in wanted.items():
             for checkpoint in (folder, moved):
-                assert (checkpoint[key].codec == "dense") == key.endswith("bias")
+                packed = not key.endswith("bias") and not (folder.format == "modelopt" and "_proj" not in key)
+                assert (checkpoint[key].codec != "dense") == packed
                 assert np.array_equal(checkpoint[key].numpy("bf16"), tensor.numpy()), key
 
 
@@ -48,6 +50,9 @@ def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
         ("hqq-4", b'"a.zero"', b'"a.zer_"', "hqq.parts"),
         ("hqq-4", b"4bit_u8", b"9bit_u8", "hqq.packing"),
         ("hqq-4", b"4bit_u8", b"2bit_u8", "hqq.shape"),
+        ("hqq-4-axis-0", b'"a.zero"', b'"a.zer_"', "hqq.parts"),
+        ("modelopt-int4", b"mlp.gate_proj.weight_scale", b"mlp.gate_proj.weight_scal_", "modelopt.parts"),
+        ("modelopt-int4", b"self_attn.o_proj.pre", b"self_attn.q_pro_.pre", "modelopt.pre-quant-scale"),
         ("hqq-3", b'"I32","shape":[]', b'"F32","shape":[]', "hqq.dtype"),
     ],
 )
@@ -65,6 +70,20 @@ def test_what_does_not_fit_is_refused(name: str, old: bytes, new: bytes, rule: s
     (tmp_path / "x" / "config.json").write_text(json.dumps([]))
     with pytest.raises(ingot.IngotError) as caught:
         ingot.open(tmp_path / "x")
+
+
+def test_modelopt_s_integers_are_written_as_modelopt_has_them(tmp_path: Path) -> None:
+    ingot.convert(ROOT / "modelopt-int4", tmp_path / "m.zt")
+    ingot.convert(tmp_path / "m.zt", tmp_path / "back", format="modelopt")
+    assert stored_entries(tmp_path / "back") == stored_entries(ROOT / "modelopt-int4")
+    with ingot.open(tmp_path / "back") as back:
+        assert all(tensor.codec == "affine_words" for name, tensor in back.items() if "_proj" in name)
+    # Its integers become another program's, and those of another program its own; factors have no place there.
+    report = ingot.convert(tmp_path / "m.zt", tmp_path / "ct", format="compressed-tensors")
+    assert (report.actions["repacked"], report.actions["decoded"]) == (5, 2)
+    ingot.convert(tmp_path / "ct", tmp_path / "again", format="modelopt")
+    entries = stored_entries(tmp_path / "again")
+    assert all(entries[name] == value for name, value in stored_entries(tmp_path / "back").items() if "q_proj" in name)
 
 
 def test_text_of_hqq_is_bytes(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def words(tensor: Tensor) -> Array:
     scales = scales.T if turned else scales[:, :groups]
     stored = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
     codes = matrix(stored, form, bits, (rows, cols))
-    middle = 0 if form == "int_quantized" else 1 << (bits - 1)
+    middle = 0 if form in ("int_quantized", "modelopt_int4") else 1 << (bits - 1)
     points = np.full((rows, groups), params.get("zero_point", middle), np.int64)
     if "zeros" in tensor.parts:
         held = np.frombuffer(tensor.parts["zeros"].view(), np.uint8)
@@ -145,6 +145,9 @@ def matrix(stored: Array, form: str, bits: int, shape: tuple[int, int]) -> Array
     rows, cols = shape
     if form == "int_quantized":
         return stored.view(np.int8).reshape(shape).astype(np.int64)
+    if form == "modelopt_int4":
+        two = np.stack([stored & 15, stored >> 4]).reshape(2, rows // 2, cols).transpose(1, 0, 2).reshape(shape)
+        return (two.astype(np.int64) ^ 8) - 8
     if form == "awq":
         return spread(stored.reshape(cols, -1), 4).reshape(cols, -1, 8)[:, :, ORDER].reshape(cols, rows).T
     if form == "gptq_planes":

@@ -11,7 +11,7 @@ from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
-from ingot.model.layouts.affine import POINTS, AffineLayout
+from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
@@ -67,7 +67,10 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 # A codec without an encoder is asked for with its layouts.
 _ONLY_READ: Mapping[str, Sequence[GgmlBlocksLayout | WordsLayout]] = {
     GgmlBlocksLayout.codec: (GgmlBlocksLayout("q8_0"),),
-    WordsLayout.codec: [WordsLayout(form, known.bits[-1], 32, POINTS, "f16") for form, known in FORMS.items()],
+    WordsLayout.codec: [
+        WordsLayout(form, known.bits[-1], 32, POINTS if known.zeros else Constant(0), "f16")
+        for form, known in FORMS.items()
+    ],
 }
 
 

@@ -1,4 +1,4 @@
-"""The affine family's integers as GPTQ, AWQ and compressed-tensors pack them (``spec/affine_words.md``)."""
+"""The affine family's integers as other programs pack them (``spec/affine_words.md``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.core.dtypes import file_bytes, from_file
 from ingot.core.floats import cast
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
-from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, WordsLayout, words
+from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, MODELOPT, WordsLayout, words
 from ingot.model.tensor import Array, Tensor
 
 _ROWS = 256  # that are brought to words at a time where all are turned together
@@ -25,14 +25,16 @@ def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repac
     What goes row by row is made chunk by chunk; what is turned is made of all rows at once.
     """
     rows, cols = tensor.matrix_shape
-    reason = "the order of columns is not known" if target.order else difference(stored, target.rows)
+    reason = "the order or factors of columns are not known" if target.scattered else difference(stored, target.rows)
     if len(tensor.shape) != 2 or not rows or not cols:
         reason = f"words are of matrices with weights in them, not of shape {list(tensor.shape)}"
     elif target.form == AWQ and (rows % 8 or cols % 8):
         reason = f"AWQ has rows and columns in eights, not {rows} x {cols}"
     elif target.form == GPTQ_PLANES and (rows % 32 or cols % 32):
         reason = f"planes are of rows and columns in 32s, not {rows} x {cols}"
-    elif target.stacked:
+    elif target.form == MODELOPT and rows % 2:
+        reason = f"ModelOpt has two rows in a byte, not {rows} rows"
+    elif not target.known.written:
         reason = f"the form {target.form} is read only"
     if reason is not None:
         return cannot(target, reason)
@@ -117,6 +119,8 @@ class RowsReader(_Reader):
     def read(self, rows: int) -> dict[str, Array]:
         target = self._target
         codes, scales, zeros = self._rows(rows)
+        if target.form == MODELOPT:
+            return {CODES: self._in_pairs(codes), SCALES: scales}
         if target.signed:
             codes = codes[:, : self._cols].view(np.int8)
         if target.form != AWQ_GEMV:
@@ -125,6 +129,16 @@ class RowsReader(_Reader):
                 packed = zeros.astype(np.int8) if target.signed else packed_words(zeros.T, target.bits).T
                 parts[ZEROS] = np.ascontiguousarray(packed)
             return parts
+        return self._for_gemv(codes, scales, zeros)
+
+    def _in_pairs(self, codes: Array) -> Array:
+        """Return rows of codes in words as bytes of two rows each, the first in the low bits."""
+        every = unpacked(from_file(codes.reshape(-1), "u32").reshape(len(codes), -1), 4, self._cols)
+        pairs: Array = every[0::2] | every[1::2] << 4
+        return pairs
+
+    def _for_gemv(self, codes: Array, scales: Array, zeros: Array | None) -> dict[str, Array]:
+        target, rows = self._target, len(codes)
         width = target.zero_shape((rows, self._cols))[1]
         wide = np.zeros((rows, 8 * width), scales.dtype)
         wide[:, : self._groups] = scales

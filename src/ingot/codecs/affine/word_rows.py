@@ -5,10 +5,12 @@ Forms: ``spec/affine_words.md``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from ingot.codecs.affine.marlin import BLOCK, marlin_codes, marlin_scales
 from ingot.codecs.affine.windows import Windows, made_part
 from ingot.core import native
 from ingot.core.dtypes import DTYPES, file_bytes, from_file, little_endian, numpy_dtype
@@ -17,14 +19,21 @@ from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Points
 from ingot.model.layouts.words import (
     AWQ,
     AWQ_GEMV,
-    FORMS,
+    GPTQ,
     GPTQ_PLANES,
     GPTQ_V1,
+    HQQ,
+    HQQ_COLUMNS,
+    INTEGERS,
     INTS,
+    MARLIN_24,
+    META,
+    MODELOPT,
     ORDER,
     PACKED_LOOSE,
     PLANES,
     QUANTO,
+    SUBTRACTED,
     WordsLayout,
     words,
 )
@@ -39,7 +48,7 @@ class WordRows:
     """Reads a checked tensor some rows at a time."""
 
     def __init__(self, tensor: Tensor, layout: WordsLayout) -> None:
-        self._layout, (self.rows, self.cols) = layout, tensor.matrix_shape
+        self._layout, (self.rows, self.cols), self._where = layout, tensor.matrix_shape, tensor.name
         self._row_bytes = layout.rows.row_bytes(self.cols)
         self._groups = layout.groups(self.cols)
         parts = tensor.parts
@@ -51,35 +60,64 @@ class WordRows:
         self._zeros: Windows | None = None
         if isinstance(layout.zero, Points):
             lines, across = layout.zero_shape(tensor.shape)
-            self._zeros = Windows(parts[ZEROS], lines, across * (scale if layout.stacked else integer))
+            self._zeros = Windows(parts[ZEROS], lines, across * DTYPES[layout.points].bits // 8)
+        self._meta = Windows(parts[META], self.cols // 32, 4 * self.rows) if layout.form == MARLIN_24 else None
 
     def codes(self, first: int, last: int) -> Array:
         """Return the codes of rows ``first`` to ``last`` as a bit stream each, low bits first, u8 [rows, bytes]."""
-        layout = self._layout
-        if layout.form == AWQ:
-            return self._awq(first, last)
-        if layout.form == GPTQ_PLANES:
-            return stream(joined_planes(_words(self._turned(first, last)), layout.bits), layout.bits)
-        if layout.turned:
-            return self._turned(first, last)
-        if layout.stacked:
-            return self._stacked(first, last)
-        stored = self._codes.read(slice(first, last), 0, self._codes.width)
-        if layout.form != PACKED_LOOSE:
-            return stored[:, : self._row_bytes]
-        per_word = 32 // layout.bits
-        codes = unpacked(_words(stored), layout.bits, per_word * (stored.shape[1] // 4), loose=True)[:, : self.cols]
-        return stream(codes, layout.bits)
+        forms: Mapping[str, Callable[[int, int], Array]] = {
+            **dict.fromkeys((GPTQ, GPTQ_V1), self._turned),
+            **dict.fromkeys((HQQ, QUANTO), self._stacked),
+            AWQ: self._awq,
+            GPTQ_PLANES: self._planes,
+            HQQ_COLUMNS: self._strided,
+            MARLIN_24: self._marlin,
+            MODELOPT: self._pairs,
+            PACKED_LOOSE: self._loose,
+        }
+        if self._layout.form in forms:
+            return forms[self._layout.form](first, last)
+        return self._codes.read(slice(first, last), 0, self._codes.width)[:, : self._row_bytes]
+
+    def _planes(self, first: int, last: int) -> Array:
+        bits = self._layout.bits
+        return stream(joined_planes(_words(self._turned(first, last)), bits), bits)
+
+    def _loose(self, first: int, last: int) -> Array:
+        bits, stored = self._layout.bits, self._codes.read(slice(first, last), 0, self._codes.width)
+        count = 32 // bits * (stored.shape[1] // 4)
+        return stream(unpacked(_words(stored), bits, count, loose=True)[:, : self.cols], bits)
 
     def scales(self, first: int, last: int) -> Array:
         """Return the scales, [rows, groups], as they lie in files."""
+        if self._layout.form == MARLIN_24:
+            begin, end = first // BLOCK * BLOCK, -(-last // BLOCK) * BLOCK
+            grouped = 2 * (self._layout.group or self.cols) < self.cols
+            some = marlin_scales(self._numbers(self._scales, begin, end), grouped=grouped)
+            return np.ascontiguousarray(some[first - begin : last - begin])
+        return self._numbers(self._scales, first, last)
+
+    def _numbers(self, window: Windows, first: int, last: int) -> Array:
+        """Return numbers of the scales' type that belong to groups, [rows, groups]."""
         size = DTYPES[self._layout.scales].bits // 8
         kind = little_endian(f"u{8 * size}")
+        if self._layout.form == HQQ_COLUMNS:
+            return self._repeated(window, first, last, size).view(kind)
         if not self._layout.turned:
-            stored = self._scales.read(slice(first, last), 0, self._groups * size)
+            stored = window.read(slice(first, last), 0, self._groups * size)
             return np.ascontiguousarray(stored).view(kind)
-        stored = self._scales.read(slice(0, self._groups), first * size, last * size)
+        stored = window.read(slice(0, self._groups), first * size, last * size)
         return np.ascontiguousarray(np.ascontiguousarray(stored).view(kind).T)
+
+    def _repeated(self, window: Windows, first: int, last: int, size: int) -> Array:
+        """Return the numbers of every code of some rows, bytes [rows, columns]: all of them recur again and again."""
+        out = np.empty((last - first) * self.cols * size, np.uint8)
+        at, done = first * self.cols * size % window.width, 0
+        while done < out.size:
+            piece = window.read(slice(0, 1), at, min(window.width, at + out.size - done)).reshape(-1)
+            out[done : done + piece.size] = piece
+            at, done = 0, done + piece.size
+        return out.reshape(last - first, -1)
 
     def points(self, first: int, last: int) -> Array:
         """Return the zero points as integers, [rows, groups]."""
@@ -111,11 +149,11 @@ class WordRows:
 
     def float_points(self, first: int, last: int) -> Array:
         """Return the zero points, or the offsets, as the type of the scales has them, as they lie in files."""
-        if self._layout.stacked:
+        if self._layout.known.zeros != INTEGERS:
             assert self._zeros is not None
             size = DTYPES[self._layout.scales].bits // 8
-            stored = self._zeros.read(slice(first, last), 0, self._zeros.width).reshape(-1).copy()
-            if FORMS[self._layout.form].subtracted:
+            stored = self._numbers(self._zeros, first, last).reshape(-1).view(np.uint8).copy()
+            if self._layout.known.zeros == SUBTRACTED:
                 stored[size - 1 :: size] ^= 0x80  # another sign
             return stored
         points = self.points(first, last)
@@ -123,19 +161,58 @@ class WordRows:
         return np.frombuffer(file_bytes(numbers[points.view(np.uint8)]), np.uint8)
 
     def _stacked(self, first: int, last: int) -> Array:
-        layout, step = self._layout, self._codes.rows
         begin, end = first * self._groups, last * self._groups
-        codes = np.empty((end - begin, layout.group or self.cols), np.uint8)
+        codes = self._lines(begin, end, 0, self._layout.group or self.cols)
+        return stream(codes.reshape(last - first, self.cols), self._layout.bits)
+
+    def _strided(self, first: int, last: int) -> Array:
+        """Lines are no groups, and rows may begin and end within them."""
+        width, codes = self._layout.lines((self.rows, self.cols))[1], np.empty((last - first) * self.cols, np.uint8)
+        at, done = first * self.cols, 0
+        while done < codes.size:
+            line, start = divmod(at + done, width)
+            whole = (codes.size - done) // width if not start else 0
+            if whole:
+                piece = self._lines(line, line + whole, 0, width)
+            else:
+                piece = self._lines(line, line + 1, start, min(width, start + codes.size - done))
+            codes[done : done + piece.size] = piece.reshape(-1)
+            done += piece.size
+        return stream(codes.reshape(last - first, self.cols), self._layout.bits)
+
+    def _lines(self, begin: int, end: int, left: int, right: int) -> Array:
+        """Return codes ``left`` to ``right`` of some lines of a stacked form."""
+        layout = self._layout
+        size = 4 if layout.bits == 3 else 1
+        step, across = self._codes.rows, slice(size * left, size * right)
+        codes = np.empty((end - begin, right - left), np.uint8)
         for lane in range(layout.lanes):
             start, stop = max(begin, lane * step), min(end, (lane + 1) * step)
             if start >= stop:
                 continue
-            stored = self._codes.read(slice(start - lane * step, stop - lane * step), 0, self._codes.width)
+            stored = self._codes.read(slice(start - lane * step, stop - lane * step), across.start, across.stop)
             held = _words(stored) if layout.bits == 3 else stored
             place = lane if layout.form == QUANTO else layout.lanes - 1 - lane
             mask = held.dtype.type((1 << layout.bits) - 1)
             codes[start - begin : stop - begin] = held >> held.dtype.type(layout.bits * place) & mask
-        return stream(codes.reshape(last - first, self.cols), layout.bits)
+        return codes
+
+    def _pairs(self, first: int, last: int) -> Array:
+        """Bytes have a code of two rows each, the first in the low bits."""
+        begin, end = first // 2, -(-last // 2)
+        stored = self._codes.read(slice(begin, end), 0, self.cols)
+        codes = np.empty((end - begin, 2, self.cols), np.uint8)
+        codes[:, 0], codes[:, 1] = stored & 15, stored >> 4
+        return stream(codes.reshape(-1, self.cols)[first - 2 * begin : last - 2 * begin], 4)
+
+    def _marlin(self, first: int, last: int) -> Array:
+        assert self._meta is not None
+        bits, begin, end = self._layout.bits, first // BLOCK * BLOCK, -(-last // BLOCK) * BLOCK
+        lines = slice(0, self.cols // 32)
+        packed = _words(self._codes.read(lines, 2 * bits * begin, 2 * bits * end))
+        stored = unpacked(packed, bits, 16 * (end - begin))
+        meta = np.ascontiguousarray(self._meta.read(lines, 4 * begin, 4 * end)).view("<u2")
+        return stream(marlin_codes(stored, meta, bits, self._where)[first - begin : last - begin], bits)
 
     def _turned(self, first: int, last: int) -> Array:
         lines, whole = self._codes.rows, self._codes.whole()
@@ -169,8 +246,7 @@ def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
     count, made = tensor.matrix_shape[0], {}
     for spec in rows.part_specs(tensor.shape):
         part = tensor.parts[spec.role]
-        same = (CODES, SCALES) if not layout.stacked else (SCALES,)
-        if spec.role in same and part.nbytes == spec.length and not layout.turned and layout.form != PACKED_LOOSE:
+        if spec.role in layout.known.same and part.nbytes == spec.length:
             made[spec.role] = _retyped(tensor, spec.role, spec.dtype)
             continue
         make = {CODES: source.codes, SCALES: source.scales, ZEROS: source.float_points}[spec.role]
@@ -223,6 +299,11 @@ def unpacked(packed: Array, bits: int, count: int, *, more: bool = False, loose:
     if more:
         codes = (codes + np.uint8(1)) & np.uint8((1 << bits) - 1)
     return codes
+
+
+def signed(codes: Array, bits: int) -> Array:
+    """Return unsigned numbers of so many bits as what they are in two's complement, a byte each."""
+    return codes << np.uint8(8 - bits) >> np.uint8(8 - bits) | -(codes >> np.uint8(bits - 1)) << np.uint8(bits)
 
 
 def joined_planes(packed: Array, bits: int) -> Array:

@@ -1,4 +1,4 @@
-"""``affine_words``: affine integers as GPTQ, AWQ and compressed-tensors pack them; see ``spec/affine_words.md``.
+"""``affine_words``: affine integers as other programs pack them; see ``spec/affine_words.md``.
 
 Their rows are made as they are read, and decoded and repacked as those of the codec ``affine``.
 """
@@ -13,26 +13,50 @@ import numpy as np
 
 from ingot.codecs.affine.codec import AffineCodec, AffineReader
 from ingot.codecs.affine.rows import decode_rows
-from ingot.codecs.affine.word_rows import WordRows, order_of, rows_tensor, unpacked
+from ingot.codecs.affine.word_rows import WordRows, order_of, rows_tensor, signed, unpacked
 from ingot.codecs.base import Repacked, Rows, cannot, decode_by_rows
 from ingot.core.dtypes import from_file
+from ingot.core.floats import cast
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.affine import ROWS_LSB, SCALE_DTYPES, SCALES, AffineLayout, Group, Points
+from ingot.model.layouts.affine import ROWS_LSB, SCALE_DTYPES, SCALES, AffineLayout, Constant, Group, Points
 from ingot.model.layouts.base import Layout
-from ingot.model.layouts.words import AWQ, GPTQ_PLANES, WordsLayout
+from ingot.model.layouts.words import (
+    AWQ,
+    FACTORS,
+    GPTQ_PLANES,
+    HQQ_COLUMNS,
+    INTEGERS,
+    MARLIN_24,
+    MODELOPT,
+    TORCHAO,
+    WordsLayout,
+)
 from ingot.model.tensor import Array, Tensor
 
 ID = WordsLayout.codec
 _STEP = 1 << 18  # codes that are decoded at a time where each column has a group of its own
 
 
-class OrderedReader(Rows):
-    """Sequential decoding where columns of a group lie apart: each code with the scale of its column's group."""
+_STEPS: Mapping[str, tuple[int, int]] = {
+    AWQ: (8, 8),
+    GPTQ_PLANES: (32, 32),
+    MARLIN_24: (64, 32),
+    MODELOPT: (2, 1),
+    TORCHAO: (1, 2),
+}
+"""Of what rows and columns are multiples."""
+
+
+class ScatteredReader(Rows):
+    """Sequential decoding where each code has numbers of its own: the scale and zero point of its column's group, or
+    those times the column's factor."""
 
     def __init__(self, tensor: Tensor, layout: WordsLayout) -> None:
-        self._rows, self._layout = WordRows(tensor, layout), layout
-        self._order, self._next = order_of(tensor, layout), 0
-        self._single = AffineLayout(8, Group(1), ROWS_LSB, False, layout.zero, layout.dtype, layout.scales)
+        self._rows, self._layout, self._next = WordRows(tensor, layout), layout, 0
+        self._order = order_of(tensor, layout) if layout.order else None
+        self._factors = cast(tensor.parts[FACTORS].array(), "f32") if layout.factors else None
+        kind = layout.scales if self._factors is None else "f32"
+        self._single = AffineLayout(8, Group(1), ROWS_LSB, layout.signed, layout.zero, layout.dtype, kind)
 
     def fill(self, out: Array) -> None:
         step = max(1, _STEP // max(1, self._rows.cols))
@@ -49,12 +73,30 @@ class OrderedReader(Rows):
         padded[:, : packed.shape[1]] = packed
         words = from_file(padded.reshape(-1), "u32").reshape(len(packed), -1)
         codes = unpacked(words, self._layout.bits, self._rows.cols)
-        kind = self._layout.scales
-        scales = from_file(self._rows.scales(first, last).view(np.uint8).reshape(-1), kind).reshape(len(out), -1)
+        if self._layout.signed:
+            codes = signed(codes, self._layout.bits)
+        scales = self._spread(self._rows.scales(first, last).view(np.uint8), len(out))
         zeros = None
         if isinstance(self._layout.zero, Points):
-            zeros = self._rows.points(first, last).astype(scales.dtype)[:, self._order]
-        decode_rows(self._single, codes.reshape(-1), scales[:, self._order], zeros, out)
+            zeros = self._zeros(first, last, scales.dtype)
+        if self._factors is not None:
+            scales = cast(scales, "f32") * self._factors
+        decode_rows(self._single, codes.reshape(-1), scales, zeros, out)
+
+    def _zeros(self, first: int, last: int, dtype: np.dtype[np.generic]) -> Array:
+        if self._layout.known.zeros == INTEGERS:
+            points = self._rows.points(first, last).astype(dtype)
+            return points if self._order is None else points[:, self._order]
+        return self._spread(self._rows.float_points(first, last), last - first)
+
+    def _spread(self, stored: Array, rows: int) -> Array:
+        """Return numbers of the scales' type, [rows, columns], of those of groups as they lie in files."""
+        numbers = from_file(stored.reshape(-1), self._layout.scales).reshape(rows, -1)
+        if self._order is not None:
+            return numbers[:, self._order]
+        if self._layout.form == HQQ_COLUMNS:
+            return numbers
+        return np.repeat(numbers, self._layout.group or self._rows.cols, axis=1)[:, : self._rows.cols]
 
     def skip(self, count: int) -> None:
         """Pass over ``count`` values, whole rows of them."""
@@ -65,7 +107,7 @@ class OrderedReader(Rows):
 
 
 class WordsCodec:
-    """GPTQ, AWQ and compressed-tensors: integers of 1 to 8 bits in words of 32."""
+    """Integers of 1 to 8 bits as GPTQ, AWQ, compressed-tensors, ModelOpt, HQQ, torchao and quanto pack them."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -79,30 +121,31 @@ class WordsCodec:
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; errors as the codec ``affine``."""
         layout = _checked(tensor)
-        if layout.order:
+        if layout.scattered:
             return decode_by_rows(self, tensor, dtype, out)
         return AffineCodec().decode(rows_tensor(tensor, layout), dtype, out)
 
-    def reader(self, tensor: Tensor) -> OrderedReader | AffineReader:
+    def reader(self, tensor: Tensor) -> ScatteredReader | AffineReader:
         layout = _checked(tensor)
-        if layout.order:
-            return OrderedReader(tensor, layout)
+        if layout.scattered:
+            return ScatteredReader(tensor, layout)
         reader = AffineCodec().reader(rows_tensor(tensor, layout))
         assert isinstance(reader, AffineReader)
         return reader
 
     def to_runs(self, tensor: Tensor) -> Tensor | None:
-        """Return the same integers as ``affine`` has them, row by row; None where columns of a group lie apart."""
+        """Return the same integers as ``affine`` has them, row by row; None where each code
+        has numbers of its own."""
         stored = _checked(tensor)
-        if stored.order or len(tensor.shape) != 2 or not tensor.size:
+        if stored.scattered or len(tensor.shape) != 2 or not tensor.size:
             return None
         return replace(rows_tensor(tensor, stored), decoder=AffineCodec())
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return the same integers in a layout of ``affine``, or in another form of words."""
         stored = _checked(tensor)
-        if stored.order:
-            return cannot(layout, "columns of a group lie apart, and only this layout says where")
+        if stored.scattered:
+            return cannot(layout, "columns of a group lie apart or have factors, and only this layout says which")
         return AffineCodec().repack(rows_tensor(tensor, stored), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> NoReturn:
@@ -124,15 +167,12 @@ def _checked(tensor: Tensor) -> WordsLayout:
             where=tensor.name,
         )
     rows, cols = tensor.matrix_shape
-    step = {AWQ: 8, GPTQ_PLANES: 32}.get(layout.form, 1)
-    if rows % step or cols % step:
+    tall, wide = _STEPS.get(layout.form, (1, 1))
+    if rows % tall or cols % wide:
         raise CodecError(
-            f"{ID}.shape", f"expected rows and columns in {step}s, found {rows} x {cols}", where=tensor.name
+            f"{ID}.shape", f"expected rows in {tall}s and columns in {wide}s, found {rows} x {cols}", where=tensor.name
         )
-    if layout.stacked and (not isinstance(layout.zero, Points) or layout.order or cols % (layout.group or cols or 1)):
-        raise CodecError(
-            f"{ID}.shape", f"expected groups that divide {cols} columns, with zero points", where=tensor.name
-        )
+    _check_zeros(tensor, layout)
     if layout.scales not in SCALE_DTYPES:
         raise _wrong_type(tensor, SCALES, " or ".join(SCALE_DTYPES))
     for role, spec in specs.items():
@@ -146,6 +186,24 @@ def _checked(tensor: Tensor) -> WordsLayout:
                 where=f"{tensor.name}.{role}",
             )
     return layout
+
+
+def _check_zeros(tensor: Tensor, layout: WordsLayout) -> None:
+    """Refuse zero points and parts of columns that the form has not, and groups that do not divide the matrix."""
+    zeros, (rows, cols) = layout.known.zeros, tensor.matrix_shape
+    down = layout.form == HQQ_COLUMNS
+    deep = layout.group or (rows if down else cols) or 1
+    integers = zeros == INTEGERS
+    whole = integers or zeros is None or (rows * cols if down else cols) % deep == 0
+    points = layout.zero == Constant(layout.point) if zeros is None else integers or isinstance(layout.zero, Points)
+    columns = (integers or not layout.order) and (not layout.factors or layout.form == MODELOPT)
+    if not (whole and points and columns):
+        raise CodecError(
+            f"{ID}.shape",
+            f"expected groups that divide {rows} x {cols}, zero points and parts of columns as the form {layout.form} "
+            "has them",
+            where=tensor.name,
+        )
 
 
 def _wrong_type(tensor: Tensor, role: str, expected: str) -> CodecError:

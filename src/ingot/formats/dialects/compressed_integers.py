@@ -1,4 +1,5 @@
-"""Layers of integers in compressed-tensors' folders: words of 32 bits (pack-quantized) and bytes (int-quantized)."""
+"""Layers of integers in compressed-tensors' folders: words of 32 bits (pack-quantized, marlin-24) and bytes
+(int-quantized)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from math import prod
 import numpy as np
 
 from ingot.errors import FormatError
-from ingot.formats.dialects.base import WEIGHT, Entries, Layer, PackedLayout
+from ingot.formats.dialects.base import WEIGHT, Entries, Layer, PackedLayout, taken_together
 from ingot.model.layouts.affine import (
     CODES,
     NO_ZERO,
@@ -26,11 +27,12 @@ from ingot.model.layouts.affine import (
 )
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.words import INTS, ORDER, PACKED, PACKED_LOOSE, WordsLayout, words
+from ingot.model.layouts.words import FORMS, INTS, MARLIN_24, META, ORDER, PACKED, PACKED_LOOSE, WordsLayout, words
 from ingot.model.tensor import Array, Tensor
 
 PACKED_WEIGHT, SCALE, ZERO_POINT = ".weight_packed", ".weight_scale", ".weight_zero_point"
 SHAPE, G_IDX = ".weight_shape", ".weight_g_idx"
+MARLIN_SCALE, MARLIN_META = ".scale_packed", ".meta"
 SCALE_DTYPES = ("f16", "bf16", "f32")
 
 
@@ -40,7 +42,9 @@ def integer_layers(entries: Entries, widths: Sequence[int]) -> Iterator[Layer]:
     Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.order``.
     """
     for key in entries:
-        if key.endswith(PACKED_WEIGHT) and entries[key].dtype == "i32":
+        if key.endswith(PACKED_WEIGHT) and key.removesuffix(PACKED_WEIGHT) + MARLIN_SCALE in entries:
+            yield _marlin(entries, key.removesuffix(PACKED_WEIGHT))
+        elif key.endswith(PACKED_WEIGHT) and entries[key].dtype == "i32":
             yield _packed(entries, key.removesuffix(PACKED_WEIGHT), widths)
         elif key.endswith(WEIGHT) and entries[key].dtype == "i8" and key.removesuffix(WEIGHT) + SCALE in entries:
             yield _bytes(entries, key.removesuffix(WEIGHT))
@@ -92,6 +96,25 @@ def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
     elif order is _PLAIN:
         also.append(stem + G_IDX)
     return Layer(stem + WEIGHT, (rows, cols), _simplest(layout, (rows, cols)), parts, also)
+
+
+def _marlin(entries: Entries, stem: str) -> Layer:
+    """A layer of marlin-24, whose shapes tell all: two of four neighbouring inputs have codes."""
+    suffixes = (PACKED_WEIGHT, MARLIN_SCALE, MARLIN_META)
+    codes, scale, meta = taken_together(entries, stem, suffixes, "compressed-tensors.parts").values()
+    if (codes.dtype, scale.dtype, meta.dtype) != ("i32", "f16", "i16"):
+        raise _refuse("dtype", f"expected i32, f16 and i16, found {codes.dtype}, {scale.dtype} and {meta.dtype}", stem)
+    shapes = [codes.shape, scale.shape, meta.shape]
+    if any(len(shape) != 2 or not prod(shape) for shape in shapes) or meta.shape[0] != codes.shape[0]:
+        raise _refuse("shape", f"expected three matrices, found {shapes}", stem)
+    rows, cols = meta.shape[1] // 2, 32 * codes.shape[0]
+    bits, rest = divmod(2 * codes.shape[1], rows or 1)
+    groups = scale.shape[0]
+    if bits not in FORMS[MARLIN_24].bits or rest or rows % 64 or cols % groups or scale.shape[1] != rows:
+        raise _refuse("shape", f"expected words, scales and places of rows in 64s, found {shapes}", stem)
+    group = None if groups == 1 else cols // groups
+    layout = WordsLayout(MARLIN_24, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
+    return Layer(stem + WEIGHT, (rows, cols), layout, {CODES: codes.name, SCALES: scale.name, META: meta.name})
 
 
 _PLAIN = np.empty(0, np.int32)

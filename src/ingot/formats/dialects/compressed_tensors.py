@@ -39,7 +39,8 @@ from ingot.model.layouts.words import INTS, ORDER, PACKED, WordsLayout, words
 from ingot.model.spec import TensorSpec
 
 FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
-FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense", "mixed-precision", *FLOATS)
+INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", "marlin-24")
+FORMATS = (*INTEGERS, "dense", "mixed-precision", *FLOATS)
 """What ``format`` may say; of mixed-precision each group says its own."""
 METHODS = ("compressed-tensors", "sparseml")
 

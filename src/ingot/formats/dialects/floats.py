@@ -153,10 +153,10 @@ def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
     return layout
 
 
-def module_names(specs: Collection[TensorSpec], codec: str) -> list[str]:
+def module_names(specs: Collection[TensorSpec], codecs: Collection[str]) -> list[str]:
     """Return the modules whose matrices stay dense."""
     return [
         spec.name.removesuffix(".weight")
         for spec in specs
-        if spec.codec != codec and len(spec.shape) == 2 and spec.name.endswith(".weight")
+        if spec.codec not in codecs and len(spec.shape) == 2 and spec.name.endswith(".weight")
     ]

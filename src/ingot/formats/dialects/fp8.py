@@ -89,5 +89,5 @@ class Fp8Format(PackingDialect):
         if not any(spec.codec in self.codecs for spec in artifact.tensors):
             return {}
         keys = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-        dense = module_names(artifact.tensors, ScaledCodebookLayout.codec)
+        dense = module_names(artifact.tensors, self.codecs)
         return {HUGGING_FACE: {**keys, "modules_to_not_convert": dense}}

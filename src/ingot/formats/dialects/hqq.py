@@ -11,7 +11,7 @@ from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, E
 from ingot.formats.dialects.floats import dtype_named
 from ingot.model.layouts.affine import CODES, POINTS, SCALES, ZEROS
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.words import HQQ, WordsLayout
+from ingot.model.layouts.words import HQQ, HQQ_COLUMNS, WordsLayout
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
@@ -34,7 +34,9 @@ class HqqFormat(Dialect):
     """``X.W_q``, ``X.scale`` and ``X.zero``, and a tensor for every setting."""
 
     name = "hqq"
-    summary = "a folder of HQQ: dense tensors, and layers of 1, 2, 3, 4 or 8 bits in groups of a row; read only"
+    summary = (
+        "a folder of HQQ: dense tensors, and layers of 1, 2, 3, 4 or 8 bits in groups of rows or columns; read only"
+    )
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is hqq, or nothing is said: the package's own files have no configuration."""
@@ -54,7 +56,7 @@ class HqqFormat(Dialect):
         """Return a layer for every ``X.W_q``.
 
         Raises ``FormatError`` ``hqq.parts``, ``hqq.dtype``, ``hqq.shape``; ``UnsupportedError`` ``hqq.axis``: groups
-        along the first dimension, or across rows; ``hqq.packing``: codes packed otherwise, or scales that are codes.
+        that do not divide the rows or columns; ``hqq.packing``: codes packed otherwise, or scales that are codes.
         """
         return [_layer(entries, key.removesuffix(_CODES)) for key in entries if key.endswith(_CODES)]
 
@@ -73,11 +75,13 @@ def _layer(entries: Entries, stem: str) -> Layer:
     if len(shape) != 2 or not 0 < prod(shape) < 2**62 or min(shape) < 1:
         raise FormatError("hqq.shape", f"expected a matrix, found shape {list(shape)}", where=stem + _SHAPE)
     rows, cols = shape
-    group = _numbers(entries[stem + _GROUP])[0] if stem + _GROUP in entries else cols
-    if _numbers(taken[_AXIS]) != [1] or group < 1 or cols % group:
+    axis = _numbers(taken[_AXIS])
+    form, whole = (HQQ_COLUMNS, rows) if axis == [0] else (HQQ, cols)
+    group = _numbers(entries[stem + _GROUP])[0] if stem + _GROUP in entries else whole
+    # Groups of columns are strided over the whole matrix, and may be deeper than it.
+    if axis not in ([0], [1]) or group < 1 or (rows * cols if form == HQQ_COLUMNS else cols) % group:
         raise UnsupportedError(
-            f"expected groups that divide the {cols} columns (axis 1), found groups of {group} on axis "
-            f"{_numbers(taken[_AXIS])}",
+            f"expected groups that divide {rows} x {cols}, found groups of {group} on axis {axis}",
             rule="hqq.axis",
             where=stem,
         )
@@ -89,7 +93,7 @@ def _layer(entries: Entries, stem: str) -> Layer:
         )
     stated = _text(entries[stem + _DTYPE]) if stem + _DTYPE in entries else ""
     layout = WordsLayout(
-        HQQ, bits, None if group == cols else group, POINTS, dtype_named(stated) or scale.dtype, scale.dtype
+        form, bits, None if group == whole else group, POINTS, dtype_named(stated) or scale.dtype, scale.dtype
     )
     keys = {CODES: codes, SCALES: scale, ZEROS: zero}
     for spec in layout.part_specs((rows, cols)):

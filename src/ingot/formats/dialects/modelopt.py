@@ -1,11 +1,11 @@
-"""Folders of NVIDIA's ModelOpt: NVFP4 and FP8 (``spec/interop.md``)."""
+"""Folders of NVIDIA's ModelOpt: NVFP4, FP8 and INT4 (``spec/interop.md``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.errors import FormatError, UnsupportedError
+from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
 from ingot.formats.dialects.floats import (
     FP4,
@@ -18,20 +18,30 @@ from ingot.formats.dialects.floats import (
 )
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
-from ingot.model.layouts.affine import WHOLE, Group
-from ingot.model.layouts.scaled_codebook import INDICES, MULTIPLY, SCALES, SECOND, ScaledCodebookLayout
+from ingot.model.layouts.affine import CODES, WHOLE, Constant, Group
+from ingot.model.layouts.scaled_codebook import (
+    DTYPES_OF_VALUES,
+    INDICES,
+    MULTIPLY,
+    SCALES,
+    SECOND,
+    ScaledCodebookLayout,
+)
+from ingot.model.layouts.words import FACTORS, MODELOPT, WordsLayout
 from ingot.model.spec import TensorSpec
 
-_SCALE, _SECOND = "_scale", "_scale_2"
-_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", "MIXED_PRECISION")
+_SCALE, _SECOND, _FACTORS = "_scale", "_scale_2", ".pre_quant_scale"
+_INT4 = "W4A16_AWQ"
+_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", _INT4, "MIXED_PRECISION")
 
 
 class ModelOptFormat(PackingDialect):
-    """``X.weight`` (U8 or F8_E4M3), ``X.weight_scale`` and, of NVFP4, ``X.weight_scale_2``."""
+    """``X.weight`` (U8 or F8_E4M3), ``X.weight_scale`` and, of NVFP4, ``X.weight_scale_2``; of integers of 4 bits
+    perhaps ``X.pre_quant_scale``, by which inputs are multiplied."""
 
     name = "modelopt"
-    summary = "a folder of NVIDIA's ModelOpt: dense tensors, NVFP4 and FP8"
-    codecs = (ScaledCodebookLayout.codec,)
+    summary = "a folder of NVIDIA's ModelOpt: dense tensors, NVFP4, FP8 and integers of 4 bits"
+    codecs = (ScaledCodebookLayout.codec, WordsLayout.codec)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is modelopt."""
@@ -41,7 +51,8 @@ class ModelOptFormat(PackingDialect):
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Raises ``FormatError`` ``modelopt.parts``, ``modelopt.dtype``, ``modelopt.shape``.
 
-        ``UnsupportedError`` ``modelopt.algorithm``: packed otherwise.
+        ``UnsupportedError`` ``modelopt.algorithm``: packed otherwise; ``modelopt.pre-quant-scale``: inputs of other
+        layers than those of integers are multiplied by something.
         """
         algorithm = config[HUGGING_FACE].get("quant_algo")
         if algorithm not in (None, *_ALGORITHMS):
@@ -56,17 +67,31 @@ class ModelOptFormat(PackingDialect):
                 continue
             if entry.dtype in FP8 and key.endswith(_SCALE):
                 continue
-            if key + _SCALE not in entries or (packed and key + _SECOND not in entries):
+            scale = entries.get(key + _SCALE)
+            integers = packed and scale is not None and scale.dtype in DTYPES_OF_VALUES and key + _SECOND not in entries
+            if scale is None or (packed and not integers and key + _SECOND not in entries):
                 raise FormatError("modelopt.parts", f"expected {key + _SCALE!r} beside it, found none", where=key)
-            if packed:
+            if integers:
+                found.append(_integers(entries, key, dtype))
+            elif packed:
                 keys = {INDICES: key, SCALES: key + _SCALE, SECOND: key + _SECOND}
                 found.append(fp4_layer(entries, keys, self.name, dtype, MULTIPLY, key, 16))
             else:
                 found.append(fp8_layer(entries, key, key + _SCALE, self.name, dtype))
+        taken = {key for layer in found for key in layer.parts.values()}
+        stray = next((key for key in entries if key.endswith(_FACTORS) and key not in taken), None)
+        if stray is not None:
+            raise UnsupportedError(
+                "expected inputs that are multiplied by nothing, but for layers of integers of 4 bits",
+                rule="modelopt.pre-quant-scale",
+                where=stray,
+            )
         return found
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor cannot be a matrix of NVFP4 or FP8; None if it can."""
+        """Why a tensor cannot be a matrix of NVFP4, FP8 or integers; None if it can."""
+        if spec.codec == WordsLayout.codec:
+            return _refuses_integers(spec)
         layout = layout_to_write(spec)
         if isinstance(layout, str):
             return layout
@@ -77,7 +102,9 @@ class ModelOptFormat(PackingDialect):
         return None
 
     def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """``X.weight`` and ``X.weight_scale``, and ``X.weight_scale_2`` of NVFP4."""
+        """``X.weight`` and ``X.weight_scale``, and ``X.weight_scale_2`` of NVFP4, ``X.pre_quant_scale`` of integers."""
+        if spec.codec == WordsLayout.codec:
+            return _integer_pieces(spec)
         layout, (rows, cols) = ScaledCodebookLayout.of(spec), spec.shape
         if layout == _fp8(layout.dtype):
             return [
@@ -93,21 +120,84 @@ class ModelOptFormat(PackingDialect):
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as ModelOpt writes it; where no scales of activations are beside the weights,
         these alone are quantized."""
-        layouts = [ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec in self.codecs]
-        if not layouts:
+        layouts = [ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec == self.codecs[0]]
+        integers = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec == WordsLayout.codec]
+        if not layouts and not integers:
             return {}
         bits = {layout.bits for layout in layouts}
         activations = any(spec.name.endswith(".input_scale") for spec in artifact.tensors)
-        algorithm = "FP8" if bits == {8} else "NVFP4" if activations else "W4A16_NVFP4"
+        kinds = {"FP8" if width == 8 else "NVFP4" if activations else "W4A16_NVFP4" for width in bits}
+        kinds |= {_INT4} if integers else set()
+        groups = {layout.group for layout in integers} | ({16} if 4 in bits else set())
+        if len(groups) > 1:
+            raise UnsupportedError(
+                f"expected groups of one size, found {', '.join(str(group or 'a row') for group in groups)}: "
+                "config.json of ModelOpt states one",
+                rule="modelopt.mixed",
+            )
         return {
             HUGGING_FACE: {
                 "quant_method": "modelopt",
-                "quant_algo": "MIXED_PRECISION" if len(bits) > 1 else algorithm,
+                "quant_algo": "MIXED_PRECISION" if len(kinds) > 1 else kinds.pop(),
                 "producer": {"name": "modelopt"},
-                "ignore": module_names(artifact.tensors, ScaledCodebookLayout.codec),
-                **({} if bits == {8} else {"group_size": 16}),
+                "ignore": module_names(artifact.tensors, self.codecs),
+                **({"group_size": groups.pop() or -1} if groups else {}),
+                **({"has_zero_point": False} if integers else {}),
+                **({"pre_quant_scale": any(layout.factors for layout in integers)} if integers else {}),
             }
         }
+
+
+def _integers(entries: Entries, key: str, dtype: str) -> Layer:
+    """A matrix of signed integers of 4 bits, two rows in a byte."""
+    codes, scale = entries[key], entries[key + _SCALE]
+    rows, cols = (2 * codes.shape[0], codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
+    groups = scale.shape[1] if len(scale.shape) == 2 else 0
+    if not rows or not cols or not groups or scale.shape[0] != rows or cols % groups:
+        raise FormatError(
+            "modelopt.shape",
+            f"expected two rows in a byte, and scales for groups of each, found shapes {list(codes.shape)} and "
+            f"{list(scale.shape)}",
+            where=key,
+        )
+    parts, factors = {CODES: key, SCALES: key + _SCALE}, entries.get(key.removesuffix(WEIGHT) + _FACTORS)
+    if factors is not None:
+        if factors.dtype not in DTYPES_OF_VALUES or factors.shape != (cols,):
+            raise FormatError(
+                "modelopt.shape",
+                f"expected {cols} factors of inputs, found {factors.dtype} {list(factors.shape)}",
+                where=factors.name,
+            )
+        dtype, parts[FACTORS] = factors.dtype, factors.name
+    group = None if groups == 1 else cols // groups
+    layout = WordsLayout(MODELOPT, 4, group, Constant(0), dtype, scale.dtype, factors=factors is not None)
+    return Layer(key, (rows, cols), layout, parts)
+
+
+def _refuses_integers(spec: TensorSpec) -> str | None:
+    try:
+        layout = WordsLayout.of(spec)
+    except CodecError as error:
+        return error.message
+    if layout.form != MODELOPT:
+        return f"its integers are of the form {MODELOPT}, not {layout.form}"
+    rows, cols = spec.shape
+    if not spec.name.endswith(WEIGHT) or not spec.size or rows % 2 or cols % (layout.group or cols):
+        return f"its packed layers are matrices called X{WEIGHT} of pairs of rows, found shape {list(spec.shape)}"
+    return "its packed layers are uncompressed" if any(part.encoding != "raw" for part in spec.parts) else None
+
+
+def _integer_pieces(spec: TensorSpec) -> Sequence[Piece]:
+    layout, cols = WordsLayout.of(spec), spec.shape[1]
+    sizes = {part.role: part.length or 0 for part in spec.parts}
+    pieces = [
+        Piece(CODES, spec.name, "u8", layout.code_shape(spec.shape), sizes[CODES]),
+        Piece(SCALES, spec.name + _SCALE, layout.scales, layout.scale_shape(spec.shape), sizes[SCALES]),
+    ]
+    if layout.factors:
+        name = spec.name.removesuffix(WEIGHT) + _FACTORS
+        pieces.append(Piece(FACTORS, name, layout.dtype, (cols,), sizes[FACTORS]))
+    return pieces
 
 
 def _nvfp4(dtype: str) -> ScaledCodebookLayout:

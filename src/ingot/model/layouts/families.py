@@ -71,7 +71,7 @@ def alternatives(layout: Layout, tensor: Described) -> Iterator[Storable]:
         yield from layout.alternatives(tensor)
     if isinstance(layout, AffineLayout):
         yield from _blocks(natural(layout, tensor.shape), tensor)
-    elif isinstance(layout, WordsLayout) and not layout.order:
+    elif isinstance(layout, WordsLayout) and not layout.scattered:
         yield from _blocks(layout.rows, tensor)
     elif isinstance(layout, ScaledCodebookLayout):
         yield from _codebook_blocks(layout, tensor)

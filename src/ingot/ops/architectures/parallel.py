@@ -218,10 +218,10 @@ def _in_rows(tensor: Tensor) -> Tensor:
         return tensor
     CODECS[tensor.codec].check(tensor)
     layout = WordsLayout.of(tensor)
-    if layout.order:
+    if layout.scattered:
         raise UnsupportedError(
-            "expected groups of neighbouring columns, found an order of columns (act-order, g_idx), whose groups every "
-            "rank would need; quantize without act-order, or decode (--recipe decompress)",
+            "expected groups of neighbouring columns, found an order or factors of columns (act-order, g_idx), whose "
+            "groups every rank would need; quantize without act-order, or decode (--recipe decompress)",
             rule="parallel.cut",
             where=tensor.name,
         )

@@ -360,7 +360,7 @@ I32 = np.int32
             "compressed-tensors.config",
         ),
         ("ct", say(config_groups=[]), "compressed-tensors.shape"),
-        ("ct", say(format="marlin-24"), "model.quantized"),
+        ("ct", say(format="sparse-bitmask"), "model.quantized"),
         ("ct", say(format=["pack-quantized"]), "model.quantized"),
     ],
 )
