@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,20 @@ WRITTEN: dict[str, dict[str, Any] | None] = {
     "nbits-8-row": {"bits": 8, "group": "row"},
     "linear-8": {"bits": 8, "group": "tensor"},
     "dense": None,
+    "given-nbits-4": None,
 }
 """What Ingot makes of the peers' dense model by options of ``affine``; None for what it makes of one with codes."""
+GIVEN = "given-nbits-4"
 
 
 def write(name: str, path: Path) -> None:
     """Write one of ``WRITTEN``."""
     options, peers = WRITTEN[name], FOLDER / "peers"
+    if name == GIVEN:  # the integers of another model, through another container
+        with tempfile.TemporaryDirectory() as folder:
+            ingot.convert(peers / "nbits-4-16-zeros.onnx", Path(folder) / "m.zt")
+            ingot.convert(Path(folder) / "m.zt", path, graph=peers / "dense.onnx")
+        return
     if options is None:
         ingot.convert(peers / "nbits-4-16-zeros.onnx", path, recipe="decompress")
         return

@@ -172,6 +172,15 @@ class Packs(Protocol):
 
 
 @runtime_checkable
+class StatesDtypes(Protocol):
+    """A format in which what is to be written states the element types of tensors."""
+
+    def dtype_of(self, name: str) -> str | None:
+        """Return the element type that a tensor of this name has there; None where nothing says."""
+        ...
+
+
+@runtime_checkable
 class KeepsAttributes(Protocol):
     """What a format has beside ``Format`` if it stores attributes of tensors that no codec knows."""
 

@@ -27,7 +27,7 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = (32, 256)
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128, None)
-INTEGERS = ("zt", "gptq", "gptq-planes", "awq", "compressed-tensors", "mlx")
+INTEGERS = ("zt", "gptq", "gptq-planes", "awq", "compressed-tensors", "mlx", "onnx")
 """Formats whose layers are integers with scales and zero points; ggml's blocks are listed by type."""
 TARGETS = (
     "gguf",
@@ -40,6 +40,7 @@ TARGETS = (
     "fp8",
     "modelopt",
     "bitsandbytes",
+    "onnx",
 )
 SYMMETRIC, POINT, OFFSET = "symmetric", "zero points", "offsets"
 YES, IF, TYPE = "yes", "if", "type"

@@ -120,32 +120,35 @@ class ModelOptFormat(PackingDialect):
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as ModelOpt writes it; where no scales of activations are beside the weights,
         these alone are quantized."""
-        layouts = [ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec == self.codecs[0]]
-        integers = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec == WordsLayout.codec]
-        if not layouts and not integers:
-            return {}
-        bits = {layout.bits for layout in layouts}
         activations = any(spec.name.endswith(".input_scale") for spec in artifact.tensors)
-        kinds = {"FP8" if width == 8 else "NVFP4" if activations else "W4A16_NVFP4" for width in bits}
-        kinds |= {_INT4} if integers else set()
-        groups = {layout.group for layout in integers} | ({16} if 4 in bits else set())
-        if len(groups) > 1:
-            raise UnsupportedError(
-                f"expected groups of one size, found {', '.join(str(group or 'a row') for group in groups)}: "
-                "config.json of ModelOpt states one",
-                rule="modelopt.mixed",
-            )
+        packed = [spec for spec in artifact.tensors if spec.codec in self.codecs]
+        layers = {spec.name.removesuffix(WEIGHT): _layer_stated(spec, activations=activations) for spec in packed}
+        if not layers:
+            return {}
+        integers = [WordsLayout.of(spec) for spec in packed if spec.codec == WordsLayout.codec]
+        kinds = {layer["quant_algo"] for layer in layers.values()}
+        groups = {layer["group_size"] for layer in layers.values() if "group_size" in layer}
+        mixed = len(kinds) > 1 or len(groups) > 1
         return {
             HUGGING_FACE: {
                 "quant_method": "modelopt",
-                "quant_algo": "MIXED_PRECISION" if len(kinds) > 1 else kinds.pop(),
+                "quant_algo": "MIXED_PRECISION" if mixed else kinds.pop(),
                 "producer": {"name": "modelopt"},
                 "ignore": module_names(artifact.tensors, self.codecs),
-                **({"group_size": groups.pop() or -1} if groups else {}),
+                **({"group_size": groups.pop()} if len(groups) == 1 else {}),
                 **({"has_zero_point": False} if integers else {}),
                 **({"pre_quant_scale": any(layout.factors for layout in integers)} if integers else {}),
+                **({"quantized_layers": layers} if mixed and integers else {}),
             }
         }
+
+
+def _layer_stated(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
+    if spec.codec == WordsLayout.codec:
+        return {"quant_algo": _INT4, "group_size": WordsLayout.of(spec).group or spec.shape[1]}
+    if ScaledCodebookLayout.of(spec).bits == 8:
+        return {"quant_algo": "FP8"}
+    return {"quant_algo": "NVFP4" if activations else "W4A16_NVFP4", "group_size": 16}
 
 
 def _integers(entries: Entries, key: str, dtype: str) -> Layer:

@@ -63,6 +63,10 @@ class OnnxFormat(BySuffix):
             return str(reason)
         return None
 
+    def dtype_of(self, name: str) -> str | None:
+        """Return the element type that the graph has under a name; None where it has no such tensor."""
+        return self._named[name].site.dtype if name in self._named else None
+
     def turned_name(self, name: str, bits: int) -> str | None:
         """Return the name of a matrix with its rows and columns turned; None where the graph has no place for it."""
         named = self._named.get(name)

@@ -24,7 +24,8 @@ def template_of(attachments: Attachments) -> Template:
     graph = attachments.graph
     if not isinstance(graph, Template):
         raise UnsupportedError(
-            "an ONNX model needs a graph around its weights: start from a .onnx file", rule="onnx.no-graph"
+            "an ONNX model needs a graph around its weights: start from a .onnx file, or name one with --graph",
+            rule="onnx.no-graph",
         )
     return graph
 

@@ -56,3 +56,7 @@ def alternatives(layout: AffineLayout, tensor: Described) -> Iterator[Alternativ
     yield replace(in_rows, signed=False, zero=Constant(1 << (stored.bits - 1)))
     yield replace(in_rows, signed=True, zero=NO_ZERO)
     yield from forms_of(in_rows, tensor.shape)
+    if stored.scales != tensor.dtype == "f32":  # who has one type for values and scales
+        wide = replace(in_rows, signed=False, scales="f32")
+        yield replace(wide, zero=Constant(1 << (stored.bits - 1)))
+        yield replace(wide, zero=POINTS)

@@ -22,6 +22,7 @@ from ingot.model.layouts.ggml import DTYPE, TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import SMALL_SCALES, TABLES, ScaledCodebookLayout
 from ingot.model.layouts.words import WordsLayout
 
+_FP8 = ("f8_e4m3fn", "f8_e5m2")
 _GROUP = Group(32)
 _IQ4 = ScaledCodebookLayout(4, _GROUP, DTYPE, scales="f16", values="iq4_nl")
 _E2M1 = ScaledCodebookLayout(4, _GROUP, DTYPE, scales="f8_e8m0fnu", values="f4_e2m1fn")
@@ -75,6 +76,8 @@ def alternatives(layout: Layout, tensor: Described) -> Iterator[Storable]:
         yield from _blocks(layout.rows, tensor)
     elif isinstance(layout, ScaledCodebookLayout):
         yield from _codebook_blocks(layout, tensor)
+        if layout.values in _FP8 and layout.scales == DTYPE != layout.dtype:  # who has one type for values and scales
+            yield replace(layout, dtype=DTYPE)
     elif isinstance(layout, GgmlBlocksLayout) and layout.type in OWN:
         own = OWN[layout.type]
         yield own

@@ -17,10 +17,11 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.ops.convert.plan import decide, layers_of
 from ingot.ops.destination import Destination
 from ingot.ops.views.names import rename
-from ingot.ops.views.turn import turn
+from ingot.ops.views.turn import turn, turned_integers
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
 
+_WEIGHT = ".weight"
 _BITS = 4  # what the affine family's encoder takes where a recipe states none
 
 
@@ -82,17 +83,28 @@ def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requ
 
 
 def as_weights(view: Checkpoint, place: Destination) -> Checkpoint:
-    """Return the checkpoint with matrices of ``MatMulNBits`` under their names as weights, for who goes by names.
+    """Return the checkpoint with matrices of integers under their names as weights, for who goes by names.
 
-    Folders of packed layers and GGUF have such matrices, [outputs, inputs], under names that end in ``.weight``.
+    Those of ``MatMulNBits`` as they are; those of ``DequantizeLinear`` that ``MatMul`` multiplies with, turned. Folders
+    of packed layers and GGUF have such matrices, [outputs, inputs], under names that end in ``.weight``.
     """
     if view.format != OnnxFormat.name or not _goes_by_names(place.format):
         return view
     format = OnnxFormat().fit(view.attachments)
-    turned = {name: format.original(name) for name in view if format.is_turned(name)}
-    counts = Counter(turned.values())
-    names = {name: new for name, new in turned.items() if new != name and new not in view and counts[new] == 1}
+    coded = {name for name in view if format.turned_name(name, _BITS) and turned_integers(view[name]) is not None}
+    packed = [name for name in view if format.is_turned(name) or name in coded]
+    wanted = {name: _weight(format.original(name), view.called.get(name)) for name in packed}
+    counts = Counter(wanted.values())
+    names = {name: new for name, new in wanted.items() if (new == name or new not in view) and counts[new] == 1}
+    turned = {name: new for name, new in names.items() if name in coded and not format.is_turned(name)}
+    view = turn(view, turned) if turned else view
+    names = {name: new for name, new in names.items() if name not in turned and new != name}
     return rename(view, names) if names else view
+
+
+def _weight(name: str, told: str | None) -> str:
+    """Return the name of a weight; where its own says nothing, that of the operator which uses it."""
+    return told if told and not name.endswith(_WEIGHT) and told.endswith(_WEIGHT) else name
 
 
 def _goes_by_names(format: Format) -> bool:

@@ -10,7 +10,7 @@ from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.base import RAW, ConfigKeys, Format, Packs, accepts, as_laid, recoded
+from ingot.formats.base import RAW, ConfigKeys, Format, Packs, StatesDtypes, accepts, as_laid, recoded
 from ingot.model.layouts.base import RowsFirst
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
@@ -67,7 +67,8 @@ def keep(tensor: Tensor, format: Format, rule: str) -> Step:
     reason = format.refuses(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
-    for dtype in (tensor.dtype, "f32") if tensor.dtype in HOLDERS else (tensor.dtype,):
+    wanted = format.dtype_of(tensor.name) if isinstance(format, StatesDtypes) else None
+    for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in HOLDERS else ()), wanted or tensor.dtype)):
         dense = _decoded(tensor, rule, dtype)
         reason = format.refuses(dense.spec)
         if reason is None:

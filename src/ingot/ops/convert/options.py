@@ -125,6 +125,14 @@ class ConvertOptions:
             panel=_ATTACHMENTS,
         ),
     )
+    graph: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "ONNX model whose graph takes the tensors, each in place of its constant of that name; default: the "
+            "source's own. For .onnx.",
+            panel=_ATTACHMENTS,
+        ),
+    )
     keep_names: bool = field(
         default=False,
         metadata=about(

@@ -34,12 +34,12 @@ from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate, location_of, write_file
 
-VERSION = 2
+VERSION = 3
 """Of the fields and of what they mean; another one is refused, never guessed at."""
 RULE = "plan.json"
 _LARGEST = 1 << 30
 _VIEWED = ("prune", "prune_block", "metadata", "keep_names")
-_ADDRESSES = ("activations", "importance", "draft", "coreml", "program")
+_ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
 
 @warm
@@ -75,6 +75,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     draft: str | None
     coreml: str | None
     program: str | None
+    graph: str | None
     metadata: dict[str, Any]
     without: list[str]
     keep_names: bool

@@ -14,6 +14,7 @@ from ingot.ops.attachments import KINDS, located, require_carried
 from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.graphs import as_graph, as_weights
 from ingot.ops.convert.importance import read_importance
+from ingot.ops.convert.into_graph import placed
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
 from ingot.ops.destination import Destination
@@ -51,7 +52,7 @@ def viewed(
     Raises
     ------
     UsageError
-        ``convert.prune``, ``convert.activations``, ``convert.importance``, ``attachments.none``.
+        ``convert.prune``, ``convert.activations``, ``convert.importance``, ``attachments.none``, ``convert.graph``.
     UnsupportedError
         ``convert.attachment``: the format cannot carry what is to be attached.
     FormatError
@@ -73,15 +74,18 @@ def viewed(
     if view.attachments.draft is not None and "draft" not in paths:
         with located("draft head"):
             check_head(view.attachments.draft)
+    graph = paths.pop("graph", None)
     if paths:
         view = attach(view, **paths)
     if options.metadata:
         view = describe(view, options.metadata)
+    view, stays = (view, "") if graph is None else placed(view, graph)
     recipe = options.recipe if isinstance(options.recipe, Recipe) else None
     view = as_graph(view, place, recipe, planned, requantize=options.allow_requantize)
     there = _as_gguf(view, place, options)
     view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
+    behind += [stays] if stays else []
     return Viewed(view, (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind), pruned.read)
 
 
@@ -91,7 +95,8 @@ def _told(translated: Translated) -> list[str]:
 
 
 def _as_model(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
-    if options.keep_names or not holds_a_model(view.format) or holds_a_model(place.format.name) or not place.directory:
+    names = place.directory or options.graph is not None
+    if options.keep_names or not holds_a_model(view.format) or holds_a_model(place.format.name) or not names:
         return Translated(view)
     return to_model(view)
 

@@ -89,9 +89,9 @@ def _attach(checkpoint: Checkpoint, paths: Mapping[str, AnyPath]) -> Checkpoint:
     if "draft" in paths:
         own = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
         view.metadata = own | opened.metadata
-    view.check_unchanged = _each(checkpoint.require_unchanged, *(source.require_unchanged for source in opened.sources))
+    view.check_unchanged = each(checkpoint.require_unchanged, *(source.require_unchanged for source in opened.sources))
     whole = view.check_whole or checkpoint.require_whole
-    view.check_whole = _each(whole, *(source.require_whole for source in opened.sources))
+    view.check_whole = each(whole, *(source.require_whole for source in opened.sources))
     return view
 
 
@@ -134,7 +134,9 @@ def _program(source: Source, path: AnyPath) -> Mapping[str, Part]:
     return program
 
 
-def _each(*checks: Callable[[], None]) -> Callable[[], None]:
+def each(*checks: Callable[[], None]) -> Callable[[], None]:
+    """Return a check that is all of these."""
+
     def check() -> None:
         for one in checks:
             one()

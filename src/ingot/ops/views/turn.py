@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from ingot.codecs.affine.windows import MadeSource, Windows
+from ingot.codecs.affine.windows import MadeSource, Windows, made_part
 from ingot.codecs.blocks.from_blocks import taken_apart
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, file_bytes, numpy_dtype
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import (
+    CODES,
+    ROW,
+    ROWS_LSB,
+    SCALES,
+    WHOLE,
+    ZEROS,
+    AffineLayout,
+    Blocks,
+    Grid,
+    Group,
+)
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.families import OWN
 from ingot.model.layouts.ggml import GgmlBlocksLayout
@@ -28,7 +40,8 @@ _HELD = 1 << 26  # bytes of columns that are read at a time: each column is a jo
 def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """Return the checkpoint with some matrices turned, under other names: columns become rows, in stacks too.
 
-    Codes of a codec that can state that they are stored the other way round stay as they lie. A dense matrix is read
+    Codes of a codec that can state that they are stored the other way round stay as they lie, integers that have scales
+    for neighbours in a column are turned, with their scales. A dense matrix is read
     column by column, some at a time; what has to be decoded is held whole while it is read, of a stack one matrix.
 
     Raises
@@ -48,7 +61,7 @@ def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
             )
 
     def turned(name: str) -> Make:
-        return lambda: _turned(checkpoint[name], names[name])
+        return lambda: turned_matrix(checkpoint[name], names[name])
 
     entries = [(names.get(name, name), turned(name) if name in names else None, name) for name in checkpoint]
     view = view_of(checkpoint, entries, turn, dict(names))
@@ -57,9 +70,10 @@ def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     return view
 
 
-def _turned(tensor: Tensor, name: str) -> Tensor:
+def turned_matrix(tensor: Tensor, name: str) -> Tensor:
+    """Return a matrix, or a stack of them, turned; as ``turn``."""
     shape, row = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]), DTYPES[tensor.dtype]
-    flipped = _flipped(tensor)
+    flipped = _flipped(tensor) or turned_integers(tensor)
     if flipped is not None:
         return replace(flipped, name=name, shape=shape, origin=None)
     columns = _Columns(tensor)
@@ -82,6 +96,66 @@ def _flipped(tensor: Tensor) -> Tensor | None:
         return None
     layout = ScaledCodebookLayout.of(apart)
     return replace(apart, params=replace(layout, transposed=not layout.transposed).attributes())
+
+
+def turned_integers(tensor: Tensor) -> Tensor | None:
+    """Return the integers of a matrix turned, some columns at a time; None where rows would share scales otherwise.
+
+    Those that have a scale for some neighbouring rows of a column, for each column, or for the matrix, get a scale for
+    groups of a row, a row, or the matrix.
+    """
+    if tensor.codec != AffineLayout.codec or len(tensor.shape) != 2 or not tensor.size:
+        return None
+    layout, (rows, cols) = AffineLayout.of(tensor), tensor.shape
+    grid = _turned_grid(layout, rows, cols)
+    whole = rows * layout.bits % 8 == 0 and cols * layout.bits % 8 == 0
+    aligned = 8 % layout.bits == 0 and layout.is_flat(tensor.shape) and whole
+    if grid is None or not aligned or any(part.encoding != "raw" for part in tensor.parts.values()):
+        return None
+    CODECS[tensor.codec].check(tensor)
+    made = replace(layout, grid=grid, packing=ROWS_LSB, matrix=None)
+    per_byte = 8 // layout.bits
+    window = Windows(tensor.parts[CODES], rows, cols // per_byte)
+
+    def codes(first: int, last: int) -> Array:
+        begin, end = first // per_byte, -(-last // per_byte)
+        held = window.read(slice(0, rows), begin, end)
+        lanes = [held >> (layout.bits * lane) & ((1 << layout.bits) - 1) for lane in range(per_byte)]
+        columns = np.stack(lanes, axis=2).reshape(rows, -1).T[first - per_byte * begin : last - per_byte * begin]
+        packed = np.zeros((last - first, rows // per_byte), np.uint8)
+        for lane in range(per_byte):
+            packed |= columns[:, lane::per_byte] << (layout.bits * lane)
+        return packed
+
+    stored = tensor.parts[CODES]
+    source = MadeSource(stored.source, cols, rows // per_byte, codes, _HELD)
+    parts = {CODES: Part("u8", source.size, source, where=stored.where)}
+    size, count = DTYPES[layout.scales].bits // 8, layout.scale_count(tensor.shape)
+    across = 1 if layout.per_tensor else count // cols
+    for role in (SCALES, ZEROS) if layout.zeros else (SCALES,):
+        if layout.per_tensor:
+            parts[role] = tensor.parts[role]
+            continue
+        numbers = Windows(tensor.parts[role], across, cols * size)
+        parts[role] = made_part(tensor.parts[role], layout.scales, cols, across * size, _turner(numbers, across, size))
+    return replace(tensor, shape=(cols, rows), parts=parts, params=made.attributes(), origin=None)
+
+
+def _turner(numbers: Windows, across: int, size: int) -> Callable[[int, int], Array]:
+    def turn(first: int, last: int) -> Array:
+        held = np.ascontiguousarray(numbers.read(slice(0, across), first * size, last * size))
+        return np.ascontiguousarray(held.view(f"u{size}").T)
+
+    return turn
+
+
+def _turned_grid(layout: AffineLayout, rows: int, cols: int) -> Grid | None:
+    """Return what shares a scale in the turned matrix; None where that is no group of a row."""
+    if layout.per_tensor:
+        return WHOLE
+    if not isinstance(layout.grid, Blocks) or layout.grid.shape[1] != 1 or cols == 1:
+        return None
+    return ROW if layout.grid.shape[0] == rows else Group(layout.grid.shape[0])
 
 
 class _Columns:

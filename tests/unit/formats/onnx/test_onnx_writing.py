@@ -29,6 +29,14 @@ from ingot.testing.onnx import Graph, numbers, outside, packed, sample, tensor
 UP, SQUARE, HEAD = "model.layers.0.mlp.up_proj.weight", "onnx::MatMul_7", "lm_head.weight"
 
 
+DEQUANTIZED = (
+    ("uint4", (2, 32), ("gptq", "awq", "compressed-tensors", "gguf", "mlx")),
+    ("int4", (2, 32), ("modelopt", "gguf")),
+    ("int8", (2, 32), ("compressed-tensors", "gptq", "gguf")),
+    ("uint8", (32,), ("compressed-tensors", "gptq")),
+)
+
+
 def affine(*names: str, **options: Any) -> Recipe:
     return Recipe("test", (Rule(Choice("affine", options), match=names or ("*weight*",)),))
 
@@ -227,6 +235,33 @@ def test_integers_move_into_folders_that_go_by_names(tmp_path: Path, format: str
         assert np.array_equal(one["up_proj.weight_Q4"].numpy("f16"), other["up_proj.weight"].numpy("f16"))
     compared = ingot.compare(source, tmp_path / "out")
     assert [tensor.detail for tensor in compared.tensors if tensor.status == "shape differs"] == []
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("kind", "dims", "formats"), DEQUANTIZED)
+def test_codes_of_dequantizelinear_move_into_folders_too(
+    kind: str, dims: tuple[int, ...], formats: tuple[str, ...], zeros: bool, tmp_path: Path
+) -> None:
+    """Products with a matrix [inputs, outputs]: its integers are turned, and its blocks are groups of a row."""
+    inputs, outputs, bits = 64, 32, 8 if kind.endswith("8") else 4
+    graph, random = Graph(), np.random.default_rng(7)
+    codes = random.integers(0, 256, inputs * outputs * bits // 8, np.uint8)
+    graph.raw("w_Q", kind, (inputs, outputs), codes.tobytes())
+    graph.constant("s", random.uniform(0.1, 0.2, dims).astype(np.float16), "float16")
+    names = ["w_Q", "s"]
+    if zeros:
+        graph.raw("z", kind, dims, codes[: -(-int(np.prod(dims)) * bits // 8)].tobytes())
+        names.append("z")
+    grid = [("axis", 0), ("block_size", 32)] if len(dims) == 2 else [("axis", 1)]
+    graph.node("DequantizeLinear", names, ["onnx::MatMul_1"], grid)
+    graph.node("MatMul", ["x", "onnx::MatMul_1"], ["y"], name="/model/layers.0/mlp/up_proj/MatMul")
+    source = saved(tmp_path, graph)
+    for format in formats:
+        if not (zeros and format in ("gguf", "mlx", "modelopt")):
+            report = ingot.convert(source, tmp_path / format, format=format)
+            assert [(tensor.name, tensor.action) for tensor in report.tensors] in ([(UP, "repacked")], [(UP, "moved")])
+            with ingot.open(source) as one, ingot.open(tmp_path / format) as other:
+                assert np.array_equal(one["onnx::MatMul_1"].numpy("f16").T, other[UP].numpy("f16"))
 
 
 def test_comparing_turns_matrices_to_face_each_other(tmp_path: Path) -> None:

@@ -1,0 +1,273 @@
+"""Tensors of any checkpoint in the places that an ONNX graph has for them, by their names (``spec/onnx.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike, fspath
+
+import numpy as np
+
+from ingot.codecs.affine.word_rows import rows_tensor
+from ingot.codecs.blocks.from_blocks import taken_apart
+from ingot.codecs.table import CODECS
+from ingot.core.floats import FLOATS, cast
+from ingot.core.names import role_of
+from ingot.engine.steps import Move, Repack
+from ingot.errors import UsageError
+from ingot.formats.onnx.format import OnnxFormat
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.ggml import GgmlBlocksLayout
+from ingot.model.layouts.words import WordsLayout
+from ingot.model.lazy import Lazy
+from ingot.model.tensor import Tensor
+from ingot.model.view import derived, renamed
+from ingot.ops.attachments import no_attachment
+from ingot.ops.convert.keep import as_stored
+from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.views.attach import each
+from ingot.ops.views.turn import turned_matrix
+
+AnyPath = str | PathLike[str]
+_BITS = 4
+_SHOWN = 20
+
+
+def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
+    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own; as ``placed``."""
+    return placed(checkpoint, path)[0]
+
+
+def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
+    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a remark on what stays.
+
+    Names are those of the graph's constants, with what quantizers append to them or without, or of the operators that
+    use them. A matrix of a ``MatMul`` whose integers ``MatMulNBits`` can have takes its place packed. What no tensor
+    is there for stays as the graph has it, where that is no weight. Closing the view closes both.
+
+    Raises
+    ------
+    UsageError
+        ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not fit together;
+        each is named.
+    """
+    source = open_source(path, io="pread")
+    try:
+        graph = _opened(source, path)
+        matched = _Matched(checkpoint, graph, OnnxFormat().fit(graph.attachments))
+        makes, said = matched.makes(), [fspath(path), *source.identity()]
+        tensors = Lazy(makes, lambda name: makes[name]())
+        view = derived(checkpoint, tensors, into_graph, fspath(path), said, also_close=source.close)
+    except BaseException:
+        source.close()
+        raise
+    view.attachments = replace(checkpoint.attachments, graph=graph.attachments.graph)
+    view.called, view.importance = dict(graph.called), {}
+    before, every = checkpoint.require_unchanged, view.check_whole or checkpoint.require_whole
+    view.check_unchanged = each(source.require_unchanged, before)
+    view.check_whole = each(source.require_whole, every)
+    return view, matched.stays()
+
+
+def _opened(source: Source, path: AnyPath) -> Checkpoint:
+    graph = checkpoint_of(source)
+    if graph.attachments.graph is None:
+        raise no_attachment("graph", path)
+    return graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A place of the graph and the tensor that takes it."""
+
+    place: str
+    tensor: str
+
+
+class _Matched:
+    """Which tensor takes which place; raises ``UsageError`` ``convert.graph``."""
+
+    def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat) -> None:
+        self._checkpoint, self._graph, self._format = checkpoint, graph, format
+        self._wrong: list[str] = []
+        self._pairs = list(self._named())
+        self._pairs += self._tied()
+        taken = {pair.place for pair in self._pairs}
+        for name, tensor in graph.items():
+            if name not in taken and self._is_weight(name, tensor):
+                self._wrong.append(f"{name} {list(tensor.shape)} of the graph has no tensor")
+        self._outputs_first = self._facing()
+        for pair in self._pairs:
+            self._check(pair)
+        if self._wrong:
+            more = len(self._wrong) - _SHOWN
+            said = "; ".join([*self._wrong[:_SHOWN], *([f"{more} more"] if more > 0 else [])])
+            raise UsageError(
+                f"expected a place in the graph for each tensor, and a tensor for each of its weights: {said}",
+                rule="convert.graph",
+                where=graph.location,
+            )
+
+    def _keys(self, name: str) -> Iterator[str]:
+        yield name
+        yield self._format.original(name)
+
+    def _named(self) -> Iterator[_Pair]:
+        places: dict[str, set[str]] = {}
+        for place in self._graph:
+            for key in (*self._keys(place), self._graph.called.get(place, place)):
+                places.setdefault(key, set()).add(place)
+        taken: dict[str, str] = {}
+        for name in self._checkpoint:
+            keys = (*self._keys(name), self._checkpoint.called.get(name, name))
+            found = next((places[key] for key in keys if key in places), set())
+            if len(found) != 1:
+                self._wrong.append(f"{name} {'has no place' if not found else f'may be {sorted(found)}'}")
+                continue
+            place = next(iter(found))
+            if place in taken:
+                self._wrong.append(f"{name} and {taken[place]} have one place, {place}")
+                continue
+            taken[place] = name
+            yield _Pair(place, name)
+
+    def _role(self, name: str) -> str:
+        role = role_of(name)
+        return role if role != "other" else role_of(self._graph.called.get(name, name))
+
+    def _is_weight(self, name: str, tensor: Tensor) -> bool:
+        """Whether a constant that no tensor is there for would be a weight of another model."""
+        if tensor.codec != DenseLayout.codec:
+            return True
+        return _is_float(tensor) and (self._multiplied(name) or self._role(name) != "other")
+
+    def stays(self) -> str:
+        """Return a remark on numbers that stay as the graph has them."""
+        taken = {pair.place for pair in self._pairs}
+        names = [name for name, tensor in self._graph.items() if name not in taken and _is_float(tensor)]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return f"as the graph has them stay {', '.join(names[:_SHOWN])}{more}" if names else ""
+
+    def _tied(self) -> Iterator[_Pair]:
+        """The head of a model that has only embeddings is these."""
+        taken = {pair.place for pair in self._pairs}
+        if any(role_of(name) == "head" for name in self._checkpoint):
+            return
+        heads = [name for name in self._graph if name not in taken and self._role(name) == "head"]
+        embeddings = [name for name in self._checkpoint if role_of(name) == "embedding"]
+        if len(heads) == len(embeddings) == 1:
+            shapes = sorted(self._graph[heads[0]].shape), sorted(self._checkpoint[embeddings[0]].shape)
+            if shapes[0] == shapes[1]:
+                yield _Pair(heads[0], embeddings[0])
+
+    def _shapes(self, pair: _Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._graph[pair.place].shape, self._checkpoint[pair.tensor].shape
+
+    def _multiplied(self, place: str) -> bool:
+        """Whether a matrix may lie in the graph either way round."""
+        return self._format.turned_name(place, _BITS) is not None
+
+    def _facing(self) -> bool | None:
+        """Return whether rows of the checkpoint's matrices are outputs, as those tell that are not square."""
+        told = set()
+        for pair in self._pairs:
+            own, other = self._shapes(pair)
+            if self._multiplied(pair.place) and len(own) == 2 and own[0] != own[1] and sorted(own) == sorted(other):
+                told.add((own == other) == self._format.is_turned(pair.place))
+        return told.pop() if len(told) == 1 else None
+
+    def _check(self, pair: _Pair) -> None:
+        own, other = self._shapes(pair)
+        if self._multiplied(pair.place) and sorted(own) == sorted(other) and len(own) == 2:
+            if own[0] == own[1] and self._outputs_first is None:
+                self._wrong.append(f"{pair.tensor} {list(other)} is square, and nothing tells which way round it lies")
+        elif own != other:
+            self._wrong.append(f"{pair.tensor} is {list(other)}, its place {pair.place} {list(own)}")
+
+    def makes(self) -> Mapping[str, Callable[[], Tensor]]:
+        """Return the tensors of the graph by name, in its order."""
+        by_place = {pair.place: pair.tensor for pair in self._pairs}
+        made: dict[str, Callable[[], Tensor]] = {}
+        for place in self._graph:
+            name, make = self._made(place, by_place[place]) if place in by_place else (place, self._own(place))
+            made[name] = make
+        return made
+
+    def _own(self, place: str) -> Callable[[], Tensor]:
+        return lambda: self._graph[place]
+
+    def _made(self, place: str, name: str) -> tuple[str, Callable[[], Tensor]]:
+        """Return the name that a tensor has in the graph, and what makes it."""
+        tensor, site = self._checkpoint[name], self._graph[place]
+        packs = self._format.is_turned(place)
+        outputs = tensor.shape == site.shape if packs else tensor.shape == site.shape[::-1]
+        if self._multiplied(place) and len(set(site.shape)) == 1:
+            outputs = bool(self._outputs_first)
+        if not self._multiplied(place):
+            return place, self._as_integers(tensor, place, site.dtype)
+        if outputs:
+            found = self._packed(tensor, place, site.dtype)
+            if found is not None:
+                return found.name, lambda: found
+            dense = self._format.turned_name(place, _BITS) if packs else place
+            assert dense is not None
+            return dense, lambda: turned_matrix(tensor, dense)
+        dense = self._format.turned_name(place, _BITS) if packs else place
+        assert dense is not None
+        return dense, self._as_integers(tensor, dense, site.dtype)
+
+    def _as_integers(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
+        """As the graph takes it where it lies as it does there."""
+
+        def make() -> Tensor:
+            found = _integers(tensor, name, dtype)
+            fits = found is not None and as_stored(found, self._format, "") is not None
+            return found if found is not None and fits else renamed(tensor, name)
+
+        return make
+
+    def _packed(self, tensor: Tensor, place: str, dtype: str) -> Tensor | None:
+        """Return the integers of a matrix [outputs, inputs] as ``MatMulNBits`` can have them; None where it cannot."""
+        bits = getattr(_affine(tensor), "bits", 0)
+        name = place if self._format.is_turned(place) else self._format.turned_name(place, bits)
+        found = None if name is None else _integers(tensor, name, dtype)
+        if found is None or not isinstance(as_stored(found, self._format, ""), Move | Repack):
+            return None
+        return found
+
+
+def _affine(tensor: Tensor) -> AffineLayout | None:
+    """Return the layout of a tensor's integers, row by row; None where they are none."""
+    found = _integers(tensor, tensor.name, tensor.dtype)
+    return None if found is None else AffineLayout.of(found)
+
+
+def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
+    """Return a tensor's integers as values of ``dtype``; None where they are none, or have zero points between them."""
+    found: Tensor | None = tensor if tensor.codec == AffineLayout.codec else None
+    if tensor.codec in CODECS:
+        CODECS[tensor.codec].check(tensor)
+    if tensor.codec == WordsLayout.codec and not WordsLayout.of(tensor).scattered:
+        found = rows_tensor(tensor, WordsLayout.of(tensor))
+    elif tensor.codec == GgmlBlocksLayout.codec:
+        found = taken_apart(tensor)
+    if found is None or found.codec != AffineLayout.codec:
+        return None
+    layout = AffineLayout.of(found)
+    if isinstance(layout.zero, Points) and not _whole(found, layout):
+        return None
+    params = replace(layout, dtype=dtype).attributes()
+    return replace(found, name=name, dtype=dtype, params=params, decoder=CODECS[found.codec], origin=None)
+
+
+def _whole(tensor: Tensor, layout: AffineLayout) -> bool:
+    """Whether all zero points are codes; reads them."""
+    zeros = cast(tensor.parts[ZEROS].array().reshape(-1), "f32")
+    low = layout.no_zero
+    return bool(((zeros == np.rint(zeros)) & (zeros >= low) & (zeros < low + (1 << layout.bits))).all())
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.size > 1 and tensor.dtype in FLOATS

@@ -1,0 +1,156 @@
+"""Weights of any container in a graph that is given: packed in place of its operators, matched by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError, UsageError
+from ingot.formats.onnx.graph import parse_model
+from ingot.recipes.choice import Choice
+from ingot.recipes.recipe import Recipe, Rule
+from ingot.testing.onnx import Graph, numbers, sample
+
+UP, DOWN = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
+EMBEDDING, HEAD = "emb", "lm_head.weight"
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def weights(cols: int = 64, rows: int = 32, dtype: type = np.float32) -> dict[str, Array]:
+    """Other weights than the sample's, as most containers have them: [outputs, inputs]."""
+    shapes = {EMBEDDING: (16, cols), UP: (rows, cols), DOWN: (rows, rows), HEAD: (8, rows)}
+    return {name: numbers(shape, 20 + index).astype(dtype) for index, (name, shape) in enumerate(shapes.items())}
+
+
+def affine(**options: Any) -> Recipe:
+    rule = Rule(Choice("affine", {"group": 32, **options}), match=("*up_proj*", "*down_proj*"))
+    return Recipe("test", (rule,))
+
+
+def graph_at(folder: Path, graph: Graph | None = None) -> Path:
+    (folder / "graph.onnx").write_bytes((graph or sample()).model())
+    return folder / "graph.onnx"
+
+
+def operators(path: Path) -> list[str]:
+    return [operator.type for operator in parse_model(path.read_bytes(), "m").operators]
+
+
+def packed(folder: Path, recipe: Recipe, held: Mapping[str, Array], format: str = "zt") -> Path:
+    ingot.save(folder / "w.zt", dict(held))
+    ingot.convert(folder / "w.zt", folder / "q.zt", recipe=recipe)
+    if format == "zt":
+        return folder / "q.zt"
+    out = folder / ("q.gguf" if format == "gguf" else "q")
+    report = ingot.convert(folder / "q.zt", out, format=format)
+    assert {item.action for item in report.tensors if item.name in (UP, DOWN)} <= {"moved", "repacked"}
+    return out
+
+
+@pytest.mark.parametrize("format", ["zt", "gguf", "gptq", "awq", "compressed-tensors", "mlx"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integers_of_any_container_take_the_place_of_products(format: str, bits: int, tmp_path: Path) -> None:
+    if (format, bits) == ("awq", 8):
+        pytest.skip("AWQ has 4 bits")
+    held = weights()
+    recipe = affine(bits=bits, scales="f16", signed=False, zero_point=1 << (bits - 1))
+    source, graph = packed(tmp_path, recipe, held, format), graph_at(tmp_path)
+    out, there = tmp_path / "out.onnx", {UP: f"{UP}_Q{bits}", DOWN: f"onnx::MatMul_7_Q{bits}"}
+    report = ingot.convert(source, out, graph=graph)
+    actions = {item.name: item.action for item in report.tensors}
+    assert [actions[name] for name in there.values()] == ["repacked", "repacked"]
+    assert operators(out) == ["Gather", "MatMulNBits", "MatMulNBits", "Reshape", "Gemm"]
+    with ingot.open(source) as one, ingot.open(out) as other:
+        for name, place in there.items():
+            assert other[place].shape == one[name].shape
+            assert np.array_equal(other[place].numpy("f32"), one[name].numpy("f32"))
+        assert np.array_equal(other[HEAD].numpy(), one[HEAD].numpy("f32"))
+        assert np.array_equal(other["shape"].numpy(), [-1, 32])
+    # And out again, into a file of the same integers.
+    back = ingot.convert(out, tmp_path / "back", format="compressed-tensors")
+    assert {item.name: item.action for item in back.tensors if item.source_codec == "affine"} in (
+        {UP: "moved", DOWN: "moved"},
+        {UP: "repacked", DOWN: "repacked"},
+    )
+
+
+def test_dense_matrices_are_turned_and_widened(tmp_path: Path) -> None:
+    held = weights(dtype=np.float16)
+    del held[HEAD]
+    held["rows.weight"] = np.float16([[1]])
+    ingot.save(tmp_path / "w.zt", held)
+    graph = sample()
+    graph.constant("rows.weight", np.float32([[2]]), "float")
+    graph.constant("table", numbers((3, 2)), "float")
+    with pytest.raises(UsageError) as caught:
+        ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    assert caught.value.rule == "convert.graph"
+    assert HEAD in caught.value.message  # a weight of another model
+    ingot.save(tmp_path / "w.zt", {**held, HEAD: weights()[HEAD]}, overwrite=True)
+    report = ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    assert any("table" in note for note in report.notes)
+    with ingot.open(tmp_path / "o.onnx") as made:
+        assert made[UP].dtype == "f32"
+        assert np.array_equal(made[UP].numpy(), held[UP].T.astype(np.float32))
+        assert np.array_equal(made["onnx::MatMul_7"].numpy(), held[DOWN].T.astype(np.float32))
+        assert np.array_equal(made["rows.weight"].numpy(), [[1]])
+        assert np.array_equal(made["table"].numpy(), numbers((3, 2)))
+
+
+def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
+    graph = Graph()
+    graph.constant("embed_tokens.weight", numbers((16, 64), 1), "float")
+    graph.constant("onnx::MatMul_3", numbers((64, 16), 2), "float")
+    graph.node("Gather", ["embed_tokens.weight", "x"], ["e"])
+    graph.node("MatMul", ["e", "onnx::MatMul_3"], ["y"], name="/lm_head/MatMul")
+    ingot.save(tmp_path / "w.zt", {"embed_tokens.weight": numbers((16, 64), 9)})
+    ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    with ingot.open(tmp_path / "o.onnx") as made:
+        assert np.array_equal(made["embed_tokens.weight"].numpy(), numbers((16, 64), 9))
+        assert np.array_equal(made["onnx::MatMul_3"].numpy(), numbers((16, 64), 9).T)
+
+
+def test_what_came_out_of_a_graph_goes_into_it_again(tmp_path: Path) -> None:
+    """Under the graph's own names, with its own rows and columns."""
+    graph = graph_at(tmp_path)
+    ingot.convert(graph, tmp_path / "w.zt")
+    ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph)
+    assert (tmp_path / "o.onnx").read_bytes() == graph.read_bytes()
+    ingot.convert(graph, tmp_path / "q.onnx", recipe=affine(bits=4))
+    ingot.convert(tmp_path / "q.onnx", tmp_path / "q.zt")
+    ingot.convert(tmp_path / "q.zt", tmp_path / "p.onnx", graph=graph)
+    with ingot.open(tmp_path / "q.onnx") as one, ingot.open(tmp_path / "p.onnx") as other:
+        assert list(one) == list(other)
+        assert all(np.array_equal(tensor.numpy(), other[name].numpy()) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"more.weight": np.zeros((2, 2), np.float32)}, ["more.weight"]),
+        ({HEAD: np.zeros((8, 31), np.float32), UP: np.zeros((3, 4), np.float32)}, [HEAD, UP]),
+        ({UP: None}, [DOWN]),  # square, and nothing tells which way round it lies
+        ({f"{UP}_Q4": np.zeros((32, 64), np.float32)}, [f"{UP}_Q4"]),
+    ],
+)
+def test_each_mismatch_is_named(change: Mapping[str, Array | None], names: list[str], tmp_path: Path) -> None:
+    held = {name: array for name, array in {**weights(), **change}.items() if array is not None}
+    ingot.save(tmp_path / "w.zt", held)
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path))
+    assert caught.value.rule == "convert.graph"
+    assert all(name in caught.value.message for name in names)
+
+
+def test_only_models_of_onnx_take_and_are_graphs(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "w.zt", weights())
+    for graph, out, rule in (("w.zt", "o.onnx", "attachments.none"), ("graph.onnx", "o.zt", "convert.attachment")):
+        graph_at(tmp_path)
+        with pytest.raises(IngotError) as caught:
+            ingot.convert(tmp_path / "w.zt", tmp_path / out, graph=tmp_path / graph)
+        assert caught.value.rule == rule
