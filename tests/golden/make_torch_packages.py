@@ -1,7 +1,7 @@
 """Layers as torchao 0.18, optimum-quanto 0.2.7, hqq 0.2.8.post1 and ModelOpt 0.47.0 write them, and what these packages
 decode of them.
 
-    python tests/golden/make_torch_packages.py tests/golden/torch_packages [torchao quanto quanto_bits hqq modelopt]
+    python tests/golden/make_torch_packages.py tests/golden/torch_packages [torchao torchao_small quanto ...]
 
 Run by a Python that has them beside torch, transformers and safetensors; nothing here imports Ingot.
 """
@@ -59,6 +59,36 @@ def torchao(root: Path) -> None:
         wanted = {key: value.dequantize() if hasattr(value, "qdata") else value for key, value in state.items()}
         stated = {"quant_method": "torchao", "quant_type": {"default": config_to_dict(how)}}
         save(root, name, tensors, wanted, stated, {"format": "pt", **told})
+
+
+def torchao_small(root: Path) -> None:
+    """MX formats and NVFP4, scales in order and swizzled, and Int4Tensor, whose codes only other machines make: by its
+    own constructor, ``w = q * s + z`` (mslk's ``int4_row_quantize_zp``)."""
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import Int4Tensor
+
+    torch.manual_seed(2)
+    dense = torch.randn(136, 96).to(torch.bfloat16)
+    state: dict[str, Any] = {}
+    second = per_tensor_amax_to_scale(dense.abs().max().float())
+    for swizzled in (False, True):  # blocks of scales are of 128 rows
+        how, end = {"is_swizzled_scales": swizzled}, "_swizzled" if swizzled else ""
+        some = dense if swizzled else dense[:8]
+        state[f"nvfp4{end}.weight"] = NVFP4Tensor.to_nvfp4(some, per_tensor_scale=second, **how)
+        state[f"plain_nvfp4{end}.weight"] = NVFP4Tensor.to_nvfp4(dense[:8], **how)
+        for name, kind in (("mxfp8", torch.float8_e4m3fn), ("mxfp4", torch.float4_e2m1fn_x2)):
+            state[f"{name}{end}.weight"] = MXTensor.to_mx(dense[:8], kind, block_size=32, **how)
+    wanted = {name: tensor.dequantize(torch.bfloat16) for name, tensor in state.items()}
+    codes = torch.randint(-8, 8, (6, 64), dtype=torch.int8)
+    numbers = [(torch.rand(2, 6) + 0.1).to(torch.bfloat16) for _ in range(2)]
+    packed = codes[:, ::2] & 15 | codes[:, 1::2] << 4
+    state["int4.weight"] = Int4Tensor(packed, *numbers, [1, 32], codes.shape)
+    scales, zeros = (each.T.float().repeat_interleave(32, dim=1) for each in numbers)
+    wanted["int4.weight"] = (codes.float() * scales + zeros).to(torch.bfloat16)
+    tensors, told = flatten_tensor_state_dict(state)
+    save(root, "torchao-small", tensors, wanted, {"quant_method": "torchao"}, {"format": "pt", **told})
 
 
 def quanto(root: Path) -> None:
@@ -161,6 +191,6 @@ def modelopt(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    for write in (torchao, quanto, quanto_bits, hqq, modelopt):
+    for write in (torchao, torchao_small, quanto, quanto_bits, hqq, modelopt):
         if write.__name__ in sys.argv[2:] or not sys.argv[2:]:
             write(Path(sys.argv[1]))

@@ -21,7 +21,7 @@ FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir())
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
-    assert len(FOLDERS) == 17
+    assert len(FOLDERS) == 18
     ingot.convert(ROOT / name, tmp_path / "moved.zt")
     with (
         ingot.open(ROOT / f"{name}.safetensors") as wanted,
@@ -40,7 +40,10 @@ def test_values_are_those_of_the_package(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new", "rule"),
     [
-        ("torchao-int8", b"Int8Tensor", b"Int4Tensor", "torchao.type"),
+        ("torchao-int8", b"Int8Tensor", b"Int9Tensor", "torchao.type"),
+        ("torchao-int8", b"Int8Tensor", b"Int4Tensor", "torchao.dtype"),
+        ("torchao-small", b'is_swizzled_scales\\": true', b'is_swizzled_scales\\":false', "torchao.shape"),
+        ("torchao-small", b'"mxfp4._weight_scale"', b'"mxfp4._weight_scal_"', "torchao.parts"),
         ("torchao-int8", b"a._weight_scale", b"a._weight_scal_", "torchao.parts"),
         ("torchao-fp8", b"a._weight_scale", b"a._weight_scal_", "torchao.parts"),
         ("quanto-int8", b"a.weight._scale", b"a.weight._scal_", "quanto.parts"),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from ingot.core.config import CONFIG, parse_config, stored_config
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.numbers import ConvertedSource
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import INDEX_SUFFIX, read_sharded
 from ingot.formats.safetensors.pieces import Piece
@@ -68,6 +70,8 @@ class Layer:
         The entry that each part is, by its key; in the order of the layout's parts.
     also : collection of str
         Further entries that belong to it and say nothing that the layout does not.
+    made : mapping of role to function
+        Parts whose bytes are those of their entry in another order: what makes them of these.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Layer:
     layout: PackedLayout
     parts: Mapping[str, str]
     also: Collection[str] = ()
+    made: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
 
 
 class Dialect(SafetensorsFormat):
@@ -244,6 +249,13 @@ def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
     parts = {}
     for spec in layer.layout.part_specs(layer.shape):
         stored = entries[layer.parts[spec.role]].parts[DATA]
+        make = layer.made.get(spec.role)
+        if make is not None:
+            source = ConvertedSource(partial(_made, make, stored), spec.length or 0, stored.source.name)
+            parts[spec.role] = Part(
+                spec.dtype, source.size, source, type=spec.type, where=stored.where, occupies=stored.length
+            )
+            continue
         if stored.length != spec.length:
             raise FormatError(
                 f"{dialect}.shape",
@@ -255,6 +267,10 @@ def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
         )
     layout = layer.layout
     return Tensor(layer.name, layer.shape, layout.dtype, layout.codec, parts, layout.attributes())
+
+
+def _made(make: Callable[[bytes], bytes], stored: Part) -> bytes:
+    return make(bytes(stored.view()))
 
 
 def taken_together(entries: Entries, stem: str, suffixes: Collection[str], rule: str) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from ingot.codecs.affine.offset import offsets
 from ingot.codecs.affine.rows import align_rows, join_rows
 from ingot.codecs.base import Repacked
 from ingot.core.dtypes import numpy_dtype
-from ingot.model.layouts.affine import NO_ZERO, Constant
+from ingot.model.layouts.affine import NO_ZERO, POINTS, Constant
 from ingot.model.layouts.families import alternatives
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
@@ -84,7 +84,7 @@ def test_what_is_nearest_to_as_stored_comes_first() -> None:
     others = repacks(CODEC, source)
     assert [repack.layout.attributes().get("zero_kind") for repack in others] == [None] * 6 + ["offset"] * 2 + [
         None
-    ] * 2
+    ] * 4
     found = [
         (repack.layout.attributes()["signed"], repack.layout.attributes()["packing"], repack.layout.scales)
         for repack in others[:6]
@@ -97,7 +97,8 @@ def test_what_is_nearest_to_as_stored_comes_first() -> None:
         (True, "rows_lsb", "f32"),
         (True, "flat_lsb", "f32"),
     ]
-    assert [repack.layout.zero for repack in others[8:]] == [Constant(8), NO_ZERO]
+    assert [repack.layout.zero for repack in others[8:]] == [Constant(8), NO_ZERO, Constant(8), POINTS]
+    assert [repack.layout.scales for repack in others[8:]] == ["f16", "f16", "f32", "f32"]  # one type, as ONNX has
 
 
 @pytest.mark.parametrize("granularity", ["group", "row", "tensor"])
