@@ -41,6 +41,7 @@ void define(nb::module_& m, const char* name, Function&& function, const Extra&.
 
 void bind_affine(nb::module_& m);
 void bind_affine_matmul(nb::module_& m);
+void bind_affine_zeros(nb::module_& m);
 void bind_cbor(nb::module_& m);
 void bind_cbor_encode(nb::module_& m);
 void bind_checksum(nb::module_& m);

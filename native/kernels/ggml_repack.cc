@@ -38,20 +38,31 @@ inline std::uint64_t spread1(Byte bits) {
 
 inline Byte join1(std::uint64_t bytes) { return static_cast<Byte>((bytes & kOnes) * 0x0102040810204080 >> 56); }
 
+using Eight = std::uint8_t __attribute__((vector_size(8)));
+using Sixteen = std::uint8_t __attribute__((vector_size(16)));
+
+template <class T>
+inline T bytes_at(const Byte* at) {
+  T bytes;
+  std::memcpy(&bytes, at, sizeof bytes);
+  return bytes;
+}
+
+// A byte of a block has a code of the first half of the row and one of the second, a byte of a row two neighbours.
 inline void fours_to_row(const Byte* __restrict q, Byte* __restrict row) {
-  for (int part = 0; part < 2; ++part) {
-    const std::uint64_t word = load(q + 8 * part);
-    const std::uint64_t low = gather<4>(word & kLowNibbles), high = gather<4>(word >> 4 & kLowNibbles);
-    store<4>(low, row + 4 * part);
-    store<4>(high, row + 8 + 4 * part);
-  }
+  const Sixteen bytes = bytes_at<Sixteen>(q);
+  const Eight even = __builtin_shufflevector(bytes, bytes, 0, 2, 4, 6, 8, 10, 12, 14);
+  const Eight odd = __builtin_shufflevector(bytes, bytes, 1, 3, 5, 7, 9, 11, 13, 15);
+  const Eight low = (even & 0x0f) | (odd << 4), high = (even >> 4) | (odd & 0xf0);
+  std::memcpy(row, &low, 8);
+  std::memcpy(row + 8, &high, 8);
 }
 
 inline void fours_from_row(const Byte* __restrict row, Byte* __restrict q) {
-  for (int part = 0; part < 2; ++part) {
-    const std::uint64_t word = spread<4>(load<4>(row + 4 * part)) | spread<4>(load<4>(row + 8 + 4 * part)) << 4;
-    store(word, q + 8 * part);
-  }
+  const Eight low = bytes_at<Eight>(row), high = bytes_at<Eight>(row + 8);
+  const Eight even = (low & 0x0f) | (high << 4), odd = (low >> 4) | (high & 0xf0);
+  const Sixteen bytes = __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+  std::memcpy(q, &bytes, 16);
 }
 
 // Eight codes of 5 bits are 5 bytes of a row.

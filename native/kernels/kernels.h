@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/affine.h"
+#include "core/affine_zeros.h"
 #include "core/delta.h"
 #include "core/dtype.h"
 #include "core/entropy.h"
@@ -27,6 +28,13 @@
   void affine_candidates(float low, float high, int bits, const AffineChoice& choice, float* scales, float* zeros);  \
   void affine_errors(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type,                 \
                      const float* scales, const float* zeros, int count, double* totals);                             \
+  bool affine_offsets(const Numbers& scales, const Numbers& points, std::size_t n, void* out);                        \
+  bool affine_points(const Numbers& scales, const Numbers& offsets, std::size_t n, float low, float high, void* out); \
+  bool affine_shift(const Numbers& points, std::size_t n, double delta, void* out, Dtype type);                       \
+  bool affine_equal(const Numbers& numbers, std::size_t n, float wanted);                                             \
+  bool affine_integers(const Numbers& numbers, std::size_t n, float low, float high, std::uint8_t* out);              \
+  void affine_numbers(const std::uint8_t* integers, bool is_signed, std::size_t n, void* out, Dtype type);            \
+  bool affine_same(const Numbers& numbers, std::size_t n, void* out, Dtype type);                                     \
   void cast(const void* in, Dtype from, std::size_t n, void* out, Dtype to);                                          \
   std::size_t delta_encode(const void* base, const void* tuned, const DeltaShape& shape, std::uint8_t* out,           \
                            std::uint32_t* sizes, std::uint8_t* scratch);                                              \
@@ -79,9 +87,9 @@
   void mask_clear(const std::uint8_t* mask, std::size_t n, void* out, int width);                                     \
   void mask_select(const std::uint8_t* mask, std::size_t n, const void* values, void* out, std::size_t count,         \
                    int width);                                                                                        \
-  void words_turn(const WordMatrix& in, std::uint8_t* out);                                                           \
-  void words_from_awq(const WordMatrix& in, std::uint8_t* out);                                                       \
-  void words_to_awq(const WordMatrix& in, std::uint8_t* out);                                                         \
+  void words_turn(const WordMatrix& in, const WordWindow& out);                                                       \
+  void words_from_awq(const WordMatrix& in, const WordWindow& out);                                                   \
+  void words_to_awq(const WordMatrix& in, const WordWindow& out);                                                     \
   }
 
 INGOT_DECLARE_KERNELS(baseline)

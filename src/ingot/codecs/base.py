@@ -196,7 +196,8 @@ class Repacked:
     parts : tuple of PartSpec
         Of the result, complete.
     rows, step, memory : int
-        Rows to go through, in chunks that begin at multiples of ``step``; a chunk takes ``memory`` bytes per row.
+        Rows to go through, in chunks that begin at multiples of ``step``; a chunk takes ``memory`` bytes per row. Where
+        the layout lies column by column, rows are as many columns as can be written alone.
     why_not : str or None
         Why a value would not decode to the same bits, or why the family has no way into this layout; None if every
         value keeps its bits. Known before anything is written.
@@ -204,6 +205,10 @@ class Repacked:
         Begins a pass over the tensor; for an exact one only.
     rounded : bool
         Indices and scales are the same, and values are once they are rounded to the tensor's type; in f32 not all are.
+    held : int
+        Bytes that a chunk takes beside its rows.
+    again : bool
+        Every chunk reads the whole tensor: the fewer chunks, the better.
     """
 
     layout: Layout
@@ -214,6 +219,8 @@ class Repacked:
     why_not: str | None
     reader: Callable[[], RepackReader]
     rounded: bool = False
+    held: int = 0
+    again: bool = False
 
     @property
     def exact(self) -> bool:

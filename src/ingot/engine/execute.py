@@ -138,12 +138,12 @@ def execute(
     staging = target.staging
     decoded = (tensor for step in plan.steps if (tensor := step.decodes) is not None)
     require_in_proportion(decoded, staging.location)
-    chunkings, budget = cut(plan.steps, resources, measured=plan.measured)
+    chunkings, budget, recycled = cut(plan.steps, resources, measured=plan.measured)
     with Workers(1, "ingot-whole") as beside:
         run = _Run(plan, target, resources, observer)
         whole = beside.submit(_require_whole, inputs)
         run.prepare([source.identity() for source in inputs])
-        files = run.write(chunkings, budget, whole.result)
+        files = run.write(chunkings, (budget, recycled), whole.result)
     companions = list(target.beside(run.files, files))
     for source in inputs:
         source.require_unchanged()
@@ -185,8 +185,12 @@ class _Run:
         staging.require_room(plan.least)
         self._journal.start(records)
 
-    def write(self, chunkings: Sequence[Chunking], budget: int, checked: Callable[[], object]) -> list[str]:
-        """Run what is left; return the names of the finished files. ``checked`` waits for the sources' digests."""
+    def write(self, chunkings: Sequence[Chunking], memory: tuple[int, int], checked: Callable[[], object]) -> list[str]:
+        """Run what is left; return the names of the finished files.
+
+        ``memory``: bytes for chunks in flight, and of those kept for the next ones. ``checked`` waits for the sources'
+        digests.
+        """
         plan, writer, resources, start = self._plan, self._writer, self._resources, self.resumed
         try:
             with self._observer.watching(plan, start) as watching:
@@ -194,9 +198,9 @@ class _Run:
                     plan.steps[start:],
                     chunkings[start:],
                     workers=resources.workers,
-                    budget=budget,
+                    budget=memory[0],
                     measured=plan.measured,
-                    recycled=resources.recycled,
+                    recycled=memory[1],
                     watching=watching,
                 ) as pipeline:
                     self._drive(pipeline)

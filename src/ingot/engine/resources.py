@@ -44,10 +44,9 @@ class Resources:
         """Threads that encode."""
         return self.threads or default_workers()
 
-    @property
-    def recycled(self) -> int:
-        """Bytes of chunks that may be kept for the next ones; none under a ceiling, which does not know them."""
-        return _RECYCLED if self.ram is None else 0
+    def recycled(self, spare: int) -> int:
+        """Return the bytes of chunks that may be kept for the next ones; under a ceiling a share of what is spare."""
+        return _RECYCLED if self.ram is None else max(0, min(_RECYCLED, spare // 4))
 
 
 def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
@@ -67,8 +66,8 @@ def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
     return parse_size(resources.ram) - anonymous_rss() - reserve
 
 
-def cut(steps: Sequence[Step], resources: Resources, *, measured: bool) -> tuple[list[Chunking], int]:
-    """Choose each step's chunks; return them and the bytes for all chunks in flight.
+def cut(steps: Sequence[Step], resources: Resources, *, measured: bool) -> tuple[list[Chunking], int, int]:
+    """Choose each step's chunks; return them, the bytes for all chunks in flight, and those that are kept when done.
 
     Raises ``ResourceError`` ``ram.ceiling`` where a step's smallest chunk does not fit.
     """
@@ -76,6 +75,10 @@ def cut(steps: Sequence[Step], resources: Resources, *, measured: bool) -> tuple
     slots = resources.workers + 3  # one being read, one being written, one of a fit pass
     room = Room(budget, slots, measured)
     chunkings = [affordable(step.chunking(room), budget, step.tensor.name) for step in steps]
-    if resources.ram is None and resources.without_ceiling is not None:
-        budget = min(budget, max(resources.without_ceiling, *(shape.cost for shape in chunkings), 0))
-    return chunkings, budget
+    largest = max((shape.cost for shape in chunkings), default=0)
+    recycled = resources.recycled(budget - largest)
+    if resources.ram is not None:
+        budget -= recycled
+    elif resources.without_ceiling is not None:
+        budget = min(budget, max(resources.without_ceiling, largest))
+    return chunkings, budget, recycled

@@ -61,7 +61,7 @@ class _Moving(Running):
             for start in range(0, part.length, self.shape.chunk_rows):
                 if not take():
                     return
-                data = np.empty(min(self.shape.chunk_rows, part.length - start), np.uint8)
+                data = scratch((min(self.shape.chunk_rows, part.length - start),), np.uint8)
                 reader.readinto(data.data)
                 yield partial(Encoded, {role: data}), data.nbytes
             reader.finish()
@@ -84,9 +84,10 @@ class Repack(Step):
     def chunking(self, room: Room) -> Chunking:
         repack = self.repack
         per_row = max(repack.memory, 1)
-        count = max(1, min(cost.REPACK_BYTES, room.budget // room.slots) // per_row // repack.step) * repack.step
+        most = room.budget if repack.again else min(cost.REPACK_BYTES, room.budget // room.slots)
+        count = max(1, (most - repack.held) // per_row // repack.step) * repack.step
         count = min(count, max(repack.rows, 1))
-        return Chunking(repack.rows, 1, count, count * per_row)
+        return Chunking(repack.rows, 1, count, count * per_row + repack.held)
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
         return _Repacking(shape, step=self)

@@ -12,16 +12,11 @@ import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, AffineRepackReader, difference, pieces
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.core.floats import cast, float_name
+from ingot.core import native
+from ingot.core.floats import as_bits, cast, float_name, written
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import POINTS, ROWS_LSB, SCALES, ZEROS, AffineLayout
 from ingot.model.tensor import Array, Tensor
-
-_MOST_ZERO = np.float32(255)
-# Times a code or the difference of two it is still a number of float32.
-_MOST_SCALE = np.float32(2.0**118)
-# Bits of a float32 past the first 11 of its significand.
-_MORE_BITS = np.uint32(0x1FFF)
 
 
 def repack(tensor: Tensor, stored: AffineLayout, target: AffineLayout) -> Repacked:
@@ -42,7 +37,7 @@ def _repacked(
     points: AffineRepack, target: AffineLayout, why_not: str | None, reader: Callable[[], RepackReader]
 ) -> Repacked:
     parts = target.part_specs(points.tensor.shape)
-    return Repacked(target, parts, points.rows, points.step, points.memory, why_not, reader)
+    return Repacked(target, parts, points.rows, points.step, points.memory, why_not, reader, again=points.again)
 
 
 def _why_no_offsets(points: AffineRepack) -> str | None:
@@ -87,13 +82,6 @@ def offsets(scales: Array, zeros: Array) -> Array | None:
     that were f16 or bf16 have not. A value of zero may change its sign where a scale is zero or negative: what was
     ``s * (q - z)``, -0 for q = z, is ``s * q - s * z``, which is +0.
     """
-    few = scales.dtype != np.float32 or not (scales.view(np.uint32) & _MORE_BITS).any()
-    if not few:
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        wide, points = cast(scales, "f32"), cast(zeros, "f32")
-        product = -wide * points  # of what fits, exact
-        rounded = cast(product, float_name(scales))
-        fits = (np.abs(wide) < _MOST_SCALE) & (np.abs(points) <= _MOST_ZERO) & (points == np.rint(points))
-        fits &= cast(rounded, "f32") == product
-    return rounded if bool(fits.all()) else None
+    found = np.empty_like(scales)
+    fits = native.kernels.affine_offsets(as_bits(scales), as_bits(zeros), written(found), float_name(scales))
+    return found if fits else None

@@ -7,6 +7,8 @@ from math import prod
 import numpy as np
 
 from ingot.codecs.affine.rows import align_rows, skip_bits
+from ingot.codecs.affine.windows import MadeSource
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.model.layouts.affine import AffineLayout, Blocks
 from ingot.model.part import CHUNK, Part
@@ -18,7 +20,8 @@ class PackedReader:
 
     def __init__(self, part: Part, params: AffineLayout, cols: int) -> None:
         self._params, self._cols = params, cols
-        self._reader = part.reader()
+        self._reader, self._passed = part.reader(), 0
+        self._made = part.source if isinstance(part.source, MadeSource) else None
         self._buffer = np.empty(0, np.uint8)
         self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
         self._bit, self._last = 0, 0  # where the next row begins in the byte that was read last, if it is not 0
@@ -28,7 +31,7 @@ class PackedReader:
         held, end = self._bit > 0, self._bit + rows * self._row_bits
         size = -(-end // 8)
         if self._buffer.size < size:
-            self._buffer = np.empty(size, np.uint8)
+            self._buffer = scratch((size,), np.uint8)
         packed = self._buffer[:size]
         packed[:held] = self._last
         self._reader.readinto(packed[held:].data)
@@ -36,6 +39,18 @@ class PackedReader:
             return packed
         first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
         return align_rows(packed, first, (rows, self._row_bits))
+
+    def take(self, rows: int, *, reused: bool) -> tuple[Array, bool]:
+        """Return the same, and whether it may be written to; unless ``reused`` in memory that is not used again."""
+        size = rows * self._row_bits // 8
+        made = self._made.whole_rows(self._passed, size) if self._made and self._params.in_rows(self._cols) else None
+        self._passed += size
+        if made is not None:
+            self._reader.skip(size)
+            return made, False
+        if not reused:
+            self._buffer = np.empty(0, np.uint8)
+        return self.next(rows), True
 
     def skip(self, rows: int) -> None:
         """Pass over the next rows."""

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.codecs.affine.offset import offsets
 from ingot.codecs.affine.repack import pieces
 from ingot.codecs.affine.windows import Windows, made_part
+from ingot.core import native
 from ingot.core.dtypes import file_bytes, from_file
+from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import POINTS, SCALES, ZEROS, AffineLayout
 from ingot.model.tensor import Array, Tensor
@@ -60,11 +61,8 @@ def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
 def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None:
     """Return the zero points that stand for offsets, in their type; None unless every value stays equal."""
     lowest = -(1 << (layout.bits - 1)) if layout.signed else 0
-    with np.errstate(all="ignore"):
-        wide = scales.astype(np.float64)
-        points = np.where(wide == 0, 0, np.rint(-zeros.astype(np.float64) / wide))
-        if not bool(((points >= lowest) & (points < lowest + (1 << layout.bits))).all()):
-            return None
-        found: Array = points.astype(scales.dtype)
-    again = offsets(scales, found)
-    return found if again is not None and bool((again == zeros).all()) else None
+    highest, found = lowest + (1 << layout.bits) - 1, np.empty_like(scales)
+    fits = native.kernels.affine_points(
+        as_bits(scales), as_bits(zeros), lowest, highest, written(found), float_name(scales)
+    )
+    return found if fits else None

@@ -14,17 +14,14 @@ import numpy as np
 
 from ingot.codecs.affine.parts import PackedReader, ScalesReader
 from ingot.codecs.affine.rows import join_rows
+from ingot.codecs.affine.windows import MadeSource
+from ingot.core import native
 from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import cast
+from ingot.core.floats import as_bits, cast, float_name, written
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, FLAT_LSB, ROWS_LSB, SCALES, ZEROS, AffineLayout
 from ingot.model.part import CHUNK, Part
 from ingot.model.tensor import Array, Tensor
-
-# Past it float64, in which shifts are checked, no longer holds every integer with every fraction that f32 has.
-_MOST_ZERO = 2.0**40
-# Up to it the steps of float32 are smaller than 1, and float32 tells as much as float64.
-_FEW_BITS = np.float32(2.0**22)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +51,14 @@ class AffineRepack:
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
         spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice
         scales = prod(self.stored.scale_shape(1, cols))
-        # Codes as read, aligned, flipped, joined, and intermediate results; zero points are checked in float64.
-        return (6 + spread) * packed + scales * 40
+        # Codes as read or made, aligned, flipped and joined; scales and zero points as read, and in two types.
+        return (4 + spread) * packed + scales * 28
+
+    @property
+    def again(self) -> bool:
+        """Whether each chunk goes through all codes of the source."""
+        source = self.tensor.parts[CODES].source
+        return isinstance(source, MadeSource) and source.again
 
     def why_not(self) -> str | None:
         """Why a zero point cannot be shifted or left out; reads them, and checks their digest, where they must be."""
@@ -76,11 +79,16 @@ class AffineRepack:
     def is_one(self, zeros: Array) -> bool:
         """Whether zero points of the source are all the one that the target has for every code."""
         # Not shifted: a tiny zero point would be lost in the sum.
-        return bool((cast(zeros, "f32") == np.float32((self.target.zero_point or 0) - self._delta)).all())
+        wanted = (self.target.zero_point or 0) - self._delta
+        return native.kernels.affine_equal(as_bits(zeros), float_name(zeros), wanted)
 
     def reader(self) -> AffineRepackReader:
         """Begin a pass over the tensor."""
         return AffineRepackReader(self)
+
+    def passing(self) -> AffineRepackReader:
+        """Begin a pass of which nobody keeps codes beyond the next chunk."""
+        return AffineRepackReader(self, reused=True)
 
     @property
     def _delta(self) -> float:
@@ -111,7 +119,7 @@ class AffineRepack:
 class AffineRepackReader:
     """One pass over a tensor's parts."""
 
-    def __init__(self, repack: AffineRepack) -> None:
+    def __init__(self, repack: AffineRepack, *, reused: bool = False) -> None:
         self._repack = repack
         parts, stored, target = repack.tensor.parts, repack.stored, repack.target
         self._cols = repack.tensor.matrix_shape[1]
@@ -119,7 +127,12 @@ class AffineRepackReader:
         self._scales = ScalesReader(parts[SCALES], stored)
         self._zeros = ScalesReader(parts[ZEROS], stored) if stored.zeros else None
         self._mask = _row_mask(target.bits, self._cols, flip=False)
-        self._flip = _row_mask(target.bits, self._cols, flip=True) if stored.signed != target.signed else None
+        self._flip: Array | np.uint8 | None = None
+        if stored.signed != target.signed:
+            row = _row_mask(target.bits, self._cols, flip=True)
+            # What is the same for every byte takes no look at the row.
+            self._flip = row if 8 % target.bits or not row.size else _row_mask(target.bits, 8, flip=True)[0]
+        self._reused = reused
         self._shared = False
 
     def read(self, rows: int) -> dict[str, Array]:
@@ -150,13 +163,17 @@ class AffineRepackReader:
         stored, target = self._repack.stored, self._repack.target
         if not rows or not self._cols:
             return np.empty(0, np.uint8)
-        matrix = self._packed.next(rows).reshape(rows, -1)[:, : self._mask.size]  # words may be longer
+        packed, own = self._packed.take(rows, reused=self._reused)
+        matrix = packed.reshape(rows, -1)[:, : self._mask.size]  # words may be longer
         if stored.msb:
-            matrix = _mirrored(matrix, stored.bits, self._cols)
-        matrix = matrix.copy() if self._flip is None else matrix ^ self._flip
-        matrix[:, -1] &= self._mask[-1]
+            matrix, own = _mirrored(matrix, stored.bits, self._cols), True
+        if self._flip is not None:
+            matrix, own = np.bitwise_xor(matrix, self._flip, out=matrix if own else None), True
+        if self._mask[-1] != 0xFF:
+            matrix = matrix if own else matrix.copy()
+            matrix[:, -1] &= self._mask[-1]
         if target.in_rows(self._cols):
-            return matrix
+            return np.ascontiguousarray(matrix)
         return join_rows(matrix, self._cols * target.bits)
 
 
@@ -207,18 +224,9 @@ def pieces(part: Part) -> Iterator[Array]:
 
 def _shifted(zeros: Array, delta: float, dtype: str) -> Array | None:
     """Return ``zeros + delta`` in ``dtype``; None unless each is exact. ``delta`` is a power of two from 1 to 128."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        small = cast(zeros, "f32")
-        if bool((np.abs(small) <= _FEW_BITS).all()):
-            # Where the difference is the zero point again, no bit of it was lost in the sum.
-            sums = small + np.float32(delta)
-            made = cast(sums, dtype)
-            return made if bool(((sums - np.float32(delta) == small) & (cast(made, "f32") == sums)).all()) else None
-        wide = zeros.astype(np.float64)
-        moved = wide + delta
-        out = moved.astype(numpy_dtype(dtype))
-        exact = (np.abs(wide) <= _MOST_ZERO) & (moved - delta == wide) & (out.astype(np.float64) == moved)
-    return out if bool(exact.all()) else None
+    out = np.empty(zeros.shape, numpy_dtype(dtype))
+    fits = native.kernels.affine_shift(as_bits(zeros), float_name(zeros), delta, written(out), dtype)
+    return out if fits else None
 
 
 def _row_mask(bits: int, cols: int, *, flip: bool) -> Array:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import lcm
+
 import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, difference, pieces
 from ingot.codecs.affine.word_rows import AWQ_PLACES, packed_words, plane_words, unpacked
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core import native
-from ingot.core.dtypes import file_bytes, from_file
-from ingot.core.floats import cast
+from ingot.core.buffers import scratch
+from ingot.core.dtypes import file_bytes, from_file, numpy_dtype
+from ingot.core.floats import as_bits, float_name
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
 from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, MODELOPT, WordsLayout, words
 from ingot.model.tensor import Array, Tensor
 
-_ROWS = 256  # that are brought to words at a time where all are turned together
+_STRIP = 1 << 20  # bytes of rows that are turned at a time
+_FEW_STRIPS = 1 << 22  # the same where the source is gone through for each
 _PLANES_MEMORY = 24  # bytes per code on the way to planes: a byte a bit, twice, and words
+_PAIRS_MEMORY = 3  # the same on the way to bytes of two rows
 
 
 def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repacked:
-    """Return a checked tensor of layout ``stored`` in the layout ``target``.
-
-    What goes row by row is made chunk by chunk; what is turned is made of all rows at once.
-    """
+    """Return a checked tensor of layout ``stored`` in the layout ``target``."""
     rows, cols = tensor.matrix_shape
     reason = "the order or factors of columns are not known" if target.scattered else difference(stored, target.rows)
     if len(tensor.shape) != 2 or not rows or not cols:
@@ -39,20 +42,48 @@ def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repac
     if reason is not None:
         return cannot(target, reason)
     plain = AffineRepack(tensor, stored, target.rows)
-    parts = target.part_specs(tensor.shape)
     why_not = plain.why_not() or _why_not(plain, target)
-    memory = 3 * plain.memory + 16 * target.groups(cols)
-    step = 32
-    if target.turned:  # codes and words of all rows, and what some of them take on the way
-        width, groups = 4 * words(cols, target.bits), target.groups(cols)
-        if target.form == GPTQ_PLANES:
-            memory += _PLANES_MEMORY * cols
-        memory, step = 2 * width + 24 * groups + -(-memory * min(_ROWS, rows) // rows), rows
-    return Repacked(target, parts, rows, step, memory, why_not, lambda: _reader(plain, target))
+    return in_words(plain, plain.passing if target.turned else plain.reader, target, why_not)
 
 
-def _reader(plain: AffineRepack, target: WordsLayout) -> RepackReader:
-    return TurnedReader(plain, target) if target.turned else RowsReader(plain, target)
+def in_words(
+    plain: AffineRepack, begin: Callable[[], RepackReader], target: WordsLayout, why_not: str | None, beside: int = 0
+) -> Repacked:
+    """Return a matrix in the layout ``target``, of whose rows ``begin`` makes a pass as ``plain`` would.
+
+    A row takes ``beside`` bytes more than it does there. What goes row by row is made chunk by chunk. What is turned
+    goes through all rows for some of the columns, as many as there is room for: all at best.
+    """
+    tensor = plain.tensor
+    (rows, cols), parts = tensor.matrix_shape, target.part_specs(tensor.shape)
+    memory = plain.memory + beside + 4 * words(cols, target.bits) + 16 * target.groups(cols)
+    memory += {GPTQ_PLANES: _PLANES_MEMORY, MODELOPT: _PAIRS_MEMORY}.get(target.form, 0) * cols
+    if not target.turned:
+        return Repacked(
+            target,
+            parts,
+            rows,
+            32,
+            memory,
+            why_not,
+            lambda: RowsReader(_Rows(begin(), tensor, target), target, cols),
+            again=plain.again,
+        )
+    unit = lcm(32, target.group or 32)  # columns, which begin a word and a group
+    each = rows * (4 * words(unit, target.bits) + 8 * (unit // (target.group or unit)))
+    size = _FEW_STRIPS if plain.again else _STRIP
+    strip = max(1, size // (4 * words(cols, target.bits)) // 32) * 32
+    return Repacked(
+        target,
+        parts,
+        -(-cols // unit),
+        1,
+        each,
+        why_not,
+        lambda: TurnedReader(lambda: _Rows(begin(), tensor, target), target, (rows, cols), strip),
+        held=min(strip, rows) * memory,
+        again=True,
+    )
 
 
 def _range(target: WordsLayout) -> tuple[int, int]:
@@ -76,25 +107,23 @@ def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
 
 
 def _integers(zeros: Array, target: WordsLayout) -> Array | None:
+    """Return zero points as bytes, of signed codes in two's complement; None unless all are integers in range."""
     low, high = _range(target)
-    wide = cast(zeros, "f32")
-    if not bool(((wide >= low) & (wide <= high) & (wide == np.rint(wide))).all()):
-        return None
-    return wide.astype(np.int16)
+    found = np.empty(zeros.shape, np.uint8)
+    fits = native.kernels.affine_integers(as_bits(zeros), float_name(zeros), low, high, found.reshape(-1))
+    return found if fits else None
 
 
-class _Reader:
-    """One pass over a tensor's parts."""
+class _Rows:
+    """One pass over a tensor's rows, packed row by row already."""
 
-    def __init__(self, plain: AffineRepack, target: WordsLayout) -> None:
-        self._inner, self._target, self._where = plain.reader(), target, plain.tensor.name
-        self._cols = plain.tensor.matrix_shape[1]
-        self._groups = target.groups(self._cols)
+    def __init__(self, inner: RepackReader, tensor: Tensor, target: WordsLayout) -> None:
+        self._inner, self._target, self._where = inner, target, tensor.name
 
     def finish(self) -> None:
         self._inner.finish()
 
-    def _rows(self, rows: int) -> tuple[Array, Array, Array | None]:
+    def read(self, rows: int) -> tuple[Array, Array, Array | None]:
         """Return the next rows: codes [rows, whole words in bytes], scales and zero points [rows, groups]."""
         parts = self._inner.read(rows)
         padded = codes = parts[CODES].reshape(rows, -1)
@@ -113,12 +142,19 @@ class _Reader:
         return padded, parts[SCALES].reshape(rows, -1), zeros
 
 
-class RowsReader(_Reader):
+class RowsReader:
     """Makes forms that go row by row."""
+
+    def __init__(self, source: _Rows, target: WordsLayout, cols: int) -> None:
+        self._source, self._target, self._cols = source, target, cols
+        self._groups = target.groups(cols)
+
+    def finish(self) -> None:
+        self._source.finish()
 
     def read(self, rows: int) -> dict[str, Array]:
         target = self._target
-        codes, scales, zeros = self._rows(rows)
+        codes, scales, zeros = self._source.read(rows)
         if target.form == MODELOPT:
             return {CODES: self._in_pairs(codes), SCALES: scales}
         if target.signed:
@@ -126,7 +162,7 @@ class RowsReader(_Reader):
         if target.form != AWQ_GEMV:
             parts = {CODES: codes, SCALES: scales}
             if zeros is not None:
-                packed = zeros.astype(np.int8) if target.signed else packed_words(zeros.T, target.bits).T
+                packed = zeros.view(np.int8) if target.signed else packed_words(zeros.T, target.bits).T
                 parts[ZEROS] = np.ascontiguousarray(packed)
             return parts
         return self._for_gemv(codes, scales, zeros)
@@ -150,38 +186,61 @@ class RowsReader(_Reader):
         return parts
 
 
-class TurnedReader(_Reader):
-    """Makes forms whose words hold several inputs of one output, or several outputs of one input: of all rows."""
+class TurnedReader:
+    """Makes forms whose words hold several inputs of one output, or several outputs of one input: some columns of all
+    rows at a time, in a pass over the tensor each."""
 
-    def read(self, rows: int) -> dict[str, Array]:
-        target = self._target
-        codes, scales, zeros = self._every(rows)
-        turned = np.empty(codes.size, np.uint8)
-        turn = native.kernels.words_to_awq if target.form == AWQ else native.kernels.words_turn
-        turn(codes.reshape(-1), 0, codes.shape[1], rows, codes.shape[1] // 4, turned)
-        parts = {CODES: turned, SCALES: np.ascontiguousarray(scales.T)}
-        if zeros is not None:
-            points = zeros.T - 1 if target.form == GPTQ_V1 else zeros.T
+    def __init__(self, begin: Callable[[], _Rows], target: WordsLayout, matrix: tuple[int, int], strip: int) -> None:
+        self._begin, self._target, self._strip = begin, target, strip
+        self._height, self._cols = matrix
+        self._unit = lcm(32, target.group or 32)
+        self._next = 0
+
+    def read(self, units: int) -> dict[str, Array]:
+        """Return the next columns, ``units`` times as many as are written alone."""
+        first, last = self._next * self._unit, min((self._next + units) * self._unit, self._cols)
+        self._next += units
+        target, height, source = self._target, self._height, self._begin()
+        line, end = words(first, target.bits), words(last, target.bits)
+        size = target.group or self._cols
+        groups = slice(first // size if target.group else int(first > 0), -(-last // size))
+        turned = scratch((4 * (end - line) * height,), np.uint8)
+        scales = np.empty((groups.stop - groups.start, height), numpy_dtype(target.scales))
+        zeros = np.empty(scales.shape, np.uint8) if isinstance(target.zero, Points) else None
+        for row in range(0, height, self._strip):
+            some = slice(row, min(row + self._strip, height))
+            codes, steps, points = source.read(some.stop - row)
+            self._turn(codes, line, end, row, turned)
+            scales[:, some] = steps[:, groups].T
+            if zeros is not None and points is not None:
+                zeros[:, some] = points[:, groups].T
+        source.finish()
+        parts = {CODES: turned, SCALES: scales}
+        if zeros is not None and len(zeros):  # what rows have once goes with the first columns
+            if target.form == GPTQ_V1:
+                zeros -= np.uint8(1)
             pack = plane_words if target.form == GPTQ_PLANES else packed_words
-            parts[ZEROS] = _awq_words(points) if target.form == AWQ else pack(points, target.bits)
+            parts[ZEROS] = _awq_words(zeros) if target.form == AWQ else pack(zeros, target.bits)
         return parts
+
+    def finish(self) -> None:
+        """Each pass ends with ``read``."""
+
+    def _turn(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
+        """Put words ``line`` to ``end`` of some rows, the first of them ``row``, where they belong."""
+        if self._target.form == GPTQ_PLANES:
+            codes = self._in_planes(codes)
+        at = (codes.reshape(-1), 4 * line, codes.shape[1], len(codes), end - line, out)
+        if self._target.form == AWQ:
+            native.kernels.words_to_awq(*at, row // 2, self._height // 2)
+        else:
+            native.kernels.words_turn(*at, 4 * row, 4 * self._height)
 
     def _in_planes(self, rows: Array) -> Array:
         """Return rows of codes in words, one stream a row, as words of planes; both in bytes as files have them."""
         stored = from_file(rows.reshape(-1), "u32").reshape(len(rows), -1)
         packed = plane_words(unpacked(stored, self._target.bits, self._cols), self._target.bits)
         return np.frombuffer(file_bytes(packed), np.uint8).reshape(len(rows), -1)
-
-    def _every(self, rows: int) -> tuple[Array, Array, Array | None]:
-        """Return all rows, as ``_rows`` does: read some at a time, since reading takes several times their bytes."""
-        codes = np.empty((rows, 4 * words(self._cols, self._target.bits)), np.uint8)
-        scales, zeros = list[Array](), list[Array]()
-        for start in range(0, rows, _ROWS):
-            some, steps, points = self._rows(min(_ROWS, rows - start))
-            codes[start : start + _ROWS] = self._in_planes(some) if self._target.form == GPTQ_PLANES else some
-            scales.append(steps)
-            zeros += [] if points is None else [points]
-        return codes, np.concatenate(scales), np.concatenate(zeros) if zeros else None
 
 
 def _awq_words(points: Array) -> Array:

@@ -75,10 +75,11 @@ class Watched(Protocol):
 class MadeSource:
     """Rows of bytes that ``make(first, last)`` makes when they are read; at most ``held`` bytes of them are held.
 
-    Who reads on gets more at a time, who only looks at the beginning leaves little behind.
+    Who reads on gets more at a time, who only looks at the beginning leaves little behind. ``again`` tells whether
+    ``make`` goes through all of the source each time.
     """
 
-    mapped = False
+    mapped, again = False, False
 
     def __init__(
         self, source: Watched, rows: int, width: int, make: Callable[[int, int], Array], held: int = _HELD
@@ -93,6 +94,13 @@ class MadeSource:
         out = np.empty(length, np.uint8).data
         self.readinto(offset, out)
         return out
+
+    def whole_rows(self, offset: int, length: int) -> Array | None:
+        """Return so many bytes, which are nobody's to write to; None unless they are whole rows, and not held."""
+        (row, before), (count, after) = divmod(offset, max(self._width, 1)), divmod(length, max(self._width, 1))
+        if before or after or not count or row < self._first + self._held.size // max(self._width, 1):
+            return None
+        return self._make(row, row + count).reshape(-1).view(np.uint8)
 
     def readinto(self, offset: int, out: memoryview) -> None:
         if not out.nbytes:
@@ -120,7 +128,10 @@ class MadeSource:
         """Nothing to do: the source belongs to somebody else."""
 
 
-def made_part(part: Part, dtype: str, rows: int, width: int, make: Callable[[int, int], Array]) -> Part:
+def made_part(
+    part: Part, dtype: str, rows: int, width: int, make: Callable[[int, int], Array], *, again: bool = False
+) -> Part:
     """Return a part of ``rows`` rows of ``width`` bytes that are made of ``part`` as they are read."""
     source = MadeSource(part.source, rows, width, make)
+    source.again = again
     return Part(dtype, source.size, source, where=part.where)

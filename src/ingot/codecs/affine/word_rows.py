@@ -5,7 +5,7 @@ Forms: ``spec/affine_words.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,9 @@ import numpy as np
 from ingot.codecs.affine.marlin import BLOCK, marlin_codes, marlin_scales
 from ingot.codecs.affine.windows import Windows, made_part
 from ingot.core import native
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import DTYPES, file_bytes, from_file, little_endian, numpy_dtype
+from ingot.core.floats import written
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Points
 from ingot.model.layouts.words import (
@@ -44,6 +46,13 @@ from ingot.model.tensor import Array, Tensor
 AWQ_PLACES = tuple(int(place) for place in np.argsort([0, 2, 4, 6, 1, 3, 5, 7]))
 
 
+_TURNED = (GPTQ, GPTQ_V1, GPTQ_PLANES, AWQ)
+_CODES = 1 << 19  # that are taken apart at a time where each takes bytes of its own
+_STRIP = 1 << 20  # bytes of lines that are turned at a time
+_LINES = 64  # at whose multiples they begin: of so many words a row is written to in whole cache lines
+_NARROW = 16  # times the bytes asked for, for which lines are not read whole
+
+
 class WordRows:
     """Reads a checked tensor some rows at a time."""
 
@@ -67,21 +76,36 @@ class WordRows:
         """Return the codes of rows ``first`` to ``last`` as a bit stream each, low bits first, u8 [rows, bytes]."""
         forms: Mapping[str, Callable[[int, int], Array]] = {
             **dict.fromkeys((GPTQ, GPTQ_V1), self._turned),
+            GPTQ_PLANES: self._planes,
             **dict.fromkeys((HQQ, QUANTO), self._stacked),
             AWQ: self._awq,
-            GPTQ_PLANES: self._planes,
             HQQ_COLUMNS: self._strided,
             MARLIN_24: self._marlin,
             MODELOPT: self._pairs,
             PACKED_LOOSE: self._loose,
         }
-        if self._layout.form in forms:
-            return forms[self._layout.form](first, last)
+        form = self._layout.form
+        if form in _TURNED:
+            return forms[form](first, last)
+        if form in forms:
+            return self._in_strips(last - first, lambda start, stop: forms[form](first + start, first + stop))
         return self._codes.read(slice(first, last), 0, self._codes.width)[:, : self._row_bytes]
 
     def _planes(self, first: int, last: int) -> Array:
-        bits = self._layout.bits
-        return stream(joined_planes(_words(self._turned(first, last)), bits), bits)
+        bits, turned = self._layout.bits, self._turned(first, last)
+        return self._in_strips(
+            len(turned), lambda start, stop: stream(joined_planes(_words(turned[start:stop]), bits), bits)
+        )
+
+    def _in_strips(self, rows: int, make: Callable[[int, int], Array]) -> Array:
+        """Return what ``make`` makes of some rows after others: on the way it takes many bytes for a code."""
+        step = max(1, _CODES // max(1, self.cols) // BLOCK) * BLOCK
+        if rows <= step:
+            return make(0, rows)
+        out = scratch((rows, self._row_bytes), np.uint8)
+        for start in range(0, rows, step):
+            out[start : start + step] = make(start, min(start + step, rows))
+        return out
 
     def _loose(self, first: int, last: int) -> Array:
         bits, stored = self._layout.bits, self._codes.read(slice(first, last), 0, self._codes.width)
@@ -157,8 +181,10 @@ class WordRows:
                 stored[size - 1 :: size] ^= 0x80  # another sign
             return stored
         points = self.points(first, last)
-        numbers = np.arange(256, dtype=np.uint8).view(points.dtype).astype(numpy_dtype(self._layout.scales))
-        return np.frombuffer(file_bytes(numbers[points.view(np.uint8)]), np.uint8)
+        numbers = np.empty(points.shape, numpy_dtype(self._layout.scales))
+        signed = points.dtype == np.int8
+        native.kernels.affine_numbers(points.view(np.uint8).reshape(-1), signed, written(numbers), self._layout.scales)
+        return np.frombuffer(file_bytes(numbers), np.uint8)
 
     def _stacked(self, first: int, last: int) -> Array:
         begin, end = first * self._groups, last * self._groups
@@ -215,26 +241,41 @@ class WordRows:
         return stream(marlin_codes(stored, meta, bits, self._where)[first - begin : last - begin], bits)
 
     def _turned(self, first: int, last: int) -> Array:
-        lines, whole = self._codes.rows, self._codes.whole()
-        out = np.empty((last - first, 4 * lines), np.uint8)
-        if whole is None:
-            window = self._codes.read(slice(0, lines), 4 * first, 4 * last)
-            native.kernels.words_turn(window.reshape(-1), 0, window.shape[1], lines, last - first, out.reshape(-1))
-        else:
-            native.kernels.words_turn(whole, 4 * first, self._codes.width, lines, last - first, out.reshape(-1))
+        lines = self._codes.rows
+        out = scratch((last - first, 4 * lines), np.uint8)
+        for line, held, start, stride in self._windows(4 * first, 4 * last):
+            count = len(held) // stride
+            turn = native.kernels.words_turn
+            turn(held, start, stride, count, last - first, out.reshape(-1), 4 * line, 4 * lines)
         return out[:, : self._row_bytes]
 
     def _awq(self, first: int, last: int) -> Array:
         begin, end = first // 8, -(-last // 8)
-        out = np.empty((8 * (end - begin), self.cols // 2), np.uint8)
-        whole = self._codes.whole()
-        if whole is None:
-            window = self._codes.read(slice(0, self.cols), 4 * begin, 4 * end)
-            at = (window.reshape(-1), 0, window.shape[1])
-        else:
-            at = (whole, 4 * begin, self._codes.width)
-        native.kernels.words_from_awq(*at, self.cols, end - begin, out.reshape(-1))
+        out = scratch((8 * (end - begin), self.cols // 2), np.uint8)
+        for line, held, start, stride in self._windows(4 * begin, 4 * end):
+            count = len(held) // stride
+            turn = native.kernels.words_from_awq
+            turn(held, start, stride, count, end - begin, out.reshape(-1), line // 2, self.cols // 2)
         return out[first - 8 * begin : last - 8 * begin]
+
+    def _windows(self, start: int, stop: int) -> Iterator[tuple[int, Array, int, int]]:
+        """Yield lines of codes, of which bytes ``start`` to ``stop`` are asked for.
+
+        The first line's number, bytes with whole lines in them, where the first of those asked for lies, and the
+        distance from line to line. Where few bytes of a line are asked for, only these are read; else so many lines
+        at a time as stay in a cache until they are turned.
+        """
+        codes = self._codes
+        whole = codes.whole()
+        if whole is not None:
+            yield 0, whole, start, codes.width
+        elif codes.width > _NARROW * (stop - start):
+            yield 0, codes.read(slice(0, codes.rows), start, stop).reshape(-1), 0, stop - start
+        else:
+            step = max(1, _STRIP // codes.width // _LINES) * _LINES
+            for line in range(0, codes.rows, step):
+                some = slice(line, min(line + step, codes.rows))
+                yield line, codes.read(some, 0, codes.width).reshape(-1), start, codes.width
 
 
 def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
@@ -250,7 +291,8 @@ def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
             made[spec.role] = _retyped(tensor, spec.role, spec.dtype)
             continue
         make = {CODES: source.codes, SCALES: source.scales, ZEROS: source.float_points}[spec.role]
-        made[spec.role] = made_part(part, spec.dtype, count, (spec.length or 0) // max(count, 1), make)
+        width, again = (spec.length or 0) // max(count, 1), layout.turned and spec.role == CODES
+        made[spec.role] = made_part(part, spec.dtype, count, width, make, again=again)
     return Tensor(tensor.name, tensor.shape, tensor.dtype, rows.codec, made, rows.attributes())
 
 

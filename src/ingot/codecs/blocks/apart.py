@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.core import native
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import cast
-from ingot.core.parallel import for_ranges
+from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS
 from ingot.model.layouts.families import OWN
@@ -26,8 +26,6 @@ STRANGE: Mapping[str, Array] = {
 In MXFP4 2^128, where E8M0 has NaN; in NVFP4 0 for E4M3's NaN, and numbers without their sign.
 """
 
-_STEP = 1 << 20  # elements that a thread takes at a time
-
 
 def unpack(kind: str, blocks: Array) -> dict[str, Array]:
     """Take blocks (u8) of a type of ``OWN`` apart: the parts of that layout, as its storage types.
@@ -37,16 +35,9 @@ def unpack(kind: str, blocks: Array) -> dict[str, Array]:
     own, (elements, nbytes, _) = OWN[kind], TYPES[kind]
     count = blocks.size // nbytes
     (codes, *numbers) = own.part_specs((1, count * elements))
-    out = [np.empty(count * elements * own.bits // 8, np.uint8)]
+    out = [scratch((count * elements * own.bits // 8,), np.uint8)]
     out += [np.empty(part.length or 0, np.uint8) for part in numbers]
-    widths = [part.size // max(count, 1) for part in out]
-
-    def run(start: int, stop: int) -> None:
-        some = [part[start * width : stop * width] for part, width in zip(out, widths, strict=True)]
-        low = some[2] if len(some) == 3 else None
-        native.kernels.ggml_unpack(kind, blocks[start * nbytes : stop * nbytes], some[0], some[1], low)
-
-    for_ranges(count, max(1, _STEP // elements), run)
+    native.kernels.ggml_unpack(kind, blocks[: count * nbytes], out[0], out[1], out[2] if len(out) == 3 else None)
     typed = (part.view(numpy_dtype(spec.dtype)) for part, spec in zip(out[1:], numbers, strict=True))
     return {codes.role: out[0], **dict(zip((part.role for part in numbers), typed, strict=True))}
 
@@ -58,18 +49,8 @@ def pack(kind: str, parts: dict[str, Array]) -> Array:
     scales, minima = parts[SCALES].view(np.uint8), parts.get(ZEROS)
     low = None if minima is None else minima.view(np.uint8)
     count = codes.size * 8 // own.bits // elements
-    blocks, width, each = np.empty(count * nbytes, np.uint8), elements * own.bits // 8, scales.size // max(count, 1)
-
-    def run(start: int, stop: int) -> None:
-        native.kernels.ggml_pack(
-            kind,
-            codes[start * width : stop * width],
-            scales[start * each : stop * each],
-            None if low is None else low[start * each : stop * each],
-            blocks[start * nbytes : stop * nbytes],
-        )
-
-    for_ranges(count, max(1, _STEP // elements), run)
+    blocks = scratch((count * nbytes,), np.uint8)
+    native.kernels.ggml_pack(kind, codes, scales, low, blocks)
     return blocks
 
 
@@ -93,6 +74,6 @@ def changed(tensor: Tensor) -> IntegrityError:
 
 def as_f16(numbers: Array) -> Array | None:
     """Return f32 numbers as f16; None unless each is the same."""
-    small = cast(numbers, "f16")
-    same = (cast(small, "f32") == numbers) | np.isnan(numbers)
-    return small if bool(same.all()) else None
+    small = np.empty(numbers.shape, np.float16)
+    same = native.kernels.affine_same(as_bits(numbers), float_name(numbers), written(small), "f16")
+    return small if same else None

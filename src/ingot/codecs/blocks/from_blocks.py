@@ -7,16 +7,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.codecs.affine.codec import AffineCodec
+from ingot.codecs.affine.repack import AffineRepack
+from ingot.codecs.affine.to_words import in_words
 from ingot.codecs.affine.windows import Windows, made_part
 from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.blocks.apart import STRANGE, changed, strange, unpack
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import file_bytes
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.families import OWN
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import CODEBOOK, SECOND, ScaledCodebookLayout
+from ingot.model.layouts.words import WordsLayout
 from ingot.model.part import CHUNK, Part, memory_part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -40,7 +44,11 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
     if not found.exact or reason:
         return found if reason is None else cannot(target, reason)
     numbers = sum(part.length or 0 for part in own.part_specs((1, cols)))
-    memory = found.memory + blocks.row_bytes + 2 * numbers  # as read, and taken apart
+    apart = blocks.row_bytes + 2 * numbers  # as read, and taken apart
+    if isinstance(target, WordsLayout) and isinstance(own, AffineLayout) and target.turned:
+        plain = AffineRepack(blocks.whole(), own, target.rows)
+        return in_words(plain, lambda: _BlockParts(blocks, target.rows), target, None, apart)
+    memory = found.memory + apart
     return replace(found, rows=found.rows if cols else 0, memory=memory, reader=lambda: _BlockParts(blocks, target))
 
 
@@ -119,7 +127,7 @@ class _BlockParts:
 
     def read(self, rows: int) -> dict[str, Array]:
         blocks = self._blocks
-        raw = np.empty(rows * blocks.row_bytes, np.uint8)
+        raw = scratch((rows * blocks.row_bytes,), np.uint8)
         self._reader.readinto(raw.data)
         if self._target == blocks.own:
             return unpack(blocks.stored.type, raw)

@@ -40,6 +40,7 @@ def to_blocks(tensor: Tensor, stored: AffineLayout, target: GgmlBlocksLayout) ->
         memory,
         blocks.why_not(),
         lambda: _AffineBlocks(blocks),
+        again=blocks.points.again,
     )
 
 
@@ -106,7 +107,7 @@ class _AffineBlocks:
     """One pass over affine parts, of which blocks come."""
 
     def __init__(self, blocks: _ToBlocks) -> None:
-        self._blocks, self._inner = blocks, blocks.points.reader()
+        self._blocks, self._inner = blocks, blocks.points.passing()
         cols = blocks.tensor.matrix_shape[1]
         self._groups = blocks.stored.scale_shape(1, cols)[-1]
         starts = np.arange(0, cols, _COLUMNS)
