@@ -11,6 +11,7 @@ from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress
 from ingot.engine.cost import affordable
 from ingot.engine.work import Chunking, Room, Step
+from ingot.model.bytesource import Holding
 
 # What the process takes beside chunks: thread stacks, allocator slack, the manifest being built.
 RESERVE = 24 << 20
@@ -58,12 +59,18 @@ def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
         return max(available_ram() // 4, 1 << 28)
     workers = resources.workers
     reserve = RESERVE + _RESERVE_PER_TENSOR * len(steps)
-    # What one tensor's fit passes found is still written with while the next one's begin.
-    reserve += sum(sorted(step.held for step in steps)[-2:])
+    # What one tensor's fit passes found is still written with while the next one's begin; so is what bytes are made of.
+    reserve += sum(sorted(step.held + _made(step) for step in steps)[-2:])
     reserve += workers * max((step.scratch for step in steps), default=0)
     if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
     return parse_size(resources.ram) - anonymous_rss() - reserve
+
+
+def _made(step: Step) -> int:
+    """Return the memory of sources that make a tensor's bytes as they are read."""
+    sources = {id(part.source): part.source for part in step.tensor.parts.values()}
+    return sum(source.held for source in sources.values() if isinstance(source, Holding))
 
 
 def cut(steps: Sequence[Step], resources: Resources, *, measured: bool) -> tuple[list[Chunking], int, int]:

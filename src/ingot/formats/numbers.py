@@ -38,6 +38,11 @@ class ConvertedSource(MemorySource):
         self.size = size
         self._read: Callable[[], bytes] | None = read
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory that reading takes: what is made, and at first what it is made of."""
+        return 2 * self.size
+
     def view(self, offset: int, length: int) -> memoryview:
         if self._read is not None:
             self._data = memoryview(self._read())

@@ -57,6 +57,14 @@ class ByteSource(Protocol):
 
 
 @runtime_checkable
+class Holding(Protocol):
+    """A source whose bytes are made as they are read: ``held`` is the memory that it takes while it is."""
+
+    @property
+    def held(self) -> int: ...
+
+
+@runtime_checkable
 class Stamped(Protocol):
     """A source that is a file, and can tell one state of it from another."""
 

@@ -14,8 +14,10 @@ import ingot
 from ingot.core.memory import parse_size
 from ingot.engine import resources
 from ingot.engine.resources import Resources
+from ingot.engine.steps import Move
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
+from ingot.ops.views.turn import turn
 from ingot.testing.memory import peak_anonymous
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
@@ -143,3 +145,18 @@ def test_without_a_ceiling_chunks_take_a_quarter_of_what_is_free(monkeypatch: py
     for free, budget in ((16 << 30, 4 << 30), (1 << 30, 1 << 28), (0, 1 << 28)):
         monkeypatch.setattr(resources, "available_ram", lambda free=free: free)
         assert resources.chunk_budget(Resources(), []) == budget
+
+
+@pytest.mark.parametrize(("recipe", "least"), [("f16", 4), ("int4", 12)])
+def test_matrices_that_are_turned_are_reckoned_with(
+    recipe: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read some columns at a time; what has to be decoded for it is held whole."""
+    monkeypatch.setattr(resources, "anonymous_rss", lambda: 0)
+    values = np.random.default_rng(2).standard_normal((512, 2048)).astype(np.float32)
+    ingot.save(tmp_path / "m.zt", {"up_proj.weight": values})
+    ingot.convert(tmp_path / "m.zt", tmp_path / "q.zt", recipe=recipe)
+    with ingot.open(tmp_path / "q.zt") as plain, turn(plain, {"up_proj.weight": "turned"}) as turned:
+        steps = [[Move(tensor, tensor.spec())] for tensor in (plain["up_proj.weight"], turned["turned"])]
+        budgets = [resources.chunk_budget(Resources(ram="4GiB"), step) for step in steps]
+        assert budgets[0] - budgets[1] >= least * values.size

@@ -73,7 +73,8 @@ class Watched(Protocol):
 
 
 class MadeSource:
-    """Rows of bytes that ``make(first, last)`` makes when they are read; at most ``held`` bytes of them are held.
+    """Rows of bytes that ``make(first, last)`` makes when they are read; at most ``most`` bytes of them are held, and
+    ``beside`` that ``make`` holds itself.
 
     Who reads on gets more at a time, who only looks at the beginning leaves little behind. ``again`` tells whether
     ``make`` goes through all of the source each time.
@@ -82,13 +83,24 @@ class MadeSource:
     mapped, again = False, False
 
     def __init__(
-        self, source: Watched, rows: int, width: int, make: Callable[[int, int], Array], held: int = _HELD
+        self,
+        source: Watched,
+        rows: int,
+        width: int,
+        make: Callable[[int, int], Array],
+        most: int = _HELD,
+        beside: int = 0,
     ) -> None:
         self._source, self._rows, self._width, self._make = source, rows, width, make
         self.name, self.size = source.name, rows * width
-        self._most = max(1, held // max(1, width) // _STEP) * _STEP
+        self._most = max(1, most // max(1, width) // _STEP) * _STEP
         self._step = self._least = min(self._most, max(1, _FIRST // max(1, width) // _STEP) * _STEP)
-        self._first, self._held = 0, np.empty(0, np.uint8)
+        self._first, self._held, self._beside = 0, np.empty(0, np.uint8), beside
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that reading takes: twice those of a piece, which is made of as many others."""
+        return 2 * min(self.size, self._most * self._width) + self._beside
 
     def view(self, offset: int, length: int) -> memoryview:
         out = np.empty(length, np.uint8).data

@@ -78,7 +78,8 @@ def turned_matrix(tensor: Tensor, name: str) -> Tensor:
         return replace(flipped, name=name, shape=shape, origin=None)
     columns = _Columns(tensor)
     first = next(iter(tensor.parts.values()))
-    source = MadeSource(first.source, prod(shape[:-1]), shape[-1] * row.bits // 8, columns.read, _HELD)
+    width = shape[-1] * row.bits // 8
+    source = MadeSource(first.source, prod(shape[:-1]), width, columns.read, _HELD, columns.held)
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: {DATA}")
     codec = CODECS[DenseLayout.codec]
     told = "" if tensor.codec == DenseLayout.codec else tensor.codec
@@ -170,6 +171,11 @@ class _Columns:
         if tensor.codec == DenseLayout.codec and part is not None and part.encoding == "raw":
             CODECS[DenseLayout.codec].check(tensor)
             self._windows = Windows(replace(part), tensor.matrix_shape[0], self._cols * self._size)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the values of one matrix, where it has to be decoded."""
+        return 0 if self._windows is not None else self._rows * self._cols * self._size
 
     def read(self, first: int, last: int) -> Array:
         """Return columns ``first`` to ``last``, counted through all matrices, one behind the other."""
