@@ -4,16 +4,21 @@
 
 The sources are made of seeded Gaussian weights in a temporary folder. Figures are bytes of the source's files per
 second of processor time, of all threads together, user and system: what one thread of a machine that has nothing else
-to do gets through, from files in the page cache into files. Beside them stands a plain copy of the same bytes.
+to do gets through, from files in the page cache into files. A plain copy of the same bytes is measured in turn with
+every pair: behind each figure stands how many times as long it takes, and which share of it are reading, writing and
+digests.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from clock import turns
 
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
+from ingot.core import checksums
 from ingot.core.floats import cast
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor
@@ -55,9 +61,51 @@ def pair(source: Path, target: Path, family: str, arguments: argparse.Namespace)
             ingot.convert(source, target, format=family, threads=arguments.threads, max_ram=arguments.max_ram)
         )
 
-    took = turns(arguments.repeat, way, clock=time.process_time)[0]
+    plain = target.with_name("copy")
+    way()
+    took, copy = turns(arguments.repeat, way, lambda: copied(source, plain), clock=time.process_time)
+    start = time.process_time()
+    with moving() as moved:
+        way()
+    share = moved[0] / (time.process_time() - start)
     remove(target)
-    return {"rate": size(source) / took / 1e9, "actions": dict(reports[-1].actions), "exact": reports[-1].exact}
+    rates = {"rate": size(source) / took / 1e9, "copy": size(source) / copy / 1e9, "moving": share}
+    return {**rates, "actions": dict(reports[-1].actions), "exact": reports[-1].exact}
+
+
+def copied(source: Path, target: Path) -> None:
+    """Copy a file or folder as ``cp`` does, and remove the copy."""
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)
+    remove(target)
+
+
+@contextmanager
+def moving() -> Iterator[list[float]]:
+    """Add up the processor time that reading, writing and digests take while this block runs."""
+    total = [0.0]
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return function(*arguments)
+            finally:
+                total[0] += time.thread_time() - start
+
+        return run
+
+    places: list[tuple[Any, str]] = [(os, "preadv"), (os, "pwrite"), (checksums.Crc32c, "update")]
+    before = [getattr(*place) for place in places]
+    for (where, name), function in zip(places, before, strict=True):
+        setattr(where, name, timed(function))
+    try:
+        yield total
+    finally:
+        for (where, name), function in zip(places, before, strict=True):
+            setattr(where, name, function)
 
 
 def main() -> None:
@@ -77,13 +125,10 @@ def main() -> None:
         folder, tensor = Path(name), weights(arguments.group)
         count = max(1, arguments.megabytes * 10**6 // tensor.nbytes)
         ingot.save(folder / "base.zt", {NAME.format(index): tensor for index in range(count)})
-        copy = turns(
-            arguments.repeat, lambda: shutil.copyfile(folder / "base.zt", folder / "copy"), clock=time.process_time
-        )[0]
-        remove(folder / "copy")
-        print(f"GB/s of processor time, {size(folder / 'base.zt') / 1e6:.0f} MB, groups of {arguments.group}, under")
-        print(f"{arguments.max_ram}; a plain copy of the file: {size(folder / 'base.zt') / copy / 1e9:.2f}")
-        print(f"{'from':20}" + "".join(f"{target:>20}" for target in arguments.targets))
+        megabytes = size(folder / "base.zt") / 1e6
+        print(f"GB/s of processor time, {megabytes:.0f} MB, groups of {arguments.group}, under {arguments.max_ram};")
+        print("how many times as long as a plain copy; share of reading, writing and digests")
+        print(f"{'from':20}" + "".join(f"{target:>22}" for target in arguments.targets))
         for family in arguments.sources:
             source = folder / f"source{FAMILIES[family]}"
             ingot.convert(folder / "base.zt", source, format=family)
@@ -92,15 +137,16 @@ def main() -> None:
                 for target in arguments.targets
             }
             remove(source)
-            print(f"{family:20}" + "".join(f"{shown(rows[family][target]):>20}" for target in arguments.targets))
+            print(f"{family:20}" + "".join(f"{shown(rows[family][target]):>22}" for target in arguments.targets))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"copy": copy, "rows": rows}, indent=2))
+        arguments.json.write_text(json.dumps({"rows": rows}, indent=2))
 
 
 def shown(found: dict[str, Any]) -> str:
-    """A rate, and what is not a repack."""
+    """A rate, what stands beside it, and what is not a repack."""
     note = "" if set(found["actions"]) == {"repacked"} else " " + "/".join(found["actions"])
-    return f"{found['rate']:.2f}{note}{'' if found['exact'] else ' !'}"
+    ratio = found["copy"] / found["rate"]
+    return f"{found['rate']:.2f} {ratio:.1f}x {found['moving']:.0%}{note}{'' if found['exact'] else ' !'}"
 
 
 if __name__ == "__main__":

@@ -141,6 +141,25 @@ def test_re_laying_holds_no_whole_tensor(tmp_path: Path) -> None:
         assert (np.frombuffer(stored.parts["packed_weight"].view(), np.uint8) == 0x88).all()
 
 
+@pytest.mark.slow
+def test_words_are_turned_some_columns_at_a_time(tmp_path: Path) -> None:
+    """What is laid out column by column is larger than the room that is left, and so is what it is made of."""
+    rows, cols = 4096, 28672
+    parts = {"packed_weight": memory_part(np.zeros((rows, cols // 2), np.uint8), "u8")}
+    parts["scales"] = memory_part(np.ones((rows, cols // 128), np.float16), "f16")
+    params = {"codec_version": 1, "bits": 4, "granularity": "group", "group_size": 128, "axis": -1, "dtype": "f16"}
+    params |= {"packing": "rows_lsb", "signed": False, "zeros": False, "zero_point": 8}
+    tensor = Tensor("model.layers.0.mlp.up_proj.weight", (rows, cols), "f16", "affine", parts, params)
+    ingot.save(tmp_path / "big.zt", {tensor.name: tensor})
+    del parts, tensor
+    ingot.convert(tmp_path / "big.zt", tmp_path / "big.gguf")
+    for source, target in (("big.gguf", "gptq"), ("gptq", "awq"), ("awq", "big2.gguf")):
+        command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / source), str(tmp_path / target)]
+        command += ["--max-ram", "112MiB", "-q", "--format", target.removeprefix("big2.")]
+        assert peak_anonymous(command) < parse_size("112MiB")
+    assert (tmp_path / "big2.gguf").read_bytes() == (tmp_path / "big.gguf").read_bytes()
+
+
 def test_without_a_ceiling_chunks_take_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, budget in ((16 << 30, 4 << 30), (1 << 30, 1 << 28), (0, 1 << 28)):
         monkeypatch.setattr(resources, "available_ram", lambda free=free: free)

@@ -10,6 +10,7 @@ from ingot.codecs.affine.rows import align_rows, skip_bits
 from ingot.codecs.affine.windows import MadeSource
 from ingot.core.buffers import scratch
 from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.affine import AffineLayout, Blocks
 from ingot.model.part import CHUNK, Part
 from ingot.model.tensor import Array
@@ -22,6 +23,8 @@ class PackedReader:
         self._params, self._cols = params, cols
         self._reader, self._passed = part.reader(), 0
         self._made = part.source if isinstance(part.source, MadeSource) else None
+        plain = isinstance(part.source, MemorySource) and part.encoding == "raw" and part.digest is None
+        self._memory = part if plain else None
         self._buffer = np.empty(0, np.uint8)
         self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
         self._bit, self._last = 0, 0  # where the next row begins in the byte that was read last, if it is not 0
@@ -45,6 +48,8 @@ class PackedReader:
         size = rows * self._row_bits // 8
         made = self._made.whole_rows(self._passed, size) if self._made and self._params.in_rows(self._cols) else None
         self._passed += size
+        if made is None and self._memory is not None and self._params.in_rows(self._cols):
+            made = np.frombuffer(self._memory.source.view(self._memory.offset + self._passed - size, size), np.uint8)
         if made is not None:
             self._reader.skip(size)
             return made, False

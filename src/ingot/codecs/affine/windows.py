@@ -108,9 +108,14 @@ class MadeSource:
         return out
 
     def whole_rows(self, offset: int, length: int) -> Array | None:
-        """Return so many bytes, which are nobody's to write to; None unless they are whole rows, and not held."""
+        """Return so many bytes, which are nobody's to write to.
+
+        None unless they are whole rows, not held, and no more than may be held where fewer at a time cost no more.
+        """
         (row, before), (count, after) = divmod(offset, max(self._width, 1)), divmod(length, max(self._width, 1))
         if before or after or not count or row < self._first + self._held.size // max(self._width, 1):
+            return None
+        if count > self._most and not self.again:
             return None
         return self._make(row, row + count).reshape(-1).view(np.uint8)
 

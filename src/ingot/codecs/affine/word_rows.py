@@ -50,7 +50,7 @@ _TURNED = (GPTQ, GPTQ_V1, GPTQ_PLANES, AWQ)
 _CODES = 1 << 19  # that are taken apart at a time where each takes bytes of its own
 _STRIP = 1 << 20  # bytes of lines that are turned at a time
 _LINES = 64  # at whose multiples they begin: of so many words a row is written to in whole cache lines
-_NARROW = 16  # times the bytes asked for, for which lines are not read whole
+_NARROW = 1 << 18  # bytes of a line beside those asked for, for which it is not read whole: a read costs that much
 
 
 class WordRows:
@@ -269,7 +269,7 @@ class WordRows:
         whole = codes.whole()
         if whole is not None:
             yield 0, whole, start, codes.width
-        elif codes.width > _NARROW * (stop - start):
+        elif codes.width - (stop - start) > _NARROW:
             yield 0, codes.read(slice(0, codes.rows), start, stop).reshape(-1), 0, stop - start
         else:
             step = max(1, _STRIP // codes.width // _LINES) * _LINES

@@ -12,7 +12,7 @@ from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS
-from ingot.model.layouts.families import OWN
+from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout
 from ingot.model.tensor import Array, Tensor
@@ -40,6 +40,17 @@ def unpack(kind: str, blocks: Array) -> dict[str, Array]:
     native.kernels.ggml_unpack(kind, blocks[: count * nbytes], out[0], out[1], out[2] if len(out) == 3 else None)
     typed = (part.view(numpy_dtype(spec.dtype)) for part, spec in zip(out[1:], numbers, strict=True))
     return {codes.role: out[0], **dict(zip((part.role for part in numbers), typed, strict=True))}
+
+
+def taken(kind: str, blocks: Array, role: str) -> Array:
+    """Return one of the parts that ``unpack`` returns; scales and minima that lie before the codes without these."""
+    codes, *specs = OWN[kind].part_specs((1, TYPES[kind].elements))
+    if role == codes.role or (kind not in AFFINE and kind not in CODEBOOKS):
+        return unpack(kind, blocks)[role]
+    sizes, index = [spec.length or 0 for spec in specs], [spec.role for spec in specs].index(role)
+    start = sum(sizes[:index])
+    found = blocks.reshape(-1, TYPES[kind].nbytes)[:, start : start + sizes[index]]
+    return np.ascontiguousarray(found).reshape(-1).view(numpy_dtype(specs[index].dtype))
 
 
 def pack(kind: str, parts: dict[str, Array]) -> Array:

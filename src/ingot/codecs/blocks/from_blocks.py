@@ -11,7 +11,7 @@ from ingot.codecs.affine.repack import AffineRepack
 from ingot.codecs.affine.to_words import in_words
 from ingot.codecs.affine.windows import Windows, made_part
 from ingot.codecs.base import Repacked, cannot
-from ingot.codecs.blocks.apart import STRANGE, changed, strange, unpack
+from ingot.codecs.blocks.apart import STRANGE, changed, strange, taken, unpack
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.core.buffers import scratch
 from ingot.core.dtypes import file_bytes
@@ -81,7 +81,7 @@ class _Blocks:
         def made(spec: PartSpec) -> Part:
             def make(first: int, last: int) -> Array:
                 blocks = np.ascontiguousarray(source.read(slice(first, last), 0, self.row_bytes)).reshape(-1)
-                return np.frombuffer(file_bytes(unpack(self.stored.type, blocks)[spec.role]), np.uint8)
+                return np.frombuffer(file_bytes(taken(self.stored.type, blocks, spec.role)), np.uint8)
 
             width = (spec.length or 0) // max(rows, 1)
             return replace(made_part(self.tensor.parts[BLOCKS], spec.dtype, rows, width, make), type=spec.type)
