@@ -61,13 +61,15 @@ class WriteOptions:
     """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes.
 
     ``compact`` asks formats that store pruned matrices in full size (``FullSize``) for what is left of them alone.
-    ``beside`` tells whether there may be other files than the one named.
+    ``beside`` tells whether there may be other files than the one named, ``base`` is the digest of the file that an
+    overlay refers to.
     """
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
     compact: bool = False
     beside: bool = True
+    base: str | None = None
 
     def __post_init__(self) -> None:
         if self.digest is not None and self.digest not in HASHERS:
@@ -218,6 +220,18 @@ class FullSize(Protocol):
 
     def compacting(self) -> Format:
         """Return the format that takes pruned matrices without what is dropped, as whoever asks for it wants them."""
+        ...
+
+
+@runtime_checkable
+class Overlays(Protocol):
+    """A format whose files may refer to parts of another file."""
+
+    def over(self, store: Store, name: str, target: str, digest: str | None) -> Overlay:
+        """Return the format of a file called ``target`` that refers to parts of the file ``name`` beside it.
+
+        ``digest`` is the kind of digest by which the file is known again. Errors as of ``read``.
+        """
         ...
 
 
@@ -390,3 +404,10 @@ class Format(Protocol):
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
         """Start writing. ``name`` is the file to create (the index is named by the format if it shards)."""
         ...
+
+
+@runtime_checkable
+class Overlay(Format, Protocol):
+    """A format of files that refer to one base, which ``identity`` tells from others."""
+
+    identity: str

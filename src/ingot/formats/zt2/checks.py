@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from ingot.errors import FormatError
 from ingot.formats.zt2.manifest import Object, stated
+from ingot.model.spec import TensorSpec
 
 
 def refuse(where: str, expected: str) -> FormatError:
@@ -32,3 +35,8 @@ def number(where: str, obj: Object, key: str, least: int) -> int:
     if type(value) is not int or not least <= value < 2**63:
         raise refuse(where, f"attribute {key} of {least} or more, found {str(value)[:40]!r}")
     return value
+
+
+def others(spec: TensorSpec, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a tensor to be written that its codec does not know."""
+    return {key: value for key, value in spec.params.items() if key not in own}

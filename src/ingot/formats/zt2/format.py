@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from ingot.core.encodings import SEEKABLE
@@ -11,11 +12,12 @@ from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import BySuffix
 from ingot.formats.zt2.layout import FOOTER, MAGIC
 from ingot.formats.zt2.manifest import Shard, stated
+from ingot.formats.zt2.overlay import Base, read_base
 from ingot.formats.zt2.reader import catalog_of, read_manifest
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.sharded import Zt2ShardsWriter, size_of, split
 from ingot.formats.zt2.shards import SUFFIX, open_shards
-from ingot.formats.zt2.specs import refusal
+from ingot.formats.zt2.specs import ALGORITHMS, refusal
 from ingot.formats.zt2.writer import Zt2Writer
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
@@ -88,6 +90,13 @@ class Zt2Format(BySuffix):
         """Bytes of the files; fewer where parts turn out to be equal."""
         return size_of(artifact, split(artifact.tensors, options.max_shard), options.digest)
 
+    def over(self, store: Store, name: str, target: str, digest: str | None) -> Zt2Overlay:
+        """Return the format of files called ``target`` that refer to the parts of the file ``name``.
+
+        ``digest`` is the kind that tells the base from another. Errors as of ``read``; reads all of the file.
+        """
+        return Zt2Overlay(read_base(store, name, target, ALGORITHMS[digest] or "xxh3"))
+
     def writer(
         self, target: Target, name: str, artifact: Artifact, options: WriteOptions
     ) -> Zt2Writer | Zt2ShardsWriter:
@@ -98,3 +107,21 @@ class Zt2Format(BySuffix):
         return Zt2Writer(
             target.create(name), artifact.tensors, metadata=artifact.metadata, digest=options.digest, name=name
         )
+
+
+@dataclass(frozen=True)
+class Zt2Overlay(Zt2Format):
+    """Container version 2 over a base: what the base has is named there."""
+
+    base: Base
+
+    @property
+    def identity(self) -> str:
+        """What tells the base from another: the digests of its files."""
+        return " ".join(shard.digest for shard in self.base.shards.values())
+
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:
+        """Start writing one file, beside which the base's files are looked for."""
+        sink, base = target.create(name), self.base.open()
+        specs, metadata = artifact.tensors, artifact.metadata
+        return Zt2Writer(sink, specs, metadata=metadata, digest=options.digest, name=name, base=base)

@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
-from ingot.formats.zt2.checks import number, refuse, require_parts, require_size
+from ingot.formats.zt2.checks import number, others, refuse, require_parts, require_size
 from ingot.formats.zt2.manifest import Object, stated
 from ingot.formats.zt2.meaning import Meaning, Written
 from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of
@@ -56,12 +55,7 @@ def write_gguf(spec: TensorSpec) -> Written:
     """Return the profile of the type of block."""
     layout = GgmlBlocksLayout.of(spec)
     own = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
-    return Written(f"gguf.{layout.type}/1", {**_others(spec, layout.attributes()), **own}, {BLOCKS: "data"})
-
-
-def _others(spec: TensorSpec, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that a codec does not know."""
-    return {key: value for key, value in spec.params.items() if key not in own}
+    return Written(f"gguf.{layout.type}/1", {**others(spec, layout.attributes()), **own}, {BLOCKS: "data"})
 
 
 def check_mx(where: str, obj: Object) -> None:
@@ -109,5 +103,5 @@ def write_mx(spec: TensorSpec) -> Written | None:
     if layout != _layout(str(layout.values), layout.grid.columns, layout.dtype):
         return None
     own = {"block_size": layout.grid.columns, "axis": len(spec.shape) - 1, "scale_form": "e8m0_exponent"}
-    attributes = {**_others(spec, layout.attributes()), **own}
+    attributes = {**others(spec, layout.attributes()), **own}
     return Written(MX, attributes, {INDICES: "data", SCALES: "scales"}, {INDICES: stored})

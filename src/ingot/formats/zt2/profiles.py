@@ -14,7 +14,9 @@ from typing import NamedTuple
 from ingot.formats.zt2.manifest import Object
 from ingot.formats.zt2.meaning import Meaning, Written
 from ingot.formats.zt2.profile_blocks import GGUF, MX, check_gguf, check_mx, read_gguf, read_mx, write_gguf, write_mx
+from ingot.formats.zt2.profile_group import QUANT_GROUP, check_group, read_group, write_group
 from ingot.formats.zt2.profile_sparse import check_coo, check_csr, read_coo, read_csr, write_csr
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
@@ -51,6 +53,7 @@ PROFILES: Mapping[str, Profile] = {
         lambda spec: Written("zt.sparse_coo/1", dict(spec.params)),
     ),
     MX: Profile(check_mx, read_mx, ScaledCodebookLayout.codec, write_mx),
+    QUANT_GROUP: Profile(check_group, read_group, AffineLayout.codec, write_group),
 }
 
 

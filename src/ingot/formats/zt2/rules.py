@@ -46,9 +46,14 @@ def check_manifest(file: str, manifest: Manifest, size: int, own: tuple[int, int
     check_places(file, manifest.objects, {None: size, **{name: shard.size for name, shard in shards.items()}}, own)
 
 
+def is_shard_name(name: str) -> bool:
+    """Whether the table may have a shard of this name."""
+    return _SHARD(name) is not None
+
+
 def _check_shard(file: str, name: str, shard: Shard) -> None:
     where = f"{file}: shard {name[:80]!r}"
-    if not _SHARD(name):
+    if not is_shard_name(name):
         raise FormatError(
             "zt2.shard-name", "expected up to 64 letters, digits, '.', '_' or '-', and no '.' first", where=where
         )

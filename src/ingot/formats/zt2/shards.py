@@ -75,13 +75,18 @@ def _find(store: Store, name: str, shard: str, stated: Shard, digests: dict[tupl
 
 def _digest(store: Store, name: str, algorithm: str) -> str:
     """Return the digest of a whole file."""
-    source, running = store.open(name), checksums.hasher(algorithm)
+    source = store.open(name)
     try:
-        piece = bytearray(min(_PIECE, source.size))
-        for start in range(0, source.size, _PIECE):
-            view = memoryview(piece)[: min(_PIECE, source.size - start)]
-            source.readinto(start, view)
-            running.update(view)
+        return digest_of_range(source, 0, source.size, algorithm)
     finally:
         source.close()
+
+
+def digest_of_range(source: ByteSource, offset: int, length: int, algorithm: str) -> str:
+    """Return the digest of a range of a file, read in pieces."""
+    running, piece = checksums.hasher(algorithm), memoryview(bytearray(min(_PIECE, length)))
+    for start in range(0, length, _PIECE):
+        view = piece[: min(_PIECE, length - start)]
+        source.readinto(offset + start, view)
+        running.update(view)
     return running.text()

@@ -7,7 +7,8 @@ that one's blob, and what was written behind it moves up: so the layout depends 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ingot.core import checksums, encodings
@@ -16,6 +17,7 @@ from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.meaning import Written
+from ingot.formats.zt2.overlay import OpenBase, Place
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.specs import ALGORITHMS, Placed, build, check_written, describe, in_order, written_as
 from ingot.model.bytesource import Buffer, Sink
@@ -68,6 +70,8 @@ class Zt2Writer:
         The file's name in records and messages.
     shard : str, optional
         What another file's manifest calls this one, which then ends with ``seal`` and has none.
+    base : OpenBase, optional
+        What this one is laid over: parts that are equal to a blob there are named and not stored. Taken over.
 
     Raises
     ------
@@ -84,8 +88,10 @@ class Zt2Writer:
         digest: str | None,
         name: str,
         shard: str | None = None,
+        base: OpenBase | None = None,
     ) -> None:
         self._sink, self._name, self._algorithm, self._shard = sink, name, ALGORITHMS[digest], shard
+        self._base, self._named = base, set[str]()
         self._order = Order(specs, name)
         self.amend(metadata)
         self.objects: dict[str, Any] = {}
@@ -129,19 +135,29 @@ class Zt2Writer:
         part.update(view)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and their ``digests``."""
+        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and their ``digests``.
+
+        Of parts that lie in the base ``named`` has role, shard, offset, bytes and digest instead.
+        """
         spec = self._order.end()
         places = {role: self._settle(part) for role, part in self._parts.items()}
         self._accept(spec, places)
         sums = {role: part.crc for role, part in self._parts.items()}
         self._parts = {}
-        return {
+        own = [part.role for part in spec.parts if places[part.role].shard == self._shard]
+        record: dict[str, Any] = {
             "name": spec.name,
-            "blobs": [
-                [self._name, places[part.role].offset, places[part.role].length, sums[part.role]] for part in spec.parts
-            ],
-            "digests": [places[part.role].digest for part in spec.parts],
+            "blobs": [[self._name, places[role].offset, places[role].length, sums[role]] for role in own],
+            "digests": [places[role].digest for role in own],
         }
+        if len(own) == len(spec.parts):
+            return record
+        named = [
+            [role, place.shard, place.offset, place.length, place.digest]
+            for role, place in places.items()
+            if role not in own
+        ]
+        return {**record, "named": named}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.
@@ -151,11 +167,16 @@ class Zt2Writer:
         spec = self._order.expect(record.get("name", ""))
         self._written, places = written_as(spec), {}
         try:
-            stated = zip(spec.parts, record["blobs"], record["digests"], strict=True)
+            for role, shard, offset, length, digest in record.get("named", ()):
+                places[role] = self._name_in_base(Place(str(shard), int(offset)), int(length), digest)
+            here = [part for part in spec.parts if part.role not in places]
+            stated = zip(here, record["blobs"], record["digests"], strict=True)
             found = {part.role: (int(blob[1]), int(blob[2]), str(blob[3]), digest) for part, blob, digest in stated}
         except (KeyError, TypeError, ValueError, IndexError):
             raise self._misfit(spec.name) from None
         for part in in_order(spec, self._written):
+            if part.role in places:
+                continue
             offset, length, crc, digest = found[part.role]
             if offset != align(self._tail) and offset not in self._blobs.get((length, crc), ()):
                 raise self._misfit(spec.name)
@@ -172,7 +193,9 @@ class Zt2Writer:
     def finish(self) -> list[str]:
         """Write the manifest and the footer, cut off whatever lies behind them, close."""
         self._order.finish()
-        write_manifest(self._sink, self._tail, self.objects, self._metadata, {})
+        shards = {} if self._base is None else self._base.table(self._named)
+        write_manifest(self._sink, self._tail, self.objects, self._metadata, shards)
+        self._leave_base()
         return [self._name]
 
     def seal(self, algorithm: str) -> dict[str, Any]:
@@ -183,7 +206,7 @@ class Zt2Writer:
         self._sink.truncate(size)
         running = checksums.hasher(algorithm)
         for start, length in _pieces(size):
-            running.update(self._read(start, length))
+            running.update(self._read_behind(0, start, length))
         self._sink.close()
         return {"size": size, "digest": running.text()}
 
@@ -191,7 +214,12 @@ class Zt2Writer:
         """Close the file as it is and drop what was spooled."""
         for part in self._parts.values():
             self._drop(part)
+        self._leave_base()
         self._sink.close()
+
+    def _leave_base(self) -> None:
+        if self._base is not None:
+            self._base.close()
 
     def _accept(self, spec: TensorSpec, places: Mapping[str, Placed]) -> None:
         assert self._written is not None
@@ -207,9 +235,14 @@ class Zt2Writer:
         )
 
     def _settle(self, part: _Writing) -> Placed:
-        """Put a part that is complete into its place: that of an equal blob, or the end of the file."""
+        """Put a part that is complete into its place: an equal blob's, in the base too, or the end of the file."""
+        if self._base is not None:
+            for place in self._base.candidates(part.length, part.crc):
+                if self._equal(part, partial(self._base.read, place)):
+                    self._drop(part)
+                    return self._name_in_base(place, part.length, part.digest)
         for offset in self._blobs.get((part.length, part.crc), ()):
-            if self._equal(part, offset):
+            if self._equal(part, partial(self._read_behind, offset)):
                 self._drop(part)
                 return Placed(offset, part.length, part.digest, self._shard)
         offset = self._reserve()
@@ -224,6 +257,10 @@ class Zt2Writer:
         self._take(offset, part.length, part.crc)
         return Placed(offset, part.length, part.digest, self._shard)
 
+    def _name_in_base(self, place: Place, length: int, digest: str | None) -> Placed:
+        self._named.add(place.shard)
+        return Placed(place.offset, length, digest, place.shard)
+
     def _take(self, offset: int, length: int, crc: str) -> None:
         """Count a blob that lies where it is to stay."""
         places = self._blobs.setdefault((length, crc), [])
@@ -231,29 +268,29 @@ class Zt2Writer:
             places.append(offset)
             self._tail = offset + length
 
-    def _equal(self, part: _Writing, offset: int) -> bool:
-        """Whether a part has the bytes of the blob at ``offset``; a checksum alone does not tell."""
+    def _equal(self, part: _Writing, read: Callable[[int, int], bytes]) -> bool:
+        """Whether a part has the bytes that ``read`` returns by start and length; a checksum alone does not tell."""
         if part.spool is not None:
-            position = offset
+            position = 0
             for chunk in part.spool.chunks():
-                if self._read(position, len(chunk)) != chunk:
+                if read(position, len(chunk)) != chunk:
                     return False
                 position += len(chunk)
             return True
-        own = part.offset if part.offset is not None else offset
-        return all(
-            self._read(own + start, size) == self._read(offset + start, size) for start, size in _pieces(part.length)
-        )
+        if part.offset is None:
+            return True
+        own = partial(self._read_behind, part.offset)
+        return all(own(start, size) == read(start, size) for start, size in _pieces(part.length))
 
-    def _read(self, offset: int, length: int) -> bytes:
+    def _read_behind(self, offset: int, start: int, length: int) -> bytes:
         data = bytearray(length)
-        self._sink.readinto(offset, memoryview(data))
+        self._sink.readinto(offset + start, memoryview(data))
         return bytes(data)
 
     def _move(self, source: int, target: int, length: int) -> None:
         """Move bytes towards the beginning of the file."""
         for start, size in _pieces(length):
-            self._sink.write_at(target + start, self._read(source + start, size))
+            self._sink.write_at(target + start, self._read_behind(source, start, size))
 
     def _reserve(self) -> int:
         """Return the next place for a blob; the gap is written, other bytes may lie there."""

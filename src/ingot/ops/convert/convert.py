@@ -24,6 +24,7 @@ from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.overlay import laid_over
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, plan_conversion
 from ingot.ops.convert.ranks import (
     as_executed,
@@ -122,7 +123,8 @@ def prepare(options: ConvertOptions) -> Prepared:
 
 
 def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
-    target, recipe = destination(options.dst, options.format, options.container), options.recipe
+    place, recipe = destination(options.dst, options.format, options.container), options.recipe
+    target = laid_over(place, options)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     source = open_source(options.src, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)

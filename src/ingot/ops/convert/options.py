@@ -65,6 +65,13 @@ class ConvertOptions:
             "Largest shard, such as 2GB; default in folders 5GB of safetensors, one file of GGUF.", "--max-shard-size"
         ),
     )
+    overlay: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Name what this file, in the folder of DST, has already instead of storing it again. For .zt of container "
+            "2."
+        ),
+    )
     tp: int | None = field(
         default=None,
         metadata=about(

@@ -139,13 +139,19 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
 def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
     """Write a prepared conversion to a file, replaced if it is there.
 
-    Raises ``UsageError`` ``plan.tp``: slices of several ranks are a plan each. Errors as ``stores.table.write_file``.
+    Raises ``UsageError`` ``plan.tp``: slices of several ranks are a plan each; ``plan.overlay``. Errors as
+    ``stores.table.write_file``.
     """
     if options.tp is not None:
         raise UsageError(
             "expected a conversion into one artifact, found slices for several ranks (tp), which no plan holds: "
             "convert at once",
             rule="plan.tp",
+        )
+    if options.overlay is not None:
+        raise UsageError(
+            "expected a conversion into a file of its own, found an overlay, which no plan holds: convert at once",
+            rule="plan.overlay",
         )
     write_file(path, plan_json(prepared, options))
 

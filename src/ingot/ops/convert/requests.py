@@ -8,7 +8,7 @@ from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.parallel import default_workers
 from ingot.engine.resources import RESERVE
 from ingot.errors import UsageError
-from ingot.formats.base import SplitsOnRequest, WriteOptions
+from ingot.formats.base import Overlay, SplitsOnRequest, WriteOptions
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.destination import Destination
 
@@ -37,4 +37,5 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
     usual = DEFAULT_SHARD if target.directory and not isinstance(target.format, SplitsOnRequest) else None
     size = usual if shard is None else parse_size(shard)
     compact, beside = options.prune_compact, target.directory
-    return WriteOptions(digest=options.digest, max_shard=size, compact=compact, beside=beside)
+    base = target.format.identity if isinstance(target.format, Overlay) else None
+    return WriteOptions(digest=options.digest, max_shard=size, compact=compact, beside=beside, base=base)

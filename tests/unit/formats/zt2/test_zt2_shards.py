@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from ingot.formats.zt2.reader import read_manifest
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
+from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryTarget
 
 OWN = np.arange(4, dtype=np.float32)
@@ -159,3 +161,74 @@ def test_sizes_of_shards_are_told_to_the_byte(digest: str | None) -> None:
     shards = writer.finish()[:-1]
     assert max(len(target.files[name]) for name in shards) <= limit
     assert sum(map(len, target.files.values())) == Zt2Format().size(artifact, options)
+
+
+def tuned_and_base(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Write ``base.zt`` (container 2) and ``new.zt`` (1), with three of its four tensors, one of them renamed."""
+    kept = {f"k{index}": np.arange(index * 1000, index * 1000 + 900, dtype=np.float32) for index in range(3)}
+    ingot.save(folder / "base.zt", {**kept, "w": np.zeros(900, np.float32)}, format="zt2")
+    new = {"k0": kept["k0"], "k1": kept["k1"], "renamed": kept["k2"], "w": np.ones(900, np.float32)}
+    ingot.save(folder / "new.zt", new)
+    return new
+
+
+def test_overlays_are_written(tmp_path: Path) -> None:
+    """What the base has is named, the rest stored; over an overlay likewise; the same every time."""
+    new = tuned_and_base(tmp_path)
+    report = ingot.convert(tmp_path / "new.zt", tmp_path / "v1.zt", container=2, overlay=tmp_path / "base.zt")
+    manifest = read_manifest(MemorySource((tmp_path / "v1.zt").read_bytes()))[1]
+    assert {name: obj.parts["data"].shard for name, obj in manifest.objects.items()} == {
+        "k0": "base", "k1": "base", "renamed": "base", "w": msgspec.UNSET
+    }  # fmt: skip
+    assert report.size == (tmp_path / "v1.zt").stat().st_size < (tmp_path / "base.zt").stat().st_size
+    (tmp_path / "v1.zt").rename(tmp_path / "first.zt")
+    ingot.convert(tmp_path / "new.zt", tmp_path / "v1.zt", container=2, overlay=tmp_path / "base.zt")
+    assert (tmp_path / "v1.zt").read_bytes() == (tmp_path / "first.zt").read_bytes()
+
+    ingot.save(tmp_path / "newer.zt", {**new, "more": np.full(900, 2, np.float32)})
+    ingot.convert(tmp_path / "newer.zt", tmp_path / "v2.zt", container=2, overlay=tmp_path / "v1.zt")
+    (tmp_path / "v1.zt").rename(tmp_path / "v2-base-2.zt")
+    shards = read_manifest(MemorySource((tmp_path / "v2.zt").read_bytes()))[1].shards
+    assert sorted(shards) == ["base", "base-2"]
+    with ingot.open(tmp_path / "v2.zt") as found:
+        assert {name: found[name].numpy().tobytes() for name in new} == {name: x.tobytes() for name, x in new.items()}
+    assert not [item for item in ingot.verify(tmp_path / "v2.zt") if item.level == "error"]
+
+
+def test_an_overlay_that_was_begun_is_taken_up_again(tmp_path: Path) -> None:
+    new = tuned_and_base(tmp_path)
+    ingot.convert(tmp_path / "new.zt", tmp_path / "v1.zt", container=2, overlay=tmp_path / "base.zt")
+    format = Zt2Format().over(LocalStore(tmp_path), "base.zt", "v1.zt", "crc32c")
+    specs = [TensorSpec(name, (900,), "f32", "dense", (PartSpec("data", "f32", 3600),)) for name in sorted(new)]
+    target, records = MemoryTarget(), list[dict[str, Any]]()
+    for stop in (2, 4):
+        writer = format.writer(target, "v1.zt", Artifact(specs, {}), WriteOptions())
+        for record in records:
+            writer.restore(record)
+        for spec in specs[len(records) : stop]:
+            writer.begin(spec)
+            writer.write("data", new[spec.name])
+            records.append(writer.end())
+        (writer.abort if stop == 2 else writer.finish)()
+    assert bytes(target.files["v1.zt"]) == (tmp_path / "v1.zt").read_bytes()
+    assert [len(record["blobs"]) for record in records] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("target", "base", "more"),
+    [
+        ("v1.zt", "base.zt", {}),  # container 1
+        ("folder/", "base.zt", {"container": 2}),
+        ("base.zt", "base.zt", {"container": 2, "overwrite": True}),
+        ("v1.zt", "below/base.zt", {"container": 2}),
+    ],
+)
+def test_overlays_that_nobody_could_read_are_refused(
+    tmp_path: Path, target: str, base: str, more: dict[str, Any]
+) -> None:
+    tuned_and_base(tmp_path)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "base.zt").write_bytes((tmp_path / "base.zt").read_bytes())
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(tmp_path / "new.zt", f"{tmp_path}/{target}", overlay=tmp_path / base, **more)
+    assert caught.value.rule == "convert.overlay"
