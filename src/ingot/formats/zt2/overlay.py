@@ -64,6 +64,10 @@ class OpenBase:
         """Return where bytes lie that have this length and CRC-32C."""
         return [place for place in self._base.places.get(length, ()) if self._sum(place, length) == crc]
 
+    def has(self, place: Place, length: int) -> bool:
+        """Whether a blob of this length lies there."""
+        return place in self._base.places.get(length, ())
+
     def read(self, place: Place, start: int, length: int) -> bytes:
         """Return bytes from ``start`` on behind a place."""
         data = bytearray(length)

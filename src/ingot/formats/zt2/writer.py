@@ -168,7 +168,10 @@ class Zt2Writer:
         self._written, places = written_as(spec), {}
         try:
             for role, shard, offset, length, digest in record.get("named", ()):
-                places[role] = self._name_in_base(Place(str(shard), int(offset)), int(length), digest)
+                place = Place(str(shard), int(offset))
+                if self._base is None or not self._base.has(place, int(length)):
+                    raise self._misfit(spec.name)
+                places[role] = self._name_in_base(place, int(length), digest)
             here = [part for part in spec.parts if part.role not in places]
             stated = zip(here, record["blobs"], record["digests"], strict=True)
             found = {part.role: (int(blob[1]), int(blob[2]), str(blob[3]), digest) for part, blob, digest in stated}

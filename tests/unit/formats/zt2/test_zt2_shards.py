@@ -212,6 +212,12 @@ def test_an_overlay_that_was_begun_is_taken_up_again(tmp_path: Path) -> None:
         (writer.abort if stop == 2 else writer.finish)()
     assert bytes(target.files["v1.zt"]) == (tmp_path / "v1.zt").read_bytes()
     assert [len(record["blobs"]) for record in records] == [0, 0, 0, 1]
+    role, shard, offset, length, digest = records[0]["named"][0]
+    again = format.writer(MemoryTarget(), "v1.zt", Artifact(specs, {}), WriteOptions())
+    with pytest.raises(IngotError) as caught:
+        again.restore({**records[0], "named": [[role, shard, offset + 4096, length, digest]]})
+    assert caught.value.rule == "zt2.resume-record"
+    again.abort()
 
 
 @pytest.mark.parametrize(
