@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingot.core.config import CONFIG
 from ingot.errors import IngotError
@@ -15,11 +15,12 @@ from ingot.model.store import Store
 from ingot.ops.architectures.view import holds_a_model, to_model
 from ingot.ops.open import detect
 from ingot.ops.open import open as open_checkpoint
-from ingot.ops.squish.choose import Choice
-from ingot.ops.squish.prepare import prepare
 from ingot.ops.squish.status import is_squish_directory
 from ingot.ops.squish.wanted import wanted_dtype
 from ingot.stores.table import locate_model, location_of
+
+if TYPE_CHECKING:
+    from ingot.ops.squish.choose import Choice
 
 AnyPath = str | PathLike[str]
 
@@ -76,6 +77,8 @@ def resolve(
         As ``ingot.open``.
     """
     if is_squish_directory(path):
+        from ingot.ops.squish.prepare import prepare  # brings conversions along
+
         wanted = dtype if dtype is not None or model_dir is None else wanted_dtype(model_dir)
         choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=wanted)
         return _of_tiers(path, choice, verify, model_dir)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ingot.adapters.coreml import load_package
 from ingot.adapters.load_report import LoadReport, Meter
 from ingot.adapters.model_source import ModelSource, resolve
 from ingot.adapters.options import LoadOptions
@@ -26,6 +25,7 @@ from ingot.adapters.transformers_weights import (
     is_mapped,
     merged_names,
     streamable,
+    taking_order,
     weights_of,
 )
 from ingot.core.dtypes import DTYPES
@@ -102,8 +102,6 @@ def load(options: LoadOptions, given: Given) -> Any:
     )
     with ExitStack() as stack:
         checkpoint = stack.enter_context(source.checkpoint)
-        if not options.stream:
-            checkpoint.read_ahead()  # weights travel while torch is imported
         try:
             model, done = _run(source, options, meter, given)
         except IngotError as error:
@@ -143,10 +141,13 @@ def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) 
                 return _package(source, choice)
             except UnsupportedError as error:
                 choice = dispatch.own_dispatch(checkpoint.features, machine, replace(wishes, refused=str(error)))
+    packed = _packed(checkpoint, options.keep_packed, choice)
+    if not options.stream:
+        checkpoint.read_ahead(taking_order(checkpoint, packed))  # weights travel while torch is imported
     with meter.importing():
         torch = require("torch", EXTRA)
         require("transformers", EXTRA)
-    plan = _Plan(replace(options, device=_device(torch, options.device)), given, choice)
+    plan = _Plan(replace(options, device=_device(torch, options.device)), given, packed)
     model, done = _load(torch, source, plan, meter)
     if choice is not None:
         done |= {"why": f"{done['why']}; {choice.told()}", "dispatch": choice}
@@ -157,7 +158,7 @@ def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[
     part = source.checkpoint.attachments.coreml
     if part is None:  # the reader has refused such a file
         raise UnsupportedError("expected a Core ML package, found none", rule="model.coreml")
-    model = load_package(part)
+    model = require("ingot.adapters.coreml", EXTRA).load_package(part)
     return model, {
         "format": source.checkpoint.format,
         "tier": "Core ML package",
@@ -174,11 +175,11 @@ def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a model is built: ``options`` with a ``torch.device``, what was given, and the stack that was chosen."""
+    """How a model is built: ``options`` with a ``torch.device``, what was given, and what is to stay packed."""
 
     options: LoadOptions
     given: Given
-    choice: dispatch.Dispatch | None
+    packed: set[str]
 
 
 def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[Any, dict[str, Any]]:
@@ -191,7 +192,7 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
         kind = given.kind or model_class(config, source.folder.location)
     target = _target(torch, options.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
-    packed = _packed(checkpoint, options.keep_packed, plan.choice)
+    packed = plan.packed
     merged = merged_names(config, checkpoint)
     streamed = streamable(checkpoint, target, packed, merged) if options.stream else frozenset()
     resident = copied_bytes(checkpoint, target, packed | streamed, merged)

@@ -129,9 +129,9 @@ def _decode(group: list[StandIn], dtype: Any, device: Any) -> None:
 def _pack(model: Any, places: list[StandIn]) -> None:
     layers = require("ingot.adapters.packed_linear", "torch")
     own = {id(site.tensor): site.tensor.private() for site in places}  # tied layers share their codes
-    layers.pack_linears(model, {f"{site.path}.weight": own[id(site.tensor)] for site in places if _is_linear(site)})
-    for site in places:
+    for site in places:  # before the layers, as in the order in which weights are read ahead
         if _is_embedding(site):
             matrix = PackedMatrix.of(own[id(site.tensor)])
             layer = layers.PackedEmbedding(matrix, site.module.padding_idx, site.parameter.dtype)
             layers.put_layer(model, site.path, layer.train(site.module.training))
+    layers.pack_linears(model, {f"{site.path}.weight": own[id(site.tensor)] for site in places if _is_linear(site)})

@@ -9,7 +9,7 @@ place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,20 @@ class Weight:
         except BaseException as error:
             self._loading.failures.append(error)
             raise
+
+
+def taking_order(names: Iterable[str], packed: Container[str] = ()) -> list[str]:
+    """Return names in the order in which their values are asked for while a model is loaded.
+
+    transformers goes through them with numbers in their order (``core_model_loading.dot_natural_key``), where most
+    files have ``layers.10`` before ``layers.2``; those of ``packed`` are put in when it is done.
+    """
+
+    def key(name: str) -> tuple[bool, list[tuple[int, int, str]]]:
+        pieces = re.split(r"([0-9]{1,18})", name)
+        return name in packed, [(0, int(item), "") if at % 2 else (1, 0, item) for at, item in enumerate(pieces)]
+
+    return sorted(names, key=key)
 
 
 def weights_of(tensors: Mapping[str, Tensor], loading: Loading) -> dict[str, Weight]:

@@ -191,7 +191,8 @@ class Checkpoint(Mapping[str, Tensor]):
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
         """Begin to read these tensors, by default all, where their bytes come from another machine.
 
-        For whoever is going to read each of them once, soon: up to 1 GiB travels before they are asked for.
+        For whoever is going to read each of them once, soon, in this order: up to 1 GiB travels before they are asked
+        for.
         """
         if self.io == "mmap":
             return

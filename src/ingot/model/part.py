@@ -263,21 +263,19 @@ class ChunkReader(StoredReader):
             index, within = divmod(self._position, self._chunks.size)
             _, length = self._chunks.span(index)
             piece = out[: length - within]
-            if index in self._proven:
+            if self._held is not None and self._held[0] == index:  # asked for again, it would travel again
+                piece[:] = self._held[1][within : within + piece.nbytes]
+            elif index in self._proven:
                 self._part.source.readinto(self._part.offset + self._position, piece)
             elif piece.nbytes == length:
                 piece = self._check_all(index, out)
             else:
-                piece[:] = self._whole(index)[within : within + piece.nbytes]
+                data = np.empty(length, np.uint8).data
+                self._check(index, data)
+                self._held = index, data
+                piece[:] = data[within : within + piece.nbytes]
             self._position += piece.nbytes
             out = out[piece.nbytes :]
-
-    def _whole(self, index: int) -> memoryview:
-        if self._held is None or self._held[0] != index:
-            data = np.empty(self._chunks.span(index)[1], np.uint8).data
-            self._check(index, data)
-            self._held = index, data
-        return self._held[1]
 
     def _check_all(self, index: int, out: memoryview) -> memoryview:
         """Fill the beginning of ``out`` with whole chunks, from another machine as many as there are room for."""

@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from ingot.adapters.transformers_tokenizer import load_tokenizer  # noqa: E402
+from ingot.adapters.transformers_weights import taking_order  # noqa: E402
+from ingot.model.checkpoint import Checkpoint  # noqa: E402
 from ingot.testing.models import make, make_tokenizer, output_of  # noqa: E402
 from ingot.testing.web import WebServer  # noqa: E402
 
@@ -34,6 +36,27 @@ def test_a_model_and_its_tokenizer_come_from_afar(tmp_path: Path, capsys: pytest
             warnings.simplefilter("ignore", UserWarning)
             near, far = load_tokenizer(tmp_path / "m"), load_tokenizer(f"{server.url}/m/")
         assert far("the 123").input_ids == near("the 123").input_ids
+
+
+def test_weights_are_read_ahead_in_the_order_in_which_transformers_takes_them() -> None:
+    from transformers.core_model_loading import dot_natural_key
+
+    names = [f"model.layers.{at}.{part}" for at in (10, 2, 0) for part in ("w2.weight", "w10.weight", "b")]
+    names += ["model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"]
+    assert taking_order(names) == sorted(names, key=dot_natural_key)
+    packed = {"model.layers.0.w2.weight", "lm_head.weight"}
+    assert taking_order(names, packed)[-2:] == ["lm_head.weight", "model.layers.0.w2.weight"]
+
+
+def test_a_model_begins_to_travel_after_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("llama", tmp_path)
+    ingot.convert(tmp_path, tmp_path / "q", "int4")
+    files = {f"q/{path.name}": path.read_bytes() for path in (tmp_path / "q").iterdir()}
+    asked: list[int] = []
+    with WebServer(files, listing=True) as server:
+        monkeypatch.setattr(Checkpoint, "read_ahead", lambda *_: asked.append(server.requests()))
+        ingot.load_model(f"{server.url}/q/", keep_packed=True)
+    assert asked[0] <= 8
 
 
 @pytest.mark.parametrize("options", [{}, {"keep_packed": True}], ids=["decoded", "packed"])

@@ -82,6 +82,12 @@ def test_a_range_is_taken_in_pieces_in_any_order_and_each_once(reader: Reader) -
     assert start not in reader.ahead._windows
 
 
+def test_ranges_travel_in_the_order_in_which_they_are_expected(reader: Reader) -> None:
+    reader.ahead.expect(reversed(RANGES))
+    assert reader.value(*RANGES[0]) == b""  # the last, for which there was no room yet
+    assert reader.value(*RANGES[-1]) == DATA[RANGES[-1][0] : sum(RANGES[-1])]
+
+
 def test_several_threads_take_pieces_of_one_range(reader: Reader) -> None:
     reader.ahead.expect([(0, 200_000)])
     pieces = [(at, 1000) for at in range(0, 200_000, 1000)]
@@ -123,6 +129,19 @@ def test_a_checkpoint_is_read_once_and_in_few_requests(model: Path, monkeypatch:
         assert server.requests() < 10
     with ingot.open(model / "m.zt") as near:
         assert all(np.array_equal(found[name], tensor.numpy()) for name, tensor in near.items())
+
+
+def test_a_proven_part_that_is_read_in_steps_travels_once(model: Path) -> None:
+    data = (model / "q.zt").read_bytes()
+    with WebServer({"q.zt": data}) as server, ingot.open(f"{server.url}/q.zt") as file:
+        part = next(tensor for tensor in file.values() if tensor.codec == "affine").parts["packed_weight"]
+        before, out = server.sent, bytearray(part.nbytes)
+        reader, view = part.reader(), memoryview(out)
+        for at in range(0, part.nbytes, 1000):
+            reader.readinto(view[at : at + 1000])
+        reader.finish()
+        assert out == data[part.offset : part.offset + part.length]
+        assert server.sent - before <= part.length
 
 
 @pytest.mark.parametrize("times", [1, 9])

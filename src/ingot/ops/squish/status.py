@@ -127,7 +127,9 @@ def holds_tiers(store: Store) -> bool:
     top = store.list()
     if MANIFEST in top.files and "tensors" in top.folders:
         return True
-    return any(mark_of(tier, store) is not None for tier in TIERS.values())
+    there = {*top.files, *top.folders}  # a page of links may leave hidden names out
+    likely = (tier for tier in TIERS.values() if there & {tier.path, tier.sentinel})
+    return any(mark_of(tier, store) is not None for tier in likely)
 
 
 def status(path: str | PathLike[str]) -> list[TierStatus]:

@@ -122,10 +122,10 @@ class Ahead:
         self._given: dict[int, _Given] = {}
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Begin to read these ranges, in the order of the file, after those that were expected before."""
+        """Begin to read these ranges, in this order, after those that were expected before."""
         windows: list[_Window] = []
         with self._lock:
-            for start, length in sorted(ranges):
+            for start, length in ranges:
                 if start in self._windows or not length:
                     continue
                 if not windows or windows[-1].nbytes + length > WINDOW:
