@@ -54,6 +54,7 @@ void bind_isa(nb::module_& m);
 void bind_mapping(nb::module_& m);
 void bind_palette(nb::module_& m);
 void bind_records(nb::module_& m);
+void bind_rounding(nb::module_& m);
 void bind_scaled(nb::module_& m);
 void bind_tca_tbe(nb::module_& m);
 void bind_wdelta(nb::module_& m);

@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
   bind_mapping(m);
   bind_palette(m);
   bind_records(m);
+  bind_rounding(m);
   bind_scaled(m);
   bind_tca_tbe(m);
   bind_wdelta(m);

@@ -12,6 +12,7 @@
 #include "core/ggml.h"
 #include "core/palette.h"
 #include "core/records.h"
+#include "core/rounding.h"
 #include "core/scaled.h"
 #include "core/stats.h"
 #include "core/tca_tbe.h"
@@ -87,6 +88,18 @@
   void mask_clear(const std::uint8_t* mask, std::size_t n, void* out, int width);                                     \
   void mask_select(const std::uint8_t* mask, std::size_t n, const void* values, void* out, std::size_t count,         \
                    int width);                                                                                        \
+  void matrix_multiply(const float* a, const float* b, float* out, std::size_t rows, std::size_t depth,               \
+                       std::size_t cols);                                                                             \
+  void matrix_multiply_add(const float* a, std::size_t a_stride, const float* b, std::size_t b_stride, float* out,    \
+                           std::size_t out_stride, std::size_t rows, std::size_t depth, std::size_t cols);            \
+  bool matrix_cholesky(double* a, std::size_t n);                                                                     \
+  std::size_t rounding_scales(const Grid& grid, const float* values, std::size_t stride, std::size_t rows,            \
+                              std::size_t cols, const float* weights, float* scales, float* zeros,                    \
+                              std::size_t scale_stride);                                                              \
+  void rounding_nearest(const Grid& grid, const Rounded& to, const float* values);                                    \
+  void rounding_feedback(const Grid& grid, const Rounded& to, std::size_t first, std::size_t last,                    \
+                         const float* wanted, float* targets, const float* factor, float* errors);                    \
+  void rounding_descend(const Grid& grid, const Rounded& to, const Descent& down);                                    \
   void words_turn(const WordMatrix& in, const WordWindow& out);                                                       \
   void words_from_awq(const WordMatrix& in, const WordWindow& out);                                                   \
   void words_to_awq(const WordMatrix& in, const WordWindow& out);                                                     \

@@ -189,6 +189,50 @@ def palette_decode(
 ) -> None: ...
 def palette_unpack(packed: Array, bits: int, out: Array) -> None: ...
 def palette_pack(codes: Array, bits: int, out: Array) -> None: ...
+
+class RoundingGrid:
+    def __init__(self, levels: Array, uniform: bool, zeros: str, turned: bool, scales: str) -> None: ...
+
+def matrix_multiply(a: Array, b: Array, out: Array) -> None: ...
+def matrix_multiply_add(a: Array, b: Array, out: Array, first: int, last: int, to: int, count: int) -> None: ...
+def matrix_cholesky(a: Array) -> bool: ...
+def rounding_scales(
+    grid: RoundingGrid,
+    values: Array,
+    first: int,
+    last: int,
+    weights: Array,
+    scales: Array,
+    zeros: Array | None,
+    group: int,
+) -> int: ...
+def rounding_nearest(
+    grid: RoundingGrid, values: Array, codes: Array, groups: Array, scales: Array, zeros: Array | None
+) -> None: ...
+def rounding_feedback(
+    grid: RoundingGrid,
+    columns: tuple[int, int],
+    wanted: Array,
+    targets: Array,
+    factor: Array,
+    errors: Array,
+    codes: Array,
+    groups: Array,
+    scales: Array,
+    zeros: Array | None,
+) -> None: ...
+def rounding_descend(
+    grid: RoundingGrid,
+    inputs: Array,
+    outputs: Array,
+    gradient: Array,
+    product: Array,
+    refit: bool,
+    codes: Array,
+    groups: Array,
+    scales: Array,
+    zeros: Array | None,
+) -> None: ...
 def palette_count(
     values: Array, dtype: str, cols: int, importance: Array | None, exponent: int, weights: Array, sums: Array | None
 ) -> int: ...

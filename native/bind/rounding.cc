@@ -1,0 +1,149 @@
+#include <nanobind/stl/pair.h>
+
+#include "core/rounding.h"
+
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "bind/arrays.h"
+#include "core/dispatch.h"
+
+namespace {
+
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutMatrix = Written<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutDoubles = Written<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutCodes = Written<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Groups = In<std::int32_t>;
+
+// What a grid's values are, and how scales are stored.
+struct PyGrid {
+  std::vector<float> levels;
+  ingot::Grid grid;
+
+  PyGrid(const PyGrid&) = delete;  // the grid points at the levels
+  PyGrid(const In<float>& entries, bool uniform, std::string_view zeros, bool turned, std::string_view scales)
+      : levels(entries.data(), entries.data() + entries.size()) {
+    require(levels.size() >= 2 && levels.size() <= ingot::kMostLevels && (levels.size() & (levels.size() - 1)) == 0,
+            "expected 2^bits levels");
+    for (std::size_t i = 1; i < levels.size(); ++i)
+      require(uniform ? levels[i] == levels[i - 1] + 1 : levels[i] >= levels[i - 1], "expected levels that ascend");
+    require(zeros == "none" || zeros == "points" || zeros == "offsets", "expected zeros none, points or offsets");
+    require(zeros != "points" || uniform, "expected integers beside zero points");
+    grid = {levels.data(), levels.size(), uniform, zeros == "offsets", turned, float_type(scales)};
+  }
+};
+
+void multiply(const Matrix& a, const Matrix& b, const OutMatrix& out) {
+  require(a.shape(1) == b.shape(0) && out.shape(0) == a.shape(0) && out.shape(1) == b.shape(1), "expected shapes that fit");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(matrix_multiply)(a.data(), b.data(), out.data(), a.shape(0), a.shape(1), b.shape(1));
+}
+
+// out[:, to:to+count] += a[:, first:last] @ b[first:last, to:to+count]
+void multiply_add(const Matrix& a, const Matrix& b, const OutMatrix& out, std::size_t first, std::size_t last,
+                  std::size_t to, std::size_t count) {
+  require(a.shape(0) == out.shape(0) && first <= last && last <= a.shape(1) && last <= b.shape(0), "expected shapes that fit");
+  require(to <= out.shape(1) && count <= out.shape(1) - to && out.shape(1) == b.shape(1), "expected columns that are there");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(matrix_multiply_add)(a.data() + first, a.shape(1), b.data() + first * b.shape(1) + to, b.shape(1),
+                                    out.data() + to, out.shape(1), out.shape(0), last - first, count);
+}
+
+bool cholesky(const OutDoubles& a) {
+  require(a.shape(0) == a.shape(1), "expected a square matrix");
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(matrix_cholesky)(a.data(), a.shape(0));
+}
+
+std::size_t scales(const PyGrid& grid, const Matrix& values, std::size_t first, std::size_t last, const In<float>& weights,
+                   const OutMatrix& found, const std::optional<OutMatrix>& zeros, std::size_t group) {
+  require(first < last && last <= values.shape(1) && weights.size() == last - first, "expected a weight per column");
+  require(found.shape(0) == values.shape(0) && group < found.shape(1), "expected a scale per group");
+  require(!zeros || (zeros->shape(0) == found.shape(0) && zeros->shape(1) == found.shape(1)), "expected a zero per scale");
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(rounding_scales)(grid.grid, values.data() + first, values.shape(1), values.shape(0), last - first,
+                                       weights.data(), found.data() + group, zeros ? zeros->data() + group : nullptr,
+                                       found.shape(1));
+}
+
+ingot::Rounded rounded(const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
+                       const std::optional<Matrix>& zeros) {
+  const std::size_t count = scales.shape(1);
+  require(scales.shape(0) == codes.shape(0) && groups.size() == codes.shape(1), "expected a group for every column");
+  require(!zeros || (zeros->shape(0) == scales.shape(0) && zeros->shape(1) == count), "expected a zero per scale");
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    require(groups.data()[i] >= 0 && static_cast<std::size_t>(groups.data()[i]) < count, "expected numbers of groups");
+  return {codes.shape(0), codes.shape(1), count, groups.data(), codes.data(), scales.data(), zeros ? zeros->data() : nullptr};
+}
+
+bool alike(const OutCodes& codes, std::initializer_list<std::pair<std::size_t, std::size_t>> shapes) {
+  for (const auto& [rows, cols] : shapes)
+    if (rows != codes.shape(0) || cols != codes.shape(1)) return false;
+  return true;
+}
+
+void require_codes(const ingot::Rounded& to, const PyGrid& grid) {
+  for (std::size_t i = 0; i < to.rows * to.cols; ++i) require(to.codes[i] < grid.levels.size(), "expected codes of the grid");
+}
+
+void nearest(const PyGrid& grid, const Matrix& values, const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
+             const std::optional<Matrix>& zeros) {
+  require(alike(codes, {{values.shape(0), values.shape(1)}}), "expected matrices of one shape");
+  const ingot::Rounded to = rounded(codes, groups, scales, zeros);
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(rounding_nearest)(grid.grid, to, values.data());
+}
+
+void feedback(const PyGrid& grid, std::pair<std::size_t, std::size_t> columns, const Matrix& wanted, const OutMatrix& targets,
+              const Matrix& factor, const OutMatrix& errors, const OutCodes& codes, const Groups& groups,
+              const OutMatrix& scales, const std::optional<Matrix>& zeros) {
+  require(alike(codes, {{wanted.shape(0), wanted.shape(1)}, {targets.shape(0), targets.shape(1)},
+                        {errors.shape(0), errors.shape(1)}}), "expected matrices of one shape");
+  require(factor.shape(0) == codes.shape(1) && factor.shape(1) == codes.shape(1), "expected a square factor");
+  require(columns.first <= columns.second && columns.second <= codes.shape(1), "expected columns that are there");
+  const ingot::Rounded to = rounded(codes, groups, scales, zeros);
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(rounding_feedback)(grid.grid, to, columns.first, columns.second, wanted.data(), targets.data(), factor.data(),
+                                  errors.data());
+}
+
+void descend(const PyGrid& grid, const Matrix& inputs, const Matrix& outputs, const Matrix& gradient, const OutMatrix& product,
+             bool refit, const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
+             const std::optional<Matrix>& zeros) {
+  const std::size_t rows = codes.shape(0), cols = codes.shape(1);
+  require(inputs.shape(0) == cols && inputs.shape(1) == cols && outputs.shape(0) == rows && outputs.shape(1) == rows,
+          "expected factors of the block's columns and rows");
+  require(alike(codes, {{gradient.shape(0), gradient.shape(1)}, {product.shape(0), product.shape(1)}}),
+          "expected matrices of one shape");
+  const ingot::Rounded to = rounded(codes, groups, scales, zeros);
+  require_codes(to, grid);
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(rounding_descend)(grid.grid, to, {inputs.data(), outputs.data(), gradient.data(), product.data(), refit});
+}
+
+}  // namespace
+
+void bind_rounding(nb::module_& m) {
+  const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
+  const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };
+  nb::class_<PyGrid>(m, "RoundingGrid", "The levels that codes stand for, and the type of the scales that multiply them.")
+      .def(nb::init<const In<float>&, bool, std::string_view, bool, std::string_view>(), array("levels"), nb::arg("uniform"),
+           nb::arg("zeros"), nb::arg("turned"), nb::arg("scales"));
+  define(m, "matrix_multiply", &multiply, array("a"), array("b"), array("out"), "out = a @ b in f32, sums in one order.");
+  define(m, "matrix_multiply_add", &multiply_add, array("a"), array("b"), array("out"), nb::arg("first"), nb::arg("last"),
+         nb::arg("to"), nb::arg("count"), "out[:, to:to+count] += a[:, first:last] @ b[first:last, to:to+count].");
+  define(m, "matrix_cholesky", &cholesky, array("a"), "The lower factor in place; false where there is none.");
+  define(m, "rounding_scales", &scales, nb::arg("grid"), array("values"), nb::arg("first"), nb::arg("last"), array("weights"),
+         array("scales"), maybe("zeros"), nb::arg("group"),
+         "Search a group's scale in every row; returns the first row whose scale the type cannot hold, or how many there are.");
+  define(m, "rounding_nearest", &nearest, nb::arg("grid"), array("values"), array("codes"), array("groups"), array("scales"),
+         maybe("zeros"), "The nearest code of every value.");
+  define(m, "rounding_feedback", &feedback, nb::arg("grid"), nb::arg("columns"), array("wanted"), array("targets"),
+         array("factor"), array("errors"), array("codes"), array("groups"), array("scales"), maybe("zeros"),
+         "Round columns one after the other, each error added to the targets of the next.");
+  define(m, "rounding_descend", &descend, nb::arg("grid"), array("inputs"), array("outputs"), array("gradient"),
+         array("product"), nb::arg("refit"), array("codes"), array("groups"), array("scales"), maybe("zeros"),
+         "Move each code of a block of rows to the least of the error under two factors, and its groups' scales.");
+}

@@ -1,0 +1,73 @@
+// Products of matrices. Every element is a sum in one order, whatever the width of vectors: `kDepth` terms one after the
+// other, then the next so many; results are equal to the last bit on every machine.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "kernels/vectors.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kDepth = 256;
+constexpr std::size_t kTileRows = 6;
+#if defined(__AVX512F__)
+constexpr std::size_t kTileVectors = 4;
+#else
+constexpr std::size_t kTileVectors = 2;
+#endif
+
+template <class T>
+struct Lanes {
+  typedef T Type __attribute__((vector_size(kVectorBytes)));
+  static constexpr std::size_t width = kVectorBytes / sizeof(T);
+  static constexpr std::size_t tile = kTileVectors * width;  // columns of a panel
+};
+
+// out[rows x up to a tile of columns] += sign * a[rows x depth] * panel[depth x tile].
+template <class T, std::size_t kRows>
+void tile(const T* __restrict a, std::size_t a_stride, std::size_t depth, const T* __restrict panel, T* __restrict out,
+          std::size_t out_stride, std::size_t cols, T sign) {
+  using Vector = typename Lanes<T>::Type;
+  Vector sums[kRows][kTileVectors] = {};
+  for (std::size_t k = 0; k < depth; ++k) {
+    Vector b[kTileVectors];
+    std::memcpy(b, panel + k * Lanes<T>::tile, sizeof b);
+    for (std::size_t row = 0; row < kRows; ++row) {
+      const Vector factor = Vector{} + a[row * a_stride + k];
+      for (std::size_t v = 0; v < kTileVectors; ++v) sums[row][v] += factor * b[v];
+    }
+  }
+  for (std::size_t row = 0; row < kRows; ++row) {
+    T sum[Lanes<T>::tile];
+    std::memcpy(sum, sums[row], sizeof sum);
+    for (std::size_t col = 0; col < cols; ++col) out[row * out_stride + col] += sign * sum[col];
+  }
+}
+
+// out[rows x cols] += sign * a[rows x depth] * b[depth x cols], each with its stride. `out` overlaps neither.
+template <class T>
+void multiply_add(const T* a, std::size_t a_stride, const T* b, std::size_t b_stride, T* out, std::size_t out_stride,
+                  std::size_t rows, std::size_t depth, std::size_t cols, T sign) {
+  constexpr std::size_t wide = Lanes<T>::tile;
+  alignas(64) T panel[kDepth * wide];
+  for (std::size_t k = 0; k < depth; k += kDepth) {
+    const std::size_t deep = std::min(kDepth, depth - k);
+    for (std::size_t col = 0; col < cols; col += wide) {
+      const std::size_t some = std::min(wide, cols - col);
+      for (std::size_t i = 0; i < deep; ++i) {
+        std::memcpy(panel + i * wide, b + (k + i) * b_stride + col, some * sizeof(T));
+        std::fill(panel + i * wide + some, panel + (i + 1) * wide, T{0});
+      }
+      std::size_t row = 0;
+      for (; row + kTileRows <= rows; row += kTileRows)
+        tile<T, kTileRows>(a + row * a_stride + k, a_stride, deep, panel, out + row * out_stride + col, out_stride, some, sign);
+      for (; row < rows; ++row)
+        tile<T, 1>(a + row * a_stride + k, a_stride, deep, panel, out + row * out_stride + col, out_stride, some, sign);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
