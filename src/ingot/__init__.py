@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ingot import numpy as numpy
     from ingot import torch as torch
     from ingot import views as views
+    from ingot.adapters.calibrate import calibrate as calibrate
     from ingot.adapters.compressed import load_compressed_model as load_compressed_model
     from ingot.adapters.transformers import load_model as load_model
     from ingot.errors import IngotError as IngotError
@@ -41,6 +42,7 @@ _NAMES = {
     "Library": "ingot.ops.library.library",
     "Tensor": "ingot.model.tensor",
     "apply_delta": "ingot.ops.delta.apply",
+    "calibrate": "ingot.adapters.calibrate",
     "compare": "ingot.ops.check.compare",
     "convert": "ingot.ops.convert.convert",
     "diff": "ingot.ops.delta.diff",
@@ -63,6 +65,7 @@ __all__ = [
     "Library",
     "Tensor",
     "apply_delta",
+    "calibrate",
     "compare",
     "convert",
     "diff",

@@ -65,6 +65,7 @@ _MODULES = {
     "demo": "demo",
     "convert": "convert",
     "matrix": "matrix",
+    "calibrate": "calibrate",
     "run-plan": "run_plan",
     "int4": "int4",
     "inspect": "inspect",

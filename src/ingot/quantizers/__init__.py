@@ -1,1 +1,1 @@
-"""How numbers are chosen: codes, scales and tables under statistics of a matrix. Codecs say how they are stored."""
+"""Which numbers stand for a matrix: chosen by what the matrix multiplies. Codecs say how numbers are stored."""

@@ -1,4 +1,4 @@
-"""What a matrix is rounded to: levels times a scale for each group of columns."""
+"""The values that codes may stand for, and matrices of such codes."""
 
 from __future__ import annotations
 
@@ -12,71 +12,63 @@ from ingot.model.tensor import Array
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The values that codes can stand for, ``scale * (level - zero)``, or ``scale * level + zero``.
+    """``w = scale * level``: which levels, for how many columns there is a scale, and of which type it is.
 
     Parameters
     ----------
-    levels : f32, 2**bits ascending values
-        Integers one apart, or a table.
-    group : int or None
-        Columns that share a scale; None for a whole row. It divides the columns.
-    scales : {"f32", "f16", "bf16"}
-        Type that scales and offsets are rounded to.
-    zeros : {"none", "points", "offsets"}
-        Zero points are among the levels.
-    turned : bool
-        Whether scales may be negative.
+    bits : int
+        Of a code, 2 to 8: there are ``2 ** bits`` levels.
+    group : int
+        Columns that share a scale; the last group of a row may be shorter.
+    scales : str
+        ``f16``, ``bf16`` or ``f32``: scales are rounded to it before codes are chosen.
+    learnt : bool
+        The levels are a table that is learnt for the tensor; else the integers from ``-2 ** (bits - 1)`` on. Scales
+        of either may be negative, so that the one integer without an opposite is of use at both ends (Q4_0's).
     """
 
-    levels: Array
-    group: int | None = None
+    bits: int
+    group: int
     scales: str = "f16"
-    zeros: str = "none"
-    turned: bool = False
+    learnt: bool = False
 
     @property
-    def uniform(self) -> bool:
-        """Whether levels are integers one apart."""
-        return bool((np.diff(self.levels) == 1).all()) and float(self.levels[0]).is_integer()
+    def integers(self) -> Array:
+        """The levels of a grid that is not learnt: f32 [2 ** bits]."""
+        half = 1 << self.bits - 1
+        return np.arange(-half, half, dtype=np.float32)
 
-    def groups(self, cols: int) -> int:
-        """Return the groups of a row; ``ValueError`` where the group does not divide it."""
-        group = self.group or cols
-        if not cols or cols % group:
-            raise ValueError(f"expected columns that the group {group} divides, found {cols}")
-        return cols // group
-
-    def native(self) -> native.kernels.RoundingGrid:
-        """Return the grid as kernels take it."""
-        return native.kernels.RoundingGrid(
-            np.ascontiguousarray(self.levels, np.float32), self.uniform, self.zeros, self.turned, self.scales
-        )
+    def groups(self, cols: int) -> Array:
+        """The group of each column: i32 [cols]."""
+        return np.arange(cols, dtype=np.int32) // np.int32(self.group)
 
 
-def integers(bits: int, group: int | None = None, *, signed: bool = True, scales: str = "f16", **more: object) -> Grid:
-    """Return a grid of all codes of some bits: from ``-2**(bits - 1)`` on where ``signed``, else from 0."""
-    low = -(1 << (bits - 1)) if signed else 0
-    levels = np.arange(low, low + (1 << bits), dtype=np.float32)
-    return Grid(levels, group, scales, str(more.get("zeros", "none")), bool(more.get("turned", False)))
+@dataclass(slots=True)
+class Rounded:
+    """A matrix as codes, level by level: ``levels[codes] * scales``.
 
+    Parameters
+    ----------
+    codes : u8 [rows, cols]
+        Indices of ``levels``.
+    scales : f32 [rows, groups]
+        Values that the scales' type holds.
+    levels : f32 [2 ** bits]
+    groups : i32 [cols]
+    """
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    """A matrix on a grid: codes (u8, [rows, cols]), the index of a level each; scales and zeros (f32, [rows, groups])
-    that the grid's type holds exactly; zeros is None where the grid has none."""
-
-    grid: Grid
     codes: Array
     scales: Array
-    zeros: Array | None
+    levels: Array
+    groups: Array
 
     def values(self) -> Array:
-        """Return what is stood for, f32 [rows, cols]."""
-        width = self.codes.shape[1] // self.scales.shape[1]
-        levels, scales = self.grid.levels[self.codes], np.repeat(self.scales, width, axis=1)
-        if self.zeros is None:
-            found: Array = scales * levels
-            return found
-        zeros = np.repeat(self.zeros, width, axis=1)
-        shifted: Array = scales * levels + zeros if self.grid.zeros == "offsets" else scales * (levels - zeros)
-        return shifted
+        """Return what the codes stand for: f32 [rows, cols]."""
+        found: Array = self.levels[self.codes]
+        found *= self.scales[:, self.groups]
+        return found
+
+
+def kernel_grid(grid: Grid, levels: Array) -> native.kernels.RoundingGrid:
+    """Return a grid as kernels take it."""
+    return native.kernels.RoundingGrid(levels, not grid.learnt, "none", True, grid.scales)

@@ -1,8 +1,8 @@
-"""Rounding a matrix to a grid: by weighted search, with feedback, and by descent under two factors.
+"""Rounding of a whole matrix: nearest, with feedback, and by descent on the error under two factors.
 
-The error that counts is ``tr(G D A D')``, D = rounded - weights, with A the second moments of what the columns multiply
-and G those of the gradients of what the rows give (``spec/quantizers.md``). Sums have one order: results do not depend
-on threads or machine.
+The error is ``tr(G D A D^T)``, ``D`` what rounding changes, ``A`` the second moment of the inputs and ``G`` that of the
+gradients at the outputs: half of it is the divergence of the model's outputs to second order (YAQA, arXiv 2505.22988).
+Results do not depend on threads, and are equal to the last bit on every machine.
 """
 
 from __future__ import annotations
@@ -10,159 +10,126 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.core import native
-from ingot.errors import CodecError, UsageError
+from ingot.errors import CodecError
 from ingot.model.tensor import Array
-from ingot.quantizers.grid import Grid, Quantized
+from ingot.quantizers.factors import Factors, feedback_factor
+from ingot.quantizers.grid import Grid, Rounded, kernel_grid
+from ingot.quantizers.table import learn_levels
 
-DAMPING = 0.01
-PASSES = 3
-_BLOCK = 64  # rows that descend together, and columns that take feedback at once where a group is a whole row
+IMPORTANCE, GPTQ, TWO_SIDED = QUANTIZERS = ("importance", "gptq", "two-sided")
+PASSES = 6
+_BLOCK = 64  # rows that descend together
+_STEP = 128  # columns between which errors are carried over at once
 
 
-def damped(factor: Array, size: int, damping: float = DAMPING) -> Array:
-    """Return a symmetric factor (f32), its mean diagonal 1, with ``damping`` added to the diagonal.
+def round_matrix(weights: Array, grid: Grid, factors: Factors, quantizer: str = TWO_SIDED) -> Rounded:
+    """Return the matrix rounded to a grid.
 
-    What is singular becomes positive definite so; one of nothing but zeros becomes the identity.
+    Parameters
+    ----------
+    weights : f32 [rows, cols]
+        Finite.
+    grid : Grid
+    factors : Factors
+    quantizer : str
+        ``importance``: scales (and a table) of least error weighted by A's diagonal, then the nearest levels.
+        ``gptq``: scales and codes column by column, errors fed back (``feedback_factor``). ``two-sided``: after that
+        ``PASSES`` passes of coordinate descent on codes and scales under A and G.
 
     Raises
     ------
-    UsageError
-        ``quantizer.factor``: not ``size x size`` finite numbers, or a negative one on the diagonal.
+    CodecError
+        ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale.
     """
-    if factor.shape != (size, size) or not np.isfinite(factor).all() or (np.diagonal(factor) < 0).any():
-        raise UsageError(
-            f"expected a factor of {size} x {size} finite numbers, not negative on the diagonal, found one of shape "
-            f"{list(factor.shape)} that is not so",
-            rule="quantizer.factor",
-        )
-    wide = factor.astype(np.float64)
-    mean = float(np.diagonal(wide).mean()) if size else 0.0
-    wide = wide / mean if mean > 0 else np.zeros_like(wide)
-    wide[np.diag_indices(size)] += damping if mean > 0 else 1.0
-    return wide.astype(np.float32)
-
-
-def importance(weights: Array, grid: Grid, diagonal: Array | None = None) -> Quantized:
-    """Round each weight to the nearest value, scales searched by squared error times ``diagonal``, one per column.
-
-    Raises ``CodecError`` ``quantizer.scale-overflow``.
-    """
-    wide = np.ascontiguousarray(weights, np.float32)
-    rounded = _blank(wide, grid)
-    count = np.ones(wide.shape[1], np.float32) if diagonal is None else _positive(diagonal)
-    _search(wide, rounded, count, range(rounded.scales.shape[1]))
-    native.kernels.rounding_nearest(grid.native(), wide, *_stored(rounded))
+    levels = learn_levels(weights, grid, factors.weights) if grid.learnt else grid.integers
+    groups = grid.groups(weights.shape[1])
+    shape = (len(weights), int(groups[-1]) + 1)
+    rounded = Rounded(np.zeros(weights.shape, np.uint8), np.zeros(shape, np.float32), levels, groups)
+    if quantizer == IMPORTANCE:
+        for group in range(shape[1]):
+            _choose_scales(rounded, grid, weights, factors.weights, group)
+        native.kernels.rounding_nearest(kernel_grid(grid, levels), weights, rounded.codes, groups, rounded.scales, None)
+        return rounded
+    _feed_back(rounded, grid, weights, factors)
+    if quantizer == TWO_SIDED:
+        for number in range(PASSES):
+            _descend(rounded, grid, weights, factors, refit=number > 0)
     return rounded
 
 
-def gptq(weights: Array, grid: Grid, inputs: Array, damping: float = DAMPING) -> Quantized:
-    """Round column by column; the error of each is made up for by those after it (GPTQ, arXiv 2210.17323).
+def error_under(weights: Array, rounded: Rounded, factors: Factors) -> float:
+    """Return ``tr(G D A D^T)`` over ``tr(G W A W^T)``."""
 
-    With ``A = V V'``, V upper triangular, the error of column j is least at ``w_j + sum_k<j e_k V_kj / V_jj``, e the
-    errors of the columns before. Scales of a group are searched when it is reached, weighted by ``V_jj ** 2``.
+    def weighed(matrix: Array) -> float:
+        product = multiplied(matrix, factors.inputs)
+        if factors.outputs is not None:
+            product = multiplied(factors.outputs, product)
+        return float(np.vdot(matrix.astype(np.float64), product))
 
-    Raises ``CodecError`` ``quantizer.scale-overflow``; ``UsageError`` ``quantizer.factor``.
-    """
-    wide = np.ascontiguousarray(weights, np.float32)
-    cols = wide.shape[1]
-    rounded, kernel = _blank(wide, grid), grid.native()
-    factor, own = _factor(damped(inputs, cols, damping))
-    targets, errors = wide.copy(), np.zeros_like(wide)
-    width = cols // rounded.scales.shape[1]
-    for first in range(0, cols, width):
-        native.kernels.matrix_multiply_add(errors, factor, targets, 0, first, first, width)
-        _search(targets, rounded, own, [first // width])
-        for start in range(first, first + width, _BLOCK):
-            stop = min(start + _BLOCK, first + width)
-            native.kernels.rounding_feedback(kernel, (start, stop), wide, targets, factor, errors, *_stored(rounded))
-            native.kernels.matrix_multiply_add(errors, factor, targets, start, stop, stop, first + width - stop)
-    return rounded
+    whole = weighed(weights)
+    return weighed(rounded.values() - weights) / whole if whole > 0 else 0.0
 
 
-def two_sided(
-    weights: Array, grid: Grid, inputs: Array, outputs: Array, passes: int = PASSES, damping: float = DAMPING
-) -> Quantized:
-    """Round as ``gptq``, then move codes and scales one after the other to the least of ``tr(G D A D')``.
-
-    Memory: the matrix three times, both factors twice (f32; the first once more in f64). Raises as ``gptq``.
-    """
-    wide = np.ascontiguousarray(weights, np.float32)
-    rows, cols = wide.shape
-    rounded, kernel = gptq(wide, grid, inputs, damping), grid.native()
-    down, up = damped(inputs, cols, damping), damped(outputs, rows, damping)
-    product = _product(rounded.values() - wide, down)
-    for _ in range(passes):
-        for start in range(0, rows, _BLOCK):
-            some = slice(start, start + _BLOCK)
-            zeros = None if rounded.zeros is None else rounded.zeros[some]
-            native.kernels.rounding_descend(
-                kernel,
-                down,
-                np.ascontiguousarray(up[some, some]),
-                _product(up[some], product),
-                product[some],
-                True,
-                rounded.codes[some],
-                _stored(rounded)[1],
-                rounded.scales[some],
-                zeros,
-            )
-    return rounded
-
-
-def weighted_error(difference: Array, inputs: Array, outputs: Array | None = None) -> float:
-    """Return ``tr(G D A D')`` in f64; G the identity where it is None."""
-    wide = difference.astype(np.float64)
-    left = wide if outputs is None else outputs.astype(np.float64) @ wide
-    return float(((left @ inputs.astype(np.float64)) * wide).sum())
-
-
-def _blank(wide: Array, grid: Grid) -> Quantized:
-    shape = (len(wide), grid.groups(wide.shape[1]))
-    zeros = None if grid.zeros == "none" else np.zeros(shape, np.float32)
-    return Quantized(grid, np.zeros(wide.shape, np.uint8), np.zeros(shape, np.float32), zeros)
-
-
-def _stored(rounded: Quantized) -> tuple[Array, Array, Array, Array | None]:
-    cols, groups = rounded.codes.shape[1], rounded.scales.shape[1]
-    numbers = np.repeat(np.arange(groups, dtype=np.int32), cols // groups)
-    return rounded.codes, numbers, rounded.scales, rounded.zeros
-
-
-def _search(values: Array, rounded: Quantized, weights: Array, groups: range | list[int]) -> None:
-    kernel, width = rounded.grid.native(), values.shape[1] // rounded.scales.shape[1]
-    for group in groups:
-        first, last = group * width, (group + 1) * width
-        row = native.kernels.rounding_scales(
-            kernel, values, first, last, np.ascontiguousarray(weights[first:last]), rounded.scales, rounded.zeros, group
-        )
-        if row < len(values):
-            raise CodecError(
-                "quantizer.scale-overflow",
-                f"expected a scale that {rounded.grid.scales} can hold, found a larger one for the group at row {row}, "
-                f"column {first}; use scales=bf16 or scales=f32",
-            )
-
-
-def _positive(diagonal: Array) -> Array:
-    """Return weights of columns with mean 1, none below ``DAMPING``: columns that saw nothing count a little."""
-    mean = float(diagonal.mean()) or 1.0
-    return np.maximum(diagonal / mean, DAMPING).astype(np.float32)
-
-
-def _factor(inputs: Array) -> tuple[Array, Array]:
-    """Return V over its diagonal, and the squares of that, of ``inputs = V V'``, V upper triangular."""
-    turned = np.ascontiguousarray(inputs[::-1, ::-1], np.float64)
-    if not native.kernels.matrix_cholesky(turned):
-        raise UsageError(
-            "expected second moments, a positive definite matrix once damped, found another", rule="quantizer.factor"
-        )
-    upper = turned[::-1, ::-1]
-    own = np.diagonal(upper)
-    return np.ascontiguousarray(upper / own, np.float32), np.square(own).astype(np.float32)
-
-
-def _product(a: Array, b: Array) -> Array:
+def multiplied(a: Array, b: Array) -> Array:
+    """Return ``a @ b`` in f32, sums in one order on every machine."""
     out = np.empty((len(a), b.shape[1]), np.float32)
-    native.kernels.matrix_multiply(np.ascontiguousarray(a), b, out)
+    native.kernels.matrix_multiply(np.ascontiguousarray(a), np.ascontiguousarray(b), out)
     return out
+
+
+def _choose_scales(rounded: Rounded, grid: Grid, targets: Array, weights: Array, group: int) -> None:
+    first, last = group * grid.group, min((group + 1) * grid.group, targets.shape[1])
+    row = native.kernels.rounding_scales(
+        kernel_grid(grid, rounded.levels), targets, first, last, weights[first:last], rounded.scales, None, group
+    )
+    if row < len(targets):
+        raise CodecError(
+            "quantizer.scale-overflow",
+            f"expected a scale that {grid.scales} can hold, found a larger one for the group at row {row}, column "
+            f"{first}; use scales=bf16 or scales=f32",
+        )
+
+
+def _feed_back(rounded: Rounded, grid: Grid, weights: Array, factors: Factors) -> None:
+    """Round group by group; what is left of each column's error moves the targets of those after it."""
+    cols, factor = weights.shape[1], feedback_factor(factors.inputs)
+    targets, errors = weights.copy(), np.zeros_like(weights)
+    taken = kernel_grid(grid, rounded.levels)
+    for first in range(0, cols, grid.group):
+        last = min(first + grid.group, cols)
+        _choose_scales(rounded, grid, targets, factors.weights, first // grid.group)
+        for start in range(first, last, _STEP):
+            stop = min(start + _STEP, last)
+            native.kernels.rounding_feedback(
+                taken,
+                (start, stop),
+                weights,
+                targets,
+                factor,
+                errors,
+                rounded.codes,
+                rounded.groups,
+                rounded.scales,
+                None,
+            )
+            if stop < cols:
+                native.kernels.matrix_multiply_add(errors, factor, targets, start, stop, stop, cols - stop)
+
+
+def _descend(rounded: Rounded, grid: Grid, weights: Array, factors: Factors, *, refit: bool) -> None:
+    """Move codes one by one to the least of the error, rows in blocks; the error never grows."""
+    rows, taken = len(weights), kernel_grid(grid, rounded.levels)
+    product = multiplied(rounded.values() - weights, factors.inputs)
+    for first in range(0, rows, _BLOCK):
+        block = slice(first, min(first + _BLOCK, rows))
+        if factors.outputs is None:
+            outputs, gradient = np.eye(block.stop - first, dtype=np.float32), product[block].copy()
+        else:
+            outputs = np.ascontiguousarray(factors.outputs[block, block])
+            gradient = multiplied(factors.outputs[block], product)
+        codes, scales = np.ascontiguousarray(rounded.codes[block]), np.ascontiguousarray(rounded.scales[block])
+        part = np.ascontiguousarray(product[block])
+        native.kernels.rounding_descend(
+            taken, factors.inputs, outputs, gradient, part, refit, codes, rounded.groups, scales, None
+        )
+        rounded.codes[block], rounded.scales[block], product[block] = codes, scales, part

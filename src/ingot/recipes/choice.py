@@ -12,6 +12,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.encodings import ENCODINGS
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ids import codec_named
+from ingot.quantizers.choice import asked
 
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
@@ -28,6 +29,9 @@ PICKS = (SMALLEST, ACCURATE)
 class Choice:
     """How a tensor is stored: a codec id, the codec's options, and the encoding of every part.
 
+    With a ``quantizer`` numbers are chosen by what the matrix multiplies, and the codec only says how they are stored
+    (``quantizers.choice`` says what options there are then).
+
     Raises
     ------
     UsageError
@@ -38,10 +42,16 @@ class Choice:
     codec: str
     options: Mapping[str, Any] = field(default_factory=dict)
     encoding: str = "raw"
+    quantizer: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", codec_named(self.codec))
         CODECS.get_or_refuse(self.codec)
+        if self.quantizer is not None:
+            if self.encoding != "raw":
+                raise UsageError("expected encoding raw beside a quantizer", rule="recipe.encoding")
+            asked(self.quantizer, self.codec, self.options)
+            return
         if self.encoding not in ENCODINGS:
             raise UsageError(
                 f"expected encoding {' or '.join(ENCODINGS)}, found {self.encoding!r}", rule="recipe.encoding"
@@ -76,7 +86,13 @@ class Choice:
     def __str__(self) -> str:
         """Name the way in a few words: ``dense zstd``, ``affine int4``, ``float_entropy fast``."""
         bits, named = self.options.get("bits"), [self.options.get(key) for key in ("level", "footprint", "dtype")]
-        words = [self.codec, f"int{bits}" if bits else None, *named, self.encoding if self.encoding != "raw" else None]
+        words = [
+            self.codec,
+            f"int{bits}" if bits else None,
+            *named,
+            self.quantizer,
+            self.encoding if self.encoding != "raw" else None,
+        ]
         return " ".join(str(word) for word in words if word)
 
 

@@ -27,8 +27,11 @@ PRESETS = (
     "bf16",
     "f16",
     "int8",
+    "int4-calibrated",
     "int4",
+    "int3-calibrated",
     "int3",
+    "int2-calibrated",
     "int2",
     "int2-hybrid",
     "astc",
@@ -49,6 +52,7 @@ PRESETS = (
     "q6_k",
     "q5_k",
     "q4_k",
+    "q4_0-calibrated",
     "q4_0",
     "iq4_xs",
 )
@@ -63,7 +67,7 @@ _MADE_FOR = {
 _LARGEST_FILE = 1 << 20
 _DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
 _ROOT_KEYS = ("name", "description", "rules")
-_CODEC_KEYS = ("codec", "options", "encoding")
+_CODEC_KEYS = ("codec", "options", "encoding", "quantizer")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
 _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
 
@@ -194,6 +198,7 @@ def _codec_choice(table: Mapping[str, Any], where: str) -> Choice:
         codec=_text(table["codec"], f"{where}.codec"),
         options=_options(table.get("options", {}), f"{where}.options"),
         encoding=_text(table.get("encoding", "raw"), f"{where}.encoding"),
+        quantizer=_text(table["quantizer"], f"{where}.quantizer") if "quantizer" in table else None,
     )
 
 

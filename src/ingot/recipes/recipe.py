@@ -219,4 +219,7 @@ def parse_layers(text: str) -> tuple[tuple[int, int], ...]:
 def _content(rule: Rule) -> dict[str, Any]:
     content = asdict(rule)
     del content["label"]
+    for choice in (content["choice"], *((content["choice"] or {}).get("candidates") or ())):
+        if choice is not None and choice.get("quantizer") is None:  # recipes without one are what they were
+            choice.pop("quantizer", None)
     return content

@@ -132,7 +132,7 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
         if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
             return stays
-    action = DECODED if not _stored_exactly(tensor) and exact else ENCODED
+    action = DECODED if not stored_exactly(tensor) and exact else ENCODED
     if not keeps and codec != DenseLayout.codec:  # a narrower type rounds once more, as anybody who decodes it has to
         _refuse_requantizing(tensor, rule, asked)
     return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
@@ -195,7 +195,7 @@ def _pruned(pruning: Pruned, rule: str) -> tuple[bool, str]:
 
 
 def _refuse_requantizing(tensor: Tensor, rule: str, asked: Asked) -> None:
-    if not _stored_exactly(tensor) and not asked.allow_requantize:
+    if not stored_exactly(tensor) and not asked.allow_requantize:
         raise UsageError(
             f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
             "quantizing the original would. Start from the original, or pass --allow-requantize "
@@ -210,7 +210,7 @@ def _options(tensor: Tensor, choice: Choice, asked: Asked) -> Mapping[str, Any]:
     return {**choice.options, "importance": asked.importance[tensor.name]} if weighed else choice.options
 
 
-def _stored_exactly(tensor: Tensor) -> bool:
+def stored_exactly(tensor: Tensor) -> bool:
     """Whether the stored values are those that somebody gave, but for blocks that were dropped."""
     codec = BlocksLayout.of(tensor).inner.codec if tensor.codec == BlocksLayout.codec else tensor.codec
     return CODECS[codec].lossless

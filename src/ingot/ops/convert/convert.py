@@ -38,11 +38,13 @@ from ingot.ops.convert.ranks import (
 )
 from ingot.ops.convert.report import ConvertReport, retyped, tensor_report
 from ingot.ops.convert.requests import within, write_options
+from ingot.ops.convert.rounding import told
 from ingot.ops.convert.tied import Tied, untangle
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.remarks import remarks
+from ingot.ops.views.rounded import Rounding
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of
@@ -103,6 +105,7 @@ class Prepared:
     notes: Sequence[str] = ()
     read: int = 0
     without: frozenset[str] = frozenset()
+    rounding: Rounding | None = None
 
     def __enter__(self) -> Prepared:
         return self
@@ -150,7 +153,9 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         read = _read_narrower(plan)
         told = [*(message for _, message in remarks(source)), *view.notes, part, read, tied.note, behind]
         notes = [note for note in told if note]
-        return Prepared(source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, tied.without)
+        return Prepared(
+            source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, tied.without, view.rounding
+        )
     except BaseException:
         close()
         raise
@@ -252,6 +257,6 @@ def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
         files=executed.files,
         companions=executed.companions,
         resumed=executed.resumed,
-        notes=prepared.notes,
+        notes=[*prepared.notes, *told(prepared.rounding)],
         warnings=plan.warnings,
     )

@@ -112,6 +112,13 @@ class ConvertOptions:
             "recipes that make palettes or search ggml's blocks."
         ),
     )
+    calibration: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Statistics that `ingot calibrate` took of this model, or an importance matrix of llama.cpp, for recipes "
+            "with a quantizer; without it the model is calibrated on samples of its own."
+        ),
+    )
     draft: AnyPath | None = field(
         default=None,
         metadata=about(

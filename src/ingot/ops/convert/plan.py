@@ -163,6 +163,8 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
         return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
+    if choice is not None and choice.quantizer is not None and tensor.codec != DenseLayout.codec:
+        return keep(tensor, format, rule)  # a view has rounded it (ops.convert.rounding)
     pruning = asked.prune.get(tensor.name)
     resized = pruning is not None and full_size(format) and as_stored(tensor, format, rule) is None
     if choice is None and (pruning is None or pruning.stored) and not resized:

@@ -101,6 +101,12 @@ class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
 def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
     """Return a prepared conversion as JSON: everything that determines the result's bytes, and where the source is."""
     plan, place, source = prepared.plan, prepared.place, prepared.source
+    if prepared.rounding is not None:
+        raise UnsupportedError(
+            "a recipe with a quantizer rounds whole matrices where it runs, and plans do not say how; convert without "
+            "--plan-out",
+            rule="plan.quantizer",
+        )
     data = {
         "ingot": ingot.__version__,
         "version": VERSION,

@@ -17,9 +17,11 @@ from ingot.ops.convert.importance import read_importance
 from ingot.ops.convert.into_graph import placed
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
+from ingot.ops.convert.rounding import rounded
 from ingot.ops.destination import Destination
 from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import drop
+from ingot.ops.views.rounded import Rounding
 from ingot.ops.views.values import prune, weigh
 from ingot.recipes.recipe import Recipe
 
@@ -31,6 +33,7 @@ class Viewed:
     checkpoint: Checkpoint
     notes: Sequence[str] = ()
     read: int = 0
+    rounding: Rounding | None = None
 
 
 def viewed(
@@ -66,6 +69,8 @@ def viewed(
     experts = Translated(here.checkpoint) if options.keep_names else _with_experts(here.checkpoint, place)
     pruned = _pruned(experts.checkpoint, options)
     view = pruned.checkpoint
+    recipe = options.recipe if isinstance(options.recipe, Recipe) else None
+    view, rounding = rounded(view, recipe, options)
     if options.importance is not None:
         view = weigh(view, read_importance(options.importance, view))
     stay = [kind for kind in view.attachments.kinds() if kind not in format.attachments]
@@ -80,13 +85,12 @@ def viewed(
     if options.metadata:
         view = describe(view, options.metadata)
     view, stays = (view, "") if graph is None else placed(view, graph)
-    recipe = options.recipe if isinstance(options.recipe, Recipe) else None
     view = as_graph(view, place, recipe, planned, requantize=options.allow_requantize)
     there = _as_gguf(view, place, options)
     view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
     behind += [stays] if stays else []
-    return Viewed(view, (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind), pruned.read)
+    return Viewed(view, (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind), pruned.read, rounding)
 
 
 def _told(translated: Translated) -> list[str]:

@@ -1,0 +1,35 @@
+"""``ingot calibrate``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+
+from ingot.adapters.calibration import CalibrateOptions
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, progress_bar
+from ingot.cli.render import render
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot calibrate ./Llama-3-8B -o statistics.safetensors\n\n"
+    "  ingot convert ./Llama-3-8B model.gguf --recipe q4_0-calibrated --calibration statistics.safetensors"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("calibrate", epilog=EPILOG)(derived(command))
+
+
+def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Take what a causal model's matrices multiply, by which recipes with a quantizer round; no text is needed.
+
+    Needs the extra transformers.
+    """
+    from ingot.adapters.calibrate import calibrate
+
+    with progress_bar("calibrating", quiet=quiet or json) as progress:
+        done = calibrate(replace(options, progress=progress))
+    render(done.report(), json=json, quiet=quiet)

@@ -1,0 +1,115 @@
+"""Rules of a recipe that name a quantizer: matrices are rounded in a view, before the plan, whatever the container."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ingot.core.dtypes import DTYPES
+from ingot.core.registry import Registry
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.statistics import Statistics
+from ingot.ops.convert.chosen import stored_exactly
+from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.plan import decide, layers_of
+from ingot.ops.views.rounded import Rounding, round_to
+from ingot.quantizers.choice import Asked, asked
+from ingot.recipes.choice import WEIGHT_DTYPES, Choice
+from ingot.recipes.recipe import Recipe
+from ingot.stores.table import location_of
+
+_SHOWN = 4
+# Who runs models lies above this room.
+_CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.calibrate:statistics_of"),))
+
+
+def told(rounding: Rounding | None) -> list[str]:
+    """Return lines for the report of a conversion, once its matrices were read."""
+    if rounding is None or not rounding.outcome.errors:
+        return []
+    errors = list(rounding.outcome.errors.values())
+    mean = sum(errors) / len(errors)
+    lines = [
+        f"{len(errors)} matrices were rounded by the statistics of {rounding.said}: error under them {mean:.3%} on "
+        f"average, {max(errors):.3%} at most"
+    ]
+    unknown = sorted(rounding.outcome.unknown)
+    if unknown:
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        lines.append(f"without statistics, all errors weighed alike: {', '.join(unknown[:_SHOWN])}{more}")
+    return lines
+
+
+class _Known:
+    """Statistics that are opened, or taken, when the first matrix is read."""
+
+    def __init__(self, checkpoint: Checkpoint, options: ConvertOptions) -> None:
+        self._checkpoint, self._options = checkpoint, options
+        self._lock = threading.Lock()
+        self._found: Statistics | None = None
+
+    def __call__(self) -> Statistics:
+        with self._lock:
+            if self._found is None:
+                stated = self._options.calibration
+                if stated is not None:
+                    self._found = Statistics.open(stated, self._checkpoint)
+                else:
+                    take = _CALIBRATE["model"]
+                    self._found = take(self._options.src, max_ram=self._options.max_ram)
+            return self._found
+
+    def close(self) -> None:
+        if self._found is not None:
+            self._found.close()
+
+
+def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) -> tuple[Checkpoint, Rounding | None]:
+    """Return the checkpoint with the matrices rounded that rules with a quantizer hit; itself where there are none.
+
+    Raises
+    ------
+    UsageError
+        ``convert.requantize``: such a matrix is quantized already; ``convert.calibration``: statistics for a recipe
+        without a quantizer; what ``Statistics.open`` raises.
+    """
+    choices = dict(_choices(view, recipe, options)) if recipe is not None else {}
+    if not choices:
+        if options.calibration is not None:
+            raise UsageError(
+                "expected a recipe with a quantizer beside --calibration, such as q4_0-calibrated; found none that "
+                "hits a matrix",
+                rule="convert.calibration",
+            )
+        return view, None
+    known = _Known(view, options)
+    if options.calibration is not None:
+        known()  # another model's are refused before anything is read
+    source = "samples of the model" if options.calibration is None else location_of(options.calibration)
+    rounding = Rounding(choices, known, source)
+    return round_to(view, rounding), rounding
+
+
+def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:
+    layer_count, found = layers_of(view), []
+    for name, tensor in view.items():
+        choice = decide(view, name, recipe, layer_count).choice
+        if not isinstance(choice, Choice) or choice.quantizer is None:
+            continue
+        if len(tensor.shape) < 2 or not tensor.size or tensor.dtype not in WEIGHT_DTYPES or tensor.dtype not in DTYPES:
+            raise UnsupportedError(
+                f"expected a matrix of weights for quantizer {choice.quantizer}, found {tensor.dtype} of shape "
+                f"{list(tensor.shape)}; let the rule ask for min_ndim = 2",
+                rule="quantizer.matrix",
+                where=name,
+            )
+        if not stored_exactly(tensor) and not options.allow_requantize:
+            raise UsageError(
+                "expected weights that are not quantized, found integers; --allow-requantize quantizes them again",
+                rule="convert.requantize",
+                where=name,
+            )
+        found.append((name, asked(choice.quantizer, choice.codec, choice.options)))
+    return found

@@ -1,0 +1,211 @@
+"""A view whose matrices are rounded by quantizers that know what they multiply; each when its bytes are asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import NoReturn
+
+import numpy as np
+
+from ingot.codecs.palette.rows import pack
+from ingot.codecs.table import CODECS
+from ingot.core.floats import cast
+from ingot.core.parallel import default_workers, go_on
+from ingot.errors import CodecError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import CODES
+from ingot.model.layouts.affine import SCALES as AFFINE_SCALES
+from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, SCALES
+from ingot.model.part import Part
+from ingot.model.statistics import MatrixStatistics, Statistics
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.views.common import Make, require_known, view_of
+from ingot.quantizers.choice import Asked
+from ingot.quantizers.factors import factors_of, no_factors
+from ingot.quantizers.grid import Rounded
+from ingot.quantizers.rounding import error_under, round_matrix
+
+Known = Callable[[], Statistics]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What rounding did: by tensor the error under the statistics, and those that none were known of."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What is to be rounded, by which statistics, and what there is to tell once it was read.
+
+    Parameters
+    ----------
+    choices : mapping of name to Asked
+    known : callable
+        Returns the statistics; called when the first matrix is read.
+    said : str
+        What tells the statistics from others.
+    outcome : Outcome
+    """
+
+    choices: Mapping[str, Asked]
+    known: Known
+    said: str
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
+    """Return the checkpoint with some matrices rounded; such a view cannot be sent to another process."""
+    require_known(checkpoint, rounding.choices)
+    choices, held = rounding.choices, _Held(default_workers() + 2)
+
+    def made(name: str) -> Make:
+        return lambda: _tensor(checkpoint[name], choices[name], _Work(checkpoint[name], rounding, held))
+
+    entries = [(name, made(name) if name in choices else None, name) for name in checkpoint]
+    text = {name: [asked.quantizer, repr(asked.grid)] for name, asked in choices.items()}
+    return view_of(checkpoint, entries, round_to, rounding, [rounding.said, text])
+
+
+class _Held:
+    """Rounded matrices, the last few that were asked for: whoever stores a part will want the others."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._entries: OrderedDict[str, _Once] = OrderedDict()
+
+    def entry(self, name: str) -> _Once:
+        with self._lock:
+            found = self._entries.setdefault(name, _Once())
+            self._entries.move_to_end(name)
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+            return found
+
+
+class _Once:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.parts: Mapping[str, memoryview] | None = None
+
+
+class _Work:
+    """One tensor's rounding."""
+
+    def __init__(self, tensor: Tensor, rounding: Rounding, held: _Held) -> None:
+        self.tensor, self._held = tensor, held
+        self._asked, self._known, self._outcome = rounding.choices[tensor.name], rounding.known, rounding.outcome
+
+    def part(self, role: str) -> memoryview:
+        once = self._held.entry(self.tensor.name)
+        with once.lock:
+            if once.parts is None:
+                once.parts = self._rounded()
+            return once.parts[role]
+
+    def _rounded(self) -> Mapping[str, memoryview]:
+        tensor, statistics = self.tensor, self._known()
+        rows, cols = tensor.shape[-2:]
+        count = prod(tensor.shape[:-2])
+        names = [tensor.name] if count == 1 else [f"{tensor.name}:expert.{number}" for number in range(count)]
+        pieces: list[dict[str, Array]] = []
+        errors: list[float] = []
+        for number, name in enumerate(names):
+            go_on()
+            index = np.unravel_index(number, tensor.shape[:-2]) if len(tensor.shape) > 2 else ()
+            weights = np.ascontiguousarray(
+                _finite(tensor[tuple(map(int, index))] if index else tensor.numpy(), tensor.name)
+            )
+            known = statistics.for_matrix(name)
+            if known is None or not known.count:
+                self._outcome.unknown.add(name)
+                known = None
+            else:
+                known.require_shape(rows, cols)
+            pieces.append(self._one(weights, known, errors))
+        self._outcome.errors[tensor.name] = max(errors)
+        return {role: _joined([piece[role] for piece in pieces], role) for role in pieces[0]}
+
+    def _one(self, weights: Array, known: MatrixStatistics | None, errors: list[float]) -> dict[str, Array]:
+        factors = no_factors(*weights.shape) if known is None else factors_of(known)
+        found = round_matrix(weights, self._asked.grid, factors, self._asked.quantizer)
+        errors.append(error_under(weights, found, factors))
+        return _stored(found, self._asked)
+
+
+def _finite(values: Array, name: str) -> Array:
+    wide = cast(values, "f32")
+    if not np.isfinite(wide).all():
+        raise CodecError("quantizer.non-finite", "expected finite weights; keep this tensor dense", where=name)
+    return wide
+
+
+def _stored(found: Rounded, asked: Asked) -> dict[str, Array]:
+    """Return the parts: codes of integers are two's complement, rows padded to whole bytes."""
+    grid, codes = asked.grid, found.codes
+    scales = cast(found.scales, grid.scales)
+    if grid.learnt:
+        return {INDICES: pack(codes, grid.bits), CODEBOOK: found.levels.astype(np.float16), SCALES: scales}
+    signed = codes ^ np.uint8(1 << grid.bits - 1)
+    width = -(-codes.shape[1] * grid.bits // 8)
+    padded = np.zeros((len(codes), -(-width * 8 // grid.bits)), np.uint8)
+    padded[:, : codes.shape[1]] = signed
+    packed = (
+        np.stack([pack(row, grid.bits)[:width] for row in padded])
+        if grid.bits not in (4, 8)
+        else (pack(padded, grid.bits).reshape(len(codes), -1))
+    )
+    return {CODES: packed, AFFINE_SCALES: scales}
+
+
+def _joined(pieces: list[Array], role: str) -> memoryview:
+    whole = pieces[0] if len(pieces) == 1 or role == CODEBOOK else np.concatenate(pieces)
+    return np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data
+
+
+def _tensor(tensor: Tensor, asked: Asked, work: _Work) -> Tensor:
+    layout = asked.layout(tensor.dtype)
+    parts = {
+        spec.role: Part(
+            spec.dtype,
+            int(spec.length or 0),
+            _Bytes(work, spec.role, int(spec.length or 0)),
+            type=spec.type,
+            where=f"{tensor.name}: {spec.role}",
+        )
+        for spec in layout.part_specs(tensor.shape)
+    }
+    return Tensor(
+        tensor.name, tensor.shape, tensor.dtype, layout.codec, parts, layout.attributes(), CODECS[layout.codec]
+    )
+
+
+class _Bytes:
+    """One part of a rounded tensor as a ``ByteSource``."""
+
+    mapped = False
+
+    def __init__(self, work: _Work, role: str, size: int) -> None:
+        self._work, self._role, self.size = work, role, size
+        self.name = work.tensor.name
+
+    def view(self, offset: int, length: int) -> memoryview:
+        return self._work.part(self._role)[offset : offset + length].toreadonly()
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        out.cast("B")[:] = self._work.part(self._role)[offset : offset + out.nbytes]
+
+    def changed(self) -> bool:
+        return any(part.source.changed() for part in self._work.tensor.parts.values())
+
+    def close(self) -> None:
+        """Nothing to do: what is read belongs to the checkpoint."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("rounded matrices are made where they are read")

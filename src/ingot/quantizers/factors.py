@@ -1,0 +1,84 @@
+"""What errors of a matrix weigh, as quantizers take it: second moments, damped, and their triangular factor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.core import native
+from ingot.errors import ResourceError
+from ingot.model.statistics import MatrixStatistics
+from ingot.model.tensor import Array
+
+DAMPING = 0.01
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Second moments of a matrix's inputs and of the gradients at its outputs.
+
+    Parameters
+    ----------
+    inputs : f32 [cols, cols]
+        A, damped: symmetric, positive definite.
+    outputs : f32 [rows, rows] or None
+        G, damped.
+    weights : f32 [cols]
+        A's diagonal.
+    """
+
+    inputs: Array
+    outputs: Array | None
+    weights: Array
+
+
+def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factors:
+    """Return the factors of a matrix, ``damping`` of the mean of the diagonal added to it.
+
+    Where only mean squares were taken, A is diagonal. A matrix whose inputs were all zero gets the identity.
+    """
+    inputs = statistics.inputs
+    if inputs is None:
+        inputs = np.diag(statistics.diagonal)
+    damped = _damped(inputs, damping)
+    outputs = statistics.outputs
+    return Factors(
+        damped, None if outputs is None else _damped(outputs, damping), np.ascontiguousarray(damped.diagonal())
+    )
+
+
+def no_factors(rows: int, cols: int) -> Factors:
+    """Return the factors of a matrix of which nothing is known: all errors weigh alike."""
+    return Factors(np.eye(cols, dtype=np.float32), None, np.ones(cols, np.float32))
+
+
+def feedback_factor(inputs: Array) -> Array:
+    """Return the strictly upper U of ``A = (U + I) D (U + I)^T``: f32 [cols, cols].
+
+    Column k says how errors of the columns before it move its target (LDLQ: arXiv 2307.13304, section 3.1; the same
+    rounding as GPTQ's, arXiv 2210.17323). It is Cholesky's factor of A with both axes turned round, in f64.
+    """
+    extra = 0.0
+    for _ in range(_TRIES):
+        turned = np.ascontiguousarray(inputs[::-1, ::-1], np.float64)
+        turned[np.diag_indices_from(turned)] += extra
+        if native.kernels.matrix_cholesky(turned):
+            break
+        extra = max(extra * 10, float(inputs.diagonal().mean()) * DAMPING)
+    else:
+        raise ResourceError("expected a positive definite second moment of the inputs", rule="quantizer.singular")
+    upper = turned[::-1, ::-1]
+    upper = upper / upper.diagonal()
+    return np.ascontiguousarray(np.triu(upper, 1), np.float32)
+
+
+def _damped(moment: Array, damping: float) -> Array:
+    mean = float(moment.diagonal().mean(dtype=np.float64))
+    if mean <= 0:
+        return np.eye(len(moment), dtype=np.float32)
+    # Scaled to a mean of 1: sums of squares of tiny gradients stay within f32.
+    found = moment / np.float32(mean)
+    found[np.diag_indices_from(found)] += np.float32(damping)
+    return np.ascontiguousarray(found, np.float32)

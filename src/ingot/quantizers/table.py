@@ -1,0 +1,76 @@
+"""A table of levels learnt for a tensor (Lloyd, IEEE Trans. Inf. Theory 28, 1982), by turns with the groups' scales."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.core import native
+from ingot.model.tensor import Array
+from ingot.quantizers.grid import Grid, kernel_grid
+
+_TURNS, _ROUNDS, _SAMPLE = 2, 12, 1 << 20
+
+
+def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
+    """Return ``2 ** bits`` ascending levels for a matrix: f32 that f16 holds, the largest magnitude 1.
+
+    Parameters
+    ----------
+    weights : f32 [rows, cols]
+    grid : Grid
+    importance : f32 [cols]
+        What squared errors of each column weigh.
+    """
+    step = max(1, weights.size // _SAMPLE)
+    rows = np.ascontiguousarray(weights[::step])
+    groups = grid.groups(rows.shape[1])
+    levels = _start(rows, grid, groups)
+    scales = np.zeros((len(rows), int(groups[-1]) + 1), np.float32)
+    weighed = np.broadcast_to(importance, rows.shape)
+    for _ in range(_TURNS):
+        taken = kernel_grid(grid, levels)
+        for group in range(scales.shape[1]):
+            first, last = group * grid.group, min((group + 1) * grid.group, rows.shape[1])
+            native.kernels.rounding_scales(taken, rows, first, last, importance[first:last], scales, None, group)
+        spread = scales[:, groups]
+        known = spread != 0
+        values, heavy = rows[known] / spread[known], (weighed * np.square(spread))[known]
+        levels = _lloyd(values.astype(np.float64), heavy.astype(np.float64), levels)
+    return levels
+
+
+def _start(rows: Array, grid: Grid, groups: Array) -> Array:
+    """Quantiles of the values over their groups' RMS, pressed together as levels of least error are."""
+    edges = np.arange(0, rows.shape[1], grid.group)
+    squares = np.add.reduceat(np.square(rows, dtype=np.float64), edges, axis=1)
+    counts = np.diff(np.append(edges, rows.shape[1]))
+    rms = np.sqrt(squares / counts)[:, groups]
+    values = (rows / np.where(rms > 0, rms, 1)).reshape(-1)
+    count = 1 << grid.bits
+    share = (np.arange(count) + 0.5) / count
+    found = np.quantile(values, share)
+    return (
+        _stored(np.cbrt(found / max(np.abs(found).max(), 1e-30)) ** 2 * np.sign(found))
+        if count > 16
+        else _stored(found)
+    )
+
+
+def _lloyd(values: Array, weights: Array, levels: Array) -> Array:
+    order = np.argsort(values, kind="stable")
+    values, weights = values[order], weights[order]
+    mass = np.concatenate([[0.0], np.cumsum(weights)])
+    moment = np.concatenate([[0.0], np.cumsum(weights * values)])
+    found = levels.astype(np.float64)
+    for _ in range(_ROUNDS):
+        cuts = np.searchsorted(values, (found[1:] + found[:-1]) / 2)
+        cuts = np.concatenate([[0], cuts, [len(values)]])
+        heavy = np.diff(mass[cuts])
+        found = np.where(heavy > 0, np.diff(moment[cuts]) / np.where(heavy > 0, heavy, 1), found)
+        found = np.maximum.accumulate(found)
+    return _stored(found)
+
+
+def _stored(levels: Array) -> Array:
+    most = np.abs(levels).max()
+    return np.sort((levels / most if most > 0 else levels).astype(np.float16)).astype(np.float32)
