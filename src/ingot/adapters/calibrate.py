@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 
-from ingot.adapters.calibration import CalibrateOptions, CalibrateReport
+from ingot.adapters.calibration import LENGTH, SAMPLES, CalibrateOptions, CalibrateReport
 from ingot.adapters.evaluate import read_windows
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.adapters.model_source import AnyPath
@@ -65,13 +64,11 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         As ``load_model`` and ``ingot.save``.
     """
     started = time.perf_counter()
-    with TemporaryDirectory(prefix="ingot-calibrate-") as folder:
-        taken = _take(options, Path(folder))
-        save(options.out, taken.arrays, taken.metadata, format="safetensors", overwrite=options.overwrite)
-        if options.imatrix is not None:
-            with Statistics.open(options.out) as statistics, open_checkpoint(options.model) as checkpoint:
-                write_imatrix(options.imatrix, statistics, checkpoint, overwrite=options.overwrite)
-        size = sum(array.nbytes for array in taken.arrays.values())
+    taken = _take(options)
+    save(options.out, taken.arrays, taken.metadata, format="safetensors", overwrite=options.overwrite)
+    if options.imatrix is not None:
+        with Statistics.open(options.out) as statistics, open_checkpoint(options.model) as checkpoint:
+            write_imatrix(options.imatrix, statistics, checkpoint, overwrite=options.overwrite)
     return CalibrateReport(
         out=location_of(options.out),
         matrices=taken.matrices,
@@ -79,7 +76,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         source=taken.metadata["source"],
         fisher=options.fisher,
         passes=taken.passes,
-        size=size,
+        size=sum(array.nbytes for array in taken.arrays.values()),
         seconds=round(time.perf_counter() - started, 3),
     )
 
@@ -88,10 +85,8 @@ def statistics_of(
     model: AnyPath, *, max_ram: int | str | None = None, progress: ProgressCallback | None = None
 ) -> Statistics:
     """Return the statistics that ``calibrate`` takes of samples, in memory, for a conversion that was given none."""
-    with TemporaryDirectory(prefix="ingot-calibrate-") as folder:
-        taken = _take(CalibrateOptions(model, "", max_ram=max_ram, progress=progress), Path(folder))
-        arrays = {key: np.array(array) for key, array in taken.arrays.items()}
-    return Statistics.in_memory(arrays, taken.metadata)
+    taken = _take(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
+    return Statistics.in_memory(taken.arrays, taken.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +98,21 @@ class _Taken:
     passes: int
 
 
-def _take(options: CalibrateOptions, folder: Path) -> _Taken:
+def _take(options: CalibrateOptions) -> _Taken:
     torch = require("torch", EXTRA)
     with open_checkpoint(options.model) as checkpoint:
         names, identity = frozenset(checkpoint), content_id(checkpoint)
     model = load_model(LoadOptions(options.model, dtype="f32"))
     require_room(model, 1, 0)
-    most = positions(model)
-    if most is not None and options.length > most:
-        raise UsageError(
-            f"expected windows of at most {most} tokens, which the model has positions for, found {options.length}",
-            rule="calibrate.length",
-        )
+    length = _length(model, options)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     layers, head = _layers(torch, model, names), model.get_output_embeddings()
     groups = list(_groups(layers, head, options))
     sampling = int(options.text is None)
-    progress = Progress((len(groups) + sampling) * options.samples * options.length, options.progress)
+    progress = Progress((len(groups) + sampling) * options.samples * length, options.progress)
     with _seeded(torch, options.seed):
-        windows = _windows(torch, model, options, progress)
+        windows = _windows(torch, model, options, length, progress)
         labels = torch.randint(1 << 62, (len(windows),)).tolist()
         arrays: dict[str, Array] = {}
         for group in groups:
@@ -130,19 +120,38 @@ def _take(options: CalibrateOptions, folder: Path) -> _Taken:
             _pass(torch, model, windows, labels, dict(group), sums, options.fisher, progress)
             for name, each in sums.items():
                 for field, array in each.arrays(name).items():
-                    np.save(folder / f"{len(arrays)}.npy", array)
-                    arrays[f"{name}:{field}"] = np.load(folder / f"{len(arrays)}.npy", mmap_mode="r")
+                    arrays[f"{name}:{field}"] = array if len(groups) == 1 else _parked(array)
             del sums
     metadata = {
         VERSION_KEY: VERSION,
         MODEL_KEY: identity,
         "source": OWN if options.text is None else f"text {location_of(options.text)}",
         "samples": str(len(windows)),
-        "length": str(options.length),
+        "length": str(length),
         "seed": str(options.seed),
         "fisher": str(options.fisher).lower(),
     }
     return _Taken(arrays, metadata, len(layers), windows.numel(), len(groups))
+
+
+def _length(model: Any, options: CalibrateOptions) -> int:
+    most = positions(model)
+    if options.length is None:
+        return LENGTH if most is None else min(LENGTH, most)
+    if most is not None and options.length > most:
+        raise UsageError(
+            f"expected windows of at most {most} tokens, which the model has positions for, found {options.length}",
+            rule="calibrate.length",
+        )
+    return options.length
+
+
+def _parked(array: Array) -> Array:
+    """Return the array on disk, where it waits for the others without taking memory."""
+    with TemporaryFile() as file:
+        file.write(array.data)
+        file.flush()
+        return np.memmap(file, array.dtype, "r", shape=array.shape)
 
 
 @contextmanager
@@ -186,17 +195,17 @@ def _groups(layers: Sequence[tuple[str, Any]], head: Any, options: CalibrateOpti
         yield group
 
 
-def _windows(torch: Any, model: Any, options: CalibrateOptions, progress: Progress) -> Any:
+def _windows(torch: Any, model: Any, options: CalibrateOptions, length: int, progress: Progress) -> Any:
     """Return the tokens to read: i64 [windows, length]."""
     if options.text is not None:
-        protocol = Protocol(window=options.length, sequences=options.samples)
+        protocol = Protocol(window=length, sequences=options.samples)
         windows = read_windows(load_tokenizer(options.model), options.text, protocol)
         require_vocabulary(model, windows)
         return windows
     drawn = []
     with torch.inference_mode():
         for first in range(0, options.samples, _DRAWN):
-            drawn.append(_sampled(torch, model, min(_DRAWN, options.samples - first), options.length))
+            drawn.append(_sampled(torch, model, min(_DRAWN, options.samples - first), length))
             progress.advance(drawn[-1].numel(), "samples")
     return torch.cat(drawn).clone()
 

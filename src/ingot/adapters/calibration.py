@@ -28,7 +28,9 @@ class CalibrateOptions:
     )
     _: KW_ONLY
     samples: int = field(default=SAMPLES, metadata=about("Windows to read.", least=1))
-    length: int = field(default=LENGTH, metadata=about("Tokens of a window.", least=2))
+    length: int | None = field(
+        default=None, metadata=about("Tokens of a window; default 256, or what the model has positions for.", least=2)
+    )
     seed: int = field(
         default=0, metadata=about("Of the samples, and of the labels that gradients are taken at.", least=0)
     )

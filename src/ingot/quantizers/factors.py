@@ -54,11 +54,12 @@ def no_factors(rows: int, cols: int) -> Factors:
     return Factors(np.eye(cols, dtype=np.float32), None, np.ones(cols, np.float32))
 
 
-def feedback_factor(inputs: Array) -> Array:
-    """Return the strictly upper U of ``A = (U + I) D (U + I)^T``: f32 [cols, cols].
+def feedback_factor(inputs: Array) -> tuple[Array, Array]:
+    """Return the strictly upper U and the diagonal D of ``A = (U + I) D (U + I)^T``: f32 [cols, cols], [cols].
 
     Column k says how errors of the columns before it move its target (LDLQ: arXiv 2307.13304, section 3.1; the same
-    rounding as GPTQ's, arXiv 2210.17323). It is Cholesky's factor of A with both axes turned round, in f64.
+    rounding as GPTQ's, arXiv 2210.17323); D is what is left of each column's error to weigh when it is rounded. They
+    come from Cholesky's factor of A with both axes turned round, in f64.
     """
     extra = 0.0
     for _ in range(_TRIES):
@@ -70,8 +71,8 @@ def feedback_factor(inputs: Array) -> Array:
     else:
         raise ResourceError("expected a positive definite second moment of the inputs", rule="quantizer.singular")
     upper = turned[::-1, ::-1]
-    upper = upper / upper.diagonal()
-    return np.ascontiguousarray(np.triu(upper, 1), np.float32)
+    own = upper.diagonal().copy()
+    return np.ascontiguousarray(np.triu(upper / own, 1), np.float32), np.square(own).astype(np.float32)
 
 
 def _damped(moment: Array, damping: float) -> Array:

@@ -92,12 +92,12 @@ def _choose_scales(rounded: Rounded, grid: Grid, targets: Array, weights: Array,
 
 def _feed_back(rounded: Rounded, grid: Grid, weights: Array, factors: Factors) -> None:
     """Round group by group; what is left of each column's error moves the targets of those after it."""
-    cols, factor = weights.shape[1], feedback_factor(factors.inputs)
+    cols, (factor, left) = weights.shape[1], feedback_factor(factors.inputs)
     targets, errors = weights.copy(), np.zeros_like(weights)
     taken = kernel_grid(grid, rounded.levels)
     for first in range(0, cols, grid.group):
         last = min(first + grid.group, cols)
-        _choose_scales(rounded, grid, targets, factors.weights, first // grid.group)
+        _choose_scales(rounded, grid, targets, left, first // grid.group)
         for start in range(first, last, _STEP):
             stop = min(start + _STEP, last)
             native.kernels.rounding_feedback(

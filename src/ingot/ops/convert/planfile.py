@@ -20,7 +20,7 @@ from ingot.engine.bind import RULE as STEP
 from ingot.engine.bind import StepData, bound_steps
 from ingot.engine.data import step_data
 from ingot.engine.resources import Resources
-from ingot.errors import FormatError, IntegrityError, UsageError
+from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, FullSize, WriteOptions
 from ingot.model.bytesource import Stamp
 from ingot.model.spec import TensorSpec

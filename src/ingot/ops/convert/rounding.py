@@ -31,10 +31,8 @@ def told(rounding: Rounding | None) -> list[str]:
         return []
     errors = list(rounding.outcome.errors.values())
     mean = sum(errors) / len(errors)
-    lines = [
-        f"{len(errors)} matrices were rounded by the statistics of {rounding.said}: error under them {mean:.3%} on "
-        f"average, {max(errors):.3%} at most"
-    ]
+    error = f"error under them {mean:.3%} on average, {max(errors):.3%} at most"
+    lines = [f"{len(errors)} matrices were rounded by the statistics of {rounding.said}: {error}"]
     unknown = sorted(rounding.outcome.unknown)
     if unknown:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""

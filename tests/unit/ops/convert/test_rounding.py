@@ -1,0 +1,169 @@
+"""Recipes with a quantizer: rounded once, whatever the container; statistics of another model are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError, UsageError
+from ingot.model.statistics import Statistics
+from ingot.ops.identity import content_id
+from ingot.quantizers.factors import factors_of
+from ingot.quantizers.grid import Grid
+from ingot.quantizers.rounding import round_matrix
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+OTHER = "model.layers.0.mlp.down_proj.weight"
+RECIPE = """
+[[rules]]
+match = "*_proj.weight"
+codec = "{codec}"
+options = {options}
+quantizer = "two-sided"
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    random = np.random.default_rng(1)
+    weights = {name: random.normal(size=(64, 64)).astype(np.float16) for name in (NAME, OTHER)}
+    ingot.save(path, {**weights, "model.norm.weight": np.ones(64, np.float32)})
+    return path
+
+
+@pytest.fixture(scope="module")
+def statistics(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("statistics") / "s.safetensors"
+    random = np.random.default_rng(2)
+    inputs, outputs = (random.normal(size=(size, 200)).astype(np.float32) for size in (64, 64))
+    arrays = {
+        f"{NAME}:inputs": inputs @ inputs.T / 200,
+        f"{NAME}:outputs": outputs @ outputs.T / 200,
+        f"{NAME}:in_sum2": np.square(inputs).mean(1),
+        f"{NAME}:count": np.array([200]),
+    }
+    with ingot.open(model) as checkpoint:
+        ingot.save(path, arrays, {"ingot.statistics": "1", "model": content_id(checkpoint)})
+    return path
+
+
+def recipe(folder: Path, codec: str, options: str) -> Path:
+    path = folder / "own.toml"
+    path.write_text(RECIPE.format(codec=codec, options=options))
+    return path
+
+
+def wanted(model: Path, statistics: Path, grid: Grid) -> np.ndarray:
+    with ingot.open(model) as checkpoint, Statistics.open(statistics, checkpoint) as known:
+        of = known.for_matrix(NAME)
+        assert of is not None
+        return round_matrix(checkpoint[NAME].numpy("f32"), grid, factors_of(of)).values()
+
+
+@pytest.mark.parametrize(
+    ("codec", "options", "grid", "target"),
+    [
+        ("affine", "{ bits = 4, group = 32 }", Grid(4, 32), "out.zt"),
+        ("affine", "{ bits = 3, group = 32 }", Grid(3, 32), "out.zt"),
+        ("scaled_codebook", "{ bits = 4, group = 32 }", Grid(4, 32, learnt=True), "out.zt"),
+        ("scaled_codebook", "{ bits = 3, group = 64 }", Grid(3, 64, learnt=True), "out.zt"),
+        ("ggml_blocks", '{ type = "q4_0" }', Grid(4, 32), "out.gguf"),
+        ("ggml_blocks", '{ type = "q8_0" }', Grid(8, 32), "out.gguf"),
+        ("affine", "{ bits = 4, group = 32 }", Grid(4, 32), "out.squizd"),
+    ],
+)
+def test_any_container_holds_what_was_chosen(
+    model: Path, statistics: Path, tmp_path: Path, codec: str, options: str, grid: Grid, target: str
+) -> None:
+    out, own = tmp_path / target, recipe(tmp_path, codec, options)
+    report = ingot.convert(model, out, own, calibration=statistics)
+    with ingot.open(out) as found:
+        tensor = found[NAME]
+        assert tensor.codec != "dense"
+        exact = wanted(model, statistics, grid)
+        values = tensor.numpy("f32")
+    assert np.array_equal(values, exact)
+    assert any("rounded by the statistics" in note for note in report.notes)
+    assert any(OTHER in note for note in report.notes)  # nothing is known of that one
+
+
+@pytest.mark.parametrize("format", ["gptq", "awq", "compressed-tensors", "mlx"])
+def test_folders_of_other_programs_hold_it(model: Path, statistics: Path, tmp_path: Path, format: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(model.read_bytes())
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics)
+    with ingot.open(tmp_path / "out") as found:
+        values = found[NAME].numpy("f32")
+        assert found[NAME].codec != "dense"
+    assert np.array_equal(values, wanted(model, statistics, Grid(4, 32)))
+
+
+def test_the_bytes_are_the_same_on_any_number_of_threads(model: Path, statistics: Path, tmp_path: Path) -> None:
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    for threads in (1, 4):
+        ingot.convert(model, tmp_path / f"{threads}.zt", own, calibration=statistics, threads=threads)
+    assert (tmp_path / "1.zt").read_bytes() == (tmp_path / "4.zt").read_bytes()
+
+
+def test_statistics_of_another_model_are_refused(statistics: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    ingot.save(other, {NAME: np.ones((64, 64), np.float16)})
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    with pytest.raises(UsageError) as refused:
+        ingot.convert(other, tmp_path / "out.zt", own, calibration=statistics)
+    assert refused.value.rule == "statistics.model"
+    assert not (tmp_path / "out.zt").exists()
+
+
+def test_what_nothing_would_use_is_refused(model: Path, statistics: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        ingot.convert(model, tmp_path / "out.zt", "int4", calibration=statistics)
+    assert refused.value.rule == "convert.calibration"
+
+
+def test_integers_are_not_rounded_again_unasked(model: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "int8.zt", "int8")
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    with pytest.raises(UsageError) as refused:
+        ingot.convert(tmp_path / "int8.zt", tmp_path / "out.zt", own)
+    assert refused.value.rule == "convert.requantize"
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    weights = np.ones((64, 64), np.float32)
+    weights[3, 3] = np.nan
+    ingot.save(tmp_path / "bad.safetensors", {NAME: weights})
+    arrays = {f"{NAME}:in_sum2": np.ones(64, np.float32), f"{NAME}:count": np.array([1])}
+    ingot.save(tmp_path / "s.safetensors", arrays, {"ingot.statistics": "1"})
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    with pytest.raises(IngotError) as refused:
+        ingot.convert(tmp_path / "bad.safetensors", tmp_path / "out.zt", own, calibration=tmp_path / "s.safetensors")
+    assert refused.value.rule == "quantizer.non-finite"
+    assert not (tmp_path / "out.zt").exists()
+
+
+def test_vectors_are_no_matrices(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "v.safetensors", {"a_proj.weight": np.ones(64, np.float32)})
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    with pytest.raises(IngotError) as refused:
+        ingot.convert(tmp_path / "v.safetensors", tmp_path / "out.zt", own)
+    assert refused.value.rule == "quantizer.matrix"
+
+
+def test_plans_do_not_leave_the_process(model: Path, statistics: Path, tmp_path: Path) -> None:
+    from ingot.ops.convert.convert import prepare
+    from ingot.ops.convert.options import ConvertOptions
+    from ingot.ops.convert.planfile import plan_json
+
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    options = ConvertOptions(model, tmp_path / "out.zt", own, calibration=statistics)
+    with prepare(options) as prepared, pytest.raises(IngotError) as refused:
+        plan_json(prepared, options)
+    assert refused.value.rule == "plan.quantizer"
