@@ -1,10 +1,9 @@
 """Bits against quality: one model by several grids and quantizers, KL to the model itself on a text.
 
-    python bench/quality.py MODEL --text heldout.txt                 a table; ten minutes for 8 M weights
-    python bench/quality.py MODEL --text heldout.txt --statistics S  with statistics that are there
+    python bench/quality.py MODEL --text heldout.txt    a table; ten minutes for 8 M weights
 
-Only matrices of attention and feed-forward networks are rounded. "Bits" are those of these matrices as stored: codes and
-scales. Statistics are of samples of the model; no text but the one that is scored is read.
+Only matrices of attention and feed-forward networks are rounded. "Bits" are those of these matrices as stored, codes
+and scales. Statistics are of samples of the model, unless `--statistics` has some.
 """
 
 from __future__ import annotations
