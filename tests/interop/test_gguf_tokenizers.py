@@ -60,6 +60,20 @@ def test_pre_tokenizers_keep_their_names_and_words(name: str) -> None:
     assert json.loads(other.to_str())["model"]["ignore_merges"] == steps.whole
 
 
+def test_tekken_is_known_by_its_expression_and_ignores_merges() -> None:
+    """The expression of Mistral's ``tokenizer.json``, as llama.cpp's source quotes it."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    words = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{first}{lower}{last}" for first, last in ("*+", "+*"))
+    text = words + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    pre = pretokenizers.pre_tokenizer(pretokenizers.Steps((text,)))
+    one, other, metadata = both(bytewise(pre, whole=True), {})
+    assert metadata["tokenizer.ggml.pre"] == "tekken"
+    same(one, other)
+    typed, lost = tokenizer.to_metadata(bytewise(pre), {}, 0)
+    assert typed["tokenizer.ggml.pre"][1] == "tekken"
+    assert lost == ["ignore_merges False"]
+
+
 @pytest.mark.parametrize(
     "pre",
     [

@@ -28,6 +28,7 @@ _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = _GPT4O.replace(_SHORT, "").replace(r"\p{N}{1,3}", r"\p{N}")
 _DEEPSEEK_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -49,6 +50,7 @@ STEPS: Mapping[str, Steps] = {
     "dbrx": Steps((_LLAMA3,)),
     "qwen2": Steps((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),)),
     "gpt-4o": Steps((_GPT4O,)),
+    "tekken": Steps((_TEKKEN,), whole=True),
     "deepseek-v3": Steps(_DEEPSEEK3),
     "deepseek-coder": Steps(_DEEPSEEK_CODER, digits=True),
     "starcoder": Steps(digits=True, gpt2=True),

@@ -86,7 +86,7 @@ def _bpe_to(
     found: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: joined}
     if pre is None:
         return found, ["a pre-tokenizer that llama.cpp has no name for"]
-    return found, [f"ignore_merges {whole}"] if whole != pretokenizers.STEPS[pre].whole and whole else []
+    return found, [f"ignore_merges {whole}"] if whole != pretokenizers.STEPS[pre].whole else []
 
 
 def _wordpiece_to(
