@@ -74,6 +74,31 @@ def test_tekken_is_known_by_its_expression_and_ignores_merges() -> None:
     assert lost == ["ignore_merges False"]
 
 
+def test_falcon_is_known_by_its_steps() -> None:
+    """Those of Falcon's ``tokenizer.json``: digits are looked for among the letters that stand for bytes."""
+    pre: dict[str, Any] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        {"type": "Digits", "individual_digits": False},
+        {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": False},
+    ]}  # fmt: skip
+    one, other, metadata = both(bytewise(pre), {})
+    assert metadata["tokenizer.ggml.pre"] == "falcon"
+    same(one, other)
+    pre["pretokenizers"][0]["behavior"] = "Isolated"
+    assert tokenizer.to_metadata(bytewise(pre), {}, 0)[1]
+
+
+def test_deepseeks_letters_are_those_of_its_file() -> None:
+    """Several end or begin ranges which Unicode's form C would turn round or widen to all signs."""
+    steps = pretokenizers.pre_tokenizer(pretokenizers.STEPS["deepseek-llm"])
+    made = tokenizers.Tokenizer.from_str(json.dumps(bytewise(steps)))
+    words = [text for text, _ in made.pre_tokenizer.pre_tokenize_str("\u00e9\u00e8\u00d7b 12 x!\u4e2d\u6587 ")]
+    alphabet = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    wanted = ["\u00e9\u00e8", "\u00d7", "b", " ", "1", "2", " x", "!", "\u4e2d\u6587", " "]
+    assert words == [alphabet.pre_tokenize_str(word)[0][0] for word in wanted]
+
+
 @pytest.mark.parametrize(
     "pre",
     [

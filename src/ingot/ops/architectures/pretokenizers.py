@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 
 
 class Steps(NamedTuple):
-    """Expressions to split at, whether digits stand alone, whether GPT-2's expression follows, whole words first."""
+    """Expressions to split at, whether digits stand alone, whether GPT-2's expression follows, whole words first.
+
+    ``threes``: runs of punctuation are cut off before, and runs of digits behind, by threes from the left.
+    """
 
     splits: tuple[str, ...] = ()
     digits: bool = False
     gpt2: bool = False
     whole: bool = False
+    threes: bool = False
 
 
 _LLAMA3 = (
@@ -44,6 +48,26 @@ _DEEPSEEK_CODER = (
     r"\s?\p{P}+",
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
 )
+_DEEPSEEK_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
+    "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
+    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
+    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
+    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+"""Those with an upper and a lower case of some version of Unicode, as the model's file lists them."""
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _DEEPSEEK_CODER[-1],
+)
 STEPS: Mapping[str, Steps] = {
     "gpt-2": Steps(gpt2=True),
     "llama-bpe": Steps((_LLAMA3,), whole=True),
@@ -52,8 +76,10 @@ STEPS: Mapping[str, Steps] = {
     "gpt-4o": Steps((_GPT4O,)),
     "tekken": Steps((_TEKKEN,), whole=True),
     "deepseek-v3": Steps(_DEEPSEEK3),
+    "deepseek-llm": Steps(_DEEPSEEK_LLM, digits=True),
     "deepseek-coder": Steps(_DEEPSEEK_CODER, digits=True),
     "starcoder": Steps(digits=True, gpt2=True),
+    "falcon": Steps(gpt2=True, threes=True),
 }
 _ALIASES = {
     **dict.fromkeys(("llama3", "llama-v3"), "llama-bpe"),
@@ -75,35 +101,30 @@ def name_of(found: Any, *, whole: bool) -> str | None:
     ``whole``: a word that is a token is not put together of merges.
     """
     read = _read(found)
-    if read is None:
-        return None
-    alike = [name for name, steps in STEPS.items() if steps._replace(whole=False) == read]
+    alike = [name for name, steps in STEPS.items() if _read(pre_tokenizer(steps)) == read]
     same = next((name for name in alike if STEPS[name].whole == whole), None)
     return same or (alike[0] if alike else None)
 
 
-def _read(found: Any) -> Steps | None:
+def _read(found: Any) -> list[tuple[Any, ...]]:
+    """Return what the steps of a ``pre_tokenizer`` do, with what ``tokenizers`` takes where nothing is stated."""
     steps = found.get("pretokenizers", [found]) if isinstance(found, Mapping) else []
-    splits, digits, level = list[str](), False, None
-    for step in steps if isinstance(steps, list) else []:
-        kind = step.get("type") if isinstance(step, Mapping) else None
-        if level is not None or kind not in ("Split", "Digits", "ByteLevel"):
-            return None
-        if kind == "ByteLevel":
-            level = step.get("use_regex", True) is True
-            if step.get("add_prefix_space", True) is True:
-                return None
-        elif kind == "Digits":
-            digits = True
-            if step.get("individual_digits") is not True:
-                return None
-        else:
-            pattern = step.get("pattern")
-            text = pattern.get("Regex") if isinstance(pattern, Mapping) else None
-            if not isinstance(text, str) or digits or step.get("behavior") != "Isolated" or step.get("invert") is True:
-                return None
-            splits.append(_spelled(text))
-    return None if level is None else Steps(tuple(splits), digits, level)
+    return [_does(step) for step in steps] if isinstance(steps, list) else []
+
+
+def _does(step: Any) -> tuple[Any, ...]:
+    if not isinstance(step, Mapping):
+        return (None,)
+    kind = step.get("type")
+    if kind == "ByteLevel":
+        return kind, step.get("use_regex", True) is True, step.get("add_prefix_space", True) is True
+    if kind == "Digits":
+        return kind, step.get("individual_digits") is True
+    if kind == "Punctuation":
+        return kind, step.get("behavior", "Isolated")
+    pattern = step.get("pattern") if kind == "Split" else None
+    text = pattern.get("Regex") if isinstance(pattern, Mapping) else None
+    return kind, _spelled(text) if isinstance(text, str) else None, step.get("behavior"), step.get("invert") is True
 
 
 def _spelled(text: str) -> str:
@@ -113,9 +134,13 @@ def _spelled(text: str) -> str:
 
 def pre_tokenizer(steps: Steps) -> dict[str, Any]:
     """Return the ``pre_tokenizer`` of ``tokenizer.json``."""
-    made: list[dict[str, Any]] = [
-        {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False} for text in steps.splits
-    ]
+    made: list[dict[str, Any]] = [{"type": "Punctuation", "behavior": "Contiguous"}] if steps.threes else []
+    made += [_split(text) for text in steps.splits]
     made += [{"type": "Digits", "individual_digits": True}] if steps.digits else []
     made.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": steps.gpt2})
+    made += [{"type": "Digits", "individual_digits": False}, _split("[0-9][0-9][0-9]")] if steps.threes else []
     return made[0] if len(made) == 1 else {"type": "Sequence", "pretokenizers": made}
+
+
+def _split(text: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}
