@@ -60,6 +60,7 @@ class _Known:
             return self._found
 
     def close(self) -> None:
+        """Release what was opened."""
         if self._found is not None:
             self._found.close()
 
@@ -86,7 +87,7 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
     if options.calibration is not None:
         known()  # another model's are refused before anything is read
     source = "samples of the model" if options.calibration is None else location_of(options.calibration)
-    rounding = Rounding(choices, known, source)
+    rounding = Rounding(choices, known, source, known.close)
     return round_to(view, rounding), rounding
 
 

@@ -23,7 +23,8 @@ from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, SCALES
 from ingot.model.part import Part
 from ingot.model.statistics import MatrixStatistics, Statistics
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.views.common import Make, require_known, view_of
+from ingot.model.view import derived
+from ingot.ops.views.common import Make, mapping, require_known
 from ingot.quantizers.choice import Asked
 from ingot.quantizers.factors import factors_of, no_factors
 from ingot.quantizers.grid import Rounded
@@ -51,12 +52,15 @@ class Rounding:
         Returns the statistics; called when the first matrix is read.
     said : str
         What tells the statistics from others.
+    close : callable, optional
+        Releases the statistics, with the view.
     outcome : Outcome
     """
 
     choices: Mapping[str, Asked]
     known: Known
     said: str
+    close: Callable[[], None] | None = None
     outcome: Outcome = field(default_factory=Outcome)
 
 
@@ -70,7 +74,8 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
 
     entries = [(name, made(name) if name in choices else None, name) for name in checkpoint]
     text = {name: [asked.quantizer, repr(asked.grid)] for name, asked in choices.items()}
-    return view_of(checkpoint, entries, round_to, rounding, [rounding.said, text])
+    told = [rounding.said, text]
+    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, rounding.close)
 
 
 class _Held:

@@ -10,6 +10,9 @@ import pytest
 import ingot
 from ingot.errors import IngotError, UsageError
 from ingot.model.statistics import Statistics
+from ingot.ops.convert.convert import prepare
+from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.planfile import plan_json
 from ingot.ops.identity import content_id
 from ingot.quantizers.factors import factors_of
 from ingot.quantizers.grid import Grid
@@ -158,12 +161,21 @@ def test_vectors_are_no_matrices(tmp_path: Path) -> None:
 
 
 def test_plans_do_not_leave_the_process(model: Path, statistics: Path, tmp_path: Path) -> None:
-    from ingot.ops.convert.convert import prepare
-    from ingot.ops.convert.options import ConvertOptions
-    from ingot.ops.convert.planfile import plan_json
-
     own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
     options = ConvertOptions(model, tmp_path / "out.zt", own, calibration=statistics)
     with prepare(options) as prepared, pytest.raises(IngotError) as refused:
         plan_json(prepared, options)
     assert refused.value.rule == "plan.quantizer"
+
+
+@pytest.mark.parametrize("target", ["out.zt", "out.gguf"])
+def test_planning_rounds_nothing(
+    model: Path, statistics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("rounded while planning")
+
+    monkeypatch.setattr("ingot.ops.views.rounded.round_matrix", never)
+    own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_0" }')
+    with prepare(ConvertOptions(model, tmp_path / target, own, calibration=statistics)) as prepared:
+        assert prepared.plan.size
