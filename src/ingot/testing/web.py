@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 import threading
 import time
@@ -78,6 +79,8 @@ class WebServer:
         Whether answers state a tag of the version.
     port : int
         On the loopback interface; 0 for a free one.
+    certificate : pair of paths, optional
+        Certificate and key, as PEM: TLS is spoken.
 
     Attributes
     ----------
@@ -98,6 +101,7 @@ class WebServer:
         bucket: str = "",
         etags: bool = True,
         port: int = 0,
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self.files = {} if files is None else files
         self.listing, self.bucket, self.etags = listing, bucket, etags
@@ -116,7 +120,11 @@ class WebServer:
 
         self._server = _Quiet(("127.0.0.1", port), Handler)
         self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if certificate else ''}://127.0.0.1:{self.port}"
+        if certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(*certificate)
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     def __enter__(self) -> WebServer:

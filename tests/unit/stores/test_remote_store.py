@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +140,67 @@ def test_what_a_server_does_always_is_one_error_without_secrets(
     assert server.log[-1].headers["authorization"].startswith("Basic ")
 
 
+# S3 answers with status 400 to credentials that have expired, with 403 to a clock that is wrong; HEAD is not told why.
+@pytest.mark.parametrize(
+    ("status", "code", "remedy"),
+    [
+        (400, "ExpiredToken", "renew"),
+        (400, "TokenRefreshRequired", "renew"),
+        (403, "RequestTimeTooSkewed", "clock"),
+        (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
+        (403, "SignatureDoesNotMatch", "credentials"),
+    ],
+)
+def test_a_bucket_that_refuses_the_credentials_is_asked_once_and_the_error_says_what_to_do(
+    server: WebServer, status: int, code: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKENOFTEST")
+    store = from_url("s3://bucket/m")
+    assert isinstance(store, RemoteStore)
+    file, key = store.open("a.bin"), "m/a.bin"
+    file.view(1 << 20, 8)  # a seal was looked for
+    told = f"<Error><Code>{code}</Code><Message>of TOKENOFTEST</Message><Token-0>TOKENOFTEST</Token-0></Error>".encode()
+    server.fault = lambda request: Fault(status=status, body=b"" if request.method == "HEAD" else told)
+    for call in (store.list, lambda: store.open("b"), lambda: file.view(2 << 20, 8), lambda: store._client.state(key)):
+        server.log.clear()
+        with pytest.raises(IngotError) as caught:
+            call()
+        assert caught.value.rule == "store.denied"
+        assert len(server.log) == 1
+        assert remedy in str(caught.value) or server.log[0].method == "HEAD"
+        assert "OFTEST" not in f"{caught.value} {caught.value!r} {caught.value.__cause__}"
+
+
+def test_a_bad_request_is_not_taken_for_bad_credentials(server: WebServer) -> None:
+    """S3 has ``RequestTimeout`` with status 400, too, after which one tries again."""
+    file = from_url("s3://bucket/m").open("a.bin")
+    server.fault = failing(Fault(status=400, body=b"<Error><Code>RequestTimeout</Code></Error>"))
+    assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
+    assert rule_of_call(from_url("s3://nobucket").list) == "store.missing"
+
+
+def test_a_server_whose_certificate_nobody_vouches_for_is_refused(
+    server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    openssl, key, certificate = shutil.which("openssl"), tmp_path / "key.pem", tmp_path / "certificate.pem"
+    if openssl is None:
+        pytest.skip("needs the program openssl, which makes the certificate")
+    make = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*make, *names], check=True, capture_output=True)
+    with WebServer({"m/a.bin": DATA}, listing=True, certificate=(certificate, key)) as unknown:
+        store = from_url(f"{unknown.url.replace('127.0.0.1', 'name:SECRET@localhost')}/m")
+        for call in (lambda: store.open("a.bin"), store.list):
+            with pytest.raises(IngotError) as caught:
+                call()
+            assert caught.value.rule == "remote.certificate"
+            assert "SECRET" not in str(caught.value)
+        assert not unknown.log
+    secure = server.url.replace("http:", "https:")  # which speaks no TLS at all
+    assert rule_of_call(lambda: from_url(f"{secure}/m").open("a.bin")) == "remote.failed"
+
+
 def test_ten_percent_of_requests_failing_are_overcome(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PIECE", 1 << 15)
     random, lock = np.random.default_rng(1), threading.Lock()
@@ -197,6 +260,23 @@ def test_credentials_do_not_go_to_another_host(server: WebServer) -> None:
         assert bytes(file.view(70_000, 10)) == DATA[70_000:70_010]
         assert not any("authorization" in request.headers for request in other.log)
     assert all("authorization" in request.headers for request in server.log)
+
+
+def test_pages_are_looked_for_no_further_than_files(server: WebServer) -> None:
+    server.listing, store = True, from_url(f"{server.url.replace('://', '://name:SECRET@')}/m")
+    for location in ("file:///etc/", "/m/", "ftp://127.0.0.1/m/"):
+        moved = Fault(status=302, headers={"Location": location})
+        server.fault = lambda _, moved=moved: moved
+        with pytest.raises(IngotError) as caught:
+            store.list()
+        assert caught.value.rule == "remote.redirect"
+        assert "SECRET" not in f"{caught.value} {caught.value.__cause__}"
+    with WebServer({"m/c": b"1"}, listing=True) as other:
+        moved = Fault(status=302, headers={"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/m/"})
+        server.fault = lambda request: moved
+        assert store.list().files == ("c",)
+        sent = [{name.lower() for name in request.headers} for request in (server.log[-1], *other.log)]
+        assert ["authorization" in names for names in sent] == [True] + [False] * len(other.log)
 
 
 def test_versions_without_tags_are_told_by_time_and_size(server: WebServer) -> None:

@@ -183,7 +183,7 @@ class Client:
             answer = self._api.get(self._store, key, options={"range": (0, size)})
             head, stamp = bytes(answer.bytes()), stamp_of(answer.meta)
         except self._api.exceptions.BaseError as error:
-            if _status(error) != 416:
+            if _status(str(error)) != 416:
                 raise
             head, stamp = b"", stamp_of(self._api.head(self._store, key))  # nothing in it, no range of that
         if len(head) != min(size, stamp.size):
@@ -229,9 +229,10 @@ class Client:
     def explain(self, error: Exception, key: str) -> IngotError:
         """Return what obstore raised in words that tell no secret."""
         kinds, where, text = self._api.exceptions, self._where(key), str(error)
-        status = error.code if isinstance(error, HTTPError) else 0
-        if status:
-            text = f"status code: {status} {responses.get(status, '')}"
+        if isinstance(error, HTTPError):
+            text = f"status code: {error.code} {responses.get(error.code, '')}"
+        # obstore has kinds of its own for some statuses, but not for those of listings.
+        status = 0 if _SERVICES.search(text) else _status(text)
         if isinstance(error, FileNotFoundError | kinds.NotFoundError) or status in (404, 410):
             return UsageError("expected an existing file, found none", rule="store.missing", where=where)
         if isinstance(error, kinds.PreconditionError):
@@ -245,7 +246,8 @@ class Client:
                 rule="remote.no-ranges",
                 where=where,
             )
-        if isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or status in (401, 403, 407):
+        refused = status in (401, 403, 407) or (status == 400 and _is_denied(text))
+        if refused or isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError):
             return ResourceError(_denied(text), rule="store.denied", where=where)
         return _failed(error, text, where)
 
@@ -270,34 +272,59 @@ def stamp_of(meta: Mapping[str, Any]) -> Stamp:
     return Stamp(int(meta["size"]), modified, etag=str(meta.get("e_tag") or ""))
 
 
-def _status(error: Exception) -> int:
-    found = _STATUS.search(str(error))
+def _status(text: str) -> int:
+    found = _STATUS.search(text)
     return int(found[1]) if found else 0
+
+
+def _is_denied(text: str) -> bool:
+    """Whether an answer with status 400 is about credentials: S3's to expired ones are. One to HEAD has no code."""
+    code = _CODE.search(text)
+    return code[1] in _DENIED if code else "performing HEAD" in text
 
 
 def _denied(text: str) -> str:
     code = _CODE.search(text)
     said = f" ({code[1]})" if code else ""
-    if code and code[1] in ("ExpiredToken", "TokenRefreshRequired"):
-        return f"the credentials have expired{said}: renew them"
-    if code and code[1] == "RequestTimeTooSkewed":
-        return f"the server's clock and this machine's differ too much{said}: set the clock"
-    return f"the server gives no access{said}: check the credentials, and whether a signed address has expired"
+    return _DENIED.get(code[1] if code else "", _NO_ACCESS).format(said=said)
 
 
+_NO_ACCESS = "the server gives no access{said}: check the credentials, and whether they or a signed address expired"
+_EXPIRED = "the credentials have expired{said}: renew them"
+_SKEWED = "the server's clock and this machine's differ too much{said}: set the clock"
+# Codes of S3's errors, which come with status 400 or 403:
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_DENIED = {
+    "ExpiredToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "InvalidToken": _NO_ACCESS,
+    "RequestTimeTooSkewed": _SKEWED,
+    "AuthorizationHeaderMalformed": "the server does not take the signature{said}: check the region (AWS_REGION)",
+}
+# Where machines and containers of a cloud ask for their credentials: obstore does, where the environment has none.
+_SERVICES = re.compile(r"//169\.254\.\d+\.\d+/|//metadata\.google\.internal/")
 _NO_CREDENTIALS = "no credentials were found, or the service that gives them did not answer: see spec/remote.md"
 # What obstore's message has in it, in this order: rule, message.
 _FAILURES: tuple[tuple[str, str, str], ...] = (
-    # Where machines of a cloud ask for their credentials: obstore does, where the environment has none.
-    (r"//169\.254\.169\.254/|//metadata\.google\.internal/", "store.denied", _NO_CREDENTIALS),
+    (_SERVICES.pattern, "store.denied", _NO_CREDENTIALS),
     (
         r"status code: 3\d\d|redirect",
         "remote.redirect",
-        "expected the file, found a redirect that leads nowhere: to another kind of address, or in a circle",
+        (
+            "expected the file, found a redirect that leads nowhere: to another kind of address, in a circle, or, of a "
+            "bucket, to another region (AWS_REGION)"
+        ),
     ),
     (r"status code: ", "remote.failed", "the server answered with {status}; try again later"),
     (r"timedout|timed out", "remote.stalled", "the server sent no byte for {stall:g} seconds"),
-    (r"certificate", "remote.certificate", "the server's certificate is not one that this machine trusts"),
+    (
+        r"certificate",
+        "remote.certificate",
+        (
+            "the server's certificate is not one that this machine trusts; check the address and the clock, or name a "
+            "file with the certificate of its authority in SSL_CERT_FILE"
+        ),
+    ),
     (r"credential|token", "store.denied", _NO_CREDENTIALS),
     (
         "",
