@@ -1,4 +1,4 @@
-"""The one table of commands, each imported when it is asked for. A new command is a module and a line here."""
+"""The one table of commands, each imported when it is asked for. A new command is a module and a word here."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Commands(Registry[Any]):
         app.callback()(lambda: None)  # or a single command is no group
         target(app)
         command: Any = typer.main.get_group(app).commands[name]
+        command.rich_help_panel = PANEL_OF[name]
         for each in (command, *getattr(command, "commands", {}).values()):
             convert_lightly(each)
         return command
@@ -61,30 +62,32 @@ def _is_right(annotation: Any, value: Any) -> bool:
     return annotation == list[str] and type(value) in (list, tuple) and all(type(item) is str for item in value)
 
 
-_MODULES = {
-    "demo": "demo",
-    "convert": "convert",
-    "matrix": "matrix",
-    "calibrate": "calibrate",
-    "run-plan": "run_plan",
-    "int4": "int4",
-    "inspect": "inspect",
-    "verify": "verify",
-    "seal": "seal",
-    "compare": "compare",
-    "diff": "diff",
-    "patch": "patch",
-    "extract": "extract",
-    "store": "store",
-    "plan": "plan",
-    "kernel": "kernel",
-    "lut": "lut",
-    "generate": "generate",
-    "eval": "eval",
-    "cache": "cache",
-    "formats": "catalog",
-    "codecs": "catalog",
-    "recipes": "catalog",
-    "doctor": "doctor",
+# By the panel of ``ingot --help``, in the order shown there: each command's module.
+_PANELS = {
+    "Convert": {
+        "demo": "demo",
+        "convert": "convert",
+        "matrix": "matrix",
+        "calibrate": "calibrate",
+        "run-plan": "run_plan",
+        "int4": "int4",
+        "recipes": "catalog",
+    },
+    "Look": {
+        "inspect": "inspect",
+        "verify": "verify",
+        "seal": "seal",
+        "compare": "compare",
+        "formats": "catalog",
+        "codecs": "catalog",
+        "doctor": "doctor",
+    },
+    "Deltas": {"diff": "diff", "patch": "patch", "store": "store"},
+    "Run": {"generate": "generate", "eval": "eval", "cache": "cache"},
+    "Targets": {"plan": "plan", "kernel": "kernel", "lut": "lut", "extract": "extract"},
 }
-COMMANDS = Commands("command", tuple((name, f"ingot.cli.{module}:register") for name, module in _MODULES.items()))
+PANEL_OF = {name: panel for panel, modules in _PANELS.items() for name in modules}
+COMMANDS = Commands(
+    "command",
+    tuple((name, f"ingot.cli.{module}:register") for modules in _PANELS.values() for name, module in modules.items()),
+)

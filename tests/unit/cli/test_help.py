@@ -6,6 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ingot.cli.commands import PANEL_OF
 from ingot.cli.main import app
 
 
@@ -29,3 +30,15 @@ def test_help_fits_the_terminal(path: tuple[str, ...], monkeypatch: pytest.Monke
     lines = told.stdout.replace(">=", "").splitlines()  # of `[x>=1]`
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if line.count("<") != line.count(">") or line.count("[") != line.count("]")]
+
+
+def test_commands_are_listed_by_what_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, ["--help"]).stdout.splitlines()
+    heads = {line.strip("╭─╮ ") for line in lines if line.startswith("╭")}
+    assert heads == {"Options", *PANEL_OF.values()}
+    assert set(PANEL_OF) == set(GROUP.commands)
+    for name, panel in PANEL_OF.items():
+        row = next(index for index, line in enumerate(lines) if line.startswith(f"│ {name} "))
+        head = next(line for line in reversed(lines[:row]) if line.startswith("╭"))
+        assert head.strip("╭─╮ ") == panel
