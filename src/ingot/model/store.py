@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from urllib.parse import quote
@@ -47,6 +47,10 @@ class Store(ABC):
     @abstractmethod
     def open(self, name: str) -> ByteSource:
         """Open one file. Raises ``UsageError`` ``store.missing`` where there is none."""
+
+    def identity(self, folder: str = "") -> Hashable:
+        """Return what the same folder has under each of its names: there are several where links lead to folders."""
+        return folder
 
     def tree(self, folder: str = "") -> Iterator[str]:
         """Yield the names of all that lies in the store, or in one of its folders, at any depth, each folder's sorted.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
@@ -90,6 +90,10 @@ class LocalStore(Store):
     def exists(self, name: str) -> bool:
         """As ``Store.exists``, without a listing."""
         return os.path.isfile(self._folder / checked_name(name, self.location))  # noqa: PTH113 - False for long names
+
+    def identity(self, folder: str = "") -> Hashable:
+        """As ``Store.identity``: where links lead in the end."""
+        return os.path.realpath(self.local_path(folder))
 
     def tree(self, folder: str = "") -> Iterator[str]:
         """As ``Store.tree``; devices and links in a circle are named too."""

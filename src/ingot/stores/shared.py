@@ -86,6 +86,10 @@ class SharedFolder(ABC):
     def leftovers(self) -> Sequence[str]:
         """Return the names of what killed processes left; for who is alone."""
 
+    def abandoned(self, *, remove: bool) -> int:
+        """Count the places of ``adding`` outside of the folder that killed processes left, and remove them if asked."""
+        return 0
+
     @abstractmethod
     def using(self, seconds: float = WAIT) -> AbstractContextManager[Use]:
         """Keep others from being alone; wait for one who is.

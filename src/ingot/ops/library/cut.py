@@ -16,11 +16,11 @@ from ingot.model.store import Listed, Listing, Store
 from ingot.model.tensor import Tensor
 from ingot.ops.library.encode import element_type
 from ingot.ops.library.manifest import INLINE
+from ingot.ops.library.tree import files_in
 
 BLOCK = 16 << 20
 """Bytes of the pieces of what is no tensor."""
 
-_DEEPEST = 16
 _LEFT_OUT = (".git", ".cache", ".huggingface")
 _PARTIAL = ".ingot-partial"
 
@@ -42,18 +42,18 @@ class Segment:
         return self.tensor, self.part, self.dtype, self.size
 
 
-def files_of(store: Store, folder: str = "", depth: int = 0) -> Iterator[str]:
-    """Yield the files of an artifact's folder, at any depth.
+def files_of(store: Store) -> Iterator[str]:
+    """Yield the files of an artifact's folder, at any depth; errors as ``files_in``.
 
     Hidden ones belong to it (some formats have sentinels), but for the folders of git and of download tools, and what
     an interrupted run of Ingot left. Links out of the folder do not.
     """
-    inside, start = store.list(folder), f"{folder}/" if folder else ""
-    yield from (f"{start}{name}" for name in inside.files if name not in inside.outside)
-    for name in inside.folders:
-        left = name in _LEFT_OUT or name.endswith(_PARTIAL) or name in inside.outside
-        if not left and depth < _DEEPEST:
-            yield from files_of(store, start + name, depth + 1)
+
+    def belongs(listing: Listing, name: str) -> bool:
+        is_left = name in listing.folders and (name in _LEFT_OUT or name.endswith(_PARTIAL))
+        return not is_left and name not in listing.outside
+
+    return files_in(store, "", belongs)
 
 
 def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, list[Segment]]:

@@ -163,7 +163,8 @@ def gc(options: CollectOptions) -> Collected:
             for start in range(0, len(files), _BATCH):
                 _require_alone(place, use)
                 place.folder.remove(files[start : start + _BATCH])
-    return Collected(place.location, options.dry_run, len(doomed), size, len(leftovers))
+        left = len(leftovers) + place.folder.abandoned(remove=not options.dry_run)
+    return Collected(place.location, options.dry_run, len(doomed), size, left)
 
 
 def _require_alone(place: Place, use: Use) -> None:

@@ -18,6 +18,7 @@ from ingot.ops.library import manifest, objects
 from ingot.ops.library.manifest import FORMAT, Manifest, file_of, parse_manifest
 from ingot.ops.library.objects import Objects, require_known
 from ingot.ops.library.remake import ArtifactStore
+from ingot.ops.library.tree import files_in
 from ingot.stores.shared import LEASES, SCRATCH, SharedFolder
 from ingot.stores.table import from_url, location_of, share
 
@@ -69,17 +70,13 @@ class Place:
         return Objects(self.folder)
 
     def names(self) -> list[str]:
-        """Return the names of the artifacts, sorted; what is no manifest's name is passed over."""
-        return sorted(self._names(manifest.FOLDER, ""))
+        """Return the names of the artifacts, sorted; what is no manifest's name is passed over.
 
-    def _names(self, folder: str, start: str) -> Iterator[str]:
-        listing = self._fresh().list(folder)
-        for name in listing.files:
-            if name.endswith(manifest.ENDING) and not name.startswith("."):
-                yield start + name.removesuffix(manifest.ENDING)
-        for name in listing.folders:
-            if not name.startswith("."):
-                yield from self._names(f"{folder}/{name}", f"{start}{name}/")
+        Raises ``FormatError`` ``library.folders``.
+        """
+        files = files_in(self._fresh(), manifest.FOLDER, lambda _, name: not name.startswith("."))
+        start, end = f"{manifest.FOLDER}/", manifest.ENDING
+        return sorted(name.removeprefix(start).removesuffix(end) for name in files if name.endswith(end))
 
     def manifest(self, name: str) -> Manifest:
         """Return an artifact's manifest; raises ``UsageError`` ``library.unknown``, and as ``parse_manifest``."""

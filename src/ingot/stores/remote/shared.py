@@ -10,14 +10,16 @@ for so long finds its own lease gone (``Use.is_held``).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from ingot.core.oserrors import write_error
@@ -38,6 +40,7 @@ RENEWED, STALE = 60.0, 600.0
 _SHARED, _ALONE = ".use", ".alone"
 _POLL = 1.0
 _PUTTING = 8
+_BESIDE = "library-"
 
 
 class RemoteShared(SharedFolder):
@@ -103,11 +106,56 @@ class RemoteShared(SharedFolder):
         around = Path(default_cache("uploads"))
         try:
             around.mkdir(parents=True, exist_ok=True)
-            beside = TemporaryDirectory(prefix="library-", dir=around)
+            path, lock = _lent(around)
         except OSError as error:
             raise write_error(error, str(around)) from error
-        with beside as path:
-            yield _RemoteAdding(self, Path(path))
+        try:
+            yield _RemoteAdding(self, path)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
+
+    def abandoned(self, *, remove: bool) -> int:
+        """As ``SharedFolder.abandoned``: those of any library in a bucket, for nothing goes on with them."""
+        found = 0
+        for path in Path(default_cache("uploads")).glob(f"{_BESIDE}*"):
+            try:
+                lock = _locked(path)
+            except OSError:
+                continue  # in use, or nothing that this process may touch
+            found += 1
+            if remove:
+                shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+        return found
+
+
+def _lent(around: Path) -> tuple[Path, int | None]:
+    """Make a folder and lock it: one that nobody has locked is of a process that is dead."""
+    while True:
+        path = Path(mkdtemp(prefix=_BESIDE, dir=around))
+        try:
+            return path, _locked(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # somebody who removes those of the dead was there in between
+        except OSError:
+            return path, None  # a file system without locks, where nobody removes any
+
+
+def _locked(path: Path) -> int:
+    """Return a descriptor that holds the system's lock on a folder until it is closed.
+
+    Raises ``BlockingIOError`` where another has it, ``FileNotFoundError`` where there is no folder, other ``OSError``s.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.stat()
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class _RemoteAdding(Adding):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.ops.library import manifest
+from ingot.ops.library import manifest, tree
 from ingot.ops.library.encode import as_delta, smallest
 from ingot.ops.library.objects import Form, Objects, id_of
 from ingot.stores.local import LocalTarget
@@ -81,6 +83,48 @@ def test_hostile_manifests_are_refused(library, base, tmp_path):
     assert library.ls().artifacts[0].problem == rules(library).pop() == "library.manifest-digest"
     library.add(base, overwrite=True)
     assert library.verify() == []
+
+
+def test_links_in_circles_are_refused(library, base, tmp_path, monkeypatch):
+    """Two of them are 2 ** depth folders for who follows them, and so are links that lead to the next folder's."""
+    library.add(base)
+    artifacts, here = Path(library.address) / "artifacts", tmp_path / "model"
+    (here / "sub").mkdir(parents=True)
+    (here / "sub" / "a").write_bytes(b"1")
+    for name in ("x", "y"):
+        (artifacts / name).symlink_to(".")
+        (here / "sub" / name).symlink_to("../sub")
+    held = contents(Path(library.address) / "objects")
+    for call in (
+        library.ls,
+        library.gc,
+        lambda: library.add(base, "again"),
+        lambda: library.get("none", tmp_path / "o"),
+    ):
+        assert rule(call) == "library.folders"
+    assert contents(Path(library.address) / "objects") == held
+    for name in ("x", "y"):
+        (artifacts / name).unlink()
+    assert rule(library.add, here) == "library.folders"
+    monkeypatch.setattr(tree, "_MOST", 100)
+    levels = [tmp_path / "deep" / str(level) for level in range(9)]
+    for level, after in zip(levels, [*levels[1:], here], strict=True):
+        level.mkdir(parents=True)
+        for name in ("x", "y"):
+            (level / name).symlink_to(f"../{after.name}" if after != here else "nowhere")
+    assert rule(library.add, tmp_path / "deep") == "library.folders"
+
+
+def test_links_inside_and_deep_folders_are_added(library, tmp_path):
+    deep = tmp_path / "model" / "/".join("abcdefghijklmnopqrst")
+    deep.mkdir(parents=True)
+    (deep / "file").write_bytes(b"1")
+    (tmp_path / "model" / "latest").symlink_to("a/b")
+    library.add(tmp_path / "model")
+    library.get("model", tmp_path / "out")
+    names = ("a/b/c/d", "latest/c/d")
+    rest = "/".join("efghijklmnopqrst")
+    assert contents(tmp_path / "out") == {f"{name}/{rest}/file": b"1" for name in names}
 
 
 def test_a_manifest_that_asks_for_too_much_writes_nothing(library, base, tmp_path):
@@ -315,6 +359,31 @@ def test_a_library_in_a_bucket(server, base, tmp_path):
     assert library.verify() == []
     assert not [name for name in server.files if "leases" in name]
     assert not [*(tmp_path / "cache" / "uploads").iterdir()]
+
+
+def test_what_killed_additions_to_a_bucket_left_here_is_collected(server, base, tmp_path):
+    library = ingot.Library("s3://bucket/lib")
+    library.add(base)
+    uploads, other = tmp_path / "cache" / "uploads", "artifact-of-another-run"
+    (uploads / other).mkdir()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - killed
+        with share(library.address).adding() as adding:  # which makes no request
+            adding.files.create("objects/x").write_at(0, b"123")
+            os.write(writing, b"1")
+            time.sleep(60)
+        os._exit(0)
+    os.read(reading, 1)
+    assert library.gc().leftovers == 0  # it is at work
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert library.gc(dry_run=True).leftovers == 1
+    assert len([*uploads.iterdir()]) == 2
+    assert library.gc().leftovers == 1
+    assert [path.name for path in uploads.iterdir()] == [other]
+    for end in (reading, writing):
+        os.close(end)
 
 
 def test_leases_keep_a_bucket_from_being_collected(server, base, monkeypatch):
