@@ -19,7 +19,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum moto nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 moto nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -48,6 +48,10 @@ moto: $(VENV)/.installed $(VENV)/.test $(VENV).moto/bin/moto_server
 $(VENV).moto/bin/moto_server:
 	$(PYTHON) -m venv $(VENV).moto
 	$(VENV).moto/bin/pip install --quiet 'moto[server]==5.2.5'
+
+# Cross-built, and run under qemu-user; the script says what it needs.
+arm64: $(VENV)/.installed
+	PATH="$$PWD/$(BIN):$$PATH" PYTHON=$(abspath $(BIN))/python ARM64=$(VENV).arm64 tools/arm64.sh
 
 # From Debian: apt install nginx-light openssl.
 nginx: $(VENV)/.installed $(VENV)/.test
@@ -107,7 +111,7 @@ damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).moto $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).moto $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'
