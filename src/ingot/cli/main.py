@@ -24,6 +24,7 @@ import ingot
 from ingot.cli.commands import COMMANDS, convert_lightly
 from ingot.cli.output import print_json, reader_may_leave
 from ingot.cli.tables import line
+from ingot.cli.welcome import welcome
 from ingot.errors import IngotError, printable
 
 
@@ -38,6 +39,13 @@ class _Commands(TyperGroup):
         self.commands: Any = COMMANDS
         convert_lightly(self)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            with reader_may_leave():
+                welcome()
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         with reader_may_leave():
             return super().invoke(ctx)
@@ -47,7 +55,6 @@ app = typer.Typer(
     name="ingot",
     cls=_Commands,
     help="Model weights at rest and on the move: convert, verify, compare, patch, plan and run, exactly or measured.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -102,6 +103,19 @@ def test_what_the_readme_shows_is_in_the_tour(check_docs: ModuleType, readme: An
 
     assert len(called(readme)) >= 12
     assert not [line for line in called(readme) if line not in called(tour_page)]
+
+
+def test_ingot_alone_shows_the_six_jobs(
+    check_docs: ModuleType, readme: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([]) == 0
+    told = capsys.readouterr().out.splitlines()
+    jobs = re.findall(r"^\*\*(.+?)\.\*\*", readme.prose.partition("## Six jobs")[2], re.MULTILINE)
+    assert len(jobs) == 6
+    assert [line.rstrip(":") for line in told[:-1:2]] == jobs
+    commands = [line.strip() for line in told[1:-1:2]]
+    assert [check_docs.parse_command(command) for command in commands] == [None] * 6
+    assert told[-1].endswith("ingot --help")
 
 
 def test_the_sizes_of_a_large_model_are_those_of_a_plan(readme_figures: ModuleType) -> None:
