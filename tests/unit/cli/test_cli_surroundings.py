@@ -113,8 +113,14 @@ def test_an_error_is_json_where_json_was_asked_for(shell: Shell, line: str, code
     assert result.stderr.decode().strip().endswith(f"[{rule}]")
 
 
-@pytest.mark.parametrize("line", ["", "cache"])
+@pytest.mark.parametrize("line", ["cache", "store"])
 def test_a_bare_command_shows_its_help_and_no_error(shell: Shell, line: str) -> None:
     result = shell(f"ingot {line}")
     assert b"Usage: " in result.stdout
     assert (result.returncode, result.stderr) == (2, b"")
+
+
+def test_ingot_alone_is_no_error(shell: Shell) -> None:
+    result = shell("ingot ")  # the space tells the fixture that a command follows
+    assert result.stdout
+    assert (result.returncode, result.stderr) == (0, b"")
