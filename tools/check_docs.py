@@ -131,7 +131,7 @@ def check_paths(document: Document, root: Path) -> Iterator[str]:
         if _PATH.fullmatch(span) and not span.startswith(_NOT_KEPT) and not any(root.glob(span.rstrip("/"))):
             yield f"line {line}: no such file: {span}"
     for line, text in [*document.spans(), *((block.line, block.text) for block in document.blocks)]:
-        for target in re.findall(r"^(?:\$ )?make ([a-z-]+)", text, re.MULTILINE):
+        for target in re.findall(r"^(?:\$ )?make ([a-z0-9-]+)", text, re.MULTILINE):
             if target not in targets:
                 yield f"line {line}: no target {target!r} in the Makefile"
 
