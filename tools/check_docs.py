@@ -126,7 +126,7 @@ def _anchors(path: Path) -> set[str]:
 
 def check_paths(document: Document, root: Path) -> Iterator[str]:
     """Paths of the repository that the text names exist; so do make targets."""
-    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE))
     for line, span in document.spans():
         if _PATH.fullmatch(span) and not span.startswith(_NOT_KEPT) and not any(root.glob(span.rstrip("/"))):
             yield f"line {line}: no such file: {span}"
