@@ -21,7 +21,7 @@ class PackedReader:
 
     def __init__(self, part: Part, params: AffineLayout, cols: int) -> None:
         self._params, self._cols = params, cols
-        self._reader, self._passed = part.reader(), 0
+        self._reader, self._at = part.reader(), part.offset  # within the source: a part may be some of its rows
         self._made = part.source if isinstance(part.source, MadeSource) else None
         plain = isinstance(part.source, MemorySource) and part.encoding == "raw" and part.digest is None
         self._memory = part if plain else None
@@ -38,6 +38,7 @@ class PackedReader:
         packed = self._buffer[:size]
         packed[:held] = self._last
         self._reader.readinto(packed[held:].data)
+        self._at += size - held
         if self._params.in_rows(self._cols):
             return packed
         first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
@@ -46,19 +47,25 @@ class PackedReader:
     def take(self, rows: int, *, reused: bool) -> tuple[Array, bool]:
         """Return the same, and whether it may be written to; unless ``reused`` in memory that is not used again."""
         size = rows * self._row_bits // 8
-        made = self._made.whole_rows(self._passed, size) if self._made and self._params.in_rows(self._cols) else None
-        self._passed += size
-        if made is None and self._memory is not None and self._params.in_rows(self._cols):
-            made = np.frombuffer(self._memory.source.view(self._memory.offset + self._passed - size, size), np.uint8)
+        made = self._whole(size) if self._params.in_rows(self._cols) else None
         if made is not None:
             self._reader.skip(size)
+            self._at += size
             return made, False
         if not reused:
             self._buffer = np.empty(0, np.uint8)
         return self.next(rows), True
 
+    def _whole(self, size: int) -> Array | None:
+        """Return the next bytes where they lie in memory, or are made for whoever asks; None if they are to be read."""
+        made = None if self._made is None else self._made.whole_rows(self._at, size)
+        if made is None and self._memory is not None:
+            made = np.frombuffer(self._memory.source.view(self._at, size), np.uint8)
+        return made
+
     def skip(self, rows: int) -> None:
         """Pass over the next rows."""
+        self._at += (self._bit + rows * self._row_bits + 7) // 8 - (self._bit > 0)
         self._bit, self._last = skip_bits(self._reader, self._bit, self._last, rows * self._row_bits)
 
     def finish(self) -> None:
