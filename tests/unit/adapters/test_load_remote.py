@@ -41,7 +41,7 @@ def test_a_model_and_its_tokenizer_come_from_afar(tmp_path: Path, capsys: pytest
 def test_weights_are_read_ahead_in_the_order_in_which_transformers_takes_them() -> None:
     from transformers.core_model_loading import dot_natural_key
 
-    names = [f"model.layers.{at}.{part}" for at in (10, 2, 0) for part in ("w2.weight", "w10.weight", "b")]
+    names = [f"model.layers.{at}.{part}" for at in (10, 2, 0) for part in ("w2.weight", "w1.weight", "b")]
     names += ["model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"]
     assert taking_order(names) == sorted(names, key=dot_natural_key)
     packed = {"model.layers.0.w2.weight", "lm_head.weight"}
