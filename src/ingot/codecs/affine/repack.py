@@ -165,7 +165,7 @@ class AffineRepackReader:
             return np.empty(0, np.uint8)
         packed, own = self._packed.take(rows, reused=self._reused)
         matrix = packed.reshape(rows, -1)[:, : self._mask.size]  # words may be longer
-        if stored.msb:
+        if stored.msb and stored.bits < 8:  # codes of whole bytes lie the same either way
             matrix, own = _mirrored(matrix, stored.bits, self._cols), True
         if self._flip is not None:
             matrix, own = np.bitwise_xor(matrix, self._flip, out=matrix if own else None), True

@@ -83,6 +83,15 @@ def test_one_zero_point_for_all_codes_becomes_a_part() -> None:
     assert other.numpy().tolist() == source.numpy().tolist() == [[8, 1]]
 
 
+def test_whole_bytes_from_the_highest_bit_on_change_their_sign() -> None:
+    """They lie the same either way, in memory that is the caller's."""
+    source = tensor((1, 2), np.array([0x05, 0xFF], np.uint8), bits=8, packing="rows_msb")
+    other = repacked(the(source, signed=True), source)
+    assert bytes(other.parts["packed_weight"].view()).hex() == "857f"
+    assert bytes(source.parts["packed_weight"].view()).hex() == "05ff"
+    assert other.numpy().tolist() == source.numpy().tolist() == [[5, 255]]
+
+
 def test_what_is_nearest_to_as_stored_comes_first() -> None:
     source = tensor((3, 3), np.zeros(6, np.uint8), np.zeros(3), packing="rows_msb")
     others = repacks(CODEC, source)
