@@ -22,7 +22,7 @@ from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
 from ingot.core.options import takes
-from ingot.core.progress import Progress, ProgressCallback
+from ingot.core.progress import Progress
 from ingot.errors import IntegrityError, ResourceError, UsageError
 from ingot.model.statistics import ABSMAX, COUNT, INPUTS, MODEL_KEY, OUTPUTS, SQUARES, VERSION, VERSION_KEY, Statistics
 from ingot.model.tensor import Array
@@ -81,11 +81,9 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     )
 
 
-def statistics_of(
-    model: AnyPath, *, max_ram: int | str | None = None, progress: ProgressCallback | None = None
-) -> Statistics:
+def statistics_of(model: AnyPath, *, max_ram: int | str | None = None) -> Statistics:
     """Return the statistics that ``calibrate`` takes of samples, in memory, for a conversion that was given none."""
-    taken = _take(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
+    taken = _take(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram))
     return Statistics.in_memory(taken.arrays, taken.metadata)
 
 
@@ -113,11 +111,10 @@ def _take(options: CalibrateOptions) -> _Taken:
     progress = Progress((len(groups) + sampling) * options.samples * length, options.progress)
     with _seeded(torch, options.seed):
         windows = _windows(torch, model, options, length, progress)
-        labels = torch.randint(1 << 62, (len(windows),)).tolist()
         arrays: dict[str, Array] = {}
         for group in groups:
             sums = {name: _Sums(torch, layer, gradients=options.fisher and layer is not head) for name, layer in group}
-            _pass(torch, model, windows, labels, dict(group), sums, options.fisher, progress)
+            _pass(torch, model, windows, dict(group), sums, options, progress)
             for name, each in sums.items():
                 for field, array in each.arrays(name).items():
                     arrays[f"{name}:{field}"] = array if len(groups) == 1 else _parked(array)
@@ -274,13 +271,14 @@ def _pass(
     torch: Any,
     model: Any,
     windows: Any,
-    labels: Sequence[int],
     layers: Mapping[str, Any],
     sums: Mapping[str, _Sums],
-    fisher: bool,
+    options: CalibrateOptions,
     progress: Progress,
 ) -> None:
-    """Read all windows, labels drawn from the model's own outputs, and add up what layers multiply and get back."""
+    """Read all windows and add up what layers multiply and get back; each pass draws the same labels."""
+    fisher = options.fisher
+    torch.manual_seed(options.seed)
     hooks = [layer.register_forward_hook(_hook(sums[name], fisher=fisher)) for name, layer in layers.items()]
     embedding = model.get_input_embeddings()
     try:
@@ -290,7 +288,6 @@ def _pass(
                 started = embedding(tokens).detach().requires_grad_(fisher)
                 logits = model(inputs_embeds=started, use_cache=False).logits.flatten(0, 1)
                 if fisher:
-                    torch.manual_seed(labels[first])
                     drawn = torch.multinomial(_finite(torch, logits.detach()).softmax(-1), 1)[:, 0]
                     torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
             progress.advance(tokens.numel(), "factors")

@@ -49,7 +49,7 @@ def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factor
     )
 
 
-def no_factors(rows: int, cols: int) -> Factors:
+def no_factors(cols: int) -> Factors:
     """Return the factors of a matrix of which nothing is known: all errors weigh alike."""
     return Factors(np.eye(cols, dtype=np.float32), None, np.ones(cols, np.float32))
 

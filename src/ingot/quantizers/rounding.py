@@ -2,7 +2,7 @@
 
 The error is ``tr(G D A D^T)``, ``D`` what rounding changes, ``A`` the second moment of the inputs and ``G`` that of the
 gradients at the outputs: half of it is the divergence of the model's outputs to second order (YAQA, arXiv 2505.22988).
-Results do not depend on threads, and are equal to the last bit on every machine.
+The kernels make every sum in one order: results depend neither on threads nor on the instruction set in use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _BLOCK = 64  # rows that descend together
 _STEP = 128  # columns between which errors are carried over at once
 
 
-def round_matrix(weights: Array, grid: Grid, factors: Factors, quantizer: str = TWO_SIDED) -> Rounded:
+def round_matrix(
+    weights: Array, grid: Grid, factors: Factors, quantizer: str = TWO_SIDED, levels: Array | None = None
+) -> Rounded:
     """Return the matrix rounded to a grid.
 
     Parameters
@@ -35,13 +37,16 @@ def round_matrix(weights: Array, grid: Grid, factors: Factors, quantizer: str = 
         ``importance``: scales (and a table) of least error weighted by A's diagonal, then the nearest levels.
         ``gptq``: scales and codes column by column, errors fed back (``feedback_factor``). ``two-sided``: after that
         ``PASSES`` passes of coordinate descent on codes and scales under A and G.
+    levels : f32 [2 ** bits], optional
+        The table, where it was learnt before.
 
     Raises
     ------
     CodecError
         ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale.
     """
-    levels = learn_levels(weights, grid, factors.weights) if grid.learnt else grid.integers
+    if levels is None:
+        levels = learn_levels(weights, grid, factors.weights) if grid.learnt else grid.integers
     groups = grid.groups(weights.shape[1])
     shape = (len(weights), int(groups[-1]) + 1)
     rounded = Rounded(np.zeros(weights.shape, np.uint8), np.zeros(shape, np.float32), levels, groups)
@@ -127,9 +132,7 @@ def _descend(rounded: Rounded, grid: Grid, weights: Array, factors: Factors, *, 
         else:
             outputs = np.ascontiguousarray(factors.outputs[block, block])
             gradient = multiplied(factors.outputs[block], product)
-        codes, scales = np.ascontiguousarray(rounded.codes[block]), np.ascontiguousarray(rounded.scales[block])
-        part = np.ascontiguousarray(product[block])
+        codes, scales = rounded.codes[block], rounded.scales[block]
         native.kernels.rounding_descend(
-            taken, factors.inputs, outputs, gradient, part, refit, codes, rounded.groups, scales, None
+            taken, factors.inputs, outputs, gradient, product[block], refit, codes, rounded.groups, scales, None
         )
-        rounded.codes[block], rounded.scales[block], product[block] = codes, scales, part

@@ -40,20 +40,14 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
 
 
 def _start(rows: Array, grid: Grid, groups: Array) -> Array:
-    """Quantiles of the values over their groups' RMS, pressed together as levels of least error are."""
+    """Quantiles of the values over their groups' RMS."""
     edges = np.arange(0, rows.shape[1], grid.group)
     squares = np.add.reduceat(np.square(rows, dtype=np.float64), edges, axis=1)
     counts = np.diff(np.append(edges, rows.shape[1]))
     rms = np.sqrt(squares / counts)[:, groups]
     values = (rows / np.where(rms > 0, rms, 1)).reshape(-1)
     count = 1 << grid.bits
-    share = (np.arange(count) + 0.5) / count
-    found = np.quantile(values, share)
-    return (
-        _stored(np.cbrt(found / max(np.abs(found).max(), 1e-30)) ** 2 * np.sign(found))
-        if count > 16
-        else _stored(found)
-    )
+    return _stored(np.quantile(values, (np.arange(count) + 0.5) / count))
 
 
 def _lloyd(values: Array, weights: Array, levels: Array) -> Array:

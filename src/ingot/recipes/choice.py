@@ -125,6 +125,8 @@ class Measured:
             raise _wrong(f"pick {' or '.join(PICKS)}", self.pick)
         if not self.candidates:
             raise _wrong("at least one candidate", "none")
+        if any(candidate.quantizer for candidate in self.candidates):
+            raise _wrong("candidates without a quantizer: samples tell nothing of what it makes", "one with it")
         if self.pick == ACCURATE and (self.min_snr_db is None or not isfinite(self.min_snr_db)):
             raise _wrong('a finite min_snr_db with pick = "accurate"', self.min_snr_db)
         if self.pick == SMALLEST and self.min_snr_db is not None:

@@ -56,7 +56,7 @@ def test_two_by_two_by_hand() -> None:
     wide[:2, :2] = inputs
     weights = np.array([[0.6, 0.74, *np.arange(-4, 4) / 2]], np.float32)
     found = round_matrix(weights, Grid(4, cols), Factors(wide, None, np.ones(cols, np.float32)), "gptq")
-    plain = round_matrix(weights, Grid(4, cols), no_factors(1, cols), "gptq")
+    plain = round_matrix(weights, Grid(4, cols), no_factors(cols), "gptq")
     assert np.allclose(found.scales, plain.scales, rtol=0.2)
     first, second = found.values()[0, :2]
     target = np.float32(0.74) + np.float32(0.5) * (np.float32(0.6) - first)
@@ -124,9 +124,9 @@ def test_what_was_never_seen_does_no_harm() -> None:
 def test_scales_past_their_type_are_refused() -> None:
     weights = np.full((2, 8), 1e30, np.float32)
     with pytest.raises(CodecError) as refused:
-        round_matrix(weights, Grid(4, 8), no_factors(2, 8), "importance")
+        round_matrix(weights, Grid(4, 8), no_factors(8), "importance")
     assert refused.value.rule == "quantizer.scale-overflow"
-    assert np.isfinite(round_matrix(weights, Grid(4, 8, "f32"), no_factors(2, 8), "importance").values()).all()
+    assert np.isfinite(round_matrix(weights, Grid(4, 8, "f32"), no_factors(8), "importance").values()).all()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requ
         if format.turned_name(name, _BITS) is None or tensor.codec not in CODECS:
             continue
         choice = decide(view, name, recipe, layers, turned=True).choice
-        if not isinstance(choice, Choice):
+        if not isinstance(choice, Choice) or choice.quantizer is not None:  # that one has rounded it as it lies
             continue
         other = None
         if format.is_turned(name) and choice.codec == DenseLayout.codec:

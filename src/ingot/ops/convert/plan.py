@@ -163,7 +163,13 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
         return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
-    if choice is not None and choice.quantizer is not None and tensor.codec != DenseLayout.codec:
+    if choice is not None and choice.quantizer is not None:
+        if tensor.codec == DenseLayout.codec:
+            raise UnsupportedError(
+                f"rule {rule!r} asks for a quantizer, which rounds matrices under the names that they have in the "
+                "source, and hits this one under its name in the result alone; name both, or no names",
+                rule="quantizer.matrix",
+            )
         return keep(tensor, format, rule)  # a view has rounded it (ops.convert.rounding)
     pruning = asked.prune.get(tensor.name)
     resized = pruning is not None and full_size(format) and as_stored(tensor, format, rule) is None

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ingot.core.dtypes import DTYPES
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
@@ -97,7 +96,7 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
         choice = decide(view, name, recipe, layer_count).choice
         if not isinstance(choice, Choice) or choice.quantizer is None:
             continue
-        if len(tensor.shape) < 2 or not tensor.size or tensor.dtype not in WEIGHT_DTYPES or tensor.dtype not in DTYPES:
+        if len(tensor.shape) < 2 or not tensor.size or tensor.dtype not in WEIGHT_DTYPES:
             raise UnsupportedError(
                 f"expected a matrix of weights for quantizer {choice.quantizer}, found {tensor.dtype} of shape "
                 f"{list(tensor.shape)}; let the rule ask for min_ndim = 2",

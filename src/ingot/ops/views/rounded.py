@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import NoReturn
 
 import numpy as np
 
+from ingot.codecs.affine.word_rows import stream
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.table import CODECS
 from ingot.core.floats import cast
@@ -18,16 +19,15 @@ from ingot.core.parallel import default_workers, go_on
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import CODES
-from ingot.model.layouts.affine import SCALES as AFFINE_SCALES
 from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, SCALES
 from ingot.model.part import Part
-from ingot.model.statistics import MatrixStatistics, Statistics
+from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
 from ingot.quantizers.choice import Asked
-from ingot.quantizers.factors import factors_of, no_factors
-from ingot.quantizers.grid import Rounded
+from ingot.quantizers.factors import Factors, factors_of, no_factors
+from ingot.quantizers.grid import Grid, Rounded
 from ingot.quantizers.rounding import error_under, round_matrix
 
 Known = Callable[[], Statistics]
@@ -115,63 +115,53 @@ class _Work:
             return once.parts[role]
 
     def _rounded(self) -> Mapping[str, memoryview]:
-        tensor, statistics = self.tensor, self._known()
-        rows, cols = tensor.shape[-2:]
-        count = prod(tensor.shape[:-2])
-        names = [tensor.name] if count == 1 else [f"{tensor.name}:expert.{number}" for number in range(count)]
-        pieces: list[dict[str, Array]] = []
-        errors: list[float] = []
-        for number, name in enumerate(names):
+        """Round the matrix, or those that lie stacked: each by its own statistics, all to the first one's table."""
+        tensor, grid, found, errors = self.tensor, self._asked.grid, list[Rounded](), list[float]()
+        for name, weights in _matrices(tensor):
             go_on()
-            index = np.unravel_index(number, tensor.shape[:-2]) if len(tensor.shape) > 2 else ()
-            weights = np.ascontiguousarray(
-                _finite(tensor[tuple(map(int, index))] if index else tensor.numpy(), tensor.name)
-            )
-            known = statistics.for_matrix(name)
-            if known is None or not known.count:
-                self._outcome.unknown.add(name)
-                known = None
-            else:
-                known.require_shape(rows, cols)
-            pieces.append(self._one(weights, known, errors))
+            factors = self._factors(name, *weights.shape)
+            levels = found[0].levels if found else None
+            found.append(round_matrix(weights, grid, factors, self._asked.quantizer, levels))
+            errors.append(error_under(weights, found[-1], factors))
         self._outcome.errors[tensor.name] = max(errors)
-        return {role: _joined([piece[role] for piece in pieces], role) for role in pieces[0]}
+        parts = _stored(np.concatenate([each.codes for each in found]), found[0].levels, grid)
+        scales = cast(np.concatenate([each.scales for each in found]), grid.scales)
+        return {role: _bytes(array) for role, array in {**parts, SCALES: scales}.items()}
 
-    def _one(self, weights: Array, known: MatrixStatistics | None, errors: list[float]) -> dict[str, Array]:
-        factors = no_factors(*weights.shape) if known is None else factors_of(known)
-        found = round_matrix(weights, self._asked.grid, factors, self._asked.quantizer)
-        errors.append(error_under(weights, found, factors))
-        return _stored(found, self._asked)
-
-
-def _finite(values: Array, name: str) -> Array:
-    wide = cast(values, "f32")
-    if not np.isfinite(wide).all():
-        raise CodecError("quantizer.non-finite", "expected finite weights; keep this tensor dense", where=name)
-    return wide
+    def _factors(self, name: str, rows: int, cols: int) -> Factors:
+        known = self._known().for_matrix(name)
+        if known is None or not known.count:
+            self._outcome.unknown.add(name)
+            return no_factors(cols)
+        known.require_shape(rows, cols)
+        return factors_of(known)
 
 
-def _stored(found: Rounded, asked: Asked) -> dict[str, Array]:
-    """Return the parts: codes of integers are two's complement, rows padded to whole bytes."""
-    grid, codes = asked.grid, found.codes
-    scales = cast(found.scales, grid.scales)
+def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
+    """Yield a tensor's matrices in f32 under the names of their statistics."""
+    lead = tensor.shape[:-2]
+    count = prod(lead)
+    for number in range(count):
+        index = tuple(map(int, np.unravel_index(number, lead))) if lead else ()
+        values = cast(tensor[index] if index else tensor.numpy(), "f32")
+        if not np.isfinite(values).all():
+            raise CodecError(
+                "quantizer.non-finite", "expected finite weights; keep this tensor dense", where=tensor.name
+            )
+        yield tensor.name if count == 1 else f"{tensor.name}:expert.{number}", np.ascontiguousarray(values)
+
+
+def _stored(codes: Array, levels: Array, grid: Grid) -> dict[str, Array]:
+    """Return all parts but the scales."""
     if grid.learnt:
-        return {INDICES: pack(codes, grid.bits), CODEBOOK: found.levels.astype(np.float16), SCALES: scales}
-    signed = codes ^ np.uint8(1 << grid.bits - 1)
-    width = -(-codes.shape[1] * grid.bits // 8)
-    padded = np.zeros((len(codes), -(-width * 8 // grid.bits)), np.uint8)
-    padded[:, : codes.shape[1]] = signed
-    packed = (
-        np.stack([pack(row, grid.bits)[:width] for row in padded])
-        if grid.bits not in (4, 8)
-        else (pack(padded, grid.bits).reshape(len(codes), -1))
-    )
-    return {CODES: packed, AFFINE_SCALES: scales}
+        return {INDICES: pack(codes, grid.bits), CODEBOOK: levels.astype(np.float16)}
+    signed = codes ^ np.uint8(1 << grid.bits - 1)  # two's complement
+    # Rows begin at bytes. Those of whole bytes are one stream.
+    return {CODES: stream(signed, grid.bits) if codes.shape[1] * grid.bits % 8 else pack(signed, grid.bits)}
 
 
-def _joined(pieces: list[Array], role: str) -> memoryview:
-    whole = pieces[0] if len(pieces) == 1 or role == CODEBOOK else np.concatenate(pieces)
-    return np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _tensor(tensor: Tensor, asked: Asked, work: _Work) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ingot.ops.identity import content_id
 from ingot.quantizers.factors import factors_of
 from ingot.quantizers.grid import Grid
 from ingot.quantizers.rounding import round_matrix
+from ingot.recipes.load import parse_recipe
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 OTHER = "model.layers.0.mlp.down_proj.weight"
@@ -179,3 +181,61 @@ def test_planning_rounds_nothing(
     own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_0" }')
     with prepare(ConvertOptions(model, tmp_path / target, own, calibration=statistics)) as prepared:
         assert prepared.plan.size
+
+
+@pytest.mark.parametrize(
+    ("codec", "bits", "cols", "group"),
+    [("scaled_codebook", 4, 32, 16), ("scaled_codebook", 3, 15, 5), ("affine", 3, 21, 8), ("affine", 5, 24, 24)],
+)
+def test_experts_that_lie_stacked_are_rounded_one_by_one(
+    tmp_path: Path, codec: str, bits: int, cols: int, group: int
+) -> None:
+    random = np.random.default_rng(4)
+    # The second expert's values are distributed otherwise: a table of its own would differ.
+    weights = np.stack([random.normal(size=(7, cols)), random.uniform(-1, 1, size=(7, cols)) ** 5]).astype(np.float32)
+    name = "model.layers.0.mlp.experts.up_proj.weight"
+    inputs = [random.normal(size=(cols, 50)).astype(np.float32) for _ in weights]
+    arrays = {
+        f"{name}:expert.{number}:{field}": array
+        for number, x in enumerate(inputs)
+        for field, array in {
+            "inputs": x @ x.T / 50, "in_sum2": np.square(x).mean(1), "count": np.array([50]),
+        }.items()
+    }  # fmt: skip
+    ingot.save(tmp_path / "m.safetensors", {name: weights})
+    ingot.save(tmp_path / "s.safetensors", arrays, {"ingot.statistics": "1"})
+    own = recipe(tmp_path, codec, f"{{ bits = {bits}, group = {group} }}")
+    report = ingot.convert(tmp_path / "m.safetensors", tmp_path / "out.zt", own, calibration=tmp_path / "s.safetensors")
+    assert not any("without statistics" in note for note in report.notes)
+    grid, levels, wanted = Grid(bits, group, learnt=codec == "scaled_codebook"), None, []
+    for number, matrix in enumerate(weights):
+        known = Statistics.in_memory(arrays).for_matrix(f"{name}:expert.{number}")
+        assert known is not None
+        found = round_matrix(matrix, grid, factors_of(known), levels=levels)
+        levels = found.levels
+        wanted.append(found.values())
+    with ingot.open(tmp_path / "out.zt") as made:
+        assert np.array_equal(made[name].numpy("f32"), np.stack(wanted))
+
+
+def test_a_rule_that_knows_names_of_the_result_alone_is_refused(tmp_path: Path) -> None:
+    """Else the same codec would quantize without what the rule asks for."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+    more = {"num_key_value_heads": 2, "vocab_size": 8, "max_position_embeddings": 8, "rms_norm_eps": 1e-5}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config, **more}))
+    ingot.save(folder / "model.safetensors", {NAME: np.ones((64, 64), np.float16)})
+    (tmp_path / "own.toml").write_text(
+        RECIPE.format(codec="affine", options="{ group = 32 }").replace("*_proj", "*_up")
+    )
+    with pytest.raises(IngotError) as refused:
+        ingot.convert(folder, tmp_path / "out.gguf", tmp_path / "own.toml")
+    assert refused.value.rule == "quantizer.matrix"
+
+
+def test_candidates_have_no_quantizer() -> None:
+    text = '[[rules]]\npick = "smallest"\ncandidates = [{ codec = "affine", quantizer = "gptq" }]'
+    with pytest.raises(UsageError) as refused:
+        parse_recipe(text, where="r.toml")
+    assert refused.value.rule == "recipe.pick"
