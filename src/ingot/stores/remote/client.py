@@ -239,7 +239,8 @@ class Client:
             return changed(where)
         if isinstance(error, kinds.InvalidPathError):
             return FormatError("store.escape", "expected names that a file can have, found others", where=where)
-        if isinstance(error, kinds.NotSupportedError):
+        # Of object stores it is an error of no kind of its own.
+        if isinstance(error, kinds.NotSupportedError) or "non-partial response" in text:
             return UnsupportedError(
                 "expected the range that was asked for, found a server that sends whole files or a page of its own: "
                 "download the file first",

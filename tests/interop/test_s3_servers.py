@@ -1,7 +1,8 @@
-"""Buckets of moto's S3 server, in a process of its own: `make moto` installs it into a venv of its own."""
+"""Buckets of S3 servers that others made, moto and SeaweedFS: `make s3` installs them into a venv of their own."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -21,29 +22,61 @@ from ingot.stores.table import from_url, share
 from ingot.testing.libraries import contents, folder, moved, weights
 from ingot.testing.proxy import FaultyProxy
 
-PROGRAM = os.environ.get("INGOT_MOTO_SERVER", "")
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="INGOT_MOTO_SERVER names no moto_server: make moto")
+MOTO = os.environ.get("INGOT_MOTO_SERVER", "")
+WEED = os.environ.get("INGOT_WEED", "")
 WEIGHTS = {f"{name}.w": np.random.default_rng(7).standard_normal((1500, 1024)).astype(np.float32) for name in "abc"}
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen([PROGRAM, "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
-                break
-            except OSError:
-                time.sleep(0.25)
-        yield url
-    finally:
-        server.terminate()
-        server.wait()
+        return int(free.getsockname()[1])
+
+
+def moto(port: int, folder: Path) -> list[str]:
+    return [MOTO, "-p", str(port)]
+
+
+def seaweed(port: int, folder: Path) -> list[str]:
+    """Master, volume server, filer and S3 gateway in one, ports and identities its own."""
+    identity = {"credentials": [{"accessKey": "key", "secretKey": "secret"}], "actions": ["Admin"], "name": "tests"}
+    anyone = {"name": "anonymous", "actions": ["Admin"]}  # who makes the bucket
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity, anyone]}))
+    ports = [f"-{name}.port={free_port()}" for name in ("master", "volume", "filer")]
+    ports += [f"-{name}.port.grpc={free_port()}" for name in ("master", "volume", "filer", "s3")]
+    plain = ["-ip=127.0.0.1", f"-dir={folder}", "-s3", f"-s3.port={port}", f"-s3.config={folder / 's3.json'}"]
+    ports += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+    return [WEED, "-logtostderr=true", "server", *plain, *ports, "-volume.max=10", "-master.volumeSizeLimitMB=64"]
+
+
+def make_bucket(url: str, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(240):
+        try:
+            return urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
+        except OSError:
+            assert server.poll() is None
+            time.sleep(0.25)
+    pytest.fail("the server makes no bucket")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(moto, marks=pytest.mark.skipif(not MOTO, reason="INGOT_MOTO_SERVER names no program: make s3")),
+        pytest.param(seaweed, marks=pytest.mark.skipif(not WEED, reason="INGOT_WEED names no program: make s3")),
+    ],
+    ids=["moto", "seaweedfs"],
+)
+def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
+    folder, url = tmp_path_factory.mktemp("server"), f"http://127.0.0.1:{port}"
+    command = request.param(port, folder)
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            make_bucket(url, server)
+            yield url
+        finally:
+            server.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +111,7 @@ def test_an_object_that_is_replaced_is_refused() -> None:
 def test_connections_that_break_off_now_and_then(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ingot.save("s3://bucket/y.zt", WEIGHTS)
     monkeypatch.setattr(client, "_PAUSE", 0.01)
-    with FaultyProxy(int(endpoint.rpartition(":")[2]), lambda number: (900_000, 0) if number % 3 else None) as proxy:
+    with FaultyProxy(int(endpoint.rpartition(":")[2]), lambda count: (900_000, 0) if count % 3 < 2 else None) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         with ingot.open("s3://bucket/y.zt") as checkpoint:
             assert all(np.array_equal(checkpoint[name].numpy(), values) for name, values in WEIGHTS.items())
