@@ -56,7 +56,7 @@ def print_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> None:
             line(label + item.words.format_map(texts))
             continue
         for value in figures[item.each].value:
-            line(label + item.words.format_map({**texts, "item": text_of(value, "text")}))
+            line(label + item.words.format_map({**texts, "item": text_of(value, "text")}), whole=item.whole)
 
 
 def print_table(item: Table) -> None:

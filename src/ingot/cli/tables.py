@@ -31,12 +31,15 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
         return None
 
 
-def line(text: str, *, stream: IO[str] | None = None) -> None:
-    """Print one line; on a terminal it is broken between words, and what follows is indented below the first words."""
+def line(text: str, *, stream: IO[str] | None = None, whole: bool = False) -> None:
+    """Print one line; on a terminal it is broken between words, and what follows is indented below the first words.
+
+    What is ``whole`` the terminal breaks, so that it is copied as one line.
+    """
     stream = sys.stdout if stream is None else stream
     width = terminal_width(stream)
     text = printable(text)
-    if width is not None and len(text) > width:
+    if width is not None and len(text) > width and not whole:
         label = _LABEL.match(text)
         indent = len(text) - len(text.lstrip())
         text = "\n".join(

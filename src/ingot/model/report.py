@@ -74,12 +74,14 @@ class Figure:
 class Line:
     """A line for people: words, with figures as ``{name}``, after a ``label``.
 
-    ``each`` names a figure that is a list: then there is a line for every item, as ``{item}``.
+    ``each`` names a figure that is a list: then there is a line for every item, as ``{item}``. One that is ``whole`` is
+    to be copied: no terminal is too narrow for it.
     """
 
     words: str
     label: str = ""
     each: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

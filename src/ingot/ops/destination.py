@@ -38,6 +38,11 @@ class Destination:
         """The address, of a path too."""
         return table.url_of(self.location)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether other programs find it under its path."""
+        return self.url.startswith("file:")
+
 
 def destination(
     path: str | PathLike[str], format: str | None = None, container: int | str | None = None

@@ -14,6 +14,7 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.writer import CoremlWriter, package_size, template_of
+from ingot.formats.usage import Made, in_python
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target
@@ -110,3 +111,7 @@ class CoremlFormat:
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> CoremlWriter:
         """Start writing into the program that is attached; errors as ``CoremlWriter``."""
         return CoremlWriter(target, artifact)
+
+    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+        """coremltools', on a Mac."""
+        return [in_python("import coremltools; print(coremltools.models.MLModel({}))", made.path)]

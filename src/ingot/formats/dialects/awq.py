@@ -93,6 +93,7 @@ class AwqGemvFormat(AwqFormat):
     name = "awq-gemv"
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
     forms = (AWQ_GEMV,)
+    served = False
     version = _GEMV
 
     def claims_config(self, config: Config) -> bool:

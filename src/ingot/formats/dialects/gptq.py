@@ -202,6 +202,7 @@ class GptqPlanesFormat(GptqFormat):
         "a folder of GPTQModel: dense tensors, and layers of 2 to 8 bits in its words, those of 3, 5, 6, 7 in planes"
     )
     forms = (GPTQ, GPTQ_PLANES)
+    served = False
 
     def __init__(self) -> None:
         super().__init__(PLANAR)

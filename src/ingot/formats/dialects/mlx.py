@@ -12,6 +12,7 @@ from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import WEIGHT, Config, Entries, Layer, PackingDialect, taken_together
 from ingot.formats.dialects.floats import config_dtype, layout_to_write
 from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.usage import PROMPT, Made
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import OFFSETS, ROLES, ROWS_LSB, AffineLayout, Group
 from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout
@@ -125,6 +126,10 @@ class MlxFormat(PackingDialect):
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Text, as safetensors has it; ``format`` says ``mlx``, which MLX's own loaders look at."""
         return {**super().metadata(values), "format": "mlx"}
+
+    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+        """mlx_lm's, of a model's folder."""
+        return [("mlx_lm.generate", "--model", made.path, "--prompt", PROMPT)] if made.generates else []
 
 
 def quantization_of(config: Config) -> Quantization:

@@ -11,11 +11,14 @@ from ingot.formats.gguf.header import MAGIC
 from ingot.formats.gguf.metadata import carried
 from ingot.formats.gguf.reader import SUFFIX, read, split_name
 from ingot.formats.gguf.writer import GgufWriter, files_of
+from ingot.formats.usage import PROMPT, Made
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
+_MODEL = ("general.architecture", "tokenizer.ggml.model")
+"""Keys without which llama.cpp runs nothing."""
 _WIDE = ("position_embd.weight", "token_types.weight")
 
 
@@ -76,3 +79,7 @@ class GgufFormat:
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> GgufWriter:
         """Start writing; raises ``UnsupportedError`` for what ``refuses`` names."""
         return GgufWriter(target, name, artifact, options)
+
+    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+        """llama.cpp's, where the metadata describe a model and its tokenizer."""
+        return [("llama-cli", "-m", made.first, "-p", PROMPT)] if all(key in made.metadata for key in _MODEL) else []

@@ -12,6 +12,7 @@ from ingot.formats.onnx.sites import LeftError
 from ingot.formats.onnx.template import Template
 from ingot.formats.onnx.writer import OnnxWriter, model_size, template_of
 from ingot.formats.single import BySuffix
+from ingot.formats.usage import Made, in_python
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target
@@ -99,3 +100,8 @@ class OnnxFormat(BySuffix):
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> OnnxWriter:
         """Start writing into the graph that is attached; errors as ``OnnxWriter``."""
         return OnnxWriter(target, name, artifact, options)
+
+    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+        """onnxruntime's: the names of what the graph takes."""
+        names = "[each.name for each in onnxruntime.InferenceSession({}).get_inputs()]"
+        return [in_python(f"import onnxruntime; print({names})", made.path)]

@@ -14,6 +14,7 @@ from ingot.formats.safetensors.patch import is_patch, read_patch
 from ingot.formats.safetensors.pieces import Piece, pieces
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, files_size, refuses
+from ingot.formats.usage import Made
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
@@ -30,6 +31,8 @@ class SafetensorsFormat:
     digests = False
     shards = True
     attachments: tuple[str, ...] = ()
+    served = True
+    """Whether vLLM runs folders of it."""
 
     def claims(self, name: str, head: bytes) -> bool:
         """By suffix; else by a plausible header length followed by ``{``."""
@@ -91,3 +94,7 @@ class SafetensorsFormat:
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SafetensorsWriter:
         """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
         return SafetensorsWriter(target, name, artifact, options, self)
+
+    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+        """vLLM's, of a model's folder."""
+        return [("vllm", "serve", made.path)] if self.served and made.generates else []

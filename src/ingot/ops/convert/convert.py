@@ -40,6 +40,7 @@ from ingot.ops.convert.report import ConvertReport, retyped, tensor_report
 from ingot.ops.convert.requests import within, write_options
 from ingot.ops.convert.rounding import told
 from ingot.ops.convert.tied import Tied, untangle
+from ingot.ops.convert.usage import commands_for
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
@@ -259,4 +260,5 @@ def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
         resumed=executed.resumed,
         notes=[*prepared.notes, *told(prepared.rounding)],
         warnings=plan.warnings,
+        commands=commands_for(prepared.place, plan, executed, source),
     )

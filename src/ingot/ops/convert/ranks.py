@@ -128,4 +128,5 @@ def of_ranks(reports: Sequence[ConvertReport], location: str) -> ConvertReport:
         files=[name + file for name, report in pairs for file in report.files],
         companions=[name + file for name, report in pairs for file in report.companions],
         resumed=sum(report.resumed for report in reports),
+        commands=(),  # who loads slices is told by a program of its own
     )

@@ -62,7 +62,8 @@ class ConvertReport:
     """A finished conversion.
 
     Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts
-    alone; ``seconds`` of wall time. ``warnings`` say what was asked for and had no effect.
+    alone; ``seconds`` of wall time. ``warnings`` say what was asked for and had no effect, ``commands`` what runs the
+    result.
     """
 
     source: str
@@ -79,6 +80,7 @@ class ConvertReport:
     resumed: int = 0
     notes: Texts = ()
     warnings: Texts = ()
+    commands: Texts = ()
 
     @property
     def elements(self) -> int:
@@ -118,13 +120,14 @@ class ConvertReport:
 
     def report(self) -> Report:
         """Return all figures and the tensors."""
-        figures = [item for item in figures_of(self, *_COMPUTED) if item.name != "tensors"]
+        figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in ("tensors", "commands")]
         speed, share = self.source_nbytes / max(self.seconds, 1e-9), self.size / max(self.source_size, 1)
         figures += [
             Figure("count", len(self.tensors), "count", data=False),
             Figure("speed", speed, "speed", data=False),
             Figure("share", share, "ratio", data=False),
             Figure("pruned", len(self.pruned), "count", data=False),
+            Figure("commands", self.commands, "texts", data=False),
         ]
         resumed = "; {resumed} from an earlier run" if self.resumed else ""
         lines = [
@@ -141,6 +144,8 @@ class ConvertReport:
         figures += measured
         lines += told
         lines.append(Line("{item}", "note", each="notes"))
+        if self.commands:
+            lines += [Line("next:"), Line("  {item}", each="commands", whole=True)]
         return Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
 
 

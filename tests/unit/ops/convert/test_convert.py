@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.main import run as ingot_command
 from ingot.core.memory import parse_size
 from ingot.engine import cost
 from ingot.errors import CodecError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
+from ingot.formats.gguf.format import GgufFormat
+from ingot.formats.onnx.format import OnnxFormat
+from ingot.formats.usage import Made
 from ingot.ops.convert.convert import prepare
 
 RECIPES = ("bf16", "int8", "int4", "int3", "int2", "lossless")
@@ -288,3 +293,55 @@ def test_the_ceiling_that_would_do_is_told(model: Path, tmp_path: Path) -> None:
     shortage = caught.value.message.rpartition(" by ")[2].removesuffix(" or more")
     ceiling = parse_size("1MiB") + parse_size(shortage.replace(" ", "")) + (8 << 20)  # memory in use moves a little
     ingot.convert(model, tmp_path / "out.zt", "int4", max_ram=ceiling)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "programs"),
+    [
+        ("it's a folder", None, ["ingot"]),
+        ("-mlx", "mlx", ["mlx_lm.generate", "ingot"]),
+        ("gptq", "gptq", ["vllm", "ingot"]),
+        ("awq", "awq-gemv", ["ingot"]),
+        ("a file.zt", None, ["python"]),
+    ],
+)
+def test_what_runs_the_result_is_told(
+    name: str, format: str | None, programs: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(text) for text in ingot.convert(model, name, format=format).commands]
+    assert [words[0] for words in commands] == programs
+    for words in commands:  # the path is one word, whatever it is made of, and no option
+        assert [word for word in words if name in word and not word.startswith("-")]
+
+
+def test_what_is_no_model_is_checked(model: Path, tmp_path: Path) -> None:
+    (model / "config.json").write_text('{"architectures": ["BertModel"]}')
+    for source in (model, model / "model.safetensors"):
+        made = ingot.convert(source, tmp_path / "new", format="safetensors", overwrite=True)
+        assert [shlex.split(text)[1] for text in made.commands] == ["verify"]
+
+
+def test_programs_of_single_files(tmp_path: Path) -> None:
+    path = str(tmp_path / 'a "b" {}.x')
+    made = Made(path, path, folder=False, generates=False)
+    assert GgufFormat().commands(made) == []
+    keys = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"}
+    assert path in GgufFormat().commands(Made(path, path, folder=False, generates=False, metadata=keys))[0]
+    [(_, _, code)] = OnnxFormat().commands(made)
+    opened: list[str] = []
+    session = type("Session", (), {"__init__": lambda self, path: opened.append(path), "get_inputs": lambda self: []})
+    module = type("Runtime", (), {"InferenceSession": session})
+    exec(code.removeprefix("import onnxruntime; "), {"onnxruntime": module, "print": lambda _: None})
+    assert opened == [path]
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet"])
+def test_programs_and_scripts_are_not_told_what_to_do_next(
+    option: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for more in ([], [option]):
+        assert ingot_command(["convert", str(model), str(tmp_path / "new"), "--overwrite", *more]) == 0
+        told.append("ingot generate" in capsys.readouterr().out)
+    assert told == [True, False]

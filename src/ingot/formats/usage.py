@@ -1,0 +1,39 @@
+"""What runs what was written: a format says it of the programs that it is made for, and of no other format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+PROMPT = "The list"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was written: the folder, or the file, at ``path`` of this machine.
+
+    ``first`` is the path of its first weight file. ``generates`` tells whether there lies beside the weights what a
+    model needs that goes on with a text: config.json and a tokenizer.
+    """
+
+    path: str
+    first: str
+    folder: bool
+    generates: bool
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def in_python(code: str, *texts: str) -> Sequence[str]:
+    """Return the command that runs one line of Python, with ``texts`` in it as literals, in place of each ``{}``."""
+    return "python", "-c", code.format(*(json.dumps(text, ensure_ascii=False) for text in texts))
+
+
+@runtime_checkable
+class Runnable(Protocol):
+    """A format that other programs run."""
+
+    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+        """Return commands that run what was written, the words of each; none where this artifact lacks something."""
+        ...
