@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ingot.core.wire import bytes_field, number_field
 from ingot.formats.onnx.forms import operator
-from ingot.formats.onnx.graph import GRAPH, INITIALIZERS, MICROSOFT, NODES, OPSETS, PRODUCER
+from ingot.formats.onnx.graph import ATTRIBUTES, GRAPH, INITIALIZERS, INTEGERS, MICROSOFT, NODES, OPSETS, PRODUCER
 from ingot.formats.onnx.tensors import External, dims_field, external_fields
 from ingot.formats.onnx.types import BY_NAME
 
@@ -55,12 +55,15 @@ class Graph:
         type: str,
         inputs: Sequence[str],
         outputs: Sequence[str],
-        attributes: Iterable[tuple[str, int]] = (),
+        attributes: Collection[tuple[str, int | Sequence[int]]] = (),
         domain: str = "",
         name: str = "",
     ) -> None:
-        """Add an operator."""
-        made = operator((domain, type), name or f"/{outputs[0]}/{type}", inputs, outputs, list(attributes))
+        """Add an operator; an attribute is a whole number, or several."""
+        single = [(key, number) for key, number in attributes if isinstance(number, int)]
+        lists = [(key, numbers) for key, numbers in attributes if not isinstance(numbers, int)]
+        extra = b"".join(bytes_field(ATTRIBUTES, _integers(key, numbers)) for key, numbers in lists)
+        made = operator((domain, type), name or f"/{outputs[0]}/{type}", inputs, outputs, single, extra)
         self.fields.append(bytes_field(NODES, made))
 
     def model(self) -> bytes:
@@ -72,6 +75,11 @@ class Graph:
         for domain, version in self.opsets.items():
             made += bytes_field(OPSETS, (bytes_field(1, domain) if domain else b"") + number_field(2, version))
         return made
+
+
+def _integers(key: str, values: Sequence[int]) -> bytes:
+    """Return an AttributeProto of whole numbers."""
+    return bytes_field(1, key) + b"".join(number_field(INTEGERS, value) for value in values) + number_field(20, 7)
 
 
 def numbers(shape: Shape, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.onnx.carry import Named, names_of, original, other_name, plan_tensor, reason_against
+from ingot.formats.onnx.facing import INPUTS, OUTPUTS, Face, Faces
 from ingot.formats.onnx.reader import read_model
 from ingot.formats.onnx.sites import LeftError
 from ingot.formats.onnx.template import Template
@@ -18,6 +20,9 @@ from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
+
+# What PyTorch's exporters call values that are no parameter of a module, such as a matrix that they turned.
+_EXPORTED = re.compile(r"onnx::|val_[0-9]+$")
 
 
 class OnnxFormat(BySuffix):
@@ -42,6 +47,7 @@ class OnnxFormat(BySuffix):
     def __init__(self, template: Template | None = None) -> None:
         self._template = template
         self._named: Mapping[str, Named] = {} if template is None else names_of(template.model, template.sites)
+        self._faces = None if template is None else Faces(template.model)
 
     def claims(self, name: str, head: bytes) -> bool:
         """By the suffix: protocol buffers have no magic."""
@@ -76,6 +82,19 @@ class OnnxFormat(BySuffix):
     def is_turned(self, name: str) -> bool:
         """Whether the rows of a matrix are outputs, as ``MatMulNBits`` has them."""
         return name in self._named and self._named[name].turned
+
+    def face(self, name: str) -> Face | None:
+        """Return which way round the graph takes a matrix of this name; None where its operators do not tell."""
+        named = self._named.get(name)
+        if named is None or self._faces is None:
+            return None
+        if named.turned:
+            return OUTPUTS
+        return INPUTS if named.others else self._faces.of(name, len(named.site.shape))
+
+    def is_own(self, name: str) -> bool:
+        """Whether only a graph has such a name: exporters' for values that they made, quantizers' for codes."""
+        return _EXPORTED.match(name) is not None or original(name) != name
 
     def original(self, name: str) -> str:
         """Return a constant's name without what quantizers append to it."""

@@ -21,7 +21,7 @@ NODES, INITIALIZERS, _GRAPH_INPUTS, _GRAPH_OUTPUTS, _SPARSE = 1, 5, 11, 12, 15
 # NodeProto
 INPUTS, OUTPUTS, NODE_NAME, OP_TYPE, ATTRIBUTES, NODE_DOC, DOMAIN = 1, 2, 3, 4, 5, 6, 7
 # AttributeProto
-_ATTRIBUTE_NAME, _FLOAT, INTEGER, TEXT, TENSOR, SUBGRAPH, _SUBGRAPHS = 1, 2, 3, 4, 5, 6, 11
+_ATTRIBUTE_NAME, _FLOAT, INTEGER, TEXT, TENSOR, SUBGRAPH, INTEGERS, _SUBGRAPHS = 1, 2, 3, 4, 5, 6, 8, 11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,19 @@ class Operator:
             return default
         found = self.attributes[name].known((INTEGER,))[INTEGER]
         value = self.attributes[name].number(found[0]) if found else 0
-        return value - (1 << 64) if value >> 63 else value
+        return _signed(value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return an attribute of whole numbers; none where it is left out. Errors as ``Node.varints``."""
+        if name not in self.attributes:
+            return ()
+        attribute = self.attributes[name]
+        fields = attribute.known((), (INTEGERS,))[INTEGERS]
+        return tuple(_signed(value) for field in fields for value in attribute.varints(field))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
 
 
 @dataclass(slots=True)

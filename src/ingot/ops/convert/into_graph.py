@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike, fspath
 
 import numpy as np
@@ -25,6 +25,7 @@ from ingot.model.lazy import Lazy
 from ingot.model.tensor import Tensor
 from ingot.model.view import derived, renamed
 from ingot.ops.attachments import no_attachment
+from ingot.ops.convert.facing import Facing, Pair
 from ingot.ops.convert.keep import as_stored
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.views.attach import each
@@ -78,14 +79,6 @@ def _opened(source: Source, path: AnyPath) -> Checkpoint:
     return graph
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A place of the graph and the tensor that takes it."""
-
-    place: str
-    tensor: str
-
-
 class _Matched:
     """Which tensor takes which place; raises ``UsageError`` ``convert.graph``."""
 
@@ -98,7 +91,7 @@ class _Matched:
         for name, tensor in graph.items():
             if name not in taken and self._is_weight(name, tensor):
                 self._wrong.append(f"{name} {list(tensor.shape)} of the graph has no tensor")
-        self._outputs_first = self._facing()
+        self._facing = Facing(checkpoint, graph, format, self._pairs)
         for pair in self._pairs:
             self._check(pair)
         if self._wrong:
@@ -114,7 +107,7 @@ class _Matched:
         yield name
         yield self._format.original(name)
 
-    def _named(self) -> Iterator[_Pair]:
+    def _named(self) -> Iterator[Pair]:
         places: dict[str, set[str]] = {}
         for place in self._graph:
             for key in (*self._keys(place), self._graph.called.get(place, place)):
@@ -131,7 +124,7 @@ class _Matched:
                 self._wrong.append(f"{name} and {taken[place]} have one place, {place}")
                 continue
             taken[place] = name
-            yield _Pair(place, name)
+            yield Pair(place, name)
 
     def _role(self, name: str) -> str:
         role = role_of(name)
@@ -150,7 +143,7 @@ class _Matched:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"as the graph has them stay {', '.join(names[:_SHOWN])}{more}" if names else ""
 
-    def _tied(self) -> Iterator[_Pair]:
+    def _tied(self) -> Iterator[Pair]:
         """The head of a model that has only embeddings is these."""
         taken = {pair.place for pair in self._pairs}
         if any(role_of(name) == "head" for name in self._checkpoint):
@@ -160,63 +153,56 @@ class _Matched:
         if len(heads) == len(embeddings) == 1:
             shapes = sorted(self._graph[heads[0]].shape), sorted(self._checkpoint[embeddings[0]].shape)
             if shapes[0] == shapes[1]:
-                yield _Pair(heads[0], embeddings[0])
+                yield Pair(heads[0], embeddings[0])
 
-    def _shapes(self, pair: _Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _shapes(self, pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._graph[pair.place].shape, self._checkpoint[pair.tensor].shape
 
     def _multiplied(self, place: str) -> bool:
         """Whether a matrix may lie in the graph either way round."""
         return self._format.turned_name(place, _BITS) is not None
 
-    def _facing(self) -> bool | None:
-        """Return whether rows of the checkpoint's matrices are outputs, as those tell that are not square."""
-        told = set()
-        for pair in self._pairs:
-            own, other = self._shapes(pair)
-            if self._multiplied(pair.place) and len(own) == 2 and own[0] != own[1] and sorted(own) == sorted(other):
-                told.add((own == other) == self._format.is_turned(pair.place))
-        return told.pop() if len(told) == 1 else None
-
-    def _check(self, pair: _Pair) -> None:
+    def _check(self, pair: Pair) -> None:
         own, other = self._shapes(pair)
-        if self._multiplied(pair.place) and sorted(own) == sorted(other) and len(own) == 2:
-            if own[0] == own[1] and self._outputs_first is None:
-                self._wrong.append(f"{pair.tensor} {list(other)} is square, and nothing tells which way round it lies")
-        elif own != other:
+        turned = (*own[:-2], *own[-2:][::-1])
+        if other not in (own, turned) or (other != own and not self._multiplied(pair.place)):
             self._wrong.append(f"{pair.tensor} is {list(other)}, its place {pair.place} {list(own)}")
+            return
+        told = self._facing.turned(pair)
+        if told is None:
+            self._wrong.append(f"{pair.tensor} {list(other)} is square, and nothing tells which way round it lies")
+        elif told and not self._multiplied(pair.place):
+            self._wrong.append(
+                f"{pair.tensor} {list(other)} lies the other way round than the operators of {pair.place} take it"
+            )
 
     def makes(self) -> Mapping[str, Callable[[], Tensor]]:
         """Return the tensors of the graph by name, in its order."""
-        by_place = {pair.place: pair.tensor for pair in self._pairs}
+        by_place = {pair.place: pair for pair in self._pairs}
         made: dict[str, Callable[[], Tensor]] = {}
         for place in self._graph:
-            name, make = self._made(place, by_place[place]) if place in by_place else (place, self._own(place))
+            name, make = self._made(by_place[place]) if place in by_place else (place, self._own(place))
             made[name] = make
         return made
 
     def _own(self, place: str) -> Callable[[], Tensor]:
         return lambda: self._graph[place]
 
-    def _made(self, place: str, name: str) -> tuple[str, Callable[[], Tensor]]:
+    def _made(self, pair: Pair) -> tuple[str, Callable[[], Tensor]]:
         """Return the name that a tensor has in the graph, and what makes it."""
-        tensor, site = self._checkpoint[name], self._graph[place]
-        packs = self._format.is_turned(place)
-        outputs = tensor.shape == site.shape if packs else tensor.shape == site.shape[::-1]
-        if self._multiplied(place) and len(set(site.shape)) == 1:
-            outputs = bool(self._outputs_first)
+        place, tensor, site = pair.place, self._checkpoint[pair.tensor], self._graph[pair.place]
         if not self._multiplied(place):
             return place, self._as_integers(tensor, place, site.dtype)
-        if outputs:
-            found = self._packed(tensor, place, site.dtype)
-            if found is not None:
-                return found.name, lambda: found
-            dense = self._format.turned_name(place, _BITS) if packs else place
-            assert dense is not None
-            return dense, lambda: turned_matrix(tensor, dense)
+        packs = self._format.is_turned(place)
         dense = self._format.turned_name(place, _BITS) if packs else place
         assert dense is not None
-        return dense, self._as_integers(tensor, dense, site.dtype)
+        outputs = bool(self._facing.turned(pair)) != packs
+        found = self._packed(tensor, place, site.dtype) if outputs else None
+        if found is not None:
+            return found.name, lambda: found
+        return dense, (lambda: turned_matrix(tensor, dense)) if outputs else self._as_integers(
+            tensor, dense, site.dtype
+        )
 
     def _as_integers(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
         """As the graph takes it where it lies as it does there."""

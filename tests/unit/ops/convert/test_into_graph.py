@@ -52,11 +52,14 @@ def packed(folder: Path, recipe: Recipe, held: Mapping[str, Array], format: str 
     return out
 
 
-@pytest.mark.parametrize("format", ["zt", "gguf", "gptq", "awq", "compressed-tensors", "mlx"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("format", "bits"),
+    [
+        *((format, bits) for format in ("zt", "gguf", "gptq", "compressed-tensors", "mlx") for bits in (4, 8)),
+        ("awq", 4),
+    ],
+)
 def test_integers_of_any_container_take_the_place_of_products(format: str, bits: int, tmp_path: Path) -> None:
-    if (format, bits) == ("awq", 8):
-        pytest.skip("AWQ has 4 bits")
     held = weights()
     recipe = affine(bits=bits, scales="f16", signed=False, zero_point=1 << (bits - 1))
     source, graph = packed(tmp_path, recipe, held, format), graph_at(tmp_path)
@@ -113,6 +116,105 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     with ingot.open(tmp_path / "o.onnx") as made:
         assert np.array_equal(made["embed_tokens.weight"].numpy(), numbers((16, 64), 9))
         assert np.array_equal(made["onnx::MatMul_3"].numpy(), numbers((16, 64), 9).T)
+
+
+W = "down.weight"
+Use = tuple[str, str, str, dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("uses", "fits"),
+    [
+        ([("Gemm", "x", W, {"transB": 1})], True),
+        ([("Gemm", "x", W, {})], False),
+        ([("Gemm", "x", W, {"transB": 1}), ("Gemm", "x", W, {})], False),  # both ways
+        ([("Transpose", W, "", {}), ("MatMul", "x", "t0", {})], True),
+        ([("Transpose", W, "", {"perm": (1, 0)}), ("MatMul", "x", "t0", {})], True),
+        ([("Transpose", W, "", {"perm": (0, 1)}), ("MatMul", "x", "t0", {})], False),
+        ([("Cast", W, "", {"to": 1}), ("MatMul", "x", "t0", {})], False),
+        ([("MatMul", W, "x", {})], True),
+        ([("Add", "x", W, {})], True),
+        ([("Mul", "scale", W, {}), ("MatMul", "x", "t0", {})], False),  # a matrix of weights, times a constant
+        ([("Gather", W, "i", {})], True),
+        ([("Gather", W, "i", {}), ("Transpose", W, "", {}), ("MatMul", "x", "t1", {})], True),  # tied
+        ([("OfSomebody", "x", W, {})], False),
+        ([("Cast", W, "", {}), ("Mul", "t0", "t2", {}), ("Cast", "t1", "", {})], False),  # round and round
+    ],
+)
+def test_square_matrices_go_where_their_operator_takes_them_as_they_lie(
+    uses: list[Use], fits: bool, tmp_path: Path
+) -> None:
+    """[outputs, inputs], as the matrix beside it tells."""
+    graph = Graph()
+    graph.constant("up.weight", numbers((64, 32), 1), "float")
+    graph.constant(W, numbers((32, 32), 2), "float")
+    graph.constant("scale", numbers((32,), 3), "float")
+    graph.node("MatMul", ["x", "up.weight"], ["u"])
+    for index, (type, first, second, attributes) in enumerate(uses):
+        graph.node(type, [name for name in (first, second) if name], [f"t{index}"], attributes.items())
+    held = {"up.weight": numbers((32, 64), 5), W: numbers((32, 32), 6)}
+    ingot.save(tmp_path / "w.zt", held)
+    if not fits:
+        with pytest.raises(UsageError) as caught:
+            ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+        assert caught.value.rule == "convert.graph"
+        assert W in caught.value.message
+        return
+    ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    with ingot.open(tmp_path / "o.onnx") as made:
+        assert np.array_equal(made[W].numpy(), held[W])
+        assert np.array_equal(made["up.weight"].numpy(), held["up.weight"].T)
+
+
+@pytest.mark.parametrize(
+    ("held", "square", "turned"),
+    [
+        # As in GPT-2, where other matrices are [inputs, outputs] in the checkpoint too.
+        ({"a.weight": (32, 96), "lm_head.weight": (16, 32)}, "b.weight", False),
+        ({"lm_head.weight": (16, 32)}, "b.weight", None),
+        ({"h.0.a.weight": (32, 96), "proj.weight": (16, 32)}, "h.1.b.weight", False),
+        ({"h.0.a.weight": (32, 96)}, "pooler.dense.weight", None),  # of a module outside the layers: nobody knows
+        ({"h.0.a.weight": (96, 32)}, "pooler.dense.weight", True),  # all are [outputs, inputs]
+        ({"h.0.a.weight": (96, 32), "h.1.c.weight": (32, 96)}, "h.1.b.weight", None),  # one this way, one that
+        ({"h.0.a.weight": (96, 32)}, "text_projection", None),  # no array of a module (CLIP)
+        ({"visual.proj": (32, 96), "h.0.a.weight": (96, 32)}, "text.proj", False),
+    ],
+)
+def test_square_matrices_lie_as_others_of_their_kind(
+    held: dict[str, tuple[int, ...]], square: str, turned: bool | None, tmp_path: Path
+) -> None:
+    shapes = {**held, square: (32, 32)}
+    graph = Graph()
+    for name, shape in shapes.items():
+        inputs_first = tuple(sorted(shape, key=lambda size: size != 32))
+        graph.constant(name, numbers(inputs_first, 1), "float")
+        graph.node("MatMul", ["x", name], [f"{name}.y"])
+    made = {name: numbers(shape, 7) for name, shape in shapes.items()}
+    ingot.save(tmp_path / "w.zt", made)
+    if turned is None:
+        with pytest.raises(UsageError) as caught:
+            ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+        assert caught.value.rule == "convert.graph"
+        assert square in caught.value.message
+        return
+    ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    with ingot.open(tmp_path / "o.onnx") as found:
+        assert np.array_equal(found[square].numpy(), made[square].T if turned else made[square])
+        for name, shape in held.items():
+            assert np.array_equal(found[name].numpy(), made[name] if shape[0] == 32 else made[name].T)
+
+
+def test_stacks_of_square_matrices_have_a_way_round_too(tmp_path: Path) -> None:
+    graph, held = Graph(), {"a.weight": numbers((64, 32), 1), "e.weight": numbers((2, 32, 32), 2)}
+    graph.constant("a.weight", numbers((32, 64)), "float")
+    graph.constant("e.weight", numbers((2, 32, 32)), "float")
+    graph.node("MatMul", ["x", "a.weight"], ["t"])
+    graph.node("MatMul", ["x", "e.weight"], ["y"])
+    ingot.save(tmp_path / "w.zt", held)
+    with pytest.raises(UsageError) as caught:
+        ingot.convert(tmp_path / "w.zt", tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    assert caught.value.rule == "convert.graph"
+    assert "e.weight" in caught.value.message
 
 
 def test_what_came_out_of_a_graph_goes_into_it_again(tmp_path: Path) -> None:
