@@ -19,7 +19,12 @@ std::size_t index_of(std::string_view type) {
   return index;
 }
 
-void decode(std::string_view type, const InBytes& blocks, const std::optional<In<float>>& grid, const Out<float>& out) {
+bool decode(std::string_view type, const InBytes& blocks, const std::optional<In<std::int8_t>>& grid, const OutArray& out,
+            std::string_view dtype) {
+  const ingot::Dtype kind = float_type(dtype);
+  require(kind != ingot::Dtype::f64, "expected a target f32, f16 or bf16");
+  require(out.ndim() == 1, "expected an output of one dimension");
+  require_elements(out, kind, "expected an aligned output of the named type");
   const std::size_t index = index_of(type);
   const ingot::GgmlBlock& block = ingot::kGgmlBlocks[index];
   require(out.size() % block.elements == 0 && blocks.size() % block.bytes == 0 &&
@@ -27,8 +32,8 @@ void decode(std::string_view type, const InBytes& blocks, const std::optional<In
           "expected whole blocks, and as many elements out");
   require((grid ? grid->size() : 0) == block.grid, "expected the grid of the type, or none");
   nb::gil_scoped_release release;
-  INGOT_KERNEL(ggml_decode)(static_cast<ingot::Ggml>(index), blocks.data(), out.size() / block.elements,
-                            grid ? grid->data() : nullptr, out.data());
+  return INGOT_KERNEL(ggml_decode)(static_cast<ingot::Ggml>(index), blocks.data(), out.size() / block.elements,
+                                   grid ? grid->data() : nullptr, {out.data(), kind});
 }
 
 // Checks the sizes of blocks that are whole and taken apart; returns the type and how many there are.
@@ -91,7 +96,9 @@ std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values
 
 void bind_ggml(nb::module_& m) {
   define(m, "ggml_decode", &decode, nb::arg("type"), nb::arg("blocks"), nb::arg("grid").none(), nb::arg("out"),
-         "Decode ggml's blocks to f32; `grid` is what the indices of types iq1, iq2 and iq3 point into.");
+         nb::arg("dtype"),
+         "Decode ggml's blocks, rounded once from f32; `grid` is what the indices of types iq1, iq2 and iq3 point into. "
+         "Returns whether a number was too large for the type.");
   define(m, "ggml_unpack", &unpack, nb::arg("type"), nb::arg("blocks"), nb::arg("codes"), nb::arg("scales"),
          nb::arg("minima").none(),
          "Take blocks apart: rows of codes, the lowest bits first, and bytes of scales and minima, as stored or in f32.");

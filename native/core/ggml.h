@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "core/dtype.h"
+
 namespace ingot {
 
 enum class Ggml {
@@ -13,11 +15,17 @@ enum class Ggml {
 struct GgmlBlock {
   std::string_view name;
   std::size_t elements, bytes;
-  std::size_t grid = 0;  // floats of the grid that indices point into
+  std::size_t grid = 0;  // numbers of the grid that indices point into
   // Of a block that is nothing but codes, scales and perhaps minima, taken apart: bits of a code, bytes of its scales
   // and minima, and whether it can be put together again (spec/gguf.md, "Repacking").
   std::size_t bits = 0, scales = 0, minima = 0;
   bool packed = false;
+};
+
+// Where values go: f32, f16 or bf16.
+struct GgmlTarget {
+  void* out;
+  Dtype type;
 };
 
 // In the order of Ggml.

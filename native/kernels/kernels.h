@@ -46,7 +46,8 @@
                              std::uint32_t* sizes, std::uint8_t* scratch);                                            \
   EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes,                \
                                const EntropyShape& shape, void* out, std::uint8_t* scratch, std::size_t* bad);        \
-  void ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const float* grid, float* out);              \
+  bool ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const std::int8_t* grid,                     \
+                   const GgmlTarget& to);                                                                             \
   void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint8_t* scales, const std::uint8_t* minima,        \
                  std::size_t count, std::uint8_t* out);                                                               \
   void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint8_t* codes, std::uint8_t* scales,   \

@@ -9,6 +9,7 @@ from ingot.codecs.blocks.apart import STRANGE
 from ingot.codecs.blocks.grids import OF_TYPE, grid
 from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.core import native
+from ingot.core.floats import cast, written
 from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
@@ -32,11 +33,22 @@ def test_any_bytes_are_decoded_as_the_reference_does(type: str) -> None:
     blocks[0], blocks[1] = 0, 255
     with np.errstate(all="ignore"):
         expected = DECODERS[type](blocks)
-    out = np.empty(501 * block.elements, np.float32)
-    decode(type, blocks.reshape(-1), grid_of(type), out)
-    both = np.isnan(out) & np.isnan(expected.reshape(-1))
-    assert (both | (out.view(np.uint32) == expected.reshape(-1).view(np.uint32))).all()
-    decode(type, blocks[:0].reshape(-1), grid_of(type), out[:0])
+    expected = expected.reshape(-1)
+    for dtype in ("f32", "f16", "bf16"):
+        with np.errstate(all="ignore"):
+            wanted = cast(expected, dtype)
+        bits = np.uint32 if dtype == "f32" else np.uint16
+        held = np.isfinite(expected) | (type == "mxfp4")  # whose scale is never infinite
+        past = bool((held & ~np.isfinite(cast(wanted, "f32"))).any())
+        for away in (0, 1, 3, 5):  # elements from an aligned start
+            room = np.zeros(wanted.size + 10, wanted.dtype)
+            out = room[away : away + wanted.size]
+            assert decode(type, blocks.reshape(-1), grid_of(type), written(out), dtype) == past
+            both = np.isnan(cast(out, "f32")) & np.isnan(expected)
+            assert (both | (out.view(bits) == wanted.view(bits))).all()
+            assert not room[:away].view(bits).any()
+            assert not room[away + wanted.size :].view(bits).any()
+        assert not decode(type, blocks[:0].reshape(-1), grid_of(type), written(out[:0]), dtype)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +64,9 @@ def test_any_bytes_are_decoded_as_the_reference_does(type: str) -> None:
     ],
 )
 def test_wrong_sizes(type: str, nbytes: int, grid: int, size: int) -> None:
-    entries = np.zeros(grid, np.float32) if grid else None
+    entries = np.zeros(grid, np.int8) if grid else None
     with pytest.raises(ValueError, match="expected"):
-        decode(type, np.zeros(nbytes, np.uint8), entries, np.empty(size, np.float32))
+        decode(type, np.zeros(nbytes, np.uint8), entries, np.empty(size, np.float32), "f32")
 
 
 @pytest.mark.parametrize("type", OWN)

@@ -76,10 +76,8 @@ class BlocksCodec:
         stored = np.frombuffer(tensor.parts[BLOCKS].view(), np.uint8)
 
         def run(start: int, stop: int) -> None:
-            for first in range(start, stop, _SCRATCH // block.elements):
-                last = min(first + _SCRATCH // block.elements, stop)
-                blocks = stored[first * block.nbytes : last * block.nbytes]
-                decoder.decode(blocks, flat[first * block.elements : last * block.elements])
+            blocks = stored[start * block.nbytes : stop * block.nbytes]
+            decoder.decode(blocks, flat[start * block.elements : stop * block.elements])
 
         for_ranges(flat.size // block.elements, _STEP // block.elements, run)
         return out

@@ -211,12 +211,12 @@ OF_TYPE: dict[str, str] = {"iq1_s": "iq1", "iq1_m": "iq1"} | {name: name for nam
 
 @cache
 def grid(name: str) -> Array:
-    """Return a grid in f32: [entries, values of an entry]."""
+    """Return a grid, i8 [entries, values of an entry]."""
     codes, values, magnitudes = GRIDS[name]
     bits = 2 if len(magnitudes) <= 4 else 4
     packed = np.frombuffer(bytes.fromhex(codes), np.uint8)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     indices = (packed[:, None] >> shifts) & np.uint8((1 << bits) - 1)
-    table: Array = np.array(magnitudes, np.float32)[indices.reshape(-1, values)]
+    table: Array = np.array(magnitudes, np.int8)[indices.reshape(-1, values)]
     table.setflags(write=False)
     return table

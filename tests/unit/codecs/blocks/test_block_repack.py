@@ -103,7 +103,7 @@ def test_bytes_of_scales_that_mean_something_else_in_blocks_are_told(kind: str) 
     layout = GgmlBlocksLayout(kind)
     packed = Tensor.from_parts(layout, {"blocks": blocks}, codes.shape)
     there = np.empty(codes.shape, np.float32)
-    native.kernels.ggml_decode(kind, blocks, None, there.reshape(-1))
+    native.kernels.ggml_decode(kind, blocks, None, there.reshape(-1), "f32")
     with np.errstate(over="ignore"):
         here = products(own, scales[:, :1])
     differ = ~((there == here) | (np.isnan(there) & np.isnan(here))).all(axis=1)
