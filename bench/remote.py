@@ -6,7 +6,11 @@ The model has random weights and Qwen2.5-1.5B's shape (3.1 GB in bf16; ``--layer
 a temporary folder that needs 8 GB, and served from memory by a process of its own at ``--rate`` bytes a second for all
 requests together. Each way runs in a fresh process. Its seconds are from the start of that process to the first token
 of a prompt of 16, imports included, and stand beside those that the bytes take at that rate: the least that there is.
-huggingface_hub downloads from the same server, as from the Hub, into an empty cache.
+huggingface_hub downloads from the same server, as from the Hub, into an empty cache. tensorizer and run:ai's streamer
+take part where they are installed, or lie in ``--peers DIR``::
+
+    pip install --no-deps --target DIR tensorizer==2.12.1 libnacl redis boto3 botocore s3transfer jmespath \\
+        python-dateutil six humanize runai-model-streamer==0.17.0 runai-model-streamer-s3==0.17.0
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -30,6 +36,30 @@ DOWNLOAD = (
     "import sys, torch, transformers, huggingface_hub\nfolder = huggingface_hub.snapshot_download(sys.argv[1])\n"
     "model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype='auto')\n" + PROMPT
 )
+EMPTY = """
+import io, json, os, sys, urllib.request, torch, transformers
+settings = json.load(urllib.request.urlopen(sys.argv[1] + "config.json"))
+config = transformers.AutoConfig.for_model(**settings)
+with torch.device("meta"):
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+"""
+MADE = """
+model.tie_weights()
+model.model.rotary_emb = type(model.model.rotary_emb)(config)  # no weights of it are in the file
+"""
+TENSORIZER = (
+    f"{EMPTY}import tensorizer\nmodel.to_empty(device='cpu')\n"
+    "tensorizer.TensorDeserializer(sys.argv[1] + 'model.tensors', device='cpu').load_into_module(model)\n"
+    f"{MADE}{PROMPT}"
+)
+RUNAI = (
+    f"{EMPTY}from runai_model_streamer import SafetensorsStreamer\n"
+    "with SafetensorsStreamer() as streamer:\n"
+    "    streamer.stream_files(['s3://bucket/source/model.safetensors'], device='cpu')\n"
+    "    weights = {name: tensor.clone() for name, tensor in streamer.get_tensors()}\n"
+    f"model.load_state_dict(weights, strict=False, assign=True)\n{MADE}{PROMPT}"
+)
+PEERS = {"tensorizer": ("tensorizer", TENSORIZER), "runai_model_streamer": ("source", RUNAI)}
 WAYS = {
     "huggingface_hub, then from_pretrained, bf16": ("source", DOWNLOAD),
     "ingot.load_model(url), bf16": ("source", INGOT.format(packed=None)),
@@ -38,13 +68,27 @@ WAYS = {
 }
 
 
-def make(root: Path, layers: int) -> None:
+def make(root: Path, layers: int, peers: str) -> dict[str, tuple[str, str]]:
+    """Make the folders to be served; return the ways there are."""
     import ingot
 
     (root / "source").mkdir()
     make_source(root / "source", layers)
     (root / "int4.toml").write_text(RECIPE)
     ingot.convert(root / "source", root / "int4", recipe=root / "int4.toml")
+    sys.path += [peers] if peers else []
+    installed = {f"{name}, bf16": way for name, way in PEERS.items() if find_spec(name)}
+    if "tensorizer, bf16" in installed:
+        import tensorizer
+        import transformers
+
+        (root / "tensorizer").mkdir()
+        shutil.copy(root / "source" / "config.json", root / "tensorizer")
+        model = transformers.AutoModelForCausalLM.from_pretrained(root / "source", dtype="auto")
+        serializer = tensorizer.TensorSerializer(root / "tensorizer" / "model.tensors")
+        serializer.write_module(model)
+        serializer.close()
+    return {**WAYS, **installed}
 
 
 def serve(root: Path, rate: float) -> None:
@@ -65,7 +109,7 @@ def serve(root: Path, rate: float) -> None:
         about = {"id": f"org/{name}", "sha": COMMIT, "siblings": [{"rfilename": key} for key in inside]}
         return 200, {"Content-Type": "application/json"}, json.dumps(tree if what == "tree" else about).encode()
 
-    with WebServer(files, listing=True) as server:
+    with WebServer(files, listing=True, bucket="bucket") as server:
         server.rate = rate
         server.routes["api/models/"] = server.routes["org/"] = hub
         server.routes["sent"] = lambda request: (200, {}, str(server.sent).encode())
@@ -78,14 +122,17 @@ def sent(url: str) -> int:
         return int(answer.read())
 
 
-def first_token(url: str, folder: str, script: str, root: Path) -> dict[str, float]:
+def first_token(url: str, folder: str, script: str, root: Path, peers: str) -> dict[str, float]:
     """Run one way; return the seconds to the first token and the bytes that travelled."""
     hub = {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    bucket = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    bucket |= {"AWS_DEFAULT_REGION": "us-east-1", "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"}
+    added = {"PYTHONPATH": peers} if peers and script in (TENSORIZER, RUNAI) else {}
     with tempfile.TemporaryDirectory(dir=root) as cache:
         before, began = sent(url), time.perf_counter()
         where = f"org/{folder}" if script is DOWNLOAD else f"{url}/{folder}/"
         command = [sys.executable, "-c", script, where]
-        environment = {**os.environ, **hub, "HF_HOME": cache}
+        environment = {**os.environ, **hub, **bucket, **added, "HF_HOME": cache}
         out = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         took = time.perf_counter() - began
     if out.returncode:
@@ -97,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rate", type=float, default=100e6, help="bytes a second")
+    parser.add_argument("--peers", default="", help="a folder with packages of peers")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -106,17 +154,19 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        make(root, options.layers)
+        ways = make(root, options.layers, options.peers)
         command = [sys.executable, __file__, "--serve", folder, "--rate", str(options.rate)]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             url = server.stdout.readline().strip()
             print(f"{options.rate / 1e6:.0f} MB/s\n{'':45}{'GB':>7}{'least s':>9}{'s':>8}{'ratio':>7}")
-            for way, (name, script) in WAYS.items():
+            for way, (name, script) in ways.items():
                 size = sum(path.stat().st_size for path in (root / name).iterdir())
-                found = first_token(url, name, script, root)
+                found = first_token(url, name, script, root, options.peers)
                 least = size / options.rate
                 results[way] = {**found, "size": size, "least": least}
+                if "bf16" in way and found["token"] != next(iter(results.values()))["token"]:
+                    sys.exit(f"{way}: another token")
                 print(f"{way:45}{size / 1e9:7.2f}{least:9.1f}{found['seconds']:8.1f}{found['seconds'] / least:7.2f}")
         finally:
             server.terminate()
