@@ -44,7 +44,7 @@ mutants: $(VENV)/.installed $(VENV)/.test
 # The servers' pins are their own business: a venv beside the others.
 s3: $(VENV)/.installed $(VENV)/.test $(VENV).s3/.installed
 	INGOT_MOTO_SERVER=$(VENV).s3/bin/moto_server INGOT_WEED=$(VENV).s3/bin/weed \
-		$(PYTEST) tests/interop/test_s3_servers.py
+		$(PYTEST) --must-run tests/interop/test_s3_servers.py
 
 $(VENV).s3/.installed:
 	$(PYTHON) -m venv $(VENV).s3
@@ -57,13 +57,13 @@ arm64: $(VENV)/.installed
 
 # From Debian: apt install nginx-light openssl.
 nginx: $(VENV)/.installed $(VENV)/.test
-	INGOT_NGINX=nginx $(PYTEST) tests/interop/test_nginx_server.py
+	INGOT_NGINX=nginx $(PYTEST) --must-run tests/interop/test_nginx_server.py
 
 # llama.cpp as llama-cpp-python's source archive has it: eight minutes of processor time, half of it on two. The folder
 # stays, so that an interrupted build goes on.
 LLAMA := llama-cpp-python==0.3.36
 interop-llama: $(VENV)/.installed $(VENV)/.test $(VENV).llama/.installed
-	INGOT_LLAMA_PYTHON=$(VENV).llama/bin/python $(PYTEST) -s tests/interop/test_llama_cpp.py
+	INGOT_LLAMA_PYTHON=$(VENV).llama/bin/python $(PYTEST) --must-run -s tests/interop/test_llama_cpp.py
 
 $(VENV).llama/.installed:
 	$(PYTHON) -m venv $(VENV).llama

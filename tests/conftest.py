@@ -22,6 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--must-run", action="store_true", help="fail where every test was skipped")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let no test depend on a terminal's width, and skip those with the marker ``models`` where the models are not."""
     os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers
@@ -29,8 +33,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(_WITHOUT_MODELS)
 
 
+def _nothing_ran(config: pytest.Config) -> bool:
+    """Whether every test was skipped where some must run; False in pytest-xdist's workers, which see some only."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return bool(config.getoption("--must-run")) and reporter is not None and "passed" not in reporter.stats
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail where tests were asked for by name, and none of them ran."""
+    if exitstatus == pytest.ExitCode.OK and _nothing_ran(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say at the end how much was not tested for want of the models, whatever else is summed up."""
+    if _nothing_ran(terminalreporter.config):
+        terminalreporter.write_line("NOTHING WAS TESTED: expected some of these tests to run", red=True, bold=True)
     count = sum(_WITHOUT_MODELS in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     if count:
         terminalreporter.write_line(f"{count} tests {_WITHOUT_MODELS}", yellow=True, bold=True)
