@@ -52,9 +52,12 @@ class PackedReader:
             self._reader.skip(size)
             self._at += size
             return made, False
-        if not reused:
-            self._buffer = np.empty(0, np.uint8)
-        return self.next(rows), True
+        if reused:
+            return self.next(rows), True
+        self._buffer = np.empty(0, np.uint8)
+        found = self.next(rows)
+        self._buffer = np.empty(0, np.uint8)
+        return found, True
 
     def _whole(self, size: int) -> Array | None:
         """Return the next bytes where they lie in memory, or are made for whoever asks; None if they are to be read."""
