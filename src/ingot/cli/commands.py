@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 import typer.main
 
+from ingot.cli.help import help_briefly
 from ingot.core.registry import Registry
 
 
@@ -22,6 +23,7 @@ class Commands(Registry[Any]):
         command.rich_help_panel = PANEL_OF[name]
         for each in (command, *getattr(command, "commands", {}).values()):
             convert_lightly(each)
+            help_briefly(each)
         return command
 
 

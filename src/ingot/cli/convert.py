@@ -14,6 +14,7 @@ from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.cli.tables import line
 from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.options import LIMITS
 
 EPILOG = (
     "Examples:\n\n"
@@ -40,7 +41,10 @@ def command(
         bool, typer.Option("--dry-run", help="Show which rule hits which tensor and the resulting size; write nothing.")
     ] = False,
     plan_out: Annotated[
-        str | None, typer.Option(help="Write the plan as JSON to this file, for `ingot run-plan`; convert nothing.")
+        str | None,
+        typer.Option(
+            help="Write the plan as JSON to this file, for `ingot run-plan`; convert nothing.", rich_help_panel=LIMITS
+        ),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,

@@ -25,6 +25,7 @@ from ingot.cli.commands import COMMANDS, convert_lightly
 from ingot.cli.output import print_json, reader_may_leave
 from ingot.cli.tables import line
 from ingot.cli.welcome import welcome
+from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, printable
 
 
@@ -152,8 +153,16 @@ def _failure(error: Exception) -> Failure | None:
         return None
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context else "ingot"
-    text = printable(" ".join(describe().split())).rstrip(".")
+    text = printable(_described(error, describe())).rstrip(".")
     return Failure(int(code), "cli.usage", f"{text}; see `{command} --help` [cli.usage]")
+
+
+def _described(error: Exception, text: str) -> str:
+    """Return what the parser says in one line; of an option that is not there, which one may have been meant."""
+    name, near = getattr(error, "option_name", None), getattr(error, "possibilities", None)
+    if isinstance(name, str) and near:
+        return f"no such option: {name}{did_you_mean(name, near)}"
+    return " ".join(text.split())
 
 
 def _report(failure: Failure, json: bool, label: str = "error: ") -> int:

@@ -36,6 +36,9 @@ class _Foreign:
         return (not self.suffixes or name.endswith(self.suffixes)) and not name.endswith(self.but)
 
 
+CUT_OFF = "was the file cut off? download or copy it again"
+"""What formats advise whose file ends before what its header tells of."""
+
 ZIP = b"PK\x03\x04"
 LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 """How a file begins that torch before 1.6 wrote: its magic number, pickled."""

@@ -132,7 +132,7 @@ def _foreign_suffix(name: str) -> bool:
 
 def _unknown_suffix(where: str, suffix: str) -> UsageError:
     written = (FORMATS[name] for name in FORMATS if not isinstance(FORMATS[name], LastResort))
-    known = [suffix for format in written for suffix in format.suffixes]
+    known = list(dict.fromkeys(suffix for format in written for suffix in format.suffixes))
     near = did_you_mean(suffix.lower(), known) if suffix else ""
     return UsageError(
         f"expected a file name ending in {', '.join(known)}{near}, or a folder, whose name may end in a slash; found "

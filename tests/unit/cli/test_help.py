@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from ingot.cli.commands import PANEL_OF
-from ingot.cli.main import app
+from ingot.cli.main import app, run
 
 
 def commands(group: typer.core.TyperGroup, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -42,3 +42,34 @@ def test_commands_are_listed_by_what_they_are_for(monkeypatch: pytest.MonkeyPatc
         row = next(index for index, line in enumerate(lines) if line.startswith(f"│ {name} "))
         head = next(line for line in reversed(lines[:row]) if line.startswith("╭"))
         assert head.strip("╭─╮ ") == panel
+
+
+@pytest.mark.parametrize("name", ["convert", "patch", "diff"])
+def test_help_fits_a_screen_and_names_every_option(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = (CliRunner().invoke(app, [name, option]) for option in ("--help", "--help-all"))
+    assert short.exit_code == whole.exit_code == 0
+    assert len(short.stdout.splitlines()) <= 60
+    assert max(map(len, whole.stdout.splitlines())) <= 80
+    command = GROUP.commands[name]
+    for parameter in command.params:
+        flag = max(parameter.opts, key=len)
+        assert not flag.startswith("-") or (flag in short.stdout and flag in whole.stdout)
+    hidden = [item for item in command.params if getattr(item, "rich_help_panel", None)]
+    assert hidden
+    assert all(f"│ {max(item.opts, key=len)} " not in short.stdout.replace("│    ", "│ ") for item in hidden)
+    assert not any(item.hidden for item in hidden)  # completion tells of all
+
+
+def test_convert_s_help_is_that_of_a_common_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(CliRunner().invoke(app, ["convert", "--help"]).stdout.splitlines()) <= 45
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(("convret",), "convert"), (("convert", "--recip"), "--recipe"), (("recipes", "itn4"), "int4")],
+)
+def test_what_may_have_been_meant(words: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(list(words)) == 2
+    assert meant in capsys.readouterr().err.split("id you mean")[1].partition("?")[0]

@@ -10,6 +10,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UsageError
+from ingot.formats.foreign import CUT_OFF
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n"
 
@@ -120,3 +121,14 @@ def test_what_is_no_path_is_answered(
         ingot.open(path)
     assert caught.value.rule == rule
     assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [12, 10_000])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.gguf", "m.zt", "m.squizd"])
+def test_half_downloads_are_told_as_such(model: Path, tmp_path: Path, name: str, kept: int) -> None:
+    file = tmp_path / name
+    ingot.convert(model, file, keep_names=True)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(IngotError) as caught:
+        ingot.open(file)
+    assert CUT_OFF in str(caught.value)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import FormatError
+from ingot.formats.foreign import CUT_OFF
 from ingot.model.bytesource import ByteSource
 from ingot.model.ranges import read_bytes
 
@@ -118,7 +119,7 @@ class Cursor:
         if end > self.size:
             raise FormatError(
                 "gguf.truncated",
-                f"expected {end} bytes of header or more, found a file of {self.size}",
+                f"expected {end} bytes of header or more, found a file of {self.size}; {CUT_OFF}",
                 where=self.name,
             )
         if end > MAX_HEADER:

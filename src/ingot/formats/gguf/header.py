@@ -13,6 +13,7 @@ from typing import Any
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.foreign import CUT_OFF
 from ingot.formats.gguf.carry import MAX_NAME, MAX_RANK
 from ingot.formats.gguf.cursor import Cursor
 from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT
@@ -213,6 +214,6 @@ def _laid(entries: Mapping[str, Entry], alignment: int, header: int, size: int, 
         expected = -(-end // alignment) * alignment
     if entries and start + end > size:
         raise FormatError(
-            "gguf.data", f"expected {start + end} bytes for all tensors, found a file of {size}", where=name
+            "gguf.data", f"expected {start + end} bytes for all tensors, found a file of {size}; {CUT_OFF}", where=name
         )
     return start, start + end

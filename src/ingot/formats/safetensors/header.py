@@ -19,6 +19,7 @@ from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.errors import FormatError
+from ingot.formats.foreign import CUT_OFF
 
 MAX_HEADER = 100_000_000
 PREFIX = 8
@@ -186,10 +187,10 @@ def _check_layout(entries: Mapping[str, Entry], buffer_length: int, where: str) 
             )
         position = end
     if position != buffer_length:
-        reason = "the file is truncated" if position > buffer_length else "bytes follow the last tensor"
+        reason = CUT_OFF if position > buffer_length else "bytes follow the last tensor"
         raise FormatError(
             "safetensors.data-length",
-            f"expected {position} bytes of data, found {buffer_length}: {reason}",
+            f"expected {position} bytes of data, found {buffer_length}; {reason}",
             where=where,
         )
 

@@ -45,7 +45,7 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
             except UsageError as error:
                 raise FormatError(
                     "safetensors.index-missing-shard",
-                    f"expected the shard {shard[:200]!r}: {error.message}",
+                    f"expected the shard {shard[:200]!r}: {error.message}; was the download complete?",
                     where=name,
                 ) from error
         notes = _check_against(files, weight_map, name)

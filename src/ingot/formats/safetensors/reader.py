@@ -9,6 +9,7 @@ from ingot.core import manifest_digest
 from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
+from ingot.formats.foreign import CUT_OFF
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -78,7 +79,8 @@ def _header_length(source: ByteSource, name: str) -> int:
     if length > limit:
         raise FormatError(
             "safetensors.header-length",
-            f"expected a header of at most {limit} bytes, found {length}: truncated, or no safetensors file",
+            f"expected a header of at most {limit} bytes, found {length}: no safetensors file, or "
+            f"a part of one; {CUT_OFF}",
             where=name,
         )
     return length

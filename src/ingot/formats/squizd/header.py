@@ -7,6 +7,7 @@ from math import isfinite
 
 from ingot.core.checksums import fnv1a64
 from ingot.errors import FormatError
+from ingot.formats.foreign import CUT_OFF
 from ingot.formats.squizd.layout import (
     HEADER,
     INDEX_ENTRY,
@@ -41,7 +42,9 @@ def read_header(source: ByteSource) -> tuple[Header, Notes]:
         raise FormatError("squizd.magic", f"expected the file to begin with {MAGIC!r}, found {magic!r}", where=where)
     if source.size < HEADER:
         raise FormatError(
-            "squizd.truncated", f"expected a header of {HEADER} bytes, found {source.size} bytes", where=where
+            "squizd.truncated",
+            f"expected a header of {HEADER} bytes, found {source.size} bytes; {CUT_OFF}",
+            where=where,
         )
     header = Header.unpack(read_bytes(source, 0, HEADER))
     if header.version != VERSION:
@@ -124,7 +127,7 @@ def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], No
         raise FormatError(
             "squizd.truncated",
             f"expected a layer index of {header.layer_count} entries ({size} bytes) behind the header, found a file of "
-            f"{source.size} bytes",
+            f"{source.size} bytes; {CUT_OFF}",
             where=source.name,
         )
     index = unpack_index(read_bytes(source, HEADER, size))
@@ -136,7 +139,8 @@ def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], No
         if entry.offset > source.size or entry.length > source.size - entry.offset:
             raise FormatError(
                 "squizd.layer-out-of-bounds",
-                f"expected a block in the file of {source.size} bytes, found {entry.length} bytes at {entry.offset}",
+                f"expected a block in the file of {source.size} bytes, found {entry.length} bytes at {entry.offset}; "
+                f"{CUT_OFF}",
                 where=where,
             )
         if not entry.length:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.errors import FormatError
+from ingot.formats.foreign import CUT_OFF
 from ingot.formats.wdelta.header import Entry
 from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, head_size
 from ingot.model.bytesource import ByteSource
@@ -64,7 +65,7 @@ class _Head:
         if len(piece) != size:
             raise FormatError(
                 "wdelta.record-out-of-bounds",
-                "expected the head of a record, found the end of the payload: the file was cut off",
+                "expected the head of a record, found the end of the payload; " + CUT_OFF,
                 where=self._where,
             )
         self.position += size

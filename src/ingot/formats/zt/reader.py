@@ -12,6 +12,7 @@ from ingot.core.encodings import ENCODINGS
 from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
+from ingot.formats.foreign import CUT_OFF
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
 from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
 from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logical_dtype
@@ -91,10 +92,12 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
     if head != MAGIC:
         raise refuse("zt.header-magic", f"expected the file to begin with {MAGIC!r}, found {head!r}")
     if source.size < len(MAGIC) + 1 + FOOTER:
-        raise refuse("zt.truncated", f"expected at least {len(MAGIC) + 1 + FOOTER} bytes, found {source.size}")
+        raise refuse(
+            "zt.truncated", f"expected at least {len(MAGIC) + 1 + FOOTER} bytes, found {source.size}; {CUT_OFF}"
+        )
     size, magic = struct.unpack("<Q8s", read_bytes(source, source.size - FOOTER, FOOTER))
     if magic != MAGIC:
-        raise refuse("zt.footer-magic", f"expected the file to end with {MAGIC!r}, found {magic!r}; is it cut off?")
+        raise refuse("zt.footer-magic", f"expected the file to end with {MAGIC!r}, found {magic!r}; {CUT_OFF}")
     if size > MAX_MANIFEST:
         raise refuse("zt.manifest-too-large", f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}")
     if size > source.size - FOOTER - len(MAGIC):

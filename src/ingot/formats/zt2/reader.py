@@ -10,6 +10,7 @@ from ingot.core.encodings import ENCODED
 from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
+from ingot.formats.foreign import CUT_OFF
 from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, LEAST, MAGIC, MAX_MANIFEST, VERSION, Footer
 from ingot.formats.zt2.manifest import Blob, Manifest, Object, label, parse, stated
@@ -42,15 +43,13 @@ def read_footer(source: ByteSource) -> Footer:
         return FormatError(rule, message, where=source.name)
 
     if source.size < LEAST:
-        raise refuse("zt2.truncated", f"expected at least {LEAST} bytes, found {source.size}")
+        raise refuse("zt2.truncated", f"expected at least {LEAST} bytes, found {source.size}; {CUT_OFF}")
     head = read_bytes(source, 0, len(MAGIC))
     if head != MAGIC:
         raise refuse("zt2.header-magic", f"expected the file to begin with {MAGIC!r}, found {head!r}")
     footer = Footer.unpack(read_bytes(source, source.size - FOOTER, FOOTER))
     if footer.magic != MAGIC:
-        raise refuse(
-            "zt2.footer-magic", f"expected the file to end with {MAGIC!r}, found {footer.magic!r}; is it cut off?"
-        )
+        raise refuse("zt2.footer-magic", f"expected the file to end with {MAGIC!r}, found {footer.magic!r}; {CUT_OFF}")
     if footer.version != VERSION:
         raise UnsupportedError(
             f"expected container version {VERSION}, found {footer.version}; a newer Ingot may read it",

@@ -10,6 +10,7 @@ from ingot.core.options import about
 from ingot.ops.options import (
     DIGEST,
     IO,
+    LIMITS,
     MAX_DECOMPRESSED,
     MAX_RAM,
     OVERWRITE,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
     from ingot.recipes.recipe import Recipe
 
+_ROUNDING = "Rounding"
+_TARGET = "The target"
 _PRUNING = "Pruning"
 _ATTACHMENTS = "Beside the weights"
 
@@ -32,9 +35,13 @@ _ATTACHMENTS = "Beside the weights"
 class ConvertOptions:
     """A conversion: what, where to, and how."""
 
-    src: AnyPath = field(metadata=about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True))
+    src: AnyPath = field(metadata=about("A file or folder in any format, or org/name.", argument=True, metavar="SRC"))
     dst: AnyPath = field(
-        metadata=about("File name with a format's suffix, or a folder (companion files travel along).", argument=True)
+        metadata=about(
+            "A file, its format by the suffix, or a folder, where companions travel along.",
+            argument=True,
+            metavar="DST",
+        )
     )
     recipe: AnyPath | Recipe | None = field(
         default=None, metadata=about("Preset (see `ingot recipes`) or TOML file; default: keep as stored.")
@@ -46,9 +53,11 @@ class ConvertOptions:
     resume: bool = field(default=False, metadata=RESUME)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
     _: KW_ONLY
-    allow_requantize: bool = field(default=False, metadata=about("Quantize tensors that are quantized already."))
+    allow_requantize: bool = field(
+        default=False, metadata=about("Quantize tensors that are quantized already.", panel=_ROUNDING)
+    )
     strict_recipe: bool = field(
-        default=False, metadata=about("Fail if a rule of the recipe, or --importance, has no effect.")
+        default=False, metadata=about("Fail if a rule of the recipe, or --importance, has no effect.", panel=_ROUNDING)
     )
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     threads: int | None = field(default=None, metadata=THREADS)
@@ -56,32 +65,37 @@ class ConvertOptions:
     container: int | str | None = field(
         default=None,
         metadata=about(
-            "Version of the target: 1 or 2 of .zt, gemm or gemv of AWQ, stream or planes of GPTQ; default the first."
+            "Version of the target: 1 or 2 of .zt, gemm or gemv of AWQ, stream or planes of GPTQ; default the first.",
+            panel=_TARGET,
         ),
     )
     max_shard: int | str | None = field(
         default=None,
         metadata=about(
-            "Largest shard, such as 2GB; default in folders 5GB of safetensors, one file of GGUF.", "--max-shard-size"
+            "Largest shard, such as 2GB; default in folders 5GB of safetensors, one file of GGUF.",
+            "--max-shard-size",
+            panel=_TARGET,
         ),
     )
     overlay: AnyPath | None = field(
         default=None,
         metadata=about(
             "Name what this file, in the folder of DST, has already instead of storing it again. For .zt of container "
-            "2."
+            "2.",
+            panel=_TARGET,
         ),
     )
     tp: int | None = field(
         default=None,
         metadata=about(
             "Write so many folders, DST/rank0 and on, each with a rank's slices for tensor parallelism, as vLLM and "
-            "Megatron cut."
+            "Megatron cut.",
+            panel=_TARGET,
         ),
     )
-    verify: bool = field(default=True, metadata=about("Check the source's digests."))
+    verify: bool = field(default=True, metadata=about("Check the source's digests.", panel=LIMITS))
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
-    measure: bool = field(default=True, metadata=about("Measure the error of lossy tensors."))
+    measure: bool = field(default=True, metadata=about("Measure the error of lossy tensors.", panel=_ROUNDING))
     prune: float | None = field(
         default=None,
         metadata=about("Leave out this share (0 to 1) of each feed-forward network's channels.", panel=_PRUNING),
@@ -109,14 +123,16 @@ class ConvertOptions:
         default=None,
         metadata=about(
             "Checkpoint of activation norms, a vector per matrix, that say what errors of its columns weigh; for "
-            "recipes that make palettes or search ggml's blocks."
+            "recipes that make palettes or search ggml's blocks.",
+            panel=_ROUNDING,
         ),
     )
     calibration: AnyPath | None = field(
         default=None,
         metadata=about(
             "Statistics that `ingot calibrate` took of this model, or an importance matrix of llama.cpp, for recipes "
-            "with a quantizer; without it the model is calibrated on samples of its own."
+            "with a quantizer; without it the model is calibrated on samples of its own.",
+            panel=_ROUNDING,
         ),
     )
     draft: AnyPath | None = field(
@@ -151,7 +167,8 @@ class ConvertOptions:
         default=False,
         metadata=about(
             "Between a model's folder and GGUF, leave names, order of rows and files as they are; else they become "
-            "those of the other side where the architecture is known."
+            "those of the other side where the architecture is known.",
+            panel=_TARGET,
         ),
     )
     metadata: Mapping[str, Any] = field(

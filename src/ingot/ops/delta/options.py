@@ -10,6 +10,7 @@ from ingot.core.options import about
 from ingot.ops.options import (
     DIGEST,
     IO,
+    LIMITS,
     MAX_DECOMPRESSED,
     MAX_RAM,
     OVERWRITE,
@@ -63,9 +64,9 @@ class DiffOptions:
     digest: Digest | None = field(default="crc32c", metadata=DIGEST)
     threads: int | None = field(default=None, metadata=THREADS)
     io: str = field(default="pread", metadata=IO)
-    verify: bool = field(default=True, metadata=about("Check the sources' digests."))
+    verify: bool = field(default=True, metadata=about("Check the sources' digests.", panel=LIMITS))
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
-    measure: bool = field(default=True, metadata=about("Measure the error of what is not exact."))
+    measure: bool = field(default=True, metadata=about("Measure the error of what is not exact.", panel=LIMITS))
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     resume: bool = field(default=False, metadata=RESUME)
 
