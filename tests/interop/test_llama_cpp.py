@@ -9,6 +9,7 @@ every type. That nothing else differs is shown by the same weights, decoded by u
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -165,6 +166,29 @@ def test_texts_are_cut_into_the_same_tokens(tmp_path: Path) -> None:
     found = ask(tmp_path, *(["tokens", tmp_path / "x.gguf", tmp_path / name] for name in texts))
     tokenizer = load_tokenizer(BASE)
     assert found == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts.values()]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "no prefix", "unigram"])
+def test_what_sentencepiece_trained_is_cut_alike(tmp_path: Path, kind: str) -> None:
+    """A folder with ``tokenizer.model`` alone: the package's own tokens, a space before the text as it was trained."""
+    package = pytest.importorskip("sentencepiece")
+    text = (MODELS / "heldout_prose.txt").read_text()
+    written = io.BytesIO()
+    unigram = kind == "unigram"
+    settings = {"model_type": "unigram"} if unigram else {"model_type": "bpe", "normalization_rule_name": "identity"}
+    package.SentencePieceTrainer.train(
+        sentence_iterator=iter(text[:20_000].splitlines()), model_writer=written, vocab_size=600, minloglevel=2,
+        byte_fallback=not unigram, remove_extra_whitespaces=unigram, add_dummy_prefix=kind != "no prefix", **settings,
+    )  # fmt: skip
+    model = cut(tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").write_text("{}")
+    (model / "tokenizer.model").write_bytes(written.getvalue())
+    ingot.convert(model, tmp_path / "x.gguf")
+    wanted = text[20_000:30_000] + " caf\u00e9 \u4e2d\u6587\n  x"
+    (tmp_path / "text").write_text(wanted)
+    own = package.SentencePieceProcessor(model_proto=written.getvalue())
+    assert ask(tmp_path, ["tokens", tmp_path / "x.gguf", tmp_path / "text"]) == [own.encode(wanted)]
 
 
 def test_its_own_quantizer_is_not_nearer(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ _MOST = 256 << 20  # a tokenizer with all that belongs to it
 
 
 class TemporaryFolder:
-    """Text files in a temporary folder, which goes with this or when it is closed; ``paths`` by name."""
+    """Small files in a temporary folder, which goes with this or when it is closed; ``paths`` by name."""
 
-    def __init__(self, files: Mapping[str, str]) -> None:
+    def __init__(self, files: Mapping[str, bytes]) -> None:
         folder = tempfile.mkdtemp(prefix="ingot-")
         self._remove = finalize(self, rmtree, folder, ignore_errors=True)
         self.paths: dict[str, str] = {}
-        for name, text in sorted(files.items()):
+        for name, data in sorted(files.items()):
             path = Path(folder) / name
-            path.write_bytes(text.encode())
+            path.write_bytes(data)
             self.paths[name] = str(path)
 
     def close(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
-Typed = dict[str, tuple[str, Any]]
+from ingot.ops.architectures.keys import Typed
 
 WPM, UGM = "bert", "t5"
 WORDPIECE, UNIGRAM = "WordPiece", "Unigram"
@@ -15,10 +16,11 @@ SPACE = "\u2581"
 """SentencePiece's mark of a space; what llama.cpp has before the beginning of a word, instead of ``##`` behind it."""
 _MORE = "##"
 _LONGEST = 100  # characters of a word that WordPiece looks at
-_CHARSMAP, _PREFIX, _SPACES = (
+CHARSMAP, PREFIX, SPACES = (
     f"tokenizer.ggml.{key}" for key in ("precompiled_charsmap", "add_space_prefix", "remove_extra_whitespaces")
 )
 _CUT = {"type": "WhitespaceSplit"}
+BYTES_LOST = "bytes of characters without a token: for Unigram llama.cpp has one token for all of them"
 
 
 def marked(text: str) -> str:
@@ -70,7 +72,7 @@ def unigram_to(tokenizer: Mapping[str, Any], count: int) -> tuple[Typed, list[st
     pieces, lost = tokenizer["model"]["vocab"], list[str]()
     scores = [float(score) for _, score in pieces] + [0.0] * (count - len(pieces))
     found: Typed = {"tokenizer.ggml.scores": ("array:f32", scores)}
-    steps, table, spaces = _steps(tokenizer.get("normalizer"), "normalizers"), None, False
+    steps, table, spaces = steps_of(tokenizer.get("normalizer"), "normalizers"), None, False
     for step in steps:
         if step.get("type") == "Precompiled" and isinstance(step.get("precompiled_charsmap"), str) and table is None:
             table = step["precompiled_charsmap"]
@@ -78,23 +80,24 @@ def unigram_to(tokenizer: Mapping[str, Any], count: int) -> tuple[Typed, list[st
             spaces = True
         else:
             lost.append(f"the normalizer {str(step.get('type'))[:40]}")
-    steps = _steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    steps = steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
     last = steps[-1] if steps else {}
     if last.get("type") != "Metaspace" or last.get("replacement") != SPACE or steps[:-1] not in ([], [_CUT]):
         lost.append("a pre-tokenizer that is not SentencePiece's")
     if table:
         try:
-            found[_CHARSMAP] = ("array:u8", list(base64.b64decode(table, validate=True)))
+            found[CHARSMAP] = ("array:u8", list(base64.b64decode(table, validate=True)))
         except (binascii.Error, ValueError):
             lost.append("a table of characters that is no base64")
-    found[_PREFIX] = ("bool", last.get("prepend_scheme", "always") != "never")
-    found[_SPACES] = ("bool", spaces or steps[:-1] == [_CUT])
+    found[PREFIX] = ("bool", last.get("prepend_scheme", "always") != "never")
+    found[SPACES] = ("bool", spaces or steps[:-1] == [_CUT])
+    lost += [BYTES_LOST] if tokenizer["model"].get("byte_fallback") is True else []
     return found, lost
 
 
 def are_scores(found: Any) -> bool:
-    """Whether this is a list of numbers."""
-    return isinstance(found, list) and all(isinstance(score, int | float) for score in found)
+    """Whether this is a list of finite numbers."""
+    return isinstance(found, list) and all(isinstance(score, int | float) and isfinite(score) for score in found)
 
 
 def unigram(metadata: Mapping[str, Any], texts: Sequence[str], unknown: int | None) -> dict[str, Any]:
@@ -102,14 +105,14 @@ def unigram(metadata: Mapping[str, Any], texts: Sequence[str], unknown: int | No
     scores: Any = metadata.get("tokenizer.ggml.scores")
     if not are_scores(scores) or len(scores) != len(texts):
         scores = [0.0] * len(texts)
-    table = metadata.get(_CHARSMAP)
+    table = metadata.get(CHARSMAP)
     normalizer = None
     if isinstance(table, list) and table and all(type(byte) is int and -128 <= byte < 256 for byte in table):
         text = base64.b64encode(bytes(byte & 255 for byte in table)).decode()
         normalizer = {"type": "Precompiled", "precompiled_charsmap": text}
-    scheme = "always" if metadata.get(_PREFIX, True) is not False else "never"
+    scheme = "always" if metadata.get(PREFIX, True) is not False else "never"
     space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": True}
-    cut = metadata.get(_SPACES) is True
+    cut = metadata.get(SPACES) is True
     return {
         "normalizer": normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_CUT, space]} if cut else space,
@@ -121,6 +124,7 @@ def unigram(metadata: Mapping[str, Any], texts: Sequence[str], unknown: int | No
     }  # fmt: skip
 
 
-def _steps(found: Any, key: str) -> list[Mapping[str, Any]]:
+def steps_of(found: Any, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer, which is one or has several under ``key``."""
     steps = found.get(key, [found]) if isinstance(found, Mapping) else []
     return [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []

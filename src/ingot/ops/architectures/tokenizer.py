@@ -9,22 +9,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.ops.architectures import pieces, pretokenizers
-from ingot.ops.architectures.pieces import UNIGRAM, WORDPIECE
+from ingot.ops.architectures.keys import (
+    ADD_BOS,
+    ADD_EOS,
+    BPE,
+    BYTE,
+    CONTROL,
+    ID,
+    IDS,
+    MERGES,
+    MODEL,
+    MOST,
+    NORMAL,
+    PRE,
+    SCORES,
+    SPM,
+    TEMPLATE,
+    TOKENS,
+    TYPES,
+    UNKNOWN,
+    UNUSED,
+    USER,
+    Typed,
+    ids_of,
+    settings_tokens,
+    stated_tokens,
+    text_of,
+)
+from ingot.ops.architectures.pieces import PREFIX, UNIGRAM, WORDPIECE
 
-Typed = dict[str, tuple[str, Any]]
-
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
-MODEL, PRE, TOKENS, TYPES = (f"tokenizer.ggml.{key}" for key in ("model", "pre", "tokens", "token_type"))
-SCORES, MERGES, ADD_BOS = (f"tokenizer.ggml.{key}" for key in ("scores", "merges", "add_bos_token"))
-TEMPLATE, _ID = "tokenizer.chat_template", "tokenizer.ggml.{}_token_id"
-BPE, SPM = "gpt2", "llama"
-_MOST = 1 << 22  # tokens
 _LONGEST = 256  # characters of a token that is taken for merged
-
-_IDS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "sep": "seperator", "mask": "mask"}
-"""Of ``tokenizer_config.json``, of llama.cpp, whose spelling this is."""
 _BERT = {key: f"[{key.upper()}]" for key in ("cls", "sep", "unk", "pad", "mask")}
-ADD_EOS = "tokenizer.ggml.add_eos_token"
 
 
 def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size: int) -> tuple[Typed, list[str]]:
@@ -53,7 +68,7 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
     added = [token for token in _listed(tokenizer.get("added_tokens")) if isinstance(token, Mapping)]
     tokens = vocab | {token["id"]: token.get("content") for token in added if type(token.get("id")) is int}
     count = max(size, 1 + max(tokens, default=-1))
-    if count > _MOST or any(number < 0 or not isinstance(text, str) for number, text in tokens.items()):
+    if count > MOST or any(number < 0 or not isinstance(text, str) for number, text in tokens.items()):
         return {}, ["a tokenizer with negative or too large ids, or with tokens that are no text"]
     special = {
         token["id"]: CONTROL if token.get("special") else USER for token in added if type(token.get("id")) is int
@@ -64,7 +79,7 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
     texts = [tokens.get(number, f"[PAD{number}]") for number in range(count)]
     types = [_type(number, texts[number], tokens, special, model, bytewise=bytewise) for number in range(count)]
     made, lost = _FORTH[str(kind)](tokenizer, settings, texts, types)
-    bos = _text(settings.get("bos_token" if kind != WORDPIECE else "cls_token"))
+    bos = text_of(settings.get("bos_token" if kind != WORDPIECE else "cls_token"))
     bos = _BERT["cls"] if bos is None and kind == WORDPIECE else bos
     made[ADD_BOS] = ("bool", _adds(tokenizer, bos, settings))
     if isinstance(settings.get("chat_template"), str):
@@ -79,7 +94,8 @@ def _bpe_to(
     merges = [_pair(merge) for merge in _listed(model.get("merges"))]
     if model.get("byte_fallback") is True:
         scores = ("array:f32", _scores(texts, merges))
-        return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores}, []
+        prefix = ("bool", _prefixes(tokenizer))
+        return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores, PREFIX: prefix}, []
     whole = model.get("ignore_merges") is True
     pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), whole=whole)
     joined = ("array:string", [" ".join(pair) for pair in merges])
@@ -95,50 +111,30 @@ def _wordpiece_to(
     real = [text for text, kind in zip(texts, types, strict=True) if kind != UNUSED]
     found: Typed = {MODEL: ("string", pieces.WPM), PRE: ("string", "default")}
     found[TOKENS] = ("array:string", [pieces.marked(text) for text in texts])
-    ids = {"cls": "bos", **{key: name for key, name in _IDS.items() if key in _BERT}}
-    return found | _ids_of({**_BERT, **_settings_tokens(settings)}, ids, texts), pieces.wordpiece_lost(tokenizer, real)
+    ids = {"cls": "bos", **{key: name for key, name in IDS.items() if key in _BERT}}
+    return found | ids_of({**_BERT, **settings_tokens(settings)}, ids, texts), pieces.wordpiece_lost(tokenizer, real)
 
 
 def _unigram_to(
     tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
 ) -> tuple[Typed, list[str]]:
     found, lost = pieces.unigram_to(tokenizer, len(texts))
-    eos = _text(settings.get("eos_token"))
+    eos = text_of(settings.get("eos_token"))
     found |= {MODEL: ("string", pieces.UGM), PRE: ("string", "default")}
     found[ADD_EOS] = ("bool", eos is not None and _adds(tokenizer, eos, {}, last=True))
-    found |= _ids_of(_settings_tokens(settings), _IDS, texts)
+    found |= ids_of(settings_tokens(settings), IDS, texts)
     unknown = tokenizer["model"].get("unk_id")
     if type(unknown) is int and 0 <= unknown < len(texts):
-        found[_ID.format("unknown")] = ("u32", unknown)
+        found[ID.format("unknown")] = ("u32", unknown)
     return found, lost
 
 
 _FORTH = {"BPE": _bpe_to, WORDPIECE: _wordpiece_to, UNIGRAM: _unigram_to}
 
 
-def _settings_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens that ``tokenizer_config.json`` names."""
-    texts = {key: _text(settings.get(f"{key}_token")) for key in (*_IDS, "cls")}
-    return {key: text for key, text in texts.items() if text is not None}
-
-
-def _ids_of(tokens: Mapping[str, str], names: Mapping[str, str], texts: Sequence[str]) -> Typed:
-    place = {text: number for number, text in reversed(list(enumerate(texts)))}
-    return {
-        _ID.format(name): ("u32", place[tokens[key]])
-        for key, name in names.items()
-        if key in tokens and tokens[key] in place
-    }
-
-
 def _is_piece(piece: Any) -> bool:
     pair = isinstance(piece, list) and len(piece) == 2 and isinstance(piece[0], str)
     return pair and isinstance(piece[1], int | float) and not isinstance(piece[1], bool)
-
-
-def _text(token: Any) -> str | None:
-    found = token.get("content") if isinstance(token, Mapping) else token
-    return found if isinstance(found, str) else None
 
 
 def _type(
@@ -196,23 +192,37 @@ def _adds(tokenizer: Mapping[str, Any], token: Any, settings: Mapping[str, Any],
     return settings.get("add_bos_token") is True
 
 
-def to_files(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what cannot be said in them."""
+def _prefixes(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether a space is put before a text, by one of the two steps that can do that."""
+    before = pieces.steps_of(tokenizer.get("normalizer"), "normalizers")
+    cut = pieces.steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    spaces = [step for step in cut if step.get("type") == "Metaspace"]
+    return any(step.get("type") == "Prepend" for step in before) or any(
+        step.get("prepend_scheme", "always") != "never" for step in spaces
+    )
+
+
+def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tuple[dict[str, Any], list[str]]:
+    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what cannot be said in them.
+
+    ``stated``: the ``tokenizer_config.json`` that the file was made with, where it keeps that.
+    """
     texts, types, kind = metadata.get(TOKENS), metadata.get(TYPES), metadata.get(MODEL)
     if not isinstance(texts, list) or not texts or kind not in _BACK or not all(isinstance(t, str) for t in texts):
         return {}, [f"a tokenizer of model {str(kind)[:40]}"] if kind is not None else []
     types = types if isinstance(types, list) and len(types) == len(texts) else [NORMAL] * len(texts)
     texts = [pieces.unmarked(text) for text in texts] if kind == pieces.WPM else texts
+    known = stated_tokens(stated)
     added = [
         {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": kind_of != USER}
+         "special": kind_of != USER, **_flags(known.get(number, {}), text)}
         for number, (text, kind_of) in enumerate(zip(texts, types, strict=True))
         if kind_of in (UNKNOWN, CONTROL, USER)
     ]  # fmt: skip
     vocab = {text: number for number, text in enumerate(texts) if types[number] != UNUSED}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    ids = {**_IDS, "cls": "bos"} if kind == pieces.WPM else _IDS
-    read: dict[str, Any] = {key: metadata.get(_ID.format(name)) for key, name in ids.items()}
+    ids = {**IDS, "cls": "bos"} if kind == pieces.WPM else IDS
+    read: dict[str, Any] = {key: metadata.get(ID.format(name)) for key, name in ids.items()}
     numbers: dict[str, int] = {
         key: number for key, number in read.items() if type(number) is int and 0 <= number < len(texts)
     }
@@ -223,14 +233,24 @@ def to_files(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         settings["add_bos_token"] = metadata[ADD_BOS]
     adds = metadata.get(ADD_BOS, kind == SPM) is True and "bos_token" in settings
     bos = (settings["bos_token"], numbers["bos"]) if adds else None
-    ends = "sep" if kind == pieces.WPM else "eos" if metadata.get(ADD_EOS) is True and kind == pieces.UGM else ""
+    ends = "sep" if kind == pieces.WPM else "eos" if metadata.get(ADD_EOS) is True else ""
     eos = (settings[f"{ends}_token"], numbers[ends]) if ends in numbers else None
+    if stated.get("legacy") is False:
+        settings["legacy"] = False
     made, lost = _BACK[str(kind)](metadata, vocab, settings)
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **made,
         "post_processor": _around(bos, eos),
     }  # fmt: skip
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, lost
+
+
+def _flags(token: Mapping[str, Any], text: str) -> dict[str, bool]:
+    """Return what is stated of how a token is looked for; of one of the same text."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return (
+        {key: token[key] for key in flags if isinstance(token.get(key), bool)} if token.get("content") == text else {}
+    )
 
 
 def _bytewise(
@@ -257,7 +277,7 @@ def _wordpiece(
 def _unigram(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    texts, unknown = metadata[TOKENS], metadata.get(_ID.format("unknown"))
+    texts, unknown = metadata[TOKENS], metadata.get(ID.format("unknown"))
     known = type(unknown) is int and 0 <= unknown < len(texts)
     return pieces.unigram(metadata, texts, unknown if known else None), []
 
@@ -269,10 +289,15 @@ def _sentences(
     count = max(vocab.values(), default=-1) + 1
     if not pieces.are_scores(scores) or len(scores) < count:
         scores = [0.0] * count
-    steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": pieces.SPACE}]
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
-    if prefix:
-        steps.insert(0, {"type": "Prepend", "prepend": pieces.SPACE})
+    prefix = metadata.get(PREFIX, True) is not False
+    first: list[dict[str, Any]] = [{"type": "Prepend", "prepend": pieces.SPACE}] if prefix else []
+    steps = [*first, {"type": "Replace", "pattern": {"String": " "}, "content": pieces.SPACE}]
+    normalizer: dict[str, Any] | None = {"type": "Sequence", "normalizers": steps}
+    once = None
+    if settings.get("legacy") is False:  # transformers' word: only what a text begins with gets a space
+        scheme = "first" if prefix else "never"
+        normalizer = None
+        once = {"type": "Metaspace", "replacement": pieces.SPACE, "prepend_scheme": scheme, "split": False}
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": pieces.SPACE}, "content": " "},
         {"type": "ByteFallback"}, {"type": "Fuse"},
@@ -281,8 +306,8 @@ def _sentences(
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     more = {"unk_token": settings.get("unk_token"), "fuse_unk": True, "byte_fallback": True}
     return {
-        "normalizer": {"type": "Sequence", "normalizers": steps},
-        "pre_tokenizer": None,
+        "normalizer": normalizer,
+        "pre_tokenizer": once,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _model(vocab, _merges(vocab, scores), more),
     }, []

@@ -23,10 +23,11 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
-from ingot.ops.architectures import companions, hyper, tokenizer
+from ingot.ops.architectures import companions, hyper
 from ingot.ops.architectures.apart import apart, has_parted, together
-from ingot.ops.architectures.companions import PREFIX, SETTINGS, TOKENIZER, WHOLE
+from ingot.ops.architectures.companions import PREFIX, TOKENIZER, WHOLE
 from ingot.ops.architectures.families import FAMILIES, Family, family_of
+from ingot.ops.architectures.keys import TEMPLATE
 from ingot.ops.architectures.names import Names
 from ingot.ops.architectures.translated import Translated
 from ingot.ops.views.dense import Change, add, change
@@ -92,13 +93,12 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
         known = f"llama.cpp's {family.arch} has no {', '.join(plan.unknown[:3])}"
         return Translated(own, [f"names stay as they are: {known}"])
     typed, lost = hyper.to_metadata(config, family, parted=parted)
-    settings = companions.parsed(files, SETTINGS)
     rows = next((checkpoint[old].shape[0] for old, new in plan.names.items() if new == _EMBEDDING), 0)
-    words, unsaid = (
-        tokenizer.to_metadata(companions.parsed(files, TOKENIZER), settings, rows) if TOKENIZER in files else ({}, [])
-    )
+    words, unsaid = companions.words(files, rows)
     if "chat_template.jinja" in files:
-        words.setdefault(tokenizer.TEMPLATE, ("string", files["chat_template.jinja"]))
+        words.setdefault(TEMPLATE, ("string", files["chat_template.jinja"]))
+    if TOKENIZER not in files:  # what SentencePiece trained knows less of special tokens than the model
+        words = {key: value for key, value in words.items() if key not in typed}
     kept = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
     metadata = with_values(carried(kept), {**typed, **words, **companions.to_metadata(files)})
     view = _stacked(checkpoint, plan)
