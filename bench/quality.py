@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 import ingot
-from ingot.adapters.evaluate import evaluate
 from ingot.recipes.load import parse_recipe
 
 RULE = """
@@ -60,7 +59,7 @@ def main() -> None:
             recipe, target = parse_recipe(text, where="bench/quality.py"), folder / "model"
             more = {"calibration": statistics} if quantizer else {}
             ingot.convert(given.model, target, recipe, overwrite=True, **more)
-            scored = evaluate(target, given.text, reference=given.model)
+            scored = ingot.evaluate(target, given.text, reference=given.model)
             print(f"{label:48} {quantizer:12} {bits:6.3f} {scored.kl:9.5f} {scored.perplexity:11.3f}", flush=True)
             found.append({"grid": label, "quantizer": quantizer, "bits": bits, "kl": scored.kl})
     if given.json:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ingot import views as views
     from ingot.adapters.calibrate import calibrate as calibrate
     from ingot.adapters.compressed import load_compressed_model as load_compressed_model
+    from ingot.adapters.evaluate import evaluate as evaluate
     from ingot.adapters.transformers import load_model as load_model
     from ingot.errors import IngotError as IngotError
     from ingot.model.checkpoint import Checkpoint as Checkpoint
@@ -46,6 +47,7 @@ _NAMES = {
     "compare": "ingot.ops.check.compare",
     "convert": "ingot.ops.convert.convert",
     "diff": "ingot.ops.delta.diff",
+    "evaluate": "ingot.adapters.evaluate",
     "execute": "ingot.ops.convert.planfile",
     "load_compressed_model": "ingot.adapters.compressed",
     "load_model": "ingot.adapters.transformers",
@@ -69,6 +71,7 @@ __all__ = [
     "compare",
     "convert",
     "diff",
+    "evaluate",
     "execute",
     "load_compressed_model",
     "load_model",

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ingot.adapters.eval_gate import Term, Verdict, judged, parse_gate, require_measured
+from ingot.adapters.eval_receipt import write_receipt
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
+from ingot.adapters.layer_errors import LayerError, LayerErrors, first_departing, of_layers
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
-from ingot.adapters.options import Loading, LoadOptions, Protocol
+from ingot.adapters.options import Loading, LoadOptions, Measures, Protocol
+from ingot.adapters.scores import Scores
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.core.bootstrap import Interval
 from ingot.core.extras import require
 from ingot.core.memory import peak_rss
+from ingot.core.progress import Progress
 from ingot.errors import UsageError
+from ingot.ops.check.receipt import require_place
 from ingot.stores.table import location_of, read_start
 
 # Read so many bytes of text for each token wanted: no tokenizer of text that people write needs more.
@@ -37,32 +46,50 @@ class Evaluation:
     the process's resident bytes, mapped files included, after the first pass and before a reference is loaded.
 
     Against the reference, None without one: ``kl`` is the mean over tokens of KL(reference || model) in nats,
-    ``agreement`` the share of tokens for which both find the same next token likeliest.
+    ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` where asked for; ``agreement`` the share of
+    tokens for which both find the same next token likeliest, ``top_k`` the share of the reference's likeliest tokens
+    that are among as many of the model's. ``perplexity_ratio`` is that of the model to that of the reference.
+
+    ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, of whatever text and tokenizer they are.
+    ``intervals`` are those of 95 % of figures, by name, over windows drawn again. ``layers`` are in the order in which
+    they run; ``departing`` is the first whose error is above ``departs``. ``gate`` has what each term found.
     """
 
     model: str
     text: str
     window: int
     sequences: int
+    tokens: str
     perplexity: float
     tokens_per_second: float
     peak_memory: int
     load: LoadReport
     reference: str | None = None
     reference_perplexity: float | None = None
+    perplexity_ratio: float | None = None
     kl: float | None = None
+    kl_median: float | None = None
+    kl_p99: float | None = None
+    kl_max: float | None = None
     agreement: float | None = None
+    top_k: float | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    layers: Sequence[LayerError] = ()
+    departs: float | None = None
+    departing: str | None = None
+    gate: Sequence[Verdict] = ()
+    receipt: str | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the model keeps to the gate; so it does where there is none."""
+        return all(verdict.met for verdict in self.gate)
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Sums over the windows read so far."""
+class _Passes:
+    """What the model's passes took."""
 
-    loss: float = 0.0
-    reference_loss: float = 0.0
-    kl: float = 0.0
-    same: int = 0
-    predictions: int = 0
     tokens: int = 0
     seconds: float = 0.0
     peak: int = 0
@@ -74,6 +101,7 @@ def evaluate(
     reference: AnyPath | None = None,
     protocol: Protocol | None = None,
     loading: Loading | None = None,
+    measures: Measures | None = None,
 ) -> Evaluation:
     """Score ``text`` with a model, and compare its predictions with those of ``reference``.
 
@@ -87,55 +115,93 @@ def evaluate(
         96 windows of 256 tokens in f32 by default. The reference is computed in the same type, never packed.
     loading : Loading, optional
         How both models are loaded.
+    measures : Measures, optional
+        What is measured beside perplexity, KL and agreement, and the gate.
 
     Raises
     ------
     UsageError
         ``eval.text``: no UTF-8, or fewer tokens than a window; ``eval.window``; ``eval.vocabulary``: the reference has
-        another vocabulary.
+        another vocabulary; ``eval.layers``: it has other layers; ``eval.reference``: none where one is needed;
+        ``eval.top-k``: more tokens than there are; ``eval.gate``: cannot be read, or names what is not measured.
     IngotError
         As ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
     torch = require("torch", EXTRA)
-    chosen, loading = protocol or Protocol(), loading or Loading()
+    chosen, loading, measures = protocol or Protocol(), loading or Loading(), measures or Measures()
+    terms = _terms(measures, compared=reference is not None)
+    if measures.receipt:
+        require_place(path)
     reports: list[LoadReport] = []
     wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
     model = load_model(replace(wanted, report=reports.append))
     _require_window(model, chosen.window)
+    _require_tokens(model, measures.top_k)
     folder = path if loading.model_dir is None else loading.model_dir
     windows = read_windows(load_tokenizer(folder), text, chosen).to(model.device)
     require_vocabulary(model, windows)
-    if reference is not None:
-        wanted = replace(wanted, path=reference, keep_packed=False)
-    sums = _scored(torch, model, windows, None if reference is None else wanted)
-    compared = reference is not None
-    return Evaluation(
+    other = None if reference is None else replace(wanted, path=reference, keep_packed=False)
+    passes, scores, layers = _scored(torch, model, windows, other, measures)
+    figures: dict[str, Any] = scores.figures()
+    result = Evaluation(
         model=location_of(path),
         text=location_of(text),
         window=chosen.window,
         sequences=len(windows),
-        perplexity=_exp(sums.loss / sums.predictions),
-        tokens_per_second=sums.tokens / max(sums.seconds, 1e-9),
-        peak_memory=sums.peak,
+        tokens=f"sha256:{hashlib.sha256(windows.cpu().numpy().astype('<i8').tobytes()).hexdigest()}",
+        tokens_per_second=passes.tokens / max(passes.seconds, 1e-9),
+        peak_memory=passes.peak,
         load=reports[0],
         reference=None if reference is None else location_of(reference),
-        reference_perplexity=_exp(sums.reference_loss / sums.predictions) if compared else None,
-        kl=sums.kl / sums.predictions if compared else None,
-        agreement=sums.same / sums.predictions if compared else None,
+        intervals=scores.intervals(measures.resamples, measures.seed),
+        layers=layers,
+        departs=measures.departs if layers else None,
+        departing=first_departing(layers, measures.departs),
+        gate=judged(terms, figures | of_layers(layers), {"perplexity": figures.get("perplexity_ratio", math.nan)}),
+        **figures,
     )
+    if not measures.receipt:
+        return result
+    return replace(result, receipt=write_receipt(result, path, text, reference, chosen, measures))
 
 
-def _scored(torch: Any, model: Any, windows: Any, reference: LoadOptions | None) -> _Sums:
+def _terms(measures: Measures, *, compared: bool) -> list[Term]:
+    """Return the gate's terms; refuses what is asked for and cannot be measured."""
+    if measures.compares and not compared:
+        raise UsageError(
+            "expected a model to compare with for KL, top-k and layers, found none: add --reference",
+            rule="eval.reference",
+        )
+    if measures.gate is None:
+        return []
+    terms, measured = parse_gate(measures.gate), {"perplexity", "kl", "agreement"}
+    if measures.kl:
+        measured |= {"kl_median", "kl_p99", "kl_max"}
+    if measures.top_k is not None:
+        measured.add("top_k")
+    if measures.per_layer:
+        measured |= {"layer_error", "layer_cosine"}
+    require_measured(terms, measured, reference=compared)
+    return terms
+
+
+def _scored(
+    torch: Any, model: Any, windows: Any, reference: LoadOptions | None, measures: Measures
+) -> tuple[_Passes, Scores, list[LayerError]]:
     """Read all windows by the model, and by the reference, which is loaded once the model's memory is known."""
-    sums, batches = _Sums(), _batches(windows, vocabulary(model))
+    scores = Scores(reference is not None, measures.top_k, measures.kl)
+    passes, batches = _Passes(), _batches(windows, 1 if measures.per_layer else _together(model, windows))
+    progress = Progress(windows.numel(), measures.progress)
     first = next(batches)
     with torch.inference_mode():
-        _timed(model, first, _Sums())  # warms up, and shows what memory it takes
-        sums.peak = peak_rss()
+        _timed(model, first, _Passes())  # warms up, and shows what memory it takes
+        passes.peak = peak_rss()
         other = None if reference is None else _reference(reference, windows.shape[1], vocabulary(model))
+        errors = LayerErrors(model, other) if measures.per_layer else None
         for batch in (first, *batches):
-            _score(torch, model, other, batch, sums)
-    return sums
+            _score(model, other, batch, passes, scores, errors)
+            progress.advance(batch.numel(), "windows")
+    return passes, scores, [] if errors is None else errors.errors()
 
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
@@ -180,22 +246,34 @@ def _reference(options: LoadOptions, window: int, size: int) -> Any:
     return model
 
 
-def _batches(windows: Any, vocabulary: int) -> Iterator[Any]:
-    step = max(1, _LOGITS // (windows.shape[1] * max(1, vocabulary)))
+def _require_tokens(model: Any, top_k: int | None) -> None:
+    if top_k is not None and top_k > vocabulary(model):
+        raise UsageError(
+            f"expected a top-k of at most {vocabulary(model)} tokens, which the model knows, found {top_k}",
+            rule="eval.top-k",
+        )
+
+
+def _together(model: Any, windows: Any) -> int:
+    """Return how many windows pass through the model together: one, where its logits take much."""
+    return max(1, _LOGITS // (int(windows.shape[1]) * max(1, vocabulary(model))))
+
+
+def _batches(windows: Any, step: int) -> Iterator[Any]:
     for start in range(0, len(windows), step):
         yield windows[start : start + step]
 
 
-def _timed(model: Any, batch: Any, sums: _Sums) -> Any:
-    """Return the logits for all tokens but the last of each window: f32 [predictions, vocabulary]."""
+def _timed(model: Any, batch: Any, passes: _Passes) -> Any:
+    """Return the logits for all tokens but the last of each window: f32 [windows, predictions, vocabulary]."""
     wait = _waiting(batch.device)
     wait()
     began = time.perf_counter()
     logits = model(input_ids=batch, use_cache=False).logits
     wait()
-    sums.seconds += time.perf_counter() - began
-    sums.tokens += batch.numel()
-    return logits[:, :-1].float().flatten(0, 1)
+    passes.seconds += time.perf_counter() - began
+    passes.tokens += batch.numel()
+    return logits[:, :-1].float()
 
 
 def _waiting(device: Any) -> Callable[[], object]:
@@ -207,22 +285,13 @@ def _waiting(device: Any) -> Callable[[], object]:
     return partial(of_kind.synchronize) if device.type == "mps" else partial(of_kind.synchronize, device)
 
 
-def _score(torch: Any, model: Any, other: Any, batch: Any, sums: _Sums) -> None:
-    """Add one batch of windows to the sums, a window's worth of distributions at a time."""
-    logits, targets = _timed(model, batch, sums), batch[:, 1:].flatten()
-    expected = None if other is None else _timed(other, batch.to(other.device), _Sums()).to(logits.device)
-    functional = torch.nn.functional
-    for start in range(0, len(targets), batch.shape[1]):
-        span = slice(start, start + batch.shape[1])
-        log_probs = functional.log_softmax(logits[span], -1)
-        sums.loss += float(functional.nll_loss(log_probs, targets[span], reduction="sum"))
-        if expected is not None:
-            wanted = functional.log_softmax(expected[span], -1)
-            sums.reference_loss += float(functional.nll_loss(wanted, targets[span], reduction="sum"))
-            sums.kl += float(functional.kl_div(log_probs, wanted, reduction="sum", log_target=True))
-            sums.same += int((log_probs.argmax(-1) == wanted.argmax(-1)).sum())
-    sums.predictions += len(targets)
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+def _score(model: Any, other: Any, batch: Any, passes: _Passes, scores: Scores, errors: LayerErrors | None) -> None:
+    """Read one batch of windows, and score it a window at a time."""
+    with nullcontext() if errors is None else errors.model_runs():
+        logits = _timed(model, batch, passes)
+    wanted = None
+    if other is not None:
+        with nullcontext() if errors is None else errors.reference_runs():
+            wanted = _timed(other, batch.to(other.device), _Passes()).to(logits.device)
+    for index, targets in enumerate(batch[:, 1:]):
+        scores.add(logits[index], targets, None if wanted is None else wanted[index])

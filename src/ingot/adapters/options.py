@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.options import about
@@ -12,6 +13,7 @@ from ingot.ops.options import AnyPath
 
 if TYPE_CHECKING:
     from ingot.adapters.load_report import LoadReport
+    from ingot.core.progress import ProgressCallback
 
 MOST_DRAFTED = 7
 """The most tokens that are proposed at a time: kernels of packed weights take eight rows in 16 bits."""
@@ -108,6 +110,67 @@ class Protocol:
                 f"expected a window of at least 2 tokens and 1 sequence, found {self.window} and {self.sequences}",
                 rule="eval.window",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What is measured beside perplexity, and what it must keep to."""
+
+    kl: bool = field(
+        default=False,
+        metadata=about("How KL(reference || model) spreads over the tokens: median, 99 %, largest; with --reference."),
+    )
+    top_k: int | None = field(
+        default=None,
+        metadata=about(
+            "Share of the reference's N likeliest tokens that are among the model's N likeliest.", metavar="N", least=1
+        ),
+    )
+    per_layer: bool = field(
+        default=False,
+        metadata=about(
+            "Cosine and relative error of every layer's output against the reference's; which departs first."
+        ),
+    )
+    departs: float = field(
+        default=0.1,
+        metadata=about("Relative error above which a layer's output departs from the reference's.", metavar="SHARE"),
+    )
+    resamples: int = field(
+        default=1000,
+        metadata=about(
+            "Resamples of the windows that the intervals of 95 % are made from; 0: none.", least=0, metavar="N"
+        ),
+    )
+    seed: int = field(default=0, metadata=about("Of the resamples.", least=0, metavar="N"))
+    gate: str | None = field(
+        default=None,
+        metadata=about(
+            "What the model must keep to, such as kl<0.02,ppl<1.01x (of the reference's); exit code 1 if it does not.",
+            metavar="TERMS",
+        ),
+    )
+    receipt: bool = field(
+        default=False, metadata=about("Write what was measured beside or into the model's file; inspect shows it.")
+    )
+    progress: ProgressCallback | None = field(
+        default=None, metadata=about("Called with a ProgressEvent, tokens in place of bytes.", command=False)
+    )
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.departs) and self.departs > 0):
+            raise UsageError(f"expected a relative error above 0, found {self.departs!r}", rule="eval.departs")
+        if self.resamples < 0 or not 0 <= self.seed < 1 << 32 or (self.top_k is not None and self.top_k < 1):
+            raise UsageError(
+                f"expected resamples of at least 0, a seed from 0 to {(1 << 32) - 1} and a top-k of at least 1, found "
+                f"{self.resamples}, {self.seed} and {self.top_k}",
+                rule="eval.option",
+            )
+
+    @property
+    def compares(self) -> bool:
+        """Whether any of these needs a reference."""
+        return self.kl or self.per_layer or self.top_k is not None
 
 
 @dataclass(frozen=True, slots=True)

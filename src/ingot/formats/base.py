@@ -38,8 +38,9 @@ class Catalog:
     ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds;
     ``features`` are those that decide on the kernels that could run the file, where its format knows such.
     ``manifest_digest`` tells whether the file has a digest of its header or manifest, which then was right; None where
-    its format has no place for one, or covers the header otherwise. ``called`` are names that recipes go by for tensors
-    whose own tell nothing, as graphs have them.
+    its format has no place for one, or covers the header otherwise. ``receipt`` is the text of the file's own
+    (``model.receipt``), which is no metadata: nothing that is made of the file takes it along. ``called`` are names
+    that recipes go by for tensors whose own tell nothing, as graphs have them.
     """
 
     tensors: Mapping[str, Tensor]
@@ -53,6 +54,7 @@ class Catalog:
     features: Flags | None = None
     check_whole: Callable[[], None] | None = None
     manifest_digest: bool | None = None
+    receipt: str | None = None
     called: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,6 +122,14 @@ class LateMetadata(Protocol):
     def amend(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata that the writer was made with; any time before ``finish``."""
         ...
+
+
+@runtime_checkable
+class CarriesReceipt(Protocol):
+    """A format whose files can be given a receipt while every byte of their tensors stays where it is."""
+
+    def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
+        """Return how many of the file's first bytes stay, and the bytes that follow them in one with this receipt."""
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from ingot.errors import IngotError
 from ingot.formats.foreign import WEIGHT_SUFFIXES
 from ingot.formats.table import FORMATS
 from ingot.model.bytesource import Target
+from ingot.model.receipt import SUFFIX as RECEIPTS
 from ingot.model.seal import SUFFIX as SEALS
 from ingot.model.store import Listing, Store, copy_file
 from ingot.stores.table import locate
@@ -78,7 +79,7 @@ def _take(companions: Companions, name: str, listing: Listing, store: Store) -> 
         companions.left.setdefault(_WEIGHTS, []).append(name)
     elif last in listing.outside:
         companions.left.setdefault(_LINK, []).append(name)
-    elif last.endswith(SEALS):
+    elif last.endswith((SEALS, RECEIPTS)):
         return  # of a file that stays behind
     elif last in listing.files:
         path = store.local_path(name)

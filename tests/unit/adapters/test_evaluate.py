@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import ingot
 from ingot.adapters import evaluate as evaluate_module
+from ingot.adapters.eval_gate import judged, parse_gate
 from ingot.adapters.evaluate import evaluate
 from ingot.adapters.generate import generate
-from ingot.adapters.options import Protocol
+from ingot.adapters.layer_errors import LayerError, LayerErrors, first_departing, of_layers
+from ingot.adapters.options import Measures, Protocol
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.cli.main import run
+from ingot.core.bootstrap import interval
 from ingot.demo.tokenizer import Tokenizer
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UsageError
 from ingot.testing.models import make
 
 SHORT = Protocol(window=64, sequences=3)
@@ -81,7 +86,7 @@ def test_evaluation_of_a_model_with_itself(demo: Path) -> None:
 
 
 def test_evaluation_by_hand(demo: Path, small: Path) -> None:
-    found = evaluate(small, demo / "heldout.txt", demo, SHORT)
+    found = evaluate(small, demo / "heldout.txt", demo, SHORT, measures=Measures(kl=True, top_k=5))
     text = (demo / "heldout.txt").read_text(encoding="utf-8")
     windows = torch.tensor(load_tokenizer(demo)(text).input_ids[: 3 * 64]).reshape(3, 64)
     with torch.inference_mode():
@@ -90,8 +95,19 @@ def test_evaluation_by_hand(demo: Path, small: Path) -> None:
         )
     losses = -scores.gather(-1, windows[:, 1:, None]).squeeze(-1)
     assert found.perplexity == pytest.approx(math.exp(losses.mean(1).mean()), rel=1e-5)
-    assert found.kl == pytest.approx(float((wanted.exp() * (wanted - scores)).sum(-1).mean()), rel=1e-3)
+    assert found.perplexity_ratio == pytest.approx(found.perplexity / (found.reference_perplexity or 0))
+    each = (wanted.exp() * (wanted - scores)).sum(-1)
+    assert found.kl == pytest.approx(float(each.mean()), rel=1e-3)
+    assert found.kl_median == pytest.approx(float(each.quantile(0.5)), rel=1e-2)
+    assert found.kl_p99 == pytest.approx(float(each.quantile(0.99)), rel=1e-2)
+    assert found.kl_max == pytest.approx(float(each.max()), rel=1e-2)
     assert found.agreement == pytest.approx(float((scores.argmax(-1) == wanted.argmax(-1)).double().mean()))
+    ours, theirs = (values.flatten(0, 1).topk(5).indices.tolist() for values in (scores, wanted))
+    shared = [len(set(a) & set(b)) / 5 for a, b in zip(ours, theirs, strict=True)]
+    assert found.top_k == pytest.approx(sum(shared) / len(shared))
+    for name in ("perplexity", "kl", "agreement", "top_k", "perplexity_ratio"):
+        low, high = found.intervals[name]
+        assert low <= getattr(found, name) <= high
 
 
 def test_packed_evaluates_like_decoded(demo: Path, small: Path) -> None:
@@ -120,7 +136,7 @@ def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     monkeypatch.setattr(evaluate_module.time, "perf_counter", lambda: told.append("clock") or 0.0)
     if kind != "cpu":
         monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda device=None: told.append(device))
-    evaluate_module._timed(model, Batch(), evaluate_module._Sums())
+    evaluate_module._timed(model, Batch(), evaluate_module._Passes())
     waited = [] if kind == "cpu" else [None if kind == "mps" else Batch.device]
     assert told == [*waited, "clock", "model", *waited, "clock"]
 
@@ -172,3 +188,150 @@ def test_commands(demo: Path, small: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(["eval", str(small), *options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sequences"] == 2
     assert run(["eval", str(small / "model.zt"), "--text", "/nowhere/text"]) != 0
+
+
+# What is measured against a reference --------------------------------------------------------------------------------
+
+
+def test_layers_by_hand_and_the_first_that_departs(demo: Path, tmp_path: Path) -> None:
+    with ingot.open(demo) as checkpoint:
+        arrays = {name: tensor.numpy() for name, tensor in checkpoint.items()}
+    hurt = next(name for name in arrays if "layers.2." in name and name.endswith("down_proj.weight"))
+    arrays[hurt] = -4 * arrays[hurt]
+    ingot.save(tmp_path / "hurt" / "", arrays, {"format": "pt"}, format="safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "hurt" / name).write_bytes((demo / name).read_bytes())
+    found = evaluate(tmp_path / "hurt", demo / "heldout.txt", demo, SHORT, measures=Measures(per_layer=True))
+    errors = {each.layer: each for each in found.layers}
+    assert found.departing == "model.layers.2"
+    assert [errors[f"model.layers.{index}"].error for index in (0, 1)] == [0, 0]
+    assert errors["model.layers.1"].cosine == 1
+    windows = torch.tensor(
+        load_tokenizer(demo)((demo / "heldout.txt").read_text(encoding="utf-8")).input_ids[: 3 * 64]
+    ).reshape(3, 64)
+    with torch.inference_mode():
+        y, r = (
+            load_model(path, dtype="f32")(windows, output_hidden_states=True).hidden_states[3].double()
+            for path in (tmp_path / "hurt", demo)
+        )
+    assert errors["model.layers.2"].error == pytest.approx(float(((y - r).norm(dim=-1) / r.norm(dim=-1)).mean()), 1e-4)
+    cosine = float(torch.nn.functional.cosine_similarity(y, r, dim=-1).mean())
+    assert errors["model.layers.2"].cosine == pytest.approx(cosine, 1e-4)
+    assert [*errors][:: len(errors) - 1] == ["model.embed_tokens", "lm_head"]
+
+
+def test_a_layer_without_numbers_departs() -> None:
+    layers = [LayerError("a", 1.0, 0.0), LayerError("b", math.nan, math.nan)]
+    assert first_departing(layers, 0.1) == "b"
+    assert not judged(parse_gate("layer_error<9"), of_layers(layers), {})[0].met
+
+
+@pytest.mark.parametrize(
+    ("gate", "met"),
+    [
+        ("kl<0.02", True),
+        ("kl<0.01", False),
+        (" ppl <= 1.05x , agreement>97%", True),
+        ("ppl<1.04x", False),
+        ("ppl<21", True),
+        ("agreement>=0.99", False),
+        ("kl<-1e-3", False),
+    ],
+)
+def test_gates(gate: str, met: bool) -> None:
+    figures = {"perplexity": 20.0, "kl": 0.015, "agreement": 0.98}
+    assert all(verdict.met for verdict in judged(parse_gate(gate), figures, {"perplexity": 1.05})) is met
+
+
+@pytest.mark.parametrize(
+    "gate",
+    ["", "kl", "kl<", "kl<0.02,", "kl=0.02", "kl<1.2.3", "kl<nan", "kl<1e999", "loss<2", "kl<2x", "kl<0.1;ppl<2"],
+)
+def test_gates_that_cannot_be_read(gate: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_gate(gate)
+    assert caught.value.rule == "eval.gate"
+
+
+@pytest.mark.parametrize(
+    ("measures", "reference", "rule"),
+    [
+        (Measures(gate="kl<0.1"), False, "eval.gate"),
+        (Measures(gate="ppl<1.1x"), False, "eval.gate"),
+        (Measures(gate="kl_p99<0.1"), True, "eval.gate"),
+        (Measures(gate="layer_error<0.1", kl=True), True, "eval.gate"),
+        (Measures(gate="top_k>0.1"), True, "eval.gate"),
+        (Measures(kl=True), False, "eval.reference"),
+        (Measures(per_layer=True), False, "eval.reference"),
+        (Measures(top_k=1_000_000), True, "eval.top-k"),
+    ],
+)
+def test_what_cannot_be_measured(demo: Path, measures: Measures, reference: bool, rule: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        evaluate(demo, demo / "heldout.txt", demo if reference else None, SHORT, measures=measures)
+    assert caught.value.rule == rule
+
+
+def test_a_reference_of_other_layers_is_refused() -> None:
+    def stack(count: int) -> Any:
+        config = transformers.LlamaConfig(
+            vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=count, num_attention_heads=2
+        )
+        return transformers.LlamaForCausalLM(config)
+
+    with pytest.raises(UsageError) as caught:
+        LayerErrors(stack(1), stack(2))
+    assert caught.value.rule == "eval.layers"
+
+
+# Intervals -----------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_cover_what_was_drawn_from() -> None:
+    """Of 200 means of 40 numbers, about 95 % have the mean that they were drawn from within."""
+    random, within = np.random.default_rng(1), 0
+    for _ in range(200):
+        sums = random.normal(3.0, 1.0, (40, 1))
+        found = interval(sums, lambda rows: rows[:, 0] / 40, 200, 7)
+        assert found is not None
+        within += found[0] <= 3.0 <= found[1]
+    assert 175 <= within <= 199
+
+
+def test_intervals_are_the_same_every_time_and_need_windows() -> None:
+    sums = np.arange(1000.0).reshape(500, 2)
+
+    def figure(rows: Any) -> Any:
+        return rows[:, 0] / rows[:, 1]
+
+    assert interval(sums, figure, 3000, 5) == interval(sums, figure, 3000, 5)
+    assert interval(sums, figure, 3000, 5) != interval(sums, figure, 3000, 6)
+    assert interval(sums[:1], figure, 100, 0) is None
+    assert interval(sums, figure, 0, 0) is None
+    assert interval(np.full((5, 2), np.nan), figure, 9, 0) is None
+
+
+# Receipts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gate_and_a_receipt_by_command(demo: Path, small: Path, tmp_path: Path, capsys: Any) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(small, model)
+    with ingot.open(model) as checkpoint:
+        before = {name: [p.digest for p in tensor.parts.values()] for name, tensor in checkpoint.items()}
+    options = ["--text", str(demo / "heldout.txt"), "--window", "64", "--sequences", "3", "--reference", str(demo)]
+    assert run(["eval", str(model), *options, "--gate", "kl<9,ppl<9x", "--receipt", "--kl"]) == 0
+    assert "met" in capsys.readouterr().out
+    assert run(["eval", str(model), *options, "--gate", "kl<1e-9", "--receipt", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["gate"][0]["met"] is False
+    assert run(["eval", str(model), *options, "--gate", "what<1"]) == 2
+    capsys.readouterr()
+    assert run(["inspect", str(model), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["receipt"]  # the second took the place of the first
+    assert entry["figures"]["kl"] == found["kl"]
+    assert entry["of"]["reference"]["weights"].startswith("blake3:")
+    assert str(tmp_path) not in json.dumps(entry)
+    assert ingot.verify(model) == []
+    with ingot.open(model) as checkpoint:
+        assert before == {name: [p.digest for p in tensor.parts.values()] for name, tensor in checkpoint.items()}

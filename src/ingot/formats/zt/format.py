@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
 from ingot.formats.zt.layout import MAGIC, MAGIC_V0, MAGIC_V2
-from ingot.formats.zt.reader import read_catalog
+from ingot.formats.zt.reader import read_catalog, with_receipt
 from ingot.formats.zt.specs import file_size, refusal
 from ingot.formats.zt.writer import ZtWriter
 from ingot.model.artifact import Artifact
@@ -41,6 +41,9 @@ class ZtFormat(SingleFile):
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
         return read_catalog(source, name, verify=verify)
+
+    def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
+        return with_receipt(source, text)
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         return file_size(artifact.tensors, artifact.metadata, options.digest)

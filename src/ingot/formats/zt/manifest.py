@@ -6,6 +6,7 @@ Unknown fields are ignored, as the version policy asks. Where an optional field 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from ingot.core import cbor, manifest_digest
 from ingot.core.chunk_digests import StatedChunks, as_stated
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.zt.layout import VERSION
+from ingot.formats.zt.layout import MAGIC, MAX_MANIFEST, VERSION
 from ingot.model.layouts.ids import file_id
 from ingot.model.spec import TensorSpec
 
@@ -183,3 +184,25 @@ def build(objects: Mapping[str, Any], metadata: Mapping[str, Any], digest: str |
         return cbor.dumps(root)
     root[manifest_digest.KEY] = manifest_digest.stand_in(digest)
     return manifest_digest.fill_cbor(cbor.dumps(root), digest)
+
+
+def amended(data: bytes, more: Mapping[str, Any], digest: str | None) -> bytes:
+    """Return a manifest with more attributes, and a digest by the algorithm of the one that it states, if any."""
+    root = cbor.loads(data)
+    version, attributes = root.pop("version"), root.pop("attributes", None) or {}
+    root.pop(manifest_digest.KEY, None)
+    root = {"version": version, "attributes": {**attributes, **more}, **root}
+    if digest is None:
+        return cbor.dumps(root)
+    algorithm = digest.partition(":")[0]
+    root[manifest_digest.KEY] = manifest_digest.stand_in(algorithm)
+    return manifest_digest.fill_cbor(cbor.dumps(root), algorithm)
+
+
+def footed(manifest: bytes) -> bytes:
+    """Return a manifest with the footer behind it; ``UnsupportedError`` ``zt.manifest-too-large``."""
+    if len(manifest) > MAX_MANIFEST:
+        raise UnsupportedError(
+            f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}", rule="zt.manifest-too-large"
+        )
+    return manifest + struct.pack("<Q", len(manifest)) + MAGIC

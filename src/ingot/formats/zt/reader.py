@@ -14,13 +14,14 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
-from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
+from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, label, parse
 from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ids import codec_of
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, is_distant, read_bytes
+from ingot.model.receipt import KEY
 from ingot.model.tensor import Tensor
 
 _TAIL = 1 << 16
@@ -59,15 +60,31 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
             manifest_digest.check_cbor(data, manifest.ingot_digest, source.name)
         check_objects(source.name, manifest.objects)
         check_places(source.name, manifest.objects, start)
+    attributes = dict(manifest.attributes or {})
+    receipt = attributes.pop(KEY) if isinstance(attributes.get(KEY), str) else None
     return Catalog(
         tensors=tensors_of(source, manifest.objects, verify=verify),
-        metadata=manifest.attributes or {},
+        metadata=attributes,
         headers={name or source.name: data},
         sources=(source,),
         notes=tuple(_notes(manifest)),
         remarks=tuple(_remarks(manifest)),
         manifest_digest=manifest.ingot_digest is not None,
+        receipt=receipt,
     )
+
+
+def with_receipt(source: ByteSource, text: str) -> tuple[int, bytes]:
+    """Return the offset of the manifest, and a manifest that holds this receipt beside all it held, with the footer.
+
+    Errors as ``read_catalog``; ``UnsupportedError`` ``zt.manifest-too-large``.
+    """
+    start, size = manifest_span(source)
+    data = read_bytes(source, start, size)
+    digest = parse(data, source.name).ingot_digest
+    if digest is not None:
+        manifest_digest.check_cbor(data, digest, source.name)
+    return start, footed(amended(data, {KEY: text}, digest))
 
 
 def manifest_span(source: ByteSource) -> tuple[int, int]:

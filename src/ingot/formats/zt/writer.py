@@ -7,7 +7,6 @@ each. So the layout depends on the lengths alone, never on the order or the piec
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, stand_in
 from ingot.core.encodings import compress_frame
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UsageError
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
-from ingot.formats.zt.layout import FOOTER, MAGIC, MAX_MANIFEST, align, place
-from ingot.formats.zt.manifest import Blob, build, describe
+from ingot.formats.zt.layout import MAGIC, align, place
+from ingot.formats.zt.manifest import Blob, build, describe, footed
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
@@ -185,13 +184,9 @@ class ZtWriter:
         """Write the manifest and the footer, cut off whatever an earlier run left behind them, close."""
         self._order.finish()
         manifest = build(self._objects, self._metadata, self._digest)
-        if len(manifest) > MAX_MANIFEST:
-            raise UnsupportedError(
-                f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}",
-                rule="zt.manifest-too-large",
-            )
-        self._sink.write_at(self._tail, manifest + struct.pack("<Q", len(manifest)) + MAGIC)
-        self._sink.truncate(self._tail + len(manifest) + FOOTER)
+        ending = footed(manifest)
+        self._sink.write_at(self._tail, ending)
+        self._sink.truncate(self._tail + len(ending))
         self._sink.close()
         return [self._name]
 

@@ -13,6 +13,7 @@ from ingot.core.names import layer_of, role_of
 from ingot.model.features import Flags
 from ingot.model.report import Bytes, Shape, Table, Texts
 from ingot.model.store import Store
+from ingot.ops.check.receipt import receipt_of
 from ingot.ops.open import checkpoint_of, find, open_found
 from ingot.ops.remarks import remarks
 from ingot.targets.dispatch import details as dispatch_tables
@@ -55,7 +56,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A checkpoint from outside: sizes in bytes, every tensor, totals; ``notes`` on what it is beside what it looks."""
+    """A checkpoint from outside: sizes in bytes, every tensor, totals; ``notes`` on what it is beside what it looks.
+
+    ``receipt`` are the entries of its receipt: what was measured of it.
+    """
 
     path: str
     format: str
@@ -67,6 +71,7 @@ class Inspection:
     tensors: Sequence[TensorInfo]
     details: Sequence[Table] = ()
     notes: Texts = ()
+    receipt: Sequence[Mapping[str, Any]] = ()
 
     @property
     def elements(self) -> int:
@@ -102,6 +107,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
     try:
         checkpoint = checkpoint_of(source)
         files = sorted(source.catalog.headers)
+        receipt, fault = receipt_of(source)
         return Inspection(
             path=source.location,
             format=source.format.name,
@@ -112,7 +118,8 @@ def inspect_found(store: Store, name: str) -> Inspection:
             companions=sorted(checkpoint.companions),
             tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
             details=[*source.catalog.details(), *_dispatch(source.catalog.features)],
-            notes=[message for _, message in remarks(source)],
+            notes=[*(message for _, message in remarks(source)), *([f"receipt: {fault}"] if fault else [])],
+            receipt=[] if receipt is None else receipt.entries,
         )
     finally:
         source.close()

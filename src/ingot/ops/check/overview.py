@@ -14,6 +14,7 @@ from ingot.model.report import Column, Figure, Line, Report, Table, figures_of, 
 from ingot.model.store import Store
 from ingot.ops.check.inspect import Inspection, PartInfo, TensorInfo, inspect_found
 from ingot.ops.check.options import InspectOptions
+from ingot.ops.check.receipt import receipt_of, told
 from ingot.ops.codec_name import codec_name
 from ingot.ops.identity import content_id
 from ingot.ops.open import open_found, weights_of
@@ -55,8 +56,11 @@ def describe(options: InspectOptions, store: Store, name: str) -> Report:
         ``tensor.unknown``, and those of ``ingot.open``.
     """
     if options.content_id:
-        with weights_of(open_found(store, name)) as checkpoint:
-            return identity_report(location_of(options.path), content_id(checkpoint, progress=options.progress))
+        source = open_found(store, name)
+        with weights_of(source) as checkpoint:
+            receipt, _ = receipt_of(source)
+            identity = content_id(checkpoint, progress=options.progress)
+            return identity_report(location_of(options.path), identity, None if receipt is None else receipt.weights)
     found = inspect_found(store, name)
     if options.tensor is not None:
         return one_tensor(found, options.tensor)
@@ -74,6 +78,7 @@ def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, ever
         People get the tensors; each of them.
     """
     figures = [item for item in figures_of(found, "elements", "nbytes") if item.name not in ("tensors", "details")]
+    measured = [told(entry) for entry in found.receipt]
     delta, hidden = _delta(found)
     texts = [f"{key}: {str(value)[:160]}" for key, value in found.metadata.items() if key != hidden]
     figures += [
@@ -83,6 +88,7 @@ def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, ever
         Figure("bits", 8 * found.file_size / max(found.elements, 1), "bits", data=False),
         Figure("parted", len(found.files), "count", data=False),
         Figure("delta", delta, "texts", data=False),
+        Figure("measured", measured, "texts", data=False),
         Figure("described", texts, "texts", data=False),
     ]
     lines = [
@@ -93,6 +99,7 @@ def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, ever
     ]
     if found.companions:
         lines.append(Line("  companions: {companions}"))
+    lines.append(Line("  receipt: {item}", each="measured"))
     lines.append(Line("  note: {item}", each="notes"))
     shown = [_totals(found, key) for key in dict.fromkeys((by, "codec"))] + list(found.details)
     shown += [_tensors(found.tensors, every)] if tensors else []
@@ -117,9 +124,15 @@ def one_tensor(found: Inspection, name: str) -> Report:
     return Report(figures, lines, [table_of("parts", item.parts, PartInfo), Table("", columns, rows, data=False)])
 
 
-def identity_report(path: str, content_id: str) -> Report:
-    """Return the content id of a checkpoint."""
-    return Report([Figure("path", path), Figure("content_id", content_id)], [Line("{content_id}")])
+def identity_report(path: str, content_id: str, receipt: str | None = None) -> Report:
+    """Return the content id of a checkpoint, and whether its ``receipt`` is of the same one."""
+    figures, lines = [Figure("path", path), Figure("content_id", content_id)], [Line("{content_id}")]
+    if receipt is not None:
+        same = receipt == content_id
+        figures.append(Figure("receipt_fits", same, "flag"))
+        lines.append(Line("its receipt is of these weights" if same else "its receipt is of OTHER weights: {receipt}"))
+        figures.append(Figure("receipt", receipt[:160], data=False))
+    return Report(figures, lines)
 
 
 def _delta(found: Inspection) -> tuple[list[str], str | None]:
