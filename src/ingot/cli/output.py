@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -17,6 +17,8 @@ from ingot.core.progress import ProgressCallback, ProgressEvent
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]
+
+_FEW = 4  # workers that are shown one by one
 
 
 def print_json(value: Any) -> None:
@@ -90,6 +92,18 @@ def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallbac
             whole = f" of {size_text(event.total)}" if event.total else ""
             speed = bar.tasks[task].speed
             rate = f", {size_text(int(speed))}/s" if speed else ""
-            bar.update(task, completed=event.done, total=event.total, amount=f"{size_text(event.done)}{whole}{rate}")
+            amount = f"{size_text(event.done)}{whole}{rate}{_by_workers(event.rates)}"
+            bar.update(task, completed=event.done, total=event.total, amount=amount)
 
         yield show
+
+
+def _by_workers(rates: Mapping[str, float]) -> str:
+    """Say how fast workers are: each of a few, by their machines, or how far apart many are."""
+    if not rates:
+        return ""
+    if len(rates) <= _FEW:
+        each = ", ".join(f"{name} {size_text(int(rate))}/s" for name, rate in sorted(rates.items()))
+        return f" ({each})"
+    low, high = size_text(int(min(rates.values()))), size_text(int(max(rates.values())))
+    return f" ({len(rates)} workers, {low}/s to {high}/s each)"

@@ -85,6 +85,7 @@ class Staging:
         self.files = self.folder / "files"
         self.journal = self.folder / JOURNAL
         self._old = self.folder / "replaced"
+        self._parts = self.folder / "parts"
         self._open = True
         try:
             self._lock = _claim(self.folder, self.dst)
@@ -108,6 +109,18 @@ class Staging:
     def location(self) -> str:
         """What messages call the target."""
         return str(self.dst)
+
+    @property
+    def shared_files(self) -> str | None:
+        """The whole path of ``files`` where it lies beside the target, so that who sees the one sees the other."""
+        return str(self.files.absolute())
+
+    def share(self) -> str:
+        """Return the whole path or address of a folder beside the target, into which other processes may put files.
+
+        It goes when the staging folder does.
+        """
+        return str(self._parts.absolute())
 
     def require_room(self, nbytes: int, where: str = "") -> None:
         """Refuse an artifact of at least so many bytes for which the disk has no room, beside what is staged already.
@@ -238,44 +251,10 @@ class Staging:
             self._old.rename(self.dst)
 
     def _empty(self) -> None:
-        for folder in (self.files, self._old):
+        for folder in (self.files, self._old, self._parts):
             if folder.exists():
                 shutil.rmtree(folder)
         self.journal.unlink(missing_ok=True)
-
-
-class Joining(Staging):
-    """A place to write files that join those of an existing folder, where files of their names are replaced.
-
-    They appear one after the other, in the order in which they are named, each complete and all before it on disk. So
-    the last can be a sentinel that makes the others count: whoever is killed before leaves files that do not. The
-    staging folder lies in the folder itself, hidden.
-    """
-
-    def __init__(self, dst: str | os.PathLike[str], *, resume: bool = False) -> None:
-        super().__init__(dst, directory=True, overwrite=True, resume=resume)
-
-    def publish(self, names: Sequence[str]) -> Path:
-        """Flush the named files, move them into their folders in this order, remove the staging folder."""
-        self._require_open()
-        try:
-            self._flush(names)
-            for name, after in zip(names, (*names[1:], ""), strict=True):
-                target = self.dst / name
-                (self.files / name).replace(target)
-                if target.parent == self.dst or (self.dst / after).parent != target.parent:
-                    flush(target.parent)
-        except OSError as error:
-            raise write_error(error, str(self.dst)) from error
-        self.discard()
-        return self.dst
-
-    def _staged_in(self) -> Path:
-        return self.dst
-
-    def _check_target(self) -> None:
-        if not self.dst.is_dir():
-            raise UsageError("expected an existing folder", rule="target.not-a-folder", where=str(self.dst))
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, overwrite: bool = True) -> None:

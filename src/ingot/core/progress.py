@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,14 @@ class ProgressEvent:
         Bytes of input dealt with so far, and in all.
     item : str
         What is being worked on: a tensor or file name.
+    rates : mapping of str to float
+        Where several workers do the job: the bytes per second of each.
     """
 
     done: int
     total: int
     item: str = ""
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 ProgressCallback = Callable[[ProgressEvent], None]
@@ -44,11 +47,13 @@ class Progress:
         self.total = total
         self.done = done
         self._callback = callback
+        self._rates: Mapping[str, float] = {}
         self._guard = threading.Lock()
 
-    def advance(self, count: int, item: str = "") -> None:
-        """Add ``count`` bytes."""
+    def advance(self, count: int, item: str = "", rates: Mapping[str, float] | None = None) -> None:
+        """Add ``count`` bytes; ``rates`` are those of workers."""
         with self._guard:
             self.done += count
+            self._rates = rates or self._rates
             if self._callback is not None:
-                self._callback(ProgressEvent(self.done, self.total, item))
+                self._callback(ProgressEvent(self.done, self.total, item, self._rates))

@@ -14,13 +14,14 @@ from ingot.engine.pair import Diff
 from ingot.engine.route import Patch
 from ingot.engine.steps import Encode, Move, Repack
 from ingot.engine.work import Step
-from ingot.model.spec import TensorSpec
+from ingot.model.spec import PartSpec, TensorSpec
 
 _BYTES, _ARRAY, _FLOAT = "$bytes", "$array", "$float"
 
 
 def step_data(step: Step) -> dict[str, Any]:
     """Return a step as JSON takes it: its kind, what it reads, what it writes, and by which options."""
+    step = step.origin
     data = {"spec": spec_data(step.spec), "action": step.action, "rule": step.rule, "exact": step.exact}
     match step:
         case Move():
@@ -50,6 +51,13 @@ def spec_data(spec: TensorSpec) -> dict[str, Any]:
         "parts": [asdict(part) for part in spec.parts],
         "params": plain(spec.params),
     }
+
+
+def spec_of(data: Mapping[str, Any]) -> TensorSpec:
+    """Return the spec that ``spec_data`` was given; ``TypeError``, ``ValueError``, ``KeyError`` for anything else."""
+    parts = tuple(PartSpec(**part) for part in data["parts"])
+    shape = tuple(int(size) for size in data["shape"])
+    return TensorSpec(data["name"], shape, data["dtype"], data["codec"], parts, unplain(data["params"]))
 
 
 def plain(value: Any) -> Any:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from ingot.core.atomic import Staging
 from ingot.core.parallel import Workers
 from ingot.core.stats import ErrorStats
 from ingot.engine.data import step_data
+from ingot.engine.drive import Sink, drive
 from ingot.engine.frames import TensorSink
 from ingot.engine.journal import Journal, fingerprint, intact
-from ingot.engine.pipeline import Begin, Chunk, End, Pipeline, Watching, nothing
+from ingot.engine.pipeline import Begin, End, Pipeline, Watching, nothing
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
@@ -89,12 +90,14 @@ class Target:
     """Where a plan's files go: they are made in ``staging``, the weights under ``name``.
 
     ``beside`` gets where files are made and the names of the written ones, puts there what travels along, and returns
-    the names of that.
+    the names of that. ``kept`` are files in which other processes have written tensors, and the bytes of each that must
+    stay.
     """
 
     staging: Staging
     name: str
     beside: Callable[[bytesource.Target, Sequence[str]], Sequence[str]] = lambda target, written: ()
+    kept: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,8 @@ class _Run:
         self._journal = Journal(LocalTarget(staging.folder), fingerprint(identities, what))
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
-        self.files.cut(_ends(records))
+        ends = _ends(records)
+        self.files.cut(ends | {name: max(size, ends.get(name, 0)) for name, size in self._target.kept.items()})
         self._writer = self._restored(records)
         staging.require_room(plan.least)
         self._journal.start(records)
@@ -219,30 +223,16 @@ class _Run:
             self._journal.close()
 
     def _drive(self, pipeline: Pipeline) -> None:
-        """Take the pipeline's events in order and write."""
-        sink: TensorSink | None = None
-        error, advance = ErrorStats(), self._resources.progress.advance
+        """Write what comes out of the pipeline."""
         pending = self._resources.workers + 2
-        for event in pipeline.events():
-            if isinstance(event, Begin):
-                step = event.step
-                sink = TensorSink(
-                    self._writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending
-                )
-                error = ErrorStats()
-                advance(0, step.tensor.name)
-            elif isinstance(event, Chunk):
-                assert sink is not None
-                encoded = event.result.result()
-                sink.write(encoded.parts)
-                if encoded.settle is not None:
-                    encoded.settle()
-                error = error + (encoded.error or ErrorStats())
-                pipeline.done(event)
-                advance(event.in_bytes, "")
-            elif isinstance(event, End):
-                assert sink is not None
-                self._finished(event, sink.close(), error)
+
+        def opened(event: Begin) -> Sink:
+            written, step = event.running.written, event.step
+            if written is not None:
+                return _Restored(self._writer, written)
+            return TensorSink(self._writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
+
+        drive(pipeline, opened, self._finished, self._resources.progress.advance)
 
     def _finished(self, event: End, record: dict[str, Any], error: ErrorStats) -> None:
         nbytes, notes = sum(blob[2] for blob in record["blobs"]), event.running.notes()
@@ -274,6 +264,20 @@ class _Run:
             self.done.append(Done(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
             self._resources.progress.advance(step.in_bytes)
         return writer
+
+
+class _Restored:
+    """Takes no bytes: the tensor lies in its place already, as ``record`` says."""
+
+    def __init__(self, writer: FormatWriter, record: dict[str, Any]) -> None:
+        self._writer, self._record = writer, record
+
+    def write(self, parts: Mapping[str, Any]) -> None:
+        assert not parts
+
+    def close(self) -> dict[str, Any]:
+        self._writer.restore(self._record)
+        return self._record
 
 
 def _ends(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

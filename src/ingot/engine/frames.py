@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.core import encodings
 from ingot.core.dtypes import file_bytes
-from ingot.formats.base import FormatWriter
+from ingot.model.bytesource import Buffer
 from ingot.model.spec import TensorSpec
+
+
+class TensorWriter(Protocol):
+    """What takes a tensor's bytes; a ``FormatWriter`` is one."""
+
+    def begin(self, spec: TensorSpec) -> None: ...
+
+    def write(self, role: str, data: Buffer) -> None: ...
+
+    def end(self) -> dict[str, Any]: ...
 
 
 class TensorSink:
@@ -22,7 +32,7 @@ class TensorSink:
 
     Parameters
     ----------
-    writer : FormatWriter
+    writer : TensorWriter
         ``begin`` is called here, ``end`` by ``close``.
     spec : TensorSpec
     compress : bool
@@ -32,7 +42,7 @@ class TensorSink:
         Frames in flight at most.
     """
 
-    def __init__(self, writer: FormatWriter, spec: TensorSpec, *, compress: bool, pool: Executor, pending: int) -> None:
+    def __init__(self, writer: TensorWriter, spec: TensorSpec, *, compress: bool, pool: Executor, pending: int) -> None:
         self._writer = writer
         self._pool = pool
         self._limit = pending

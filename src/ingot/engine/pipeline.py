@@ -65,9 +65,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first event of a step."""
+    """The first event of a step, whose spec has what was learnt."""
 
     step: Step
+    running: Running
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class Pipeline:
         learnt = running.learn()
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
-        if not self._put(Begin(step)):
+        if not self._put(Begin(step, running)):
             return False
         for work, in_bytes in running.work(lambda: self._budget.take(shape.cost)):
             if self._stop.is_set() or not self._put(Chunk(self.pool.submit(work), in_bytes, shape.cost)):

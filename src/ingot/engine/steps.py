@@ -22,6 +22,7 @@ from ingot.engine.watch import RESULT, Watches
 from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
 from ingot.errors import CodecError, IngotError
 from ingot.model.part import StoredReader
+from ingot.model.slices import Skipping
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -187,6 +188,21 @@ class Encode(Step):
         per_row = self._cost_per_element(room.measured) * matrix[1]
         return cost.by_rows(matrix, per_row, cost.fixed_cost(tensor), room, step)
 
+    def pieces(self) -> tuple[int, int] | None:
+        """Return the rows, and the number at whose multiples they may be cut into pieces that several processes do.
+
+        None where they may not: what is learnt of all rows first, or encoded of all at once; what is compressed
+        afterwards, in frames across pieces; where a digest proves the source only as a whole.
+        """
+        tensor, encoder = self.tensor, self.encoder
+        whole = encoder.fit_passes or encoder.single_chunk or not CODECS[tensor.codec].streams
+        encoded = any(part.encoding != "raw" or part.length is None for part in self.spec.parts)
+        stored = any(part.encoding != "raw" or part.digest is not None for part in tensor.parts.values())
+        if whole or encoded or stored or not isinstance(CODECS[tensor.codec].reader(tensor), Skipping):
+            return None
+        rows, cols = matrix_of(tensor, encoder.codec)
+        return rows, row_step(CODECS[encoder.codec], encoder, cols)
+
     def _cost_per_element(self, measured: bool) -> float:
         """Bytes of memory per element of a chunk: source rows, stored source, outputs (twice: allocator), scratch."""
         outputs = self.out_bytes if self.encoder.single_chunk else 2 * self.out_bytes
@@ -221,17 +237,21 @@ class _Encoding(Running):
         tensor, shape = self.step.tensor, self.shape
         self.feeds = {point: watch.tensor(tensor.name) for point, watch in self.watches.items() if point == RESULT}
         share = tensor.nbytes / max(shape.rows, 1)
-        reader, start = CODECS[tensor.codec].reader(tensor), 0
-        while start < shape.rows or start == 0:
+        reader, start = CODECS[tensor.codec].reader(tensor), shape.first
+        if start:
+            assert isinstance(reader, Skipping)
+            reader.skip(start * shape.cols)
+        while start < shape.end or start == 0:
             if not take():
                 return
-            stop = min(start + shape.chunk_rows, shape.rows)
+            stop = min(start + shape.chunk_rows, shape.end)
             rows = scratch((stop - start, shape.cols), numpy_dtype(tensor.dtype))
             reader.read_into(rows)
             waits = [feed.take(rows) for feed in self.feeds.values()]
             yield partial(self._encode, rows, start, waits), int(stop * share) - int(start * share)
             start = max(stop, 1)
-        reader.finish()
+        if shape.last is None:
+            reader.finish()
 
     def _encode(self, rows: Array, start: int, waits: list[Future[None]]) -> Encoded:
         step, error = self.step, None

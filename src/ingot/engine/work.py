@@ -25,12 +25,22 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How a step's tensor is cut: ``rows`` of ``cols`` elements, ``chunk_rows`` at a time; bytes of budget each."""
+    """How a step's tensor is cut: ``rows`` of ``cols`` elements, ``chunk_rows`` at a time; bytes of budget each.
+
+    Of a step that is done in several pieces, one begins at row ``first`` and ends before row ``last``.
+    """
 
     rows: int
     cols: int
     chunk_rows: int
     cost: int
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The row to end before."""
+        return self.rows if self.last is None else self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,11 @@ class Step(ABC):
     exact: bool = True
 
     encodes_parts: ClassVar[bool] = True
+
+    @property
+    def origin(self) -> Step:
+        """The step that a plan has: this one, unless it stands for one that is done elsewhere."""
+        return self
 
     @property
     def in_bytes(self) -> int:
@@ -112,6 +127,11 @@ class Running(ABC):
 
     def learn(self) -> Mapping[str, Any] | None:
         """Make the passes that come before encoding; return the parameters that they complete."""
+        return None
+
+    @property
+    def written(self) -> dict[str, Any] | None:
+        """The writer's record of a tensor that another process has written in its place; asked after ``learn``."""
         return None
 
     @abstractmethod

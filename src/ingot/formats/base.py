@@ -133,6 +133,18 @@ class CarriesReceipt(Protocol):
 
 
 @runtime_checkable
+class Skips(FormatWriter, Protocol):
+    """A writer in which a tensor's place follows from the specs, so that several processes write one artifact.
+
+    Each writes some of the tensors into the same files and skips the others. One ``restore``s all, and finishes.
+    """
+
+    def skip(self, name: str) -> None:
+        """Pass over the next tensor, which another process writes. All lengths of its parts are known."""
+        ...
+
+
+@runtime_checkable
 class LooksInside(Protocol):
     """A format that reads into a folder to recognise it, because file names do not tell.
 

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ingot.core.atomic import Joining, atomic_write, flush
+from ingot.core.atomic import atomic_write, flush
+from ingot.core.joining import Joining
 from ingot.core.oserrors import write_error
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
-from ingot.core.atomic import Staging, atomic_write
+from ingot.core.atomic import Staging, atomic_write, flush
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
@@ -23,6 +23,7 @@ from ingot.model.store import Listing, Replaced, Store, checked_name
 from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
+from ingot.stores.scan import is_folder, is_regular, tree
 
 if TYPE_CHECKING:
     from ingot.stores.shared import SharedFolder
@@ -73,9 +74,9 @@ class LocalStore(Store):
         try:
             with os.scandir(path) as entries:
                 for entry in entries:
-                    if _is_regular(entry):
+                    if is_regular(entry):
                         files.append(entry.name)
-                    elif _is_folder(entry):
+                    elif is_folder(entry):
                         folders.append(entry.name)
                     if entry.is_symlink():
                         links.append(entry)
@@ -97,7 +98,7 @@ class LocalStore(Store):
 
     def tree(self, folder: str = "") -> Iterator[str]:
         """As ``Store.tree``; devices and links in a circle are named too."""
-        return _tree(str(self.local_path(folder)), f"{folder}/" if folder else "")
+        return tree(str(self.local_path(folder)), f"{folder}/" if folder else "")
 
     def open(self, name: str) -> ByteSource:
         """Open one regular file, without ever waiting for a fifo or device.
@@ -274,6 +275,14 @@ class LocalTarget:
         except OSError as error:
             raise write_error(error, str(self._folder)) from error
 
+    def flush(self, names: Iterable[str]) -> None:
+        """Wait until what this process wrote into these files is on disk."""
+        for name in names:
+            try:
+                flush(self._folder / checked_name(name, str(self._folder)))
+            except OSError as error:
+                raise write_error(error, str(self._folder)) from error
+
     def create(self, name: str) -> LocalSink:
         """Open ``name`` for writing, keeping bytes that are there; errors as ``LocalSink`` and ``store.escape``.
 
@@ -367,32 +376,3 @@ def _choose(io: str, folder: str) -> str:
     if io != "auto":
         return io
     return "pread" if is_network(folder) else "mmap"
-
-
-def _tree(folder: str, prefix: str) -> Iterator[str]:
-    try:
-        with os.scandir(folder) as scanned:
-            entries = sorted(scanned, key=lambda entry: entry.name)
-    except OSError as error:
-        raise read_error(error, folder) from error
-    if prefix and not entries:
-        yield prefix
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _tree(entry.path, f"{prefix}{entry.name}/")
-        else:
-            yield prefix + entry.name
-
-
-def _is_regular(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:  # a link in a circle
-        return False
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False

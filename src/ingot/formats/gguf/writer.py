@@ -181,6 +181,10 @@ class GgufWriter:
         self._order.restored(spec.name)
         self._done(file)
 
+    def skip(self, name: str) -> None:
+        """Pass over a tensor that another process writes."""
+        self._order.restored(name)
+
     def finish(self) -> list[str]:
         """Complete all files; return their names."""
         self._order.finish()

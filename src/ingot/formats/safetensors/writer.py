@@ -246,6 +246,10 @@ class SafetensorsWriter:
         for shard in self._shards:
             shard.amend(text)
 
+    def skip(self, name: str) -> None:
+        """Pass over a tensor that another process writes."""
+        self._order.restored(name)
+
     def finish(self) -> list[str]:
         """Complete all files, write the index if there are shards; return the names."""
         self._order.finish()

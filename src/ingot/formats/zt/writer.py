@@ -176,6 +176,12 @@ class ZtWriter:
         self._accept(spec, blobs)
         self._tail = tail
 
+    def skip(self, name: str) -> None:
+        """Pass over a tensor that another process writes: parts whose lengths are known."""
+        spec = self._order.expect(name)
+        _, self._tail = place(self._tail, [spec.parts[index].length or 0 for index in _layout_order(spec.parts)])
+        self._order.restored(name)
+
     def amend(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata: it goes into the manifest, which is written last."""
         self._metadata = dict(metadata)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ingot.core.config import CONFIG
 from ingot.core.options import takes
@@ -50,6 +51,9 @@ from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of
 
+if TYPE_CHECKING:
+    from ingot.ops.convert.cluster import Cluster
+
 
 @takes(ConvertOptions, "convert")
 def convert(options: ConvertOptions) -> ConvertReport:
@@ -69,6 +73,10 @@ def convert(options: ConvertOptions) -> ConvertReport:
         Nothing is left under the final name; with ``tp`` folders of ranks that are complete are.
     """
     started = time.perf_counter()
+    if options.engine != "local" or options.address is not None:
+        from ingot.ops.convert.cluster import require_engine
+
+        require_engine(options.engine, options.address)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
@@ -86,7 +94,19 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
             require_folder(options.dst, rank.size)
         if rank is not None and options.resume and is_there(prepared.place, prepared.plan, prepared.checkpoint):
             return _report(prepared, as_executed(prepared.plan, prepared.place))
-        return run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
+        cluster = _cluster(prepared, options)
+        return run(prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster)
+
+
+def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
+    """Return who does the steps where this process does not; errors as ``plan_json``."""
+    if options.engine == "local":
+        return None
+    from ingot.ops.convert.cluster import Cluster
+    from ingot.ops.convert.planfile import plan_json
+
+    plan = plan_json(prepared, options)
+    return Cluster(options.engine, options.address, options.max_ram, options.threads or 1, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +236,20 @@ def refuse_same(source: Source, target: Destination) -> None:
         )
 
 
-def run(prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool) -> ConvertReport:
-    """Execute a prepared conversion and tell what it did; errors as ``convert``."""
+def run(
+    prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool, cluster: Cluster | None = None
+) -> ConvertReport:
+    """Execute a prepared conversion, by a ``cluster`` or here, and tell what it did; errors as ``convert``."""
     place = prepared.place
     names = prepared.checkpoint.companions if place.directory else ()
     with stage(place, overwrite=overwrite, resume=resume, names=names) as staging:
         target = Target(staging, place.name, partial(_companions, prepared))
-        return _report(prepared, execute(prepared.plan, (prepared.checkpoint,), target, resources))
+        inputs = (prepared.checkpoint,)
+        if cluster is None:
+            return _report(prepared, execute(prepared.plan, inputs, target, resources))
+        from ingot.ops.convert.cluster import distribute
+
+        return _report(prepared, distribute(prepared.plan, inputs, target, resources, cluster))
 
 
 def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _ROUNDING = "Rounding"
 _TARGET = "The target"
 _PRUNING = "Pruning"
+_CLUSTER = "Many machines"
 _ATTACHMENTS = "Beside the weights"
 
 
@@ -174,6 +175,18 @@ class ConvertOptions:
     metadata: Mapping[str, Any] = field(
         default_factory=dict,
         metadata=about("Entry of the result's metadata: NAME=VALUE; any number.", panel=_ATTACHMENTS),
+    )
+    engine: str = field(
+        default="local",
+        metadata=about(
+            "Who does the work: local (this process), processes (one per processor here) or ray (a cluster that sees "
+            "source and target); the bytes are the same. --max-ram and --threads are each worker's then.",
+            panel=_CLUSTER,
+        ),
+    )
+    address: str | None = field(
+        default=None,
+        metadata=about("Of the Ray cluster; default: RAY_ADDRESS, or one of this machine alone.", panel=_CLUSTER),
     )
     io: str = field(default="pread", metadata=IO)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from ingot.engine.resources import Resources
 from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, FullSize, WriteOptions
 from ingot.model.bytesource import Stamp
+from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
 from ingot.ops.convert.convert import Prepared, refuse_same, run, with_config
 from ingot.ops.convert.options import ConvertOptions, ExecuteOptions
@@ -30,7 +31,7 @@ from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import ConvertReport
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate, location_of, write_file
 
@@ -99,12 +100,28 @@ class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
-    """Return a prepared conversion as JSON: everything that determines the result's bytes, and where the source is."""
+    """Return a prepared conversion as JSON: everything that determines the result's bytes, and where the source is.
+
+    Raises ``UsageError`` ``plan.tp``: slices of several ranks are a plan each; ``plan.overlay``. ``UnsupportedError``
+    ``plan.quantizer``.
+    """
+    if options.tp is not None:
+        raise UsageError(
+            "expected a conversion into one artifact, found slices for several ranks (tp), which no plan holds: "
+            "convert at once, here",
+            rule="plan.tp",
+        )
+    if options.overlay is not None:
+        raise UsageError(
+            "expected a conversion into a file of its own, found an overlay, which no plan holds: convert at once, "
+            "here",
+            rule="plan.overlay",
+        )
     plan, place, source = prepared.plan, prepared.place, prepared.source
     if prepared.rounding is not None:
         raise UnsupportedError(
-            "a recipe with a quantizer rounds whole matrices where it runs, and plans do not say how; convert without "
-            "--plan-out",
+            "a recipe with a quantizer rounds whole matrices where it runs, and plans do not say how: convert at once, "
+            "here",
             rule="plan.quantizer",
         )
     data = {
@@ -145,20 +162,8 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
 def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
     """Write a prepared conversion to a file, replaced if it is there.
 
-    Raises ``UsageError`` ``plan.tp``: slices of several ranks are a plan each; ``plan.overlay``. Errors as
-    ``stores.table.write_file``.
+    Errors as ``plan_json`` and ``stores.table.write_file``.
     """
-    if options.tp is not None:
-        raise UsageError(
-            "expected a conversion into one artifact, found slices for several ranks (tp), which no plan holds: "
-            "convert at once",
-            rule="plan.tp",
-        )
-    if options.overlay is not None:
-        raise UsageError(
-            "expected a conversion into a file of its own, found an overlay, which no plan holds: convert at once",
-            rule="plan.overlay",
-        )
     write_file(path, plan_json(prepared, options))
 
 
@@ -196,7 +201,7 @@ def execute(options: ExecuteOptions) -> ConvertReport:
         As ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
-    data = _read(options.plan)
+    data = read_plan(options.plan)
     with _prepared(data, options.out) as prepared:
         progress = Progress(prepared.plan.in_bytes, options.progress)
         resources = Resources(options.max_ram, options.threads, progress)
@@ -204,7 +209,8 @@ def execute(options: ExecuteOptions) -> ConvertReport:
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def _read(path: AnyPath) -> PlanData:
+def read_plan(path: AnyPath) -> PlanData:
+    """Return what a file holds; errors as ``execute`` and ``stores.table.locate``."""
     where = location_of(path)
     store, name = locate(path)
     if not name:
@@ -225,6 +231,47 @@ def _read(path: AnyPath) -> PlanData:
 
 def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
     """Open what a plan reads and make its steps again; errors as ``execute``."""
+    opened = open_plan(data, out)
+    try:
+        plan = opened.plan(range(len(data.steps)))
+        _require_order(plan.format, plan.specs)
+        plan = with_config(plan, opened.source, opened.checkpoint, opened.place, untie=data.untie)
+    except BaseException:
+        opened.checkpoint.close()
+        raise
+    source, checkpoint, place = opened.source, opened.checkpoint, opened.place
+    return Prepared(source, checkpoint, plan, place, untie=data.untie, notes=data.notes, read=opened.read)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPlan:
+    """A plan whose source is open, and proven to be what the plan was made for. ``read`` bytes were read for views."""
+
+    data: PlanData
+    source: Source
+    checkpoint: Checkpoint
+    place: Destination
+    format: Format
+    writing: WriteOptions
+    read: int
+
+    def plan(self, numbers: range) -> ConvertPlan:
+        """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
+        steps = list(bound_steps(self.data.steps[numbers.start : numbers.stop], [self.checkpoint], self.format))
+        return ConvertPlan(
+            steps=steps,
+            format=self.format,
+            metadata=self.format.metadata(self.checkpoint.metadata),
+            options=self.writing,
+            measured=self.data.measured,
+            attachments=self.checkpoint.attachments,
+            recipe=self.data.recipe,
+            warnings=self.data.warnings,
+        )
+
+
+def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
+    """Open what a plan reads, as it says; errors as ``execute``. Who calls closes the checkpoint."""
     place = destination(data.target.path if out is None else out, data.target.format)
     told = data.source
     source = open_source(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
@@ -240,20 +287,7 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.fit(checkpoint.attachments) if isinstance(place.format, Fitting) else place.format
         format = format.compacting() if isinstance(format, FullSize) and writing.compact else format
-        steps = list(bound_steps(data.steps, [checkpoint], format))
-        _require_order(format, [step.spec for step in steps])
-        plan = ConvertPlan(
-            steps=steps,
-            format=format,
-            metadata=format.metadata(checkpoint.metadata),
-            options=writing,
-            measured=data.measured,
-            attachments=checkpoint.attachments,
-            recipe=data.recipe,
-            warnings=data.warnings,
-        )
-        plan = with_config(plan, source, checkpoint, place, untie=data.untie)
-        return Prepared(source, checkpoint, plan, place, untie=data.untie, notes=data.notes, read=view.read)
+        return OpenedPlan(data, source, checkpoint, place, format, writing, view.read)
     except BaseException:
         close()
         raise

@@ -11,7 +11,7 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.reach import RULE as UNDERFLOW
 from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS
-from ingot.core.atomic import Joining
+from ingot.core.joining import Joining
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.engine.execute import Target, execute

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.core.atomic import SUFFIX, Staging, atomic_write
 from ingot.core.checksums import Blake3
 from ingot.core.oserrors import write_error
-from ingot.core.parallel import go_on
+from ingot.core.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.store import Listing, Replaced
 from ingot.stores.cache import default_cache
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _DECIDING = (".index.json", "manifest.json")
 _DONE = "uploaded.json"
 _BLOCK = 8 << 20
+_DELETING = 8
 # What lies beside weights comes first, the index of shards last: a reader in between finds no whole artifact. Of one
 # that is replaced the index, or the weights, go first: rather none than half of each.
 _BESIDE = (".json", ".txt", ".md", ".model", ".jinja", ".py", ".tiktoken")
@@ -46,6 +47,7 @@ class RemoteStaging(Staging):
         self._target, self._client, self._replaced = folder, client, replaced
         self._address: Address = folder.address
         self._is_folder = directory
+        self._shared: Address | None = None
         if not self._address.last and not directory:
             raise UsageError("expected the name of a file to write", rule="target.name", where=folder.location)
         around = Path(default_cache("uploads")) / sha256(self._address.public.encode()).hexdigest()[:32]
@@ -61,6 +63,27 @@ class RemoteStaging(Staging):
     @property
     def location(self) -> str:
         return self._address.public
+
+    @property
+    def shared_files(self) -> str | None:
+        return None
+
+    def share(self) -> str:
+        """Return the address of a folder beside the target; what an earlier run left there stays with ``resume``.
+
+        Raises ``UsageError`` ``target.name`` for a bucket as a whole, beside which there is nothing.
+        """
+        if not self._address.last:
+            raise UsageError(
+                "expected a folder of the bucket: beside the bucket itself nothing can be put",
+                rule="target.name",
+                where=self.location,
+            )
+        if self._shared is None:
+            self._shared = self._address.parent.within(f".{self._address.last}{SUFFIX}")
+            if not self.resuming:
+                self._empty_shared()
+        return f"{self._shared.public}/"
 
     def publish(self, names: Sequence[str]) -> Path:
         """Put the named files into the bucket; remove those of a folder that was replaced; remove the staging folder.
@@ -88,11 +111,18 @@ class RemoteStaging(Staging):
         return self.dst
 
     def discard(self) -> None:
-        """Remove everything on the local disk."""
+        """Remove everything on the local disk, and what other processes have put beside the target."""
         opened = self._open
         super().discard()
+        if opened:
+            self._empty_shared()
         if opened and not self.folder.exists() and not any(self.folder.parent.iterdir()):
             self.folder.parent.rmdir()
+
+    def _empty_shared(self) -> None:
+        if self._shared is not None:
+            for _ in ordered(self._client.delete, self._client.stamps(self._shared.path), _DELETING):
+                pass
 
     def _empty(self) -> None:
         super()._empty()

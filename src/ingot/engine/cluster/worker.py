@@ -1,0 +1,147 @@
+"""What a worker does with a task: runs its steps and leaves the bytes in their place, or in a file for who writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ingot.core import checksums
+from ingot.core.stats import ErrorStats
+from ingot.engine.cluster.notes import Made, Task
+from ingot.engine.drive import Sink, drive
+from ingot.engine.frames import TensorSink
+from ingot.engine.pipeline import Begin, End, Pipeline
+from ingot.engine.plan import Plan
+from ingot.engine.resources import Resources, cut
+from ingot.engine.steps import Encode
+from ingot.engine.work import Step
+from ingot.formats.base import Skips
+from ingot.model import bytesource
+from ingot.model.bytesource import Buffer
+from ingot.model.limits import require_in_proportion
+from ingot.model.spec import TensorSpec
+
+
+def _learns(step: Step) -> bool:
+    return isinstance(step, Encode) and step.encoder.fit_passes > 0
+
+
+def _has_place(step: Step) -> bool:
+    """Whether the place of a step's result is known before, and what its header says of it."""
+    return step.spec.nbytes is not None and not _learns(step)
+
+
+class Places:
+    """A writer of all tensors of a plan, in a process that writes some of them.
+
+    ``names`` are those of all steps, in their order.
+    """
+
+    def __init__(self, writer: Skips, names: Sequence[str]) -> None:
+        self.writer, self.names, self.position = writer, names, 0
+
+    def reach(self, number: int) -> None:
+        """Pass over all tensors before this one; ``ValueError`` where the writer is behind it already."""
+        if number < self.position:
+            raise ValueError(f"the writer is at {self.position}, not before {number}")
+        for name in self.names[self.position : number]:
+            self.writer.skip(name)
+        self.position = number
+
+
+class PartsFile:
+    """A file of the stored bytes of tensors, one after the other, as they come."""
+
+    def __init__(self, target: bytesource.Target, name: str) -> None:
+        self._target, self.name = target, name
+        self._sink: bytesource.Sink | None = None
+        self._end = self._offset = 0
+        self._runs: list[tuple[str, int]] = []
+        self._crc = checksums.hasher("crc32c")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was written, and no file made."""
+        return self._sink is None
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start a tensor."""
+        self._offset, self._runs, self._crc = self._end, [], checksums.hasher("crc32c")
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append bytes of a part."""
+        if self._sink is None:
+            self._sink = self._target.create(self.name)
+        view = memoryview(data).cast("B")
+        self._sink.write_at(self._end, view)
+        self._crc.update(view)
+        before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == role else 0
+        self._runs.append((role, before + view.nbytes))
+        self._end += view.nbytes
+
+    def end(self) -> dict[str, Any]:
+        """End the tensor; return where its bytes are."""
+        return {"file": self.name, "offset": self._offset, "runs": self._runs, "crc": self._crc.text()}
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._sink is not None:
+            self._sink.close()
+
+
+def make(plan: Plan, task: Task, parts: PartsFile, places: Places | None, resources: Resources) -> list[Made]:
+    """Run a task.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of the task's steps alone.
+    task : Task
+    parts : PartsFile
+        Takes what has no known place, and pieces of steps.
+    places : Places, optional
+        Of the whole plan: where tensors are put that have one.
+    resources : Resources
+        Of this worker.
+
+    Raises
+    ------
+    CodecError, FormatError, IntegrityError, ResourceError, MissingExtraError
+    """
+    require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
+    chunkings, budget, recycled = cut(plan.steps, resources, measured=plan.measured)
+    if task.rows is not None:
+        chunkings = [replace(chunkings[0], first=task.rows[0], last=task.rows[1])]
+    made: list[Made] = []
+    with Pipeline(
+        plan.steps,
+        chunkings,
+        workers=resources.workers,
+        budget=budget,
+        measured=plan.measured,
+        recycled=recycled,
+    ) as pipeline:
+
+        def opened(event: Begin) -> Sink:
+            step, pending = event.step, resources.workers + 2
+            writer: Any = parts
+            if places is not None and task.rows is None and _has_place(step):
+                places.reach(task.start + len(made))
+                writer = places.writer
+            return TensorSink(writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
+
+        def finished(event: End, record: dict[str, Any], error: ErrorStats) -> None:
+            number, notes = task.start + len(made), event.running.notes()
+            if "runs" in record:
+                params = dict(event.step.spec.params) if _learns(event.step) else None
+                made.append(Made(number, error, notes, params, **record))
+            else:
+                assert places is not None
+                places.position = number + 1
+                made.append(Made(number, error, notes, written=record))
+            event.running.forget()
+
+        drive(pipeline, opened, finished, lambda count, item: None)
+    parts.close()
+    return made

@@ -1,0 +1,243 @@
+"""A conversion whose steps are done by many workers: the driver plans, hands out tasks, and publishes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import pairwise
+
+from ingot.core.progress import Progress
+from ingot.engine.cluster.crew import Crew
+from ingot.engine.cluster.elsewhere import elsewhere
+from ingot.engine.cluster.notes import Made, Note, Task, note_json, note_of
+from ingot.engine.cluster.pool import Pool, Processes, worker_name
+from ingot.engine.cluster.worker import PartsFile, Places, make
+from ingot.engine.data import spec_of
+from ingot.engine.execute import Executed, Input, Target, execute
+from ingot.engine.journal import intact
+from ingot.engine.plan import Plan
+from ingot.engine.resources import Resources
+from ingot.engine.steps import Encode
+from ingot.errors import UsageError
+from ingot.formats.base import Skips
+from ingot.model.artifact import Artifact
+from ingot.ops.convert.planfile import OpenedPlan, open_plan, read_plan
+from ingot.stores.local import LocalTarget
+from ingot.stores.shared import SharedFolder
+from ingot.stores.table import share
+
+LEAST, MOST = 32 << 20, 1 << 30
+"""Source bytes of a task."""
+
+_PLAN = "plan.json"
+_IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
+_LARGEST = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Who does a conversion's steps: ``engine`` is ``processes`` or ``ray``.
+
+    ``plan`` is the plan as JSON; ``max_ram`` and ``threads`` are each worker's.
+    """
+
+    engine: str
+    address: str | None
+    max_ram: int | str | None
+    threads: int
+    plan: bytes
+
+    def pool(self) -> Pool:
+        """Start, or connect to, the workers; errors as ``RayPool``."""
+        if self.engine == "processes":
+            return Processes()
+        from ingot.engine.cluster.ray import RayPool
+
+        return RayPool(self.address, self.threads)
+
+
+def require_engine(engine: str, address: str | None) -> None:
+    """Refuse what is no engine, and an address for one that has none: ``UsageError`` ``convert.engine``."""
+    if engine not in ("processes", "ray"):
+        raise UsageError(f"expected the engine local, processes or ray, found {engine[:40]!r}", rule="convert.engine")
+    if address is not None and engine != "ray":
+        raise UsageError(f"expected an address for the engine ray alone, found {engine}", rule="convert.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is told once: addresses of the plan and of where it leaves files; ``files`` is the folder in which
+    tensors have their places, where workers see it."""
+
+    parts: str
+    key: str
+    files: str | None
+    max_ram: int | str | None
+    threads: int
+
+
+def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: Resources, by: Cluster) -> Executed:
+    """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and ``Crew``."""
+    staging, key, progress = target.staging, sha256(by.plan).hexdigest()[:16], resources.progress
+    folder = share(staging.share(), create=True)
+    folder.write(f"{key}/{_PLAN}", by.plan)
+    files = staging.shared_files if plan.size_exact else None
+    known = _known(folder, key, LocalTarget(staging.files)) if staging.resuming else []
+    done = {item.number for note in known for item in note.made}
+    progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
+    job = Job(staging.share(), key, files, by.max_ram, by.threads)
+    pool = by.pool()
+
+    def submit(task: Task) -> Future[Note]:
+        return pool.submit(work, job, task)
+
+    with Crew(pool, tasks_of(plan, done, pool.slots), submit, known, progress) as crew:
+        steps = [elsewhere(step, number, crew, folder.store) for number, step in enumerate(plan.steps)]
+        quiet = replace(resources, progress=Progress(progress.total))  # the crew tells of what is read
+        executed = execute(replace(plan, steps=steps), inputs, replace(target, kept=_ends(known)), quiet)
+    return replace(executed, done=[replace(item, step=item.step.origin) for item in executed.done])
+
+
+def tasks_of(plan: Plan, done: set[int], slots: int) -> list[Task]:
+    """Cut the steps that are not done into tasks, of consecutive steps; a step that is more than a worker's share of
+    all into several."""
+    size = min(max(plan.in_bytes // (8 * max(slots, 1)), LEAST), MOST)
+    share = max(plan.in_bytes // max(slots, 1), LEAST)
+    tasks: list[Task] = []
+    start = nbytes = 0
+    for number, step in enumerate(plan.steps):
+        pieces = step.pieces() if number not in done and isinstance(step, Encode) and step.in_bytes > share else None
+        alone = number in done or pieces is not None
+        if start < number and (alone or nbytes + step.in_bytes > size):
+            tasks.append(Task(start, number, nbytes))
+            start, nbytes = number, 0
+        if pieces is not None:
+            tasks += _pieces_of(number, step.in_bytes, pieces, size)
+        nbytes += step.in_bytes
+        if alone:
+            start, nbytes = number + 1, 0
+    if start < len(plan.steps):
+        tasks.append(Task(start, len(plan.steps), nbytes))
+    return tasks
+
+
+def _pieces_of(number: int, nbytes: int, pieces: tuple[int, int], size: int) -> list[Task]:
+    """Return the tasks that do one step, of ``pieces`` rows at whose multiples of the second they may be cut."""
+    rows, unit = pieces
+    each = max(rows * size // nbytes // unit, 1) * unit
+    cuts = [*range(0, rows, each), rows]
+    return [
+        Task(number, number + 1, nbytes * stop // rows - nbytes * start // rows, (start, stop))
+        for start, stop in pairwise(cuts)
+    ]
+
+
+def _ends(known: Sequence[Note]) -> dict[str, int]:
+    """Return the files in which tensors are in their places already, and where the last of each ends."""
+    ends: dict[str, int] = {}
+    for record in (item.written for note in known for item in note.made if item.written is not None):
+        for name, offset, length, _ in record["blobs"]:
+            ends[name] = max(ends.get(name, 0), offset + length)
+    return ends
+
+
+def _known(folder: SharedFolder, key: str, files: LocalTarget) -> list[Note]:
+    """Return what an interrupted run's workers have left whole, each step once; pieces of steps are done again."""
+    sizes, found, seen = folder.sizes(key), list[Note](), set[int]()
+
+    def whole(made: Made) -> bool:
+        if made.written is not None:
+            return intact(made.written, files.store())
+        return not made.file or sizes.get(made.file.rpartition("/")[2], 0) >= made.offset + made.nbytes
+
+    for name in sorted(sizes):
+        if name == _PLAN or not name.endswith(".json"):
+            continue
+        try:
+            note = note_of(folder.store.read(f"{key}/{name}", _LARGEST, "cluster.note"))
+        except (ValueError, TypeError, KeyError):
+            continue
+        made = [item for item in note.made if note.task.rows is None and item.number not in seen and whole(item)]
+        seen.update(item.number for item in made)
+        found.append(replace(note, made=made))
+    return found
+
+
+class _Opened:
+    """A job's plan in a worker's process: the open source, and the writer of the files that others write too."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.plan: OpenedPlan = open_plan(read_plan(f"{job.parts.rstrip('/')}/{job.key}/{_PLAN}"))
+        self._places: Places | None = None
+
+    def places(self, number: int) -> Places | None:
+        """Return where tensors are put, at one that is not after this; None where that is not known before."""
+        if self.job.files is None:
+            return None
+        if self._places is None or self._places.position > number:
+            self._leave()
+            self._places = self._start(self.job.files)
+        return self._places
+
+    def close(self) -> None:
+        """Close all files."""
+        self._leave()
+        self.plan.checkpoint.close()
+
+    def _leave(self) -> None:
+        if self._places is not None:
+            self._places.writer.abort()
+            self._places = None
+
+    def _start(self, files: str) -> Places | None:
+        opened = self.plan
+        specs = [spec_of(step.spec) for step in opened.data.steps]
+        plan = opened.plan(range(0))
+        artifact = Artifact(specs, plan.metadata, plan.attachments)
+        writer = opened.format.writer(LocalTarget(files), opened.place.name, artifact, opened.writing)
+        return Places(writer, [spec.name for spec in specs]) if isinstance(writer, Skips) else None
+
+
+_LAST: list[_Opened] = []  # the job that this process did something for last
+
+
+def _opened(job: Job) -> _Opened:
+    if not _LAST or _LAST[0].job != job:
+        _close()
+        _LAST.append(_Opened(job))
+    return _LAST[0]
+
+
+def _close() -> None:
+    while _LAST:
+        _LAST.pop().close()
+
+
+def work(job: Job, task: Task) -> Note:
+    """Do a task, in a worker's process; errors as ``engine.cluster.worker.make`` and ``open_plan``."""
+    started = time.perf_counter()
+    try:
+        opened = _opened(job)
+        resources = Resources(job.max_ram, job.threads, without_ceiling=_IN_FLIGHT)
+        plan = opened.plan.plan(range(task.start, task.stop))
+        folder, name = share(job.parts), f"{job.key}/{task.name}.{secrets.token_hex(4)}"
+        with folder.adding() as adding:
+            parts = PartsFile(adding.files, f"{name}.bin")
+            made = make(plan, task, parts, opened.places(task.start), resources)
+            opened.plan.checkpoint.require_unchanged()
+            if job.files is not None:
+                written = {blob[0] for item in made if item.written for blob in item.written["blobs"]}
+                LocalTarget(job.files).flush(sorted(written))
+            left = [] if parts.is_empty else [parts.name]
+            adding.publish(left)
+        note = Note(task, worker_name(), time.perf_counter() - started, made, left)
+        folder.write(f"{name}.json", note_json(note))
+    except BaseException:
+        _close()  # a writer may be inside a tensor
+        raise
+    return note

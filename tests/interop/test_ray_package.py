@@ -1,0 +1,113 @@
+"""Conversions by a Ray cluster of two nodes on this machine: `make ray` installs Ray into a venv of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import IngotError
+from ingot.model.store import Listing
+from ingot.ops.convert import cluster
+from ingot.stores.table import from_url
+from ingot.testing.s3 import bucket, environment, moto
+
+pytestmark = pytest.mark.skipif(not os.environ.get("INGOT_RAY"), reason="INGOT_RAY is not set: make ray")
+NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(24)]
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of buckets, which the nodes find by their environment."""
+    folder = tmp_path_factory.mktemp("server")
+    with bucket(moto, os.environ["INGOT_MOTO_SERVER"], folder) as url, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(url).items():
+            patch.setenv(name, value)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def nodes(endpoint: str) -> Iterator[str]:
+    """Two nodes of two processors; yields the address."""
+    from ray.cluster_utils import Cluster  # it has to be there: this is what is tested
+
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    started.add_node(num_cpus=2)
+    yield started.address
+    started.shutdown()
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rng = np.random.default_rng(5)
+    sizes = dict.fromkeys(NAMES, 256) | {NAMES[7]: 8000}
+    path = tmp_path / "m.safetensors"
+    ingot.save(path, {name: rng.standard_normal((rows, 256)).astype(np.float32) for name, rows in sizes.items()})
+    monkeypatch.setattr(cluster, "LEAST", 1 << 18)
+    return path
+
+
+def workers() -> list[int]:
+    """The processes of this machine in which Ray runs tasks of ours."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"ray::ingot" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", ["x.zt", "x.squizd"])
+def test_processes_killed_at_random(source: Path, name: str, nodes: str) -> None:
+    ingot.convert(source, source.parent / f"here-{name}", recipe="int4")
+    chance, killed, over = random.Random(3), list[int](), threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.2) and len(killed) < 6:
+            if found := workers():
+                killed.append(chance.choice(found))
+                os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        ingot.convert(source, source.parent / name, recipe="int4", engine="ray", address=nodes)
+    finally:
+        over.set()
+        thread.join()
+    assert killed
+    assert (source.parent / name).read_bytes() == (source.parent / f"here-{name}").read_bytes()
+    assert sorted(path.name for path in source.parent.iterdir()) == sorted(["m.safetensors", name, f"here-{name}"])
+
+
+def test_from_a_bucket_into_a_bucket(source: Path, nodes: str) -> None:
+    more = {"format": "safetensors", "recipe": "bf16", "max_shard": 2_000_000}
+    ingot.convert(source, source.parent / "here", **more)
+    ingot.convert(source, "s3://bucket/m.safetensors")
+    ingot.convert("s3://bucket/m.safetensors", "s3://bucket/there", engine="ray", address=nodes, **more)
+    there, here = from_url("s3://bucket/there"), source.parent / "here"
+    assert sorted(there.list().files) == sorted(path.name for path in here.iterdir())
+    assert all(there.read(path.name, 1 << 30, "test") == path.read_bytes() for path in here.iterdir())
+    assert from_url("s3://bucket").list() == Listing(("m.safetensors",), ("there",))
+
+
+def test_a_worker_s_error_is_the_driver_s(source: Path, nodes: str) -> None:
+    ingot.convert(source, source.parent / "m.zt")
+    data = bytearray((source.parent / "m.zt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (source.parent / "m.zt").write_bytes(data)
+    with pytest.raises(IngotError) as here:
+        ingot.convert(source.parent / "m.zt", source.parent / "x.zt", recipe="int4")
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(source.parent / "m.zt", source.parent / "x.zt", recipe="int4", engine="ray", address=nodes)
+    assert caught.value.rule == here.value.rule
+    assert not (source.parent / "x.zt").exists()

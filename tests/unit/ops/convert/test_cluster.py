@@ -1,0 +1,248 @@
+"""Conversions by several workers: the bytes of a local run, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.engine.cluster.pool import Processes, WorkerLost
+from ingot.errors import IngotError
+from ingot.ops.convert import cluster
+
+NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Six matrices, each a task of its own."""
+    rng = np.random.default_rng(5)
+    ingot.save(tmp_path / "m.safetensors", {n: rng.standard_normal((64, 128)).astype(np.float32) for n in NAMES})
+    monkeypatch.setattr(cluster, "LEAST", 1 << 15)
+    return tmp_path / "m.safetensors"
+
+
+class Inline:
+    """A pool that calls functions here, and loses the workers of the tasks that it is told to."""
+
+    lost: tuple[type[BaseException], ...] = (EOFError,)
+
+    def __init__(self, fails: Callable[[int], BaseException | None] = lambda count: None, slots: int = 1) -> None:
+        self.tasks: list[Any] = []
+        self.slots, self._fails = slots, fails
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.tasks.append(arguments[1])
+        error = self._fails(len(self.tasks))
+        if error is None:
+            future.set_result(function(*arguments))
+        else:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def hire(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have the next conversions done by these pools."""
+    return lambda *pools: monkeypatch.setattr(cluster, "Processes", iter(pools).__next__)
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {item.name: item.read_bytes() for item in ([path] if path.is_file() else sorted(path.iterdir()))}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("x.zt", {"recipe": "int4"}),  # in their places, one file
+        ("x", {"format": "safetensors", "recipe": "bf16", "max_shard": 40_000}),  # several
+        ("x.squizd", {"recipe": "int4"}),  # through the driver
+    ],
+)
+def test_the_bytes_are_those_of_a_local_run(
+    source: Path, name: str, more: dict[str, Any], hire: Callable[..., None]
+) -> None:
+    (source.parent / "here").mkdir()
+    here = ingot.convert(source, source.parent / "here" / name, **more)
+    hire(Inline(lambda count: EOFError() if count in (1, 4) else None))
+    events: list[ingot.ProgressEvent] = []
+    report = ingot.convert(source, source.parent / name, engine="processes", progress=events.append, **more)
+    assert events[-1].done == events[-1].total
+    assert [rate > 0 for rate in events[-1].rates.values()] == [True]
+    assert files(source.parent / name) == files(source.parent / "here" / name)
+    assert report.tensors == here.tensors
+    assert sorted(path.name for path in source.parent.iterdir()) == sorted(["here", "m.safetensors", name])
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "int4"])
+def test_a_tensor_that_is_more_than_a_share_is_done_in_pieces(
+    source: Path, recipe: str, hire: Callable[..., None]
+) -> None:
+    sizes = dict.fromkeys(NAMES, 64) | {NAMES[2]: 2000}
+    rng, large = np.random.default_rng(6), source.parent / "large.safetensors"
+    ingot.save(large, {name: rng.standard_normal((rows, 128)).astype(np.float32) for name, rows in sizes.items()})
+    ingot.convert(large, source.parent / "here.zt", recipe=recipe)
+    pool = Inline(slots=4)
+    hire(pool)
+    ingot.convert(large, source.parent / "x.zt", recipe=recipe, engine="processes")
+    assert sum(task.rows is not None for task in pool.tasks) > 4
+    assert sum(task.nbytes for task in pool.tasks) == sum(sizes.values()) * 128 * 4
+    assert (source.parent / "x.zt").read_bytes() == (source.parent / "here.zt").read_bytes()
+
+
+def test_a_process_that_is_killed_is_replaced(source: Path, hire: Callable[..., None]) -> None:
+    ingot.convert(source, source.parent / "here.zt", recipe="int4")
+    pool = Processes(1)
+    hire(pool)
+    killed = threading.Event()
+
+    def kill(event: ingot.ProgressEvent) -> None:
+        if event.done and not killed.is_set():
+            killed.set()
+            os.kill(pool.pids[0], signal.SIGKILL)
+
+    ingot.convert(source, source.parent / "x.zt", recipe="int4", engine="processes", progress=kill)
+    assert (source.parent / "x.zt").read_bytes() == (source.parent / "here.zt").read_bytes()
+    assert killed.is_set()
+    assert pool.pids == []
+
+
+def test_ctrl_c_stops_workers_and_leaves_nothing(source: Path, hire: Callable[..., None]) -> None:
+    pool = Processes(1)
+    hire(pool)
+    pids: list[int] = []
+
+    def interrupt(event: ingot.ProgressEvent) -> None:
+        if event.done and not pids:
+            pids.extend(pool.pids)
+            _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        ingot.convert(source, source.parent / "x.zt", recipe="int4", engine="processes", progress=interrupt)
+    assert len(pids) == 1
+    assert not alive(pids[0])
+    assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+import ingot
+from ingot.engine.cluster.pool import Processes
+from ingot.ops.convert import cluster
+
+if __name__ == "__main__":
+    pool, cluster.LEAST = Processes(1), 1 << 15
+    cluster.Processes = lambda: pool
+
+    def tell(event):
+        if event.done >= 3 << 15:
+            print(*pool.pids, flush=True)
+            sys.stdin.read()  # until it is killed
+
+    ingot.convert(sys.argv[1], sys.argv[2], recipe="int4", engine="processes", resume=True, progress=tell)
+"""
+
+
+@pytest.mark.slow  # three interpreters start
+def test_a_driver_that_is_killed_takes_its_workers_along_and_resumes(source: Path, hire: Callable[..., None]) -> None:
+    ingot.convert(source, source.parent / "here.zt", recipe="int4")
+    command = [sys.executable, "-c", DRIVER, source, source.parent / "x.zt"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        worker = int(driver.stdout.readline())
+        driver.kill()
+    while alive(worker):
+        time.sleep(0.01)
+    assert not (source.parent / "x.zt").exists()
+    pool = Inline()
+    hire(pool)
+    ingot.convert(source, source.parent / "x.zt", recipe="int4", engine="processes", resume=True)
+    assert 0 < len(pool.tasks) <= 3
+    assert (source.parent / "x.zt").read_bytes() == (source.parent / "here.zt").read_bytes()
+
+
+def test_a_task_whose_workers_all_die_ends_the_run(source: Path, hire: Callable[..., None]) -> None:
+    pool = Inline(lambda count: EOFError())
+    hire(pool)
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(source, source.parent / "x.zt", engine="processes")
+    assert caught.value.rule == "cluster.lost"
+    assert max(Counter(task.start for task in pool.tasks).values()) == 4
+    assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]
+
+
+@pytest.mark.parametrize("suffix", [".zt", ".squizd"])
+def test_a_driver_that_ends_leaves_what_the_next_one_takes(
+    source: Path, suffix: str, hire: Callable[..., None]
+) -> None:
+    out = source.parent / f"x{suffix}"
+    ingot.convert(source, source.parent / f"here{suffix}", recipe="int4")
+    second = Inline()
+    hire(Inline(lambda count: KeyError() if count == 4 else None), second)
+    with pytest.raises(KeyError):
+        ingot.convert(source, out, recipe="int4", engine="processes", resume=True)
+    assert not out.exists()
+    ingot.convert(source, out, recipe="int4", engine="processes", resume=True)
+    assert len(second.tasks) == len(NAMES) - 3
+    assert out.read_bytes() == (source.parent / f"here{suffix}").read_bytes()
+
+
+def test_bytes_that_were_left_and_are_others_now_are_refused(source: Path, hire: Callable[..., None]) -> None:
+    out = source.parent / "x.squizd"
+    hire(Inline(lambda count: KeyError() if count == 4 else None), Inline())
+    with pytest.raises(KeyError):
+        ingot.convert(source, out, recipe="int4", engine="processes", resume=True)
+    left = sorted(source.parent.glob(".x.squizd.ingot-partial/parts/*/*.bin"))
+    left[2].write_bytes(bytes(left[2].stat().st_size))
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(source, out, recipe="int4", engine="processes", resume=True)
+    assert caught.value.rule == "cluster.part"
+
+
+@pytest.mark.parametrize("more", [{"engine": "fog"}, {"engine": "processes", "address": "ray://host"}])
+def test_an_unknown_engine_is_refused(source: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(source, source.parent / "x.zt", **more)
+    assert caught.value.rule == "convert.engine"
+
+
+def test_processes_hand_back_results_and_errors() -> None:
+    pool = Processes(1)
+    try:
+        assert pool.submit(print, "not a result").result() is None
+        assert pool.submit(os.getpid).result() == pool.pids[0]
+        with pytest.raises(IngotError) as caught:
+            pool.submit(ingot.open, "/missing.zt").result()
+        assert caught.value.rule == "open.missing"
+        with pytest.raises(WorkerLost):
+            pool.submit(os._exit, 3).result()
+        assert pool.submit(os.getpid).result() == pool.pids[0]
+    finally:
+        pool.close()
+    assert pool.pids == []
