@@ -26,6 +26,7 @@ PRESETS = (
     "tca-tbe",
     "bf16",
     "f16",
+    "int8-fine",
     "int8",
     "int4-calibrated",
     "int4",

@@ -220,7 +220,9 @@ def test_astc_takes_what_int4_takes(make: object) -> None:
     assert {(choice.codec, choice.options["footprint"]) for choice in taken.values()} == {("astc", "6x6")}
 
 
-@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2", "bf16", "astc", "palette4-grouped", "sparse50"])
+@pytest.mark.parametrize(
+    "preset", ["int8-fine", "int8", "int4", "int3", "int2", "bf16", "astc", "palette4-grouped", "sparse50"]
+)
 def test_what_is_no_weight_stays(preset: str) -> None:
     recipe = load_recipe(preset)
     name, shape = "model.layers.0.mlp.up_proj.weight", (512, 512)
@@ -241,7 +243,9 @@ def test_palettes_and_masks_take_what_int4_takes(preset: str, make: object) -> N
     assert {choice.codec for choice in taken.values()} == {"sparse_mask" if preset == "sparse50" else "palette"}
 
 
-@pytest.mark.parametrize("preset", ["int8", "int4", "int3", "int2", "astc", "palette4", "palette8", "sparse50"])
+@pytest.mark.parametrize(
+    "preset", ["int8-fine", "int8", "int4", "int3", "int2", "astc", "palette4", "palette8", "sparse50"]
+)
 def test_small_narrow_and_unknown_tensors_stay(preset: str) -> None:
     recipe = load_recipe(preset)
     name = "model.layers.0.mlp.up_proj.weight"

@@ -12,6 +12,7 @@ import pytest
 import ingot
 from ingot.codecs.table import CODECS
 from ingot.errors import UsageError
+from ingot.model.layouts.affine import Row
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.ops.convert import measure as measure_choice
@@ -204,3 +205,20 @@ def test_a_hybrid_file_holds_two_bits_where_they_are_accurate_enough(model: Path
     assert stored["model.layers.0.mlp.up_proj.weight"] == stored["model.layers.2.mlp.up_proj.weight"] == 4
     assert stored["model.layers.1.mlp.up_proj.weight"] == 2
     assert ingot.compare(tmp_path / "out.zt", tmp_path / "out.squizd").same
+
+
+def test_int8_fine_takes_groups_where_columns_stand_out(tmp_path: Path) -> None:
+    even = normal(256, 512)
+    uneven = even.copy()
+    uneven[:, 100] *= 10
+    names = {"model.layers.0.mlp.up_proj.weight": even, "model.layers.0.mlp.down_proj.weight": uneven}
+    ingot.save(tmp_path / "source.safetensors", names)
+    cosines, rows = {}, {}
+    for preset in ("int8", "int8-fine"):
+        ingot.convert(tmp_path / "source.safetensors", tmp_path / f"{preset}.zt", preset)
+        compared = ingot.compare(tmp_path / "source.safetensors", tmp_path / f"{preset}.zt").tensors
+        cosines[preset] = [item.stats.cosine >= 0.9999 for item in compared if item.stats]
+        with ingot.open(tmp_path / f"{preset}.zt") as checkpoint:
+            rows[preset] = [checkpoint[item.name].layout.grid == Row() for item in compared]
+    assert cosines["int8"] == rows["int8-fine"] != [True, True]
+    assert rows["int8"] == cosines["int8-fine"] == [True, True]
