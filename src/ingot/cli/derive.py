@@ -58,7 +58,7 @@ def derived(command: Callable[..., None]) -> Callable[..., None]:
             parameters += [_parameter(each, types[name][each.name]) for each in shown[name]]
         else:
             parameters.append(item.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__dict__["__signature__"] = inspect.Signature(parameters)
     call.__annotations__ = {item.name: item.annotation for item in parameters}
     del call.__wrapped__
     return call

@@ -106,7 +106,7 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
             return function(cast("S", options))
 
         result = inspect.signature(function).return_annotation
-        call.__signature__ = inspect.signature(struct).replace(return_annotation=result)  # type: ignore[attr-defined]
+        call.__dict__["__signature__"] = inspect.signature(struct).replace(return_annotation=result)
         call.__doc__ = _documented(inspect.cleandoc(function.__doc__ or ""), struct)
         return cast("Operation[P, S, R]", call)
 

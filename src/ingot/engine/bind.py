@@ -15,7 +15,8 @@ from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import FormatError, IngotError
-from ingot.formats.base import Format, accepts, recoded
+from ingot.formats.accepts import accepts, recoded
+from ingot.formats.base import Format
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 

@@ -11,22 +11,19 @@ import stat
 import tempfile
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
-from ingot.core.atomic import Staging, atomic_write, flush
+from ingot.core.atomic import flush
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, Stamp
-from ingot.model.store import Listing, Replaced, Store, checked_name
+from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
 from ingot.stores.scan import is_folder, is_regular, tree
-
-if TYPE_CHECKING:
-    from ingot.stores.shared import SharedFolder
 
 IO_MODES = ("auto", "mmap", "pread")
 
@@ -113,7 +110,7 @@ class LocalStore(Store):
         """
         where = str(self._folder / checked_name(name, self.location))
         real = os.path.realpath(where)
-        mode = self.io if self._asked != "auto" else _choose("auto", os.path.dirname(real))  # noqa: PTH120
+        mode = self.io if self._asked != "auto" else _choose("auto", str(Path(real).parent))
         if mode == "pread":
             return PreadSource(open_regular(real, where), real, where)
         try:
@@ -144,7 +141,7 @@ class LocalStore(Store):
         """As ``Store.is_lost``; the name in a folder counts, and where it leads to if it is a link."""
         if not target.startswith("file:"):
             return False
-        final = Path(os.path.realpath(_path_of(target)))
+        final = Path(os.path.realpath(path_of(target)))
         entries = [self.local_path(name) for name in names]
         files = {Path(os.path.realpath(entry)) for entry in entries}
         if folder:
@@ -154,100 +151,7 @@ class LocalStore(Store):
     def holds(self, target: str) -> bool:
         """As ``Store.holds``, wherever links and ``..`` lead."""
         own = Path(os.path.realpath(self._folder))
-        return target.startswith("file:") and Path(os.path.realpath(_path_of(target))).is_relative_to(own)
-
-
-class LocalScheme:
-    """Paths, and addresses of the form ``file:///folder/file``."""
-
-    def store(self, text: str, io: str) -> LocalStore:
-        """Return the folder at a path or ``file:`` address."""
-        return LocalStore(_path_of(text), io)
-
-    def locate(self, text: str, io: str) -> tuple[LocalStore, str]:
-        """Return the store and the name in it: a folder is a store of its own, with no name, a file is in its folder.
-
-        Raises ``UsageError`` ``store.missing`` where there is neither.
-        """
-        path = _path_of(text)
-        try:
-            mode = path.stat().st_mode
-        except OSError as error:
-            raise read_error(error, str(path)) from error
-        return (LocalStore(path, io), "") if stat.S_ISDIR(mode) else (LocalStore(path.parent, io), path.name)
-
-    def pipe(self, text: str, limit: int) -> bytes | None:
-        """Return the first bytes of a fifo; None where there is something else or nothing."""
-        path = _path_of(text)
-        try:
-            if not stat.S_ISFIFO(path.stat().st_mode):
-                return None
-            with path.open("rb") as file:
-                return file.read(limit)
-        except OSError:
-            return None  # what is wrong is said where it is opened as a file
-
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
-        """Stage beside the path."""
-        refuse = replaced.require_ours
-        ours = None if refuse is None else lambda folder: refuse(LocalStore(folder))
-        return Staging(
-            _path_of(text), directory=directory, overwrite=replaced.allowed, resume=resume, require_ours=ours
-        )
-
-    def make_folder(self, text: str) -> None:
-        """Make a folder at the path, in one that is there."""
-        path = _path_of(text)
-        try:
-            path.mkdir(exist_ok=True)
-        except FileNotFoundError:
-            raise UsageError(
-                "expected an existing folder to write into; create it first",
-                rule="target.no-parent",
-                where=str(path.parent),
-            ) from None
-        except FileExistsError:
-            raise UsageError(
-                "expected a folder or nothing at the target; found a file", rule="target.not-a-folder", where=text
-            ) from None
-        except OSError as error:
-            raise write_error(error, text) from error
-
-    def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
-        """Put a small file at the path; errors as ``core.atomic.atomic_write``."""
-        atomic_write(_path_of(text), data, overwrite=overwrite)
-
-    def share(self, text: str, *, create: bool) -> SharedFolder:
-        """Return a folder for many processes, made where there is none if ``create``."""
-        from ingot.stores.shared import LocalShared  # noqa: PLC0415 - it is made of this store
-
-        if create:
-            self.make_folder(text)
-        return LocalShared(_path_of(text))
-
-    def url(self, text: str) -> str:
-        """Return the ``file:`` address of a path."""
-        return url_of(_path_of(text))
-
-    def location(self, text: str) -> str:
-        """Return a path as it is, and that of a ``file:`` address."""
-        return str(_path_of(text)) if text.lower().startswith("file:") else text
-
-
-def _path_of(text: str) -> Path:
-    """Return the path that a ``file:`` address means; any other text is a path as it is.
-
-    Raises ``UsageError`` ``store.url`` for an address of another machine, or one without a whole path.
-    """
-    scheme, colon, rest = text.partition(":")
-    if not colon or scheme.lower() != "file":
-        return local_path(text)
-    address = urlsplit(rest, scheme="file")
-    if address.netloc not in ("", "localhost") or not address.path.startswith("/") or address.query or address.fragment:
-        raise UsageError(
-            "expected file:/// and a whole path, with %23 and %3F for # and ?", rule="store.url", where=text[:200]
-        )
-    return local_path(unquote(address.path, errors="surrogateescape"))
+        return target.startswith("file:") and Path(os.path.realpath(path_of(target))).is_relative_to(own)
 
 
 class LocalTarget:
@@ -364,6 +268,22 @@ def _roots(folder: Path) -> set[Path]:
     """Return the folders in which a store's files may lie: its own, or a cached snapshot's and that of its blobs."""
     root = Path(os.path.realpath(folder))
     return {root, root.parent.parent / "blobs"} if root.parent.name == "snapshots" else {root}
+
+
+def path_of(text: str) -> Path:
+    """Return the path that a ``file:`` address means; any other text is a path as it is.
+
+    Raises ``UsageError`` ``store.url`` for an address of another machine, or one without a whole path.
+    """
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme.lower() != "file":
+        return local_path(text)
+    address = urlsplit(rest, scheme="file")
+    if address.netloc not in ("", "localhost") or not address.path.startswith("/") or address.query or address.fragment:
+        raise UsageError(
+            "expected file:/// and a whole path, with %23 and %3F for # and ?", rule="store.url", where=text[:200]
+        )
+    return local_path(unquote(address.path, errors="surrogateescape"))
 
 
 def url_of(path: Path) -> str:

@@ -96,7 +96,7 @@ class Piped(Protocol):
 STORES: Instances[Scheme] = Instances(
     "store",
     (
-        ("file", "ingot.stores.local:LocalScheme"),
+        ("file", "ingot.stores.local_scheme:LocalScheme"),
         ("memory", "ingot.stores.memory:MemoryScheme"),
         ("https", "ingot.stores.remote.hub:HttpsScheme"),
         ("http", "ingot.stores.remote.store:WebScheme"),

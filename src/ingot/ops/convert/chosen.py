@@ -17,7 +17,8 @@ from ingot.engine.specs import encoded_spec, same_storage
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.base import FixedScales, Format, FullSize, accepts, as_laid, encoding_in
+from ingot.formats.accepts import accepts, as_laid, encoding_in
+from ingot.formats.base import FixedScales, Format, FullSize
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives

@@ -10,7 +10,8 @@ from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.base import RAW, ConfigKeys, Format, Packs, StatesDtypes, accepts, as_laid, recoded
+from ingot.formats.accepts import RAW, accepts, as_laid, recoded
+from ingot.formats.base import ConfigKeys, Format, Packs, StatesDtypes
 from ingot.model.layouts.base import RowsFirst
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
