@@ -29,6 +29,10 @@ LATENT = {
     "qk_nope_head_dim": 16, "v_head_dim": 12, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4,
+    "partial_rotary_factor": 0.75, "long_factor": [1.08, 2.5, 4.0], "short_factor": [1.0, 1.02, 1.3],
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 16},
@@ -40,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 8},
     "gemma3_text": {"query_pre_attn_scalar": 8},
-    "phi3": {},
+    "phi3": {"original_max_position_embeddings": 4, "rope_parameters": LONG},
     "starcoder2": {},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
@@ -108,6 +112,78 @@ def test_a_model_comes_back_from_gguf(kind: str, tmp_path: Path) -> None:
         carried = found.keys() & config.keys() - {"rope_parameters"}
         assert {key: found[key] for key in carried} == {key: config[key] for key in carried}
         assert torch.equal(outputs(tmp_path / "own"), outputs(model))
+
+
+def edited(source: Path, target: Path, changes: dict[str, Any], **tensors: Any) -> Path:
+    """Write a GGUF file again with other metadata and tensors; None leaves one out."""
+    with ingot.open(source) as checkpoint:
+        given = {name.replace("__", "."): value for name, value in tensors.items()}
+        found = {name: value for name, value in {**checkpoint, **given}.items() if value is not None}
+        ingot.save(target, found, {**checkpoint.metadata, **changes})
+    return target
+
+
+def test_factors_of_longrope_are_tensors_there(tmp_path: Path) -> None:
+    model = model_of("phi3", tmp_path / "model")
+    ingot.convert(model, tmp_path / "x.gguf")
+    reader = gguf.GGUFReader(tmp_path / "x.gguf")
+    names = gguf.TENSOR_NAMES
+    wanted = {
+        f"{names[getattr(gguf.MODEL_TENSOR, f'ROPE_FACTORS_{kind.upper()}')]}.weight": LONG[f"{kind}_factor"]
+        for kind in ("long", "short")
+    }
+    found = {tensor.name: tensor.data for tensor in reader.tensors if tensor.name.startswith("rope")}
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], np.float32(wanted[name])) for name in wanted)
+    said = {key: reader.get_field(key).contents() for key in reader.fields if key.startswith("phi3.rope")}
+    assert said["phi3.rope.scaling.original_context_length"] == 4
+    assert said["phi3.rope.scaling.attn_factor"] == pytest.approx((1 + np.log(64 / 4) / np.log(4)) ** 0.5)
+    assert (said["phi3.rope.scaling.type"], said["phi3.rope.dimension_count"]) == ("longrope", 6)
+
+    # what the file has by now counts
+    factors = np.float32([3, 2, 1])
+    edited(tmp_path / "x.gguf", tmp_path / "y.gguf", {}, rope_factors_long__weight=factors)
+    report = ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")
+    assert any("rope_parameters" in note for note in report.notes)
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["rope_parameters"]["long_factor"] == [3.0, 2.0, 1.0]
+    assert "rope_scaling" not in config
+
+
+def test_longrope_as_its_first_files_spell_it(tmp_path: Path) -> None:
+    model = model_of("phi3", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    old = {**{key: LONG[key] for key in ("long_factor", "short_factor")}, "type": "su"}
+    del config["rope_parameters"]
+    config |= {"rope_scaling": old, "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    (model / "config.json").write_text(json.dumps(config))
+    ingot.convert(model, tmp_path / "x.gguf")
+    report = ingot.convert(tmp_path / "x.gguf", tmp_path / "back", format="safetensors")
+    assert len(report.notes) == 1
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == config
+    with ingot.open(tmp_path / "x.gguf") as made:
+        assert made["rope_factors_long.weight"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "change", [{"long_factor": [1.0]}, {"short_factor": "x"}, {"long_factor": [1.0, 0.0, True]}, {"factor": "y"}]
+)
+def test_longrope_that_is_none_is_told(change: dict[str, Any], tmp_path: Path) -> None:
+    model = model_of("phi3", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "rope_parameters": {**LONG, **change}}))
+    report = ingot.convert(model, tmp_path / "x.gguf")
+    assert any("longrope" in note for note in report.notes)
+    with ingot.open(tmp_path / "x.gguf") as made:
+        assert "rope_factors_long.weight" not in made
+
+
+def test_half_of_longrope_is_told(tmp_path: Path) -> None:
+    ingot.convert(model_of("phi3", tmp_path / "model"), tmp_path / "x.gguf")
+    edited(tmp_path / "x.gguf", tmp_path / "z.gguf", {}, rope_factors_long__weight=None)
+    as_others_write(tmp_path / "z.gguf", tmp_path / "y.gguf")
+    report = ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")
+    assert any("rope_factors_short.weight" in note for note in report.notes)
 
 
 def packed_oss(path: Path) -> Path:

@@ -158,6 +158,35 @@ def test_scaled_rotary_positions(tmp_path: Path) -> None:
     assert distance(made, ours(cut(tmp_path / "plain"), windows)) > 100 * ROUNDING["f32"]
 
 
+def test_longrope(tmp_path: Path) -> None:
+    """As Phi-3 has it: tensors of factors for windows longer than those that it first learnt, and for others.
+
+    llama.cpp chooses by the window, which it makes 256 tokens at least, transformers by the text.
+    """
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    base = json.loads((BASE / "config.json").read_text())
+    factors = {"long_factor": [1.5, 2.0, 4.0, 9.0], "short_factor": [1.0, 1.1, 1.3, 2.0]}
+    for length in (32, 512):
+        config = transformers.Phi3Config(
+            hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4,
+            vocab_size=base["vocab_size"], max_position_embeddings=1024, original_max_position_embeddings=length,
+            pad_token_id=0, rope_parameters={"rope_type": "longrope", "rope_theta": 100.0, **factors},
+        )  # fmt: skip
+        torch.manual_seed(1)
+        model, windows = tmp_path / f"{length}", prompt(2)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(model)
+        for name in SMALL[1:]:
+            shutil.copy(BASE / name, model / name)
+        ingot.convert(model, tmp_path / f"{length}.gguf")
+        ask(tmp_path, ["logits", tmp_path / f"{length}.gguf", windows, tmp_path / "x.npy"])
+        made = np.load(tmp_path / "x.npy")
+        assert distance(made, ours(model, windows)) < ROUNDING["f32"]
+        other = json.loads((model / "config.json").read_text())
+        other["rope_parameters"]["short_factor" if length > 64 else "long_factor"] = [1.0] * 4
+        (model / "config.json").write_text(json.dumps(other))
+        assert distance(made, ours(model, windows)) > 10 * ROUNDING["f32"]
+
+
 def test_texts_are_cut_into_the_same_tokens(tmp_path: Path) -> None:
     ingot.convert(BASE, tmp_path / "x.gguf")
     texts = {name: (MODELS / f"heldout_{name}.txt").read_text()[:60_000] for name in ("prose", "code")}

@@ -26,7 +26,7 @@ from ingot.model.layouts.words import WordsLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.model.view import Rows, assemble
-from ingot.ops.architectures import companions, hyper
+from ingot.ops.architectures import companions, numbers
 from ingot.ops.views.common import Make, view_of
 from ingot.ops.views.strided import Strided, Units, strided_tensor
 
@@ -105,12 +105,12 @@ class _Cut:
 
 
 def _shape(config: Mapping[str, Any], size: int) -> _Shape:
-    heads, keys = hyper.heads(config)
+    heads, keys = numbers.heads(config)
     if heads % size:
         _refuse("parallel.heads", f"{heads} attention heads", heads, size)
     if keys % size and size % keys:
         _refuse("parallel.heads", f"{keys} key-value heads, which are cut or repeated", keys, size)
-    return _Shape(heads, keys, hyper.head_size(config))
+    return _Shape(heads, keys, numbers.head_size(config))
 
 
 def _cut(name: str, tensor: Tensor, shape: _Shape, rank: Rank) -> _Cut | None:

@@ -23,7 +23,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
-from ingot.ops.architectures import companions, hyper
+from ingot.ops.architectures import companions, hyper, numbers, rotary
 from ingot.ops.architectures.apart import apart, has_parted, together
 from ingot.ops.architectures.companions import PREFIX, TOKENIZER, WHOLE
 from ingot.ops.architectures.families import FAMILIES, Family, family_of
@@ -36,7 +36,7 @@ from ingot.ops.views.rows import permute, stack, unstack
 from ingot.ops.views.second import join_seconds, part_seconds, rounded_seconds
 from ingot.stores.temporary import TemporaryFolder
 
-_FREQUENCIES, _EMBEDDING = "rope_freqs.weight", "token_embd.weight"
+_EMBEDDING = "token_embd.weight"
 _MOST_EXPERTS, _MOST_LAYERS = 1 << 16, 1 << 20
 _DERIVED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 SCALE_NAMES = (".scale", ".input_scale")
@@ -102,8 +102,8 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     kept = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
     metadata = with_values(carried(kept), {**typed, **words, **companions.to_metadata(files)})
     view = _stacked(checkpoint, plan)
-    factors = hyper.rope_factors(config, family)
-    view = view if factors is None else add(view, {_FREQUENCIES: factors})
+    if factors := {} if family.rope is None else rotary.tensors(config, family):
+        view = add(view, factors)
     changes = _widened(view, family)
     rounded = [name for name, wanted in changes.items() if wanted.plus and not _comes_back(view[name], wanted)]
     lost += [f"the last bits of {', '.join(rounded[:3])}, of which 1 + w is rounded"] if rounded else []
@@ -144,7 +144,9 @@ def to_model(checkpoint: Checkpoint) -> Translated:
     notes = list[str]()
     view = _unstacked(checkpoint, plan)
     view = change(view, _narrowed(view, family, plan))
-    config, changed = hyper.to_config(metadata, family, list(view)), list[str]()
+    dropped = {name: checkpoint[name] for name in plan.dropped if checkpoint[name].size <= rotary.MOST_FACTORS}
+    factors = {name: tensor.numpy("f32") for name, tensor in dropped.items() if _is_small(name, tensor)}
+    config, changed = hyper.to_config(metadata, family, list(view), factors), list[str]()
     config["dtype"] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_type(view), "float32")
     if stated:
         config, changed = hyper.merged(stated, config, family)
@@ -154,9 +156,10 @@ def to_model(checkpoint: Checkpoint) -> Translated:
             f"the GGUF metadata differ from the config.json that the file keeps; they count for {', '.join(changed)}"
         )
     files, unsaid = companions.files_of(metadata, config)
+    known = bool(stated) or "long_factor" in rotary.rope_of(config)
     lost = [
         *unsaid,
-        *([f"{_FREQUENCIES}: the rotary embedding's scaling"] if _FREQUENCIES in plan.dropped and not stated else []),
+        *(f"{name}: the rotary embedding's scaling" for name in plan.dropped if not known),
     ]
     keys = [key for key in metadata if not _is_known(key, arch)]
     if keys:
@@ -209,7 +212,7 @@ def _plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fam
     if left:
         plan.lost.append(f"{', '.join(left[:3])}{f' and {len(left) - 3} more' if len(left) > 3 else ''}")
     if family.permuted and not plan.unknown:
-        _order(plan, checkpoint, hyper.heads(config), forth=True)
+        _order(plan, checkpoint, numbers.heads(config), forth=True)
     return plan
 
 
@@ -220,7 +223,7 @@ def _plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: 
         members = names.experts(name, shape[0]) if shape and shape[0] <= _MOST_EXPERTS else None
         if members is not None:
             plan.stacks[name] = members
-        elif name == _FREQUENCIES:
+        elif name in rotary.TENSORS:
             plan.dropped.append(name)
         elif (found := names.to_model(name)) is None:
             plan.unknown.append(name)
@@ -231,7 +234,7 @@ def _plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: 
             key: metadata.get(f"{family.arch}.attention.{name}")
             for key, name in (("num_attention_heads", "head_count"), ("num_key_value_heads", "head_count_kv"))
         }
-        _order(plan, checkpoint, hyper.heads(counts), forth=False)
+        _order(plan, checkpoint, numbers.heads(counts), forth=False)
     return plan
 
 
