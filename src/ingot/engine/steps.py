@@ -189,10 +189,10 @@ class Encode(Step):
         return cost.by_rows(matrix, per_row, cost.fixed_cost(tensor), room, step)
 
     def pieces(self) -> tuple[int, int] | None:
-        """Return the rows, and the number at whose multiples they may be cut into pieces that several processes do.
+        """As ``Step.pieces``.
 
-        None where they may not: what is learnt of all rows first, or encoded of all at once; what is compressed
-        afterwards, in frames across pieces; where a digest proves the source only as a whole.
+        Not cut is what is learnt of all rows first, or encoded of all at once, what is compressed afterwards, in frames
+        across pieces, and what a digest proves only as a whole.
         """
         tensor, encoder = self.tensor, self.encoder
         whole = encoder.fit_passes or encoder.single_chunk or not CODECS[tensor.codec].streams

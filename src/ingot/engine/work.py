@@ -106,6 +106,13 @@ class Step(ABC):
         """Bytes that one thread needs beside its chunk."""
         return 0
 
+    def pieces(self) -> tuple[int, int] | None:
+        """Return the rows, and the number at whose multiples they may be cut into pieces that several processes do.
+
+        None where they may not.
+        """
+        return None
+
     def ready(self) -> None:  # noqa: B027 - most need none
         """Ask for the optional packages that are needed; raises ``MissingExtraError``."""
 

@@ -21,7 +21,6 @@ from ingot.engine.execute import Executed, Input, Target, execute
 from ingot.engine.journal import intact
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
-from ingot.engine.steps import Encode
 from ingot.errors import UsageError
 from ingot.formats.base import Skips
 from ingot.model.artifact import Artifact
@@ -110,7 +109,7 @@ def tasks_of(plan: Plan, done: set[int], slots: int) -> list[Task]:
     tasks: list[Task] = []
     start = nbytes = 0
     for number, step in enumerate(plan.steps):
-        pieces = step.pieces() if number not in done and isinstance(step, Encode) and step.in_bytes > share else None
+        pieces = step.pieces() if number not in done and step.in_bytes > share else None
         alone = number in done or pieces is not None
         if start < number and (alone or nbytes + step.in_bytes > size):
             tasks.append(Task(start, number, nbytes))
