@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ingot.core.checksums import HASHERS
-from ingot.errors import UsageError
+from ingot.errors import IngotError, UsageError
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
@@ -28,6 +28,8 @@ class Catalog:
     what it does not forbid but is worth telling: pairs of rule and message. ``verify`` prints both; strictly the first
     are errors.
     ``check_whole`` compares a digest that covers the whole file, where there is one; it reads everything.
+    ``check_files`` compares digests of whole files whose parts have their own: it yields an error for each that
+    differs, and ``verify`` alone asks for it.
     ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds;
     ``features`` are those that decide on the kernels that could run the file, where its format knows such.
     ``manifest_digest`` tells whether the file has a digest of its header or manifest, which then was right; None where
@@ -46,6 +48,7 @@ class Catalog:
     details: Callable[[], Sequence[Table]] = tuple
     features: Flags | None = None
     check_whole: Callable[[], None] | None = None
+    check_files: Callable[[], Iterable[IngotError]] = tuple
     manifest_digest: bool | None = None
     receipt: str | None = None
     called: Mapping[str, str] = field(default_factory=dict)

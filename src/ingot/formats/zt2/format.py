@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ingot.core.encodings import SEEKABLE
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import BySuffix
 from ingot.formats.zt2.layout import FOOTER, MAGIC
-from ingot.formats.zt2.manifest import Shard, stated
+from ingot.formats.zt2.manifest import stated
 from ingot.formats.zt2.overlay import Base, read_base
 from ingot.formats.zt2.reader import catalog_of, read_manifest
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.sharded import Zt2ShardsWriter, size_of, split
-from ingot.formats.zt2.shards import SUFFIX, open_shards
+from ingot.formats.zt2.shards import SUFFIX, check_shards, open_shards
 from ingot.formats.zt2.specs import ALGORITHMS, refusal
 from ingot.formats.zt2.writer import Zt2Writer
 from ingot.model.artifact import Artifact
@@ -64,12 +65,13 @@ class Zt2Format(BySuffix):
             data, manifest = read_manifest(source)
             sources: dict[str | None, ByteSource] = {None: source}
             headers = {name: data}
-            shards: Mapping[str, Shard] = stated(manifest.shards) or {}
-            for shard, file, other in open_shards(store, name, shards):
+            others: dict[str, ByteSource] = {}
+            for shard, file, other in open_shards(store, name, manifest):
                 opened.callback(other.close)
-                sources[shard] = other
+                sources[shard] = others[shard] = other
                 headers[file] = read_bytes(other, other.size - FOOTER, FOOTER)
             catalog = catalog_of(manifest, headers, sources, verify=verify)
+            catalog.check_files = partial(check_shards, name, stated(manifest.shards) or {}, others)
             opened.pop_all()
             return catalog
 
@@ -93,7 +95,8 @@ class Zt2Format(BySuffix):
     def over(self, store: Store, name: str, target: str, digest: str | None) -> Zt2Overlay:
         """Return the format of files called ``target`` that refer to the parts of the file ``name``.
 
-        ``digest`` is the kind that tells the base from another. Errors as of ``read``; reads all of the file.
+        ``digest`` is the kind that tells the base from another: it is computed when an overlay is written. Errors as of
+        ``read``.
         """
         return Zt2Overlay(read_base(store, name, target, ALGORITHMS[digest] or "xxh3"))
 
@@ -117,8 +120,8 @@ class Zt2Overlay(Zt2Format):
 
     @property
     def identity(self) -> str:
-        """What tells the base from another: the digests of its files."""
-        return " ".join(shard.digest for shard in self.base.shards.values())
+        """What tells the base from another: the checksum of its manifest, and what that says of other files."""
+        return self.base.identity
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:
         """Start writing one file, beside which the base's files are looked for."""

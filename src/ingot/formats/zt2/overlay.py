@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ingot.core.checksums import xxh3
 from ingot.formats.zt2.manifest import Shard, stated
 from ingot.formats.zt2.reader import read_manifest
 from ingot.formats.zt2.rules import is_shard_name
@@ -35,18 +36,27 @@ class Base:
     Parameters
     ----------
     store : Store
+    own : str
+        What the table of an overlay calls the file itself.
     files : mapping
         The file's name by the shard's name that stands for it.
     shards : mapping
-        The entries of the table.
+        The entries of its own table.
     places : mapping
         All blobs by their number of bytes, in order.
+    algorithm : str
+        Of the digest by which an overlay knows the file.
+    identity : str
+        What tells the file from others: its size and the checksum of its manifest, and the digests of its shards.
     """
 
     store: Store
+    own: str
     files: Mapping[str, str]
     shards: Mapping[str, Shard]
     places: Mapping[int, Sequence[Place]]
+    algorithm: str
+    identity: str
 
     def open(self) -> OpenBase:
         """Return the base to compare with."""
@@ -75,9 +85,14 @@ class OpenBase:
         return bytes(data)
 
     def table(self, shards: set[str]) -> dict[str, Any]:
-        """Return the entries of the table for these shards."""
-        stated = self._base.shards
-        return {name: {"size": stated[name].size, "digest": stated[name].digest} for name in shards}
+        """Return the entries of the table for these shards; reads the whole base for its digest, if it is one."""
+        return {name: {"size": found.size, "digest": found.digest} for name in shards for found in [self._entry(name)]}
+
+    def _entry(self, shard: str) -> Shard:
+        if shard != self._base.own:
+            return self._base.shards[shard]
+        source = self._source(shard)
+        return Shard(source.size, digest_of_range(source, 0, source.size, self._base.algorithm))
 
     def close(self) -> None:
         """Close what was opened."""
@@ -98,33 +113,32 @@ class OpenBase:
 
 
 def read_base(store: Store, name: str, target: str, algorithm: str) -> Base:
-    """Look at the base of an overlay that will be called ``target``; its file is read once, for its digest.
+    """Look at the base of an overlay that will be called ``target``; its manifest alone is read.
 
     Errors as the reader's: ``zt2.*``, ``cbor.*``.
     """
     with ExitStack() as opened:
         source = store.open(name)
         opened.callback(source.close)
-        _, manifest = read_manifest(source)
+        data, manifest = read_manifest(source)
         table: Mapping[str, Shard] = stated(manifest.shards) or {}
         files = {}
-        for shard, file, other in open_shards(store, name, table):
+        for shard, file, other in open_shards(store, name, manifest):
             opened.callback(other.close)
             files[shard] = file
         own = _label(name, target, table)
-        digest = digest_of_range(source, 0, source.size, algorithm)
-        shards = {own: Shard(source.size, digest), **table}
+        identity = " ".join([str(source.size), f"{xxh3(data):016x}", *(shard.digest for shard in table.values())])
     found: dict[int, set[Place]] = {}
     for obj in manifest.objects.values():
         for part in obj.parts.values():
             found.setdefault(part.blob[1], set()).add(Place(stated(part.shard) or own, part.blob[0]))
-    order = {shard: number for number, shard in enumerate(shards)}
+    order = {shard: number for number, shard in enumerate((own, *table))}
     places = {
         length: sorted(several, key=lambda place: (order[place.shard], place.offset))
         for length, several in found.items()
         if length
     }
-    return Base(store, {own: name, **files}, shards, places)
+    return Base(store, own, {own: name, **files}, table, places, algorithm, identity)
 
 
 def _label(name: str, target: str, taken: Mapping[str, Shard]) -> str:

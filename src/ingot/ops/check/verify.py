@@ -202,7 +202,9 @@ def _attachments(source: Source) -> Iterator[Finding]:
 
 
 def _whole(source: Source) -> Iterator[Finding]:
-    """Compare the digest over the whole file, where the format has one."""
+    """Compare the digest over the whole file, and those of whole files beside it, where the format has such."""
+    for found in source.catalog.check_files():
+        yield _finding(found, source.location)
     if source.catalog.check_whole is not None:
         try:
             source.catalog.check_whole()

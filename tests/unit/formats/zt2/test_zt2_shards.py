@@ -13,12 +13,17 @@ import ingot
 from ingot.core import cbor, checksums
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
+from ingot.formats.zt2 import overlay as zt2_overlay
+from ingot.formats.zt2 import shards
 from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.layout import ALIGNMENT, MAGIC, Footer, align
 from ingot.formats.zt2.reader import read_manifest
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
+from ingot.ops.convert.convert import prepare
+from ingot.ops.convert.dry_run import dry_run
+from ingot.ops.convert.options import ConvertOptions
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryTarget
 
@@ -70,13 +75,46 @@ def test_a_folder_opens_by_the_file_that_is_no_shard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["absent", "another size", "other bytes", "a digest that nobody here knows"])
 def test_another_file_is_not_taken_for_a_shard(tmp_path: Path, way: str) -> None:
     algorithm = "md5" if way.startswith("a digest") else "sha256"
-    root = overlay(tmp_path, b"other bytes" if way == "other bytes" else None, algorithm)
-    if way == "absent":
+    root = overlay(tmp_path, algorithm=algorithm)
+    if way == "other bytes":
+        ingot.save(tmp_path / "base.zt", {"w": BASE + 1}, format="zt2", overwrite=True)
+    elif way == "absent":
         (tmp_path / "base.zt").unlink()
     elif way == "another size":
         (tmp_path / "base.zt").write_bytes((tmp_path / "base.zt").read_bytes() + b"\0")
     with pytest.raises(IngotError) as caught:
         ingot.open(root)
+    assert caught.value.rule == "zt2.shard-missing"
+
+
+def test_a_base_is_known_by_its_parts_and_hashed_by_verify_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = overlay(tmp_path, b"of another file that has these parts")
+    with monkeypatch.context() as patch:
+        for module in (shards, zt2_overlay):
+            patch.setattr(module, "digest_of_range", None)  # nobody asks
+        with ingot.open(root) as found:
+            assert np.array_equal(found["w"].numpy(), BASE)
+        ingot.save(tmp_path / "new.zt", {"w": BASE})
+        options = ConvertOptions(tmp_path / "new.zt", tmp_path / "v1.zt", container=2, overlay=tmp_path / "base.zt")
+        with prepare(options) as prepared:
+            assert dry_run(prepared)
+    assert [item.rule for item in ingot.verify(root) if item.level == "error"] == ["zt2.shard-digest"]
+
+
+def test_a_base_whose_parts_have_no_digests_is_known_by_that_of_the_file(tmp_path: Path) -> None:
+    new = tuned_and_base(tmp_path)
+    ingot.convert(tmp_path / "base.zt", tmp_path / "b.zt", container=2, digest=None)
+    ingot.convert(tmp_path / "new.zt", tmp_path / "v1.zt", container=2, digest=None, overlay=tmp_path / "b.zt")
+    (tmp_path / "base.zt").unlink()
+    with ingot.open(tmp_path / "v1.zt") as found:
+        assert np.array_equal(found["k1"].numpy(), new["k1"])
+    data = bytearray((tmp_path / "b.zt").read_bytes())
+    data[read_manifest(MemorySource(bytes(data)))[1].objects["k1"].parts["data"].blob[0]] ^= 1
+    (tmp_path / "b.zt").write_bytes(data)
+    with pytest.raises(IngotError) as caught:
+        ingot.open(tmp_path / "v1.zt")
     assert caught.value.rule == "zt2.shard-missing"
 
 
