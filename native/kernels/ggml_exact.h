@@ -81,27 +81,20 @@ inline bool exact_mxfp4(const float* x, Byte* out) {
   return true;
 }
 
-inline bool is_exact(Ggml type) {
+constexpr bool is_exact(Ggml type) {
   return type == Ggml::q4_0 || type == Ggml::q4_1 || type == Ggml::q5_0 || type == Ggml::q5_1 || type == Ggml::q8_0 ||
          type == Ggml::mxfp4;
 }
 
 // False where f16 has no room for a scale.
-inline bool exact(Ggml type, const float* x, Byte* out) {
-  switch (type) {
-    case Ggml::q4_0:
-      return exact_symmetric<Ggml::q4_0, 8>(x, out);
-    case Ggml::q5_0:
-      return exact_symmetric<Ggml::q5_0, 16>(x, out);
-    case Ggml::q4_1:
-      return exact_affine<Ggml::q4_1, 15>(x, out);
-    case Ggml::q5_1:
-      return exact_affine<Ggml::q5_1, 31>(x, out);
-    case Ggml::q8_0:
-      return exact_q8_0(x, out);
-    default:
-      return exact_mxfp4(x, out);
-  }
+template <Ggml kType>
+bool exact(const float* x, Byte* out) {
+  if constexpr (kType == Ggml::q4_0) return exact_symmetric<kType, 8>(x, out);
+  if constexpr (kType == Ggml::q5_0) return exact_symmetric<kType, 16>(x, out);
+  if constexpr (kType == Ggml::q4_1) return exact_affine<kType, 15>(x, out);
+  if constexpr (kType == Ggml::q5_1) return exact_affine<kType, 31>(x, out);
+  if constexpr (kType == Ggml::q8_0) return exact_q8_0(x, out);
+  if constexpr (kType == Ggml::mxfp4) return exact_mxfp4(x, out);
 }
 
 }  // namespace

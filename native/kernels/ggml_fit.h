@@ -1,6 +1,8 @@
 // The scale, or scale and offset, of each group by itself (spec/gguf.md, "Search"): codes for some grids to begin with, and
 // for each the scale and offset of least squared error in closed form.
 #pragma once
+#include <iterator>
+
 #include "kernels/ggml_lanes.h"
 
 namespace ingot::INGOT_ISA {
@@ -9,34 +11,71 @@ namespace {
 constexpr float kTiny = 0x1p-60f;  // of values whose largest is about 1: a group below it is zeros
 constexpr int kRounds = 2;         // how often codes and scale are found from each other in the end
 
+// How many grids are tried in one pass over a group: what one waits for the others fill, if there are registers for all.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr std::size_t kTogether = 2;
+#else
+constexpr std::size_t kTogether = 1;
+#endif
+
 // x = scale * q. With t = x / s = q + r the best factor is 1 + sum(rq) / sum(qq), which leaves
 // s^2 (sum(rr) - sum(rq)^2 / sum(qq)): sums of what is left, so that no digits cancel.
 template <class Level, class Weights>
 struct ScaleFit {
   const Weights& tile;
   std::size_t c;
+  Floats most;  // of all magnitudes
   Floats error = all(kInfinite), scale{};
 
-  void attempt(Floats id, Floats s) {
-    Floats rq{}, qq{}, rr{};
-    for (std::size_t j = 0; j < Weights::kCount; ++j) {
-      const Floats t = tile.value(j, c) * id, q = Level::nearest(t), r = t - q;
-      const Floats wq = tile.weighed(q, j, c);
-      rq += r * wq;
-      qq += q * wq;
-      rr += r * tile.weighed(r, j, c);
+  template <std::size_t kMany>
+  struct Grids {
+    Floats id[kMany], s[kMany];
+  };
+
+  template <std::size_t kMany>
+  void attempt(const Grids<kMany>& grids) {
+    Floats widest = magnitude(grids.id[0]);
+    for (std::size_t k = 1; k < kMany; ++k) widest = larger(magnitude(grids.id[k]), widest);
+    switch (Level::ends(most * widest)) {
+      case Ends::none:
+        return attempt<Ends::none>(grids);
+      case Ends::high:
+        return attempt<Ends::high>(grids);
+      default:
+        return attempt<Ends::both>(grids);
     }
-    const Floats more = qq > 0.0f ? rq / qq : Floats{};
-    const Floats left = (rr - more * rq) * (s * s);
-    const auto better = left < error;
-    error = better ? left : error;
-    scale = better ? s + more * s : scale;
+  }
+
+  template <Ends kEnds, std::size_t kMany>
+  void attempt(const Grids<kMany>& grids) {
+    Floats rq[kMany]{}, qq[kMany]{}, rr[kMany]{};
+#pragma GCC unroll 2
+    for (std::size_t j = 0; j < Weights::kCount; ++j) {
+      const Floats x = tile.value(j, c);
+#pragma GCC unroll 2
+      for (std::size_t k = 0; k < kMany; ++k) {
+        Floats r;
+        const Floats q = Level::template nearest<kEnds>(x * grids.id[k], r), wq = tile.weighed(q, j, c);
+        rq[k] = plus_product<Weights::kWhole && Level::exact(kEnds)>(rq[k], r, wq);
+        qq[k] = plus_product<Weights::kWhole>(qq[k], q, wq);
+        rr[k] += r * tile.weighed(r, j, c);
+      }
+    }
+#pragma GCC unroll 2
+    for (std::size_t k = 0; k < kMany; ++k) {
+      const Floats s = grids.s[k], more = qq[k] > 0.0f ? rq[k] / qq[k] : Floats{};
+      const Floats left = (rr[k] - more * rq[k]) * (s * s);
+      const auto better = left < error;
+      error = better ? left : error;
+      scale = better ? s + more * s : scale;
+    }
   }
 };
 
 // `Type::kStarts`: levels that the value of the largest magnitude is put on to begin with.
 template <class Type, class Weights>
 void fit_scales(const Weights& tile, Lanes& scale) {
+  constexpr std::size_t starts = std::size(Type::kStarts);
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
     Floats most{}, extreme{};
     for (std::size_t j = 0; j < Weights::kCount; ++j) {
@@ -47,9 +86,18 @@ void fit_scales(const Weights& tile, Lanes& scale) {
     const auto nothing = most < kTiny;
     extreme = nothing ? all(1) : extreme;
     const Floats id = 1.0f / extreme;
-    ScaleFit<typename Type::Level, Weights> fit{tile, c};
-    for (const float level : Type::kStarts) fit.attempt(id * level, extreme * (1.0f / level));
-    for (int k = 0; k < kRounds; ++k) fit.attempt(inverse(fit.scale), fit.scale);
+    using Fit = ScaleFit<typename Type::Level, Weights>;
+    Fit fit{tile, c, most};
+    for (std::size_t first = 0; first < starts; first += kTogether) {
+      typename Fit::template Grids<kTogether> grids;
+      for (std::size_t k = 0; k < kTogether; ++k) {  // the last one twice where there are too few
+        const float level = Type::kStarts[first + k < starts ? first + k : starts - 1];
+        grids.id[k] = id * level;
+        grids.s[k] = extreme * (1.0f / level);
+      }
+      fit.attempt(grids);
+    }
+    for (int k = 0; k < kRounds; ++k) fit.attempt(typename Fit::template Grids<1>{{inverse(fit.scale)}, {fit.scale}});
     store(scale.of + c, nothing ? Floats{} : fit.scale);
   }
 }
@@ -59,23 +107,67 @@ template <class Level, bool kBelow, class Weights>
 struct AffineFit {
   const Weights& tile;
   std::size_t c;
-  Floats weight;
+  Floats weight, low, high;  // no value lies past these
   Floats error = all(kInfinite), scale{}, offset{};
 
-  void attempt(Floats base, Floats id, Floats s) {
-    Floats sq{}, qq{}, sr{}, rq{}, rr{};
-    for (std::size_t j = 0; j < Weights::kCount; ++j) {
-      const Floats t = (tile.value(j, c) - base) * id, q = Level::nearest(t), r = t - q;
-      const Floats wq = tile.weighed(q, j, c), wr = tile.weighed(r, j, c);
-      sq += wq;
-      qq += q * wq;
-      sr += wr;
-      rq += q * wr;
-      rr += r * wr;
+  template <std::size_t kMany>
+  struct Grids {
+    Floats base[kMany], id[kMany], s[kMany];
+  };
+
+  template <std::size_t kMany>
+  void attempt(const Grids<kMany>& grids) {
+    Floats least = (low - grids.base[0]) * grids.id[0], largest = (high - grids.base[0]) * grids.id[0];
+    for (std::size_t k = 1; k < kMany; ++k) {
+      least = smaller((low - grids.base[k]) * grids.id[k], least);
+      largest = larger((high - grids.base[k]) * grids.id[k], largest);
     }
+    switch (Level::ends(least, largest)) {
+      case Ends::none:
+        return attempt<Ends::none>(grids);
+      case Ends::near:
+        return attempt<Ends::near>(grids);
+      default:
+        return attempt<Ends::both>(grids);
+    }
+  }
+
+  template <Ends kEnds, std::size_t kMany>
+  void attempt(const Grids<kMany>& grids) {
+    Floats sq[kMany]{}, qq[kMany]{}, sr[kMany]{}, rq[kMany]{}, rr[kMany]{};
+#pragma GCC unroll 2
+    for (std::size_t j = 0; j < Weights::kCount; ++j) {
+      const Floats x = tile.value(j, c);
+#pragma GCC unroll 2
+      for (std::size_t k = 0; k < kMany; ++k) {
+        Floats r;
+        const Floats q = Level::template nearest<kEnds>((x - grids.base[k]) * grids.id[k], r);
+        const Floats wq = tile.weighed(q, j, c), wr = tile.weighed(r, j, c);
+        sq[k] += wq;
+        qq[k] = plus_product<Weights::kWhole>(qq[k], q, wq);
+        sr[k] += wr;
+        rq[k] = plus_product<Weights::kWhole && Level::exact(kEnds)>(rq[k], q, wr);
+        rr[k] += r * wr;
+      }
+    }
+#pragma GCC unroll 2
+    for (std::size_t k = 0; k < kMany; ++k) choose(grids.base[k], grids.id[k], grids.s[k], {sq[k], qq[k], sr[k], rq[k], rr[k]});
+  }
+
+  struct Totals {
+    Floats sq, qq, sr, rq, rr;
+  };
+
+  void choose(Floats base, Floats id, Floats s, const Totals& of) {
+    const auto [sq, qq, sr, rq, rr] = of;
     const Floats spread = weight * qq - sq * sq;
     Floats b = spread > 0x1p-20f * (weight * qq) ? (weight * rq - sr * sq) / spread : Floats{};
-    const Floats a = weight > 0.0f ? (sr - b * sq) / weight : Floats{};
+    const Floats rest = sr - b * sq;
+    Floats a;
+    if constexpr (Weights::kWhole)
+      a = rest * (1.0f / Weights::kCount);  // exact, of a power of two
+    else
+      a = weight > 0.0f ? rest / weight : Floats{};
     Floats left = (rr - a * sr - b * rq) * (s * s);
     Floats to = base + a * s;
     if constexpr (kBelow) {  // where it would be above 0 it is 0, and all that is left is u = r + base / s
@@ -106,13 +198,22 @@ void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& o
     if constexpr (Type::kBelow) low = smaller(low, Floats{});
     const auto flat = high - low < kTiny;
     const Floats range = flat ? all(1) : high - low, id = 1.0f / range;
-    AffineFit<typename Type::Level, Type::kBelow, Weights> fit{tile, c, load(weight.of + c)};
-    for (const auto& [below, above] : Type::kStarts) {
-      const float steps = static_cast<float>(Type::kMost) + below + above;
-      const Floats s = range * (1.0f / steps);
-      fit.attempt(low + s * below, id * steps, s);
+    using Fit = AffineFit<typename Type::Level, Type::kBelow, Weights>;
+    Fit fit{tile, c, load(weight.of + c), low, high};
+    constexpr std::size_t starts = std::size(Type::kStarts);
+    for (std::size_t first = 0; first < starts; first += kTogether) {
+      typename Fit::template Grids<kTogether> grids;
+      for (std::size_t k = 0; k < kTogether; ++k) {  // the last one twice where there are too few
+        const auto [below, above] = Type::kStarts[first + k < starts ? first + k : starts - 1];
+        const float steps = static_cast<float>(Type::kMost) + below + above;
+        grids.s[k] = range * (1.0f / steps);
+        grids.base[k] = low + grids.s[k] * below;
+        grids.id[k] = id * steps;
+      }
+      fit.attempt(grids);
     }
-    for (int k = 0; k < kRounds; ++k) fit.attempt(fit.offset, inverse(fit.scale), fit.scale);
+    for (int k = 0; k < kRounds; ++k)
+      fit.attempt(typename Fit::template Grids<1>{{fit.offset}, {inverse(fit.scale)}, {fit.scale}});
     store(scale.of + c, flat ? Floats{} : fit.scale);
     store(offset.of + c, flat ? low + 0.0f : fit.offset);  // no minus zero
   }

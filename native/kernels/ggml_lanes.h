@@ -7,6 +7,10 @@
 #include "kernels/floats.h"
 #include "kernels/vectors.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace ingot::INGOT_ISA {
 namespace {
 
@@ -25,9 +29,44 @@ inline Floats load(const float* from) {
 }
 inline void store(float* to, Floats what) { std::memcpy(to, &what, sizeof what); }
 inline Floats all(float what) { return Floats{} + what; }
+// Compilers make a comparison and a choice of `a > b ? a : b`, of which x86 has one instruction.
+#if defined(__AVX512F__)
+inline Floats larger(Floats a, Floats b) { return _mm512_maskz_max_ps(0xffff, a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm512_maskz_min_ps(0xffff, a, b); }
+#elif defined(__AVX__)
+inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+#elif defined(__SSE2__)
+inline Floats larger(Floats a, Floats b) { return _mm_max_ps(a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm_min_ps(a, b); }
+#else
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
-inline Floats magnitude(Floats a) { return larger(a, -a); }
+#endif
+inline Floats magnitude(Floats a) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(a) & 0x7fffffff);
+}
+inline bool all_below(Floats a, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a, all(limit), _CMP_LT_OQ) == 0xffff;
+#elif defined(__AVX__)
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, all(limit), _CMP_LT_OQ)) == 0xff;
+#else
+  bool found = true;
+  for (std::size_t lane = 0; lane < kWidth; ++lane) found &= a[lane] < limit;
+  return found;
+#endif
+}
+// sum + a * b. In one step where that product is `kExact`: rounded once either way.
+template <bool kExact>
+inline Floats plus_product(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__)
+  if constexpr (kExact) return _mm512_fmadd_ps(a, b, sum);
+#elif defined(__FMA__)
+  if constexpr (kExact) return _mm256_fmadd_ps(a, b, sum);
+#endif
+  return sum + a * b;
+}
 inline Floats inverse(Floats a) { return a != 0.0f ? 1.0f / a : Floats{}; }
 inline float round_even(float x) { return (x + kRound) - kRound; }
 inline float clipped(float x, float low, float high) { return x > low ? x < high ? x : high : low; }
@@ -39,13 +78,48 @@ struct Lanes {
   float operator[](std::size_t lane) const { return of[lane]; }
 };
 
+// Which ends of their range levels are held to, for values past these by how much. A search that knows how large values are
+// leaves out what changes none.
+enum class Ends { both, near, high, none };
+
 // The integers from kLow to kHigh.
 template <int kLow, int kHigh>
 struct Integers {
+  static constexpr float kPast = kHigh + 0.5f;  // what becomes an integer above kHigh
+
+  template <Ends kEnds = Ends::both>
   static Floats nearest(Floats t) {
-    t = smaller(larger(t, all(kLow)), all(kHigh));
+    if constexpr (kEnds == Ends::both || kEnds == Ends::near) t = larger(t, all(kLow));
+    if constexpr (kEnds != Ends::none) t = smaller(t, all(kHigh));
     return (t + kRound) - kRound;
   }
+  // The nearest level, and what is left.
+  template <Ends kEnds>
+  static Floats nearest(Floats t, Floats& left) {
+#if defined(__AVX512DQ__)
+    if constexpr (kEnds == Ends::none) {
+      left = _mm512_maskz_reduce_ps(0xffff, t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      return t - left;
+    }
+#endif
+    const Floats q = nearest<kEnds>(t);
+    left = t - q;
+    return q;
+  }
+  // For values of magnitudes up to `most`.
+  static Ends ends(Floats most) {
+    static_assert(kLow == 0 || kLow == -kHigh - 1);
+    return all_below(most, kPast) ? Ends::none : all_below(most, 0.5f - kLow) ? Ends::high : Ends::both;
+  }
+  // For values from `low` to `high`, levels from 0 on.
+  static Ends ends(Floats low, Floats high) {
+    static_assert(kLow == 0);
+    if (!all_below(high, kHigh + 1)) return Ends::both;
+    return all_below(-low, 0.5f) && all_below(high, kPast) ? Ends::none : Ends::near;
+  }
+  // Whether what is left times its level is a number of f32. In units of t's last bit it stays below 2^24: with 2^e <= |t|
+  // that bit is 2^(e - 23), and what is left is 1/2 at most, or (|t| - kHigh) < 1 + 1/2 of a t that is held to kHigh.
+  static constexpr bool exact(Ends ends) { return ends != Ends::both; }
   static Ints code(Floats t) { return __builtin_convertvector(nearest(t) - static_cast<float>(kLow), Ints); }
 };
 
@@ -59,6 +133,14 @@ struct Iq4 {
     for (int k = 0; k < 15; ++k) found = t > middle(k) ? all(kValues[k + 1]) : found;
     return found;
   }
+  template <Ends>
+  static Floats nearest(Floats t, Floats& left) {
+    const Floats q = nearest(t);
+    left = t - q;
+    return q;
+  }
+  static Ends ends(Floats) { return Ends::both; }
+  static constexpr bool exact(Ends) { return false; }
   static Ints code(Floats t) {
     Ints found{};
 #pragma GCC unroll 15
@@ -87,10 +169,30 @@ struct E2m1 {
   }
 };
 
+// Turns rows of sixteen groups, kN words each, so that the words j of all groups lie together. `row(lane)` is where one begins.
+template <std::size_t kN, class Row>
+void turn(const Row& row, float (*__restrict out)[kLanes]) {
+  using Four = float __attribute__((vector_size(16)));
+  for (std::size_t lane = 0; lane < kLanes; lane += 4) {
+    const float* from[4] = {row(lane), row(lane + 1), row(lane + 2), row(lane + 3)};
+    for (std::size_t j = 0; j < kN; j += 4) {
+      Four a[4];
+      for (int k = 0; k < 4; ++k) std::memcpy(&a[k], from[k] + j, sizeof a[k]);
+      const Four low0 = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5), high0 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+      const Four low1 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5), high1 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+      const Four turned[4] = {
+          __builtin_shufflevector(low0, low1, 0, 1, 4, 5), __builtin_shufflevector(low0, low1, 2, 3, 6, 7),
+          __builtin_shufflevector(high0, high1, 0, 1, 4, 5), __builtin_shufflevector(high0, high1, 2, 3, 6, 7)};
+      for (std::size_t k = 0; k < 4; ++k) std::memcpy(out[j + k] + lane, &turned[k], sizeof turned[k]);
+    }
+  }
+}
+
 // Sixteen groups of kN weights, and what their errors weigh (1 where nothing was said).
 template <std::size_t kN, bool kWeighted>
 struct Tile {
   static constexpr std::size_t kCount = kN;
+  static constexpr bool kWhole = !kWeighted;  // products of levels are whole numbers
   alignas(64) float x[kN][kLanes];
   alignas(64) float w[kWeighted ? kN : 1][kLanes];
 
@@ -117,7 +219,7 @@ void measure(const Weights& tile, const Lanes& scale, const Lanes& offset, Sums&
       const Floats left = (x - off) - s * q;
       error += left * tile.weighed(left, j, c);
       sum += wq;
-      squares += q * wq;
+      squares = plus_product<Weights::kWhole>(squares, q, wq);
       products += x * wq;
     }
     store(out.error.of + c, error);
@@ -127,20 +229,22 @@ void measure(const Weights& tile, const Lanes& scale, const Lanes& offset, Sums&
   }
 }
 
-// Codes, one group after the other.
+// Codes, one group after the other. Four neighbours of each group make a word, and these are turned.
 template <class Level, class Weights>
 void codes_of(const Weights& tile, const Lanes& scale, const Lanes& offset, Byte* __restrict out) {
-  constexpr std::size_t count = Weights::kCount;
-  alignas(64) std::int32_t codes[count][kLanes];
+  constexpr std::size_t count = Weights::kCount / 4;
+  alignas(64) std::int32_t words[count][kLanes];
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
     const Floats off = load(offset.of + c), id = inverse(load(scale.of + c));
     for (std::size_t j = 0; j < count; ++j) {
-      const Ints found = Level::code((tile.value(j, c) - off) * id);
-      std::memcpy(codes[j] + c, &found, sizeof found);
+      Ints word{};
+#pragma GCC unroll 4
+      for (std::size_t k = 0; k < 4; ++k) word |= Level::code((tile.value(4 * j + k, c) - off) * id) << (8 * static_cast<int>(k));
+      std::memcpy(words[j] + c, &word, sizeof word);
     }
   }
   for (std::size_t lane = 0; lane < kLanes; ++lane)
-    for (std::size_t j = 0; j < count; ++j) out[lane * count + j] = static_cast<Byte>(codes[j][lane]);
+    for (std::size_t j = 0; j < count; ++j) std::memcpy(out + 4 * (lane * count + j), &words[j][lane], 4);
 }
 
 }  // namespace

@@ -15,8 +15,16 @@ struct Powers {
 inline float rounded(float value, const Powers& powers, std::size_t lane) {
   return f16_to_f32(f32_to_f16(value * powers.back[lane])) * powers.near[lane];
 }
-inline std::uint16_t half_bits(float value, const Powers& powers, std::size_t lane) {
-  return f32_to_f16(value * powers.back[lane]);
+inline void half_bits(const Lanes& values, const Powers& powers, std::uint16_t* bits) {
+  Lanes own;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) own[lane] = values[lane] * powers.back[lane];
+  store_block<Dtype::f16>(own.of, kLanes, bits);
+}
+inline void round(Lanes& values, const Powers& powers) {
+  std::uint16_t bits[kLanes];
+  half_bits(values, powers, bits);
+  load_block<Dtype::f16>(bits, kLanes, values.of);
+  for (std::size_t lane = 0; lane < kLanes; ++lane) values[lane] *= powers.near[lane];
 }
 
 // Groups of a block: its scales d and least in each lane, the integers, and what they leave.

@@ -2,6 +2,7 @@
 #pragma once
 #include "core/ggml.h"
 #include "kernels/ggml_lanes.h"
+#include "kernels/sixteen.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -24,8 +25,10 @@ inline void put(Byte* to, std::uint32_t what, int bytes) {
 template <int kRun>
 inline void pack_nibbles(const Byte* __restrict q, int count, Byte* __restrict out) {
   for (int at = 0; at < count; at += 2 * kRun)
-    for (int j = 0; j < kRun; ++j)
-      out[at / 2 + j] = static_cast<Byte>((q[at + j] & 15) | (q[at + kRun + j] & 15) << 4);
+    for (int j = at; j < at + kRun; j += 16) {
+      const Bytes16 both = (sixteen(q + j) & 15) | sixteen(q + j + kRun) << 4;
+      std::memcpy(out + j - at / 2, &both, sizeof both);
+    }
 }
 
 // Two bits of 256 elements, from bit kFrom on, in runs of 32 bytes.
@@ -50,9 +53,11 @@ inline void pack_ones(const Byte* __restrict q, Byte* __restrict out) {
 }
 
 inline void pack_fifths(const Byte* q, Byte* out) {
-  std::uint32_t bits = 0;
-  for (int i = 0; i < 32; ++i) bits |= (q[i] >> 4 & 1u) << i;
-  put(out, bits, 4);
+  for (int i = 0; i < 4; ++i) {
+    std::uint64_t eight;
+    std::memcpy(&eight, q + 8 * i, sizeof eight);
+    out[i] = static_cast<Byte>((eight >> 4 & 0x0101010101010101) * 0x0102040810204080 >> 56);  // bit j of byte j
+  }
   pack_nibbles<16>(q, 32, out + 4);
 }
 
@@ -70,26 +75,26 @@ template <Ggml kType>
 void pack(const Head& head, const Byte* q, Byte* out);
 
 template <>
-void pack<Ggml::q4_0>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q4_0>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   pack_nibbles<16>(q, 32, out + 2);
 }
 
 template <>
-void pack<Ggml::q4_1>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q4_1>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   put(out + 2, head.least, 2);
   pack_nibbles<16>(q, 32, out + 4);
 }
 
 template <>
-void pack<Ggml::q5_0>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q5_0>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   pack_fifths(q, out + 2);
 }
 
 template <>
-void pack<Ggml::q5_1>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q5_1>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   put(out + 2, head.least, 2);
   pack_fifths(q, out + 4);
@@ -97,26 +102,26 @@ void pack<Ggml::q5_1>(const Head& head, const Byte* q, Byte* out) {
 
 // Codes count from -128.
 template <>
-void pack<Ggml::q8_0>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q8_0>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   for (int i = 0; i < 32; ++i) out[2 + i] = static_cast<Byte>(q[i] - 128);
 }
 
 template <>
-void pack<Ggml::iq4_nl>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::iq4_nl>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   pack_nibbles<16>(q, 32, out + 2);
 }
 
 // `d` is the exponent.
 template <>
-void pack<Ggml::mxfp4>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::mxfp4>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 1);
   pack_nibbles<16>(q, 32, out + 1);
 }
 
 template <>
-void pack<Ggml::q2_k>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q2_k>(const Head& head, const Byte* q, Byte* out) {
   for (int k = 0; k < 16; ++k) out[k] = static_cast<Byte>(head.step(k) | head.minimum(k) << 4);
   pack_twos<0>(q, out + 16);
   put(out + 80, head.d, 2);
@@ -124,7 +129,7 @@ void pack<Ggml::q2_k>(const Head& head, const Byte* q, Byte* out) {
 }
 
 template <>
-void pack<Ggml::q3_k>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q3_k>(const Head& head, const Byte* q, Byte* out) {
   pack_ones<2>(q, out);
   pack_twos<0>(q, out + 32);
   for (int k = 0; k < 8; ++k)
@@ -138,7 +143,7 @@ void pack<Ggml::q3_k>(const Head& head, const Byte* q, Byte* out) {
 }
 
 template <>
-void pack<Ggml::q4_k>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q4_k>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   put(out + 2, head.least, 2);
   pack_six_bits(head, out + 4);
@@ -146,7 +151,7 @@ void pack<Ggml::q4_k>(const Head& head, const Byte* q, Byte* out) {
 }
 
 template <>
-void pack<Ggml::q5_k>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q5_k>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
   put(out + 2, head.least, 2);
   pack_six_bits(head, out + 4);
@@ -155,7 +160,7 @@ void pack<Ggml::q5_k>(const Head& head, const Byte* q, Byte* out) {
 }
 
 template <>
-void pack<Ggml::q6_k>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::q6_k>(const Head& head, const Byte* q, Byte* out) {
   pack_nibbles<64>(q, 256, out);
   pack_twos<4>(q, out + 128);
   for (int k = 0; k < 16; ++k) out[192 + k] = static_cast<Byte>(head.step(k));
@@ -163,7 +168,7 @@ void pack<Ggml::q6_k>(const Head& head, const Byte* q, Byte* out) {
 }
 
 template <>
-void pack<Ggml::iq4_xs>(const Head& head, const Byte* q, Byte* out) {
+inline void pack<Ggml::iq4_xs>(const Head& head, const Byte* q, Byte* out) {
   std::uint32_t low = 0, high = 0;
   for (int k = 0; k < 8; ++k) {
     low |= (head.step(k, 32) & 15) << 4 * k;

@@ -15,7 +15,7 @@ BLOCKS = 37  # the last sixteen groups are not full
 
 
 def weights(type: str, seed: int = 3) -> np.ndarray:
-    """Blocks of many sizes: ordinary ones, outliers, one-sided, flat, zeros, tiny and subnormal ones."""
+    """Blocks of many sizes: ordinary ones, outliers, one-sided, flat, zeros, tiny and subnormal ones, ends alike."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((BLOCKS, TYPES[type].elements)).astype(np.float32)
     x *= np.exp2(rng.integers(-12, 4, (BLOCKS, 1))).astype(np.float32)
@@ -28,6 +28,9 @@ def weights(type: str, seed: int = 3) -> np.ndarray:
     x[9, ::2] = 0
     x[10, 32:] *= np.float32(1e-30)
     x[11] = np.round(x[11] * 4)
+    x[13] = 1 + rng.integers(0, 4, x.shape[1]) * 2.0**-23  # a range of a few last bits
+    x[14] = rng.integers(-16, 17, x.shape[1]) / 32  # values between levels, just in the middle
+    x[14, :2] = x[15, 3:5] = 0.5, -0.5
     return x
 
 
