@@ -13,9 +13,9 @@ from ingot.errors import IngotError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
 from ingot.ops.architectures.view import holds_a_model, to_model
-from ingot.ops.open import detect
+from ingot.ops.open import detect, find, open_there
 from ingot.ops.open import open as open_checkpoint
-from ingot.ops.squish.status import is_squish_directory
+from ingot.ops.squish.status import holds_tiers
 from ingot.ops.squish.wanted import wanted_dtype
 from ingot.stores.table import locate_model, location_of
 
@@ -76,14 +76,15 @@ def resolve(
     IngotError
         As ``ingot.open``.
     """
-    if is_squish_directory(path):
+    store, name = find(path)
+    folder = store if model_dir is None else model_folder(model_dir)
+    if not name and holds_tiers(store):
         from ingot.ops.squish.prepare import prepare  # brings conversions along
 
         wanted = dtype if dtype is not None or model_dir is None else wanted_dtype(model_dir)
         choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=wanted)
-        return _of_tiers(path, choice, verify, model_dir)
-    checkpoint, why = open_checkpoint(path, verify=verify), f"{location_of(path)} is the only form there is"
-    folder = model_folder(path if model_dir is None else model_dir)
+        return _of_tiers(choice, verify, folder)
+    checkpoint, why = open_there(store, name, verify=verify), f"{location_of(path)} is the only form there is"
     if not holds_a_model(checkpoint.format):
         return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
     try:
@@ -93,21 +94,19 @@ def resolve(
         raise
     if model_dir is None:
         folder = _files(translated.checkpoint) or folder
-    name = location_of(path) if model_dir is None else folder.location
     return ModelSource(
         translated.checkpoint,
         path,
         folder,
-        name,
+        location_of(path) if model_dir is None else folder.location,
         "as stored",
         "; ".join(filter(None, (why, translated.done, *translated.notes))),
     )
 
 
-def _of_tiers(path: AnyPath, choice: Choice, verify: bool, model_dir: AnyPath | None) -> ModelSource:
-    """Open the tier that was chosen; config.json and the tokenizer lie in the directory itself, or in ``model_dir``."""
+def _of_tiers(choice: Choice, verify: bool, folder: Store) -> ModelSource:
+    """Open the tier that was chosen; config.json and the tokenizer lie in ``folder``."""
     told = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
-    folder = model_folder(path if model_dir is None else model_dir)
     checkpoint = open_checkpoint(choice.path, verify=verify)
     return ModelSource(checkpoint, choice.path, folder, folder.location, choice.tier.name, "; ".join(told))
 
@@ -130,7 +129,7 @@ def companions_folder(path: AnyPath) -> Iterator[Store]:
     if not inside:
         yield store
         return
-    with to_model(open_checkpoint(path)).checkpoint as view:
+    with to_model(open_there(store, name)).checkpoint as view:
         yield _files(view) or store
 
 

@@ -174,7 +174,14 @@ def open(
     FormatError, IntegrityError, UnsupportedError
         The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
     """
-    source = open_source(path, io=io, verify=verify, max_decompressed=max_decompressed)
+    return open_there(*find(path, io), io=io, verify=verify, max_decompressed=max_decompressed)
+
+
+def open_there(
+    store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Checkpoint:
+    """Open what ``find`` has found; see ``open``."""
+    source = open_found(store, name, verify=verify, max_decompressed=max_decompressed)
     return weights_of(source, lambda: (_open_again, (source.url, io, verify, source.identity(), max_decompressed)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.model_source import model_folder
+from ingot.adapters.model_source import model_folder, resolve
 from ingot.core.progress import ProgressEvent
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.store import Store
@@ -19,6 +19,7 @@ from ingot.ops.check.inspect import inspect
 from ingot.ops.convert.draft import config_of_draft
 from ingot.ops.open import open_source
 from ingot.ops.squish.build import build
+from ingot.stores.local_scheme import LocalScheme
 from ingot.stores.memory import shared_files
 from ingot.stores.table import STORES
 from ingot.testing.drafts import draft_head
@@ -184,3 +185,21 @@ def test_a_store_that_is_only_read_is_no_destination(model: Path, monkeypatch: p
     with pytest.raises(UsageError) as caught:
         ingot.convert(model, "memory:x/out")
     assert caught.value.rule == "store.not-writable"
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_a_model_is_located_once(name: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time is a request where models lie elsewhere, and may find another version."""
+    located: list[str] = []
+    locate = LocalScheme.locate
+
+    def counted(self: LocalScheme, text: str, io: str) -> tuple[Store, str]:
+        located.append(text)
+        return locate(self, text, io)
+
+    monkeypatch.setattr(LocalScheme, "locate", counted)
+    source = resolve(model / name)
+    with source.checkpoint as checkpoint:
+        assert list(checkpoint) == list(WEIGHTS)
+    assert located == [str(model / name)]
+    assert source.folder.exists("config.json")
