@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ingot.ops.delta.patch import patch as patch
     from ingot.ops.library.library import Library as Library
     from ingot.ops.open import open as open
+    from ingot.ops.report.report import report as report
     from ingot.ops.save import save as save
 
 _NAMES = {
@@ -54,6 +55,7 @@ _NAMES = {
     "open": "ingot.ops.open",
     "patch": "ingot.ops.delta.patch",
     "plan": "ingot.ops.ane.plan",
+    "report": "ingot.ops.report.report",
     "revert": "ingot.ops.delta.apply",
     "save": "ingot.ops.save",
     "seal": "ingot.ops.check.seal",
@@ -80,6 +82,7 @@ __all__ = [
     "open",
     "patch",
     "plan",
+    "report",
     "revert",
     "save",
     "seal",

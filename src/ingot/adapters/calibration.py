@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.core.options import about
-from ingot.model.report import Bytes, Line, Report, figures_of
+from ingot.model.report import Bytes, Line, Report, Shown, figures_of
 from ingot.ops.options import MAX_RAM, OVERWRITE, PROGRESS, AnyPath
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class CalibrateOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrateReport:
+class CalibrateReport(Shown):
     """What a calibration took."""
 
     out: str

@@ -80,6 +80,7 @@ _PANELS = {
         "verify": "verify",
         "seal": "seal",
         "compare": "compare",
+        "report": "report",
         "formats": "catalog",
         "codecs": "catalog",
         "doctor": "doctor",

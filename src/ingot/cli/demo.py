@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.output import Json, print_json, size_text
+from ingot.cli.output import Json, print_json
 from ingot.cli.tables import table
+from ingot.model.words import size_text
 
 
 def register(app: typer.Typer) -> None:

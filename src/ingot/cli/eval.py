@@ -10,8 +10,9 @@ import typer
 
 from ingot.adapters.options import Loading, Measures, Protocol
 from ingot.cli.derive import derived
-from ingot.cli.output import Json, Quiet, number, print_json, progress_bar, size_text
+from ingot.cli.output import Json, Quiet, print_json, progress_bar
 from ingot.cli.tables import line, table
+from ingot.model.words import number, size_text
 
 if TYPE_CHECKING:
     from ingot.adapters.evaluate import Evaluation

@@ -9,9 +9,10 @@ import typer
 
 from ingot.adapters.options import Draft, LoadOptions
 from ingot.cli.derive import derived
-from ingot.cli.output import Json, print_json, size_text
+from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line
 from ingot.errors import printable
+from ingot.model.words import size_text
 
 EPILOG = (
     "Examples:\n\n"

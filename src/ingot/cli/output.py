@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from ingot.core.memory import format_size
 from ingot.core.progress import ProgressCallback, ProgressEvent
+from ingot.model.words import size_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]
@@ -51,21 +51,6 @@ def reader_may_leave() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def number(value: float, digits: int = 4) -> str:
-    """Format a figure to ``digits`` significant digits."""
-    return f"{value:.{digits}g}"
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """Format a shape as ``768x288``."""
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def size_text(count: int) -> str:
-    """Format bytes for people."""
-    return format_size(count)
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.derive import derived, option
-from ingot.cli.output import Json, number, print_json, shape_text, size_text
+from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line, table
 from ingot.core.layers import equal_layers
 from ingot.errors import UsageError, printable
+from ingot.model.words import number, shape_text, size_text
 from ingot.ops.ane.options import PlanOptions, SuggestOptions
 
 if TYPE_CHECKING:

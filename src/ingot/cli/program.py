@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ingot.cli.output import number, print_json, shape_text, size_text
+from ingot.cli.output import print_json
 from ingot.cli.tables import line, table
 from ingot.errors import printable
+from ingot.model.words import number, shape_text, size_text
 from ingot.ops.options import AnyPath
 
 

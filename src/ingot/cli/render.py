@@ -1,16 +1,14 @@
-"""Reports as text or as JSON: the one place that gives figures their units and tables their columns."""
+"""Reports as text or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.cli.output import number, print_json, shape_text, size_text
+from ingot.cli.output import print_json
 from ingot.cli.tables import line, table
-from ingot.errors import printable
-from ingot.model.report import Column, Figure, Kind, Line, Report, Table
-
-_LEFT: tuple[Kind, ...] = ("text", "texts", "shape", "flag")
+from ingot.model.report import Figure, Line, Report, Table
+from ingot.model.words import LEFT, cell, told
 
 
 def render(report: Report, *, json: bool = False, quiet: bool = False) -> None:
@@ -49,21 +47,15 @@ def print_text(report: Report) -> None:
 
 def print_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> None:
     """Print lines with their figures put in."""
-    texts = {name: text_of(item.value, item.kind) for name, item in figures.items() if item.kind != "data"}
-    for item in lines:
-        label = f"  {item.label:<8} " if item.label else ""
-        if not item.each:
-            line(label + item.words.format_map(texts))
-            continue
-        for value in figures[item.each].value:
-            line(label + item.words.format_map({**texts, "item": text_of(value, "text")}), whole=item.whole)
+    for item, text in told(lines, figures):
+        line((f"  {item.label:<8} " if item.label else "") + text, whole=item.whole)
 
 
 def print_table(item: Table) -> None:
     """Print a table's columns that are for people."""
     shown = [(index, column) for index, column in enumerate(item.columns) if column.head]
     columns = [column for _, column in shown]
-    left = next((i for i, column in enumerate(columns) if column.kind not in _LEFT), len(columns))
+    left = next((i for i, column in enumerate(columns) if column.kind not in LEFT), len(columns))
     dropped = sorted((column for column in columns if column.drop), key=lambda column: column.drop)
     rows = [[cell(row[index], column) for index, column in shown] for row in item.rows]
     if item.title:
@@ -71,46 +63,3 @@ def print_table(item: Table) -> None:
     table([column.head for column in columns], rows, left=left, optional=[column.head for column in dropped])
     if item.after:
         line(item.after)
-
-
-def cell(value: Any, column: Column) -> str:
-    """Return a value as a cell: nothing is an empty one."""
-    if value is None and column.kind != "error":
-        return ""
-    return _CELLS.get(column.kind, lambda value: text_of(value, column.kind))(value)
-
-
-def text_of(value: Any, kind: Kind) -> str:
-    """Return a value as people read it."""
-    if value is None:
-        return "-" if kind == "error" else "none"
-    return _TEXTS.get(kind, _words)(value)
-
-
-def _words(value: Any) -> str:
-    return printable(str(value))
-
-
-_TEXTS: Mapping[Kind, Callable[[Any], str]] = {
-    "bits": lambda value: f"{value:.3f}",
-    "bytes": lambda value: size_text(int(value)),
-    "cosine": lambda value: f"{value:.6f}",
-    "count": lambda value: f"{value:,}",
-    "counts": lambda value: ", ".join(f"{count} {name}" for name, count in value.items()) or "none",
-    "decibels": lambda value: f"{value:.2f} dB",
-    "error": lambda value: number(value) if value else "exact",
-    "flag": lambda value: "yes" if value else "no",
-    "number": number,
-    "position": str,
-    "ratio": lambda value: f"{100 * value:.1f} %",
-    "seconds": lambda value: f"{value:.2f} s",
-    "shape": shape_text,
-    "speed": lambda value: f"{size_text(int(value))}/s",
-    "texts": lambda value: ", ".join(map(str, value)),
-    "times": lambda value: f"{value}" if value > 1 else "",
-}
-# In a table the head has the unit, and what stands below each other has as many digits.
-_CELLS: Mapping[Kind, Callable[[Any], str]] = {
-    "bits": lambda value: f"{value:.2f}",
-    "decibels": lambda value: f"{value:.2f}",
-}

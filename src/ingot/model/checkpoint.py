@@ -117,6 +117,12 @@ class Checkpoint(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, format={self.format}, {len(self)} tensors)"
 
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: totals by codec."""
+        from ingot.model.html import checkpoint_html  # noqa: PLC0415 - few are looked at there
+
+        return checkpoint_html(repr(self), self)
+
     @property
     def nbytes(self) -> int:
         """Stored bytes of all tensors."""

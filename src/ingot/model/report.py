@@ -122,6 +122,25 @@ class Report:
     tables: Sequence[Table] = ()
     closing: Sequence[Line] = ()
 
+    def _repr_html_(self) -> str:
+        """Return what notebooks show."""
+        from ingot.model.html import report_html  # noqa: PLC0415 - what prints reports imports this
+
+        return report_html(self)
+
+
+class Shown:
+    """What has a report of itself, which notebooks show."""
+
+    __slots__ = ()
+
+    def report(self) -> Report:
+        """Return all that there is to tell."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
 
 def figures_of(report: Any, *computed: str) -> list[Figure]:
     """Return the fields of a dataclass, and the properties ``computed``, as figures."""

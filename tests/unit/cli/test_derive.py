@@ -21,6 +21,7 @@ from ingot.errors import UsageError
 from ingot.ops.check.options import CompareOptions, VerifyOptions
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.delta.options import DiffOptions, PatchOptions
+from ingot.ops.report.options import ReportOptions
 
 if TYPE_CHECKING:
     from nowhere import Callback
@@ -186,6 +187,7 @@ def test_wrong_calls_name_the_operation_and_the_option(given: dict[str, Any], wo
         ("patch", PatchOptions),
         ("compare", CompareOptions),
         ("verify", VerifyOptions),
+        ("report", ReportOptions),
     ],
 )
 def test_commands_functions_and_structs_have_the_same_options(name: str, struct: type[Any]) -> None:

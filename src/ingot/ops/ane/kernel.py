@@ -18,7 +18,7 @@ from ingot.formats.anek.pack import pack_unit
 from ingot.formats.anek.unit import KernelUnit, read_unit
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
+from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Shown, Table, figures_of, table_of
 from ingot.model.store import Replaced, Store
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
@@ -37,7 +37,7 @@ from ingot.targets.ane.kernel_format import kernel_format
 
 
 @dataclass(frozen=True, slots=True)
-class KernelReport:
+class KernelReport(Shown):
     """What was packed: the file, its bytes, the form it is packed in, and why."""
 
     path: str
@@ -101,7 +101,7 @@ def _table(options: KernelOptions) -> ActivationLut | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(Shown):
     """What was packed of a whole checkpoint: a unit per kernel, and the kernels that the chip refuses, with reasons."""
 
     path: str
@@ -228,7 +228,7 @@ def _unit(
 
 
 @dataclass(frozen=True, slots=True)
-class UnitReport:
+class UnitReport(Shown):
     """What ``ingot inspect`` tells of a kernel unit: sizes in bytes; ``tiles`` are padded sizes of the weight tiles.
 
     ``word`` is the KernelCfg register; ``streams`` are the coefficient streams that its sections need, with their

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ingot.formats.base import Renamed
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.limits import require_in_proportion
-from ingot.model.report import Column, Figure, Line, Report, Table
+from ingot.model.report import Column, Figure, Line, Report, Shown, Table
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.check.options import CompareOptions
 from ingot.ops.convert.graphs import facing
@@ -54,7 +54,7 @@ class TensorComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class CompareReport:
+class CompareReport(Shown):
     """All comparisons, worst first: what is missing or misshapen, then by rising signal-to-noise ratio, then the
     equal."""
 
@@ -147,6 +147,14 @@ def compare(options: CompareOptions) -> CompareReport:
     CompareReport
         Decoded values are compared in chunks; memory stays that of a few chunks.
     """
+    with sides(options) as (first, second):
+        results = compared(first, second, options.progress)
+    return CompareReport(location_of(options.a), location_of(options.b), results)
+
+
+@contextmanager
+def sides(options: CompareOptions) -> Iterator[tuple[Checkpoint, Checkpoint]]:
+    """Open both, under names and with forms that can be compared."""
     limit = options.max_decompressed
     with (
         open_checkpoint(options.a, io="pread", max_decompressed=limit) as first,
@@ -157,9 +165,12 @@ def compare(options: CompareOptions) -> CompareReport:
             checkpoint.require_whole()
         with ExitStack() as stack:
             one, other = _as_models(first, second, stack)
-            faced = facing(one, other), facing(other, one)
-            results = sorted(_all(*faced, options.progress), key=_badness)
-    return CompareReport(location_of(options.a), location_of(options.b), results)
+            yield facing(one, other), facing(other, one)
+
+
+def compared(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None = None) -> list[TensorComparison]:
+    """Return all comparisons of two ``sides``, worst first."""
+    return sorted(_all(first, second, progress), key=_badness)
 
 
 def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
@@ -187,15 +198,15 @@ def _badness(item: TensorComparison) -> tuple[int, float, str]:
 
 def _all(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None) -> Iterator[TensorComparison]:
     state = Progress(first.nbytes + second.nbytes, progress)
-    renamed = _renamed(first, second)
-    there = set(renamed.values())
+    others = renamed(first, second)
+    there = set(others.values())
     for name in second:
         if name not in first and name not in there:
             yield TensorComparison(name, ONLY_B)
     pairs = [(first[name], second[name]) for name in first if name in second]
-    pairs += [(first[name], second[other]) for name, other in renamed.items()]
+    pairs += [(first[name], second[other]) for name, other in others.items()]
     for name in first:
-        if name not in second and name not in renamed:
+        if name not in second and name not in others:
             yield TensorComparison(name, ONLY_A)
     workers = default_workers()
     for (old, other), result in ordered(_pair, iter(pairs), workers, 2 * workers):
@@ -203,7 +214,7 @@ def _all(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | Non
         yield result
 
 
-def _renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
+def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
     """Return which names of A, without their like in B, are which of B: those that were one before a compression.
 
     Only where each side has one such name: nothing is guessed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.core.layers import equal_layers
@@ -79,7 +79,7 @@ def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, ever
     """
     figures = [item for item in figures_of(found, "elements", "nbytes") if item.name not in ("tensors", "details")]
     measured = [told(entry) for entry in found.receipt]
-    delta, hidden = _delta(found)
+    delta, hidden = delta_lines(found.metadata, found.path)
     texts = [f"{key}: {str(value)[:160]}" for key, value in found.metadata.items() if key != hidden]
     figures += [
         Figure("totals", {key: found.totals(key) for key in KEYS}, "data"),
@@ -135,9 +135,9 @@ def identity_report(path: str, content_id: str, receipt: str | None = None) -> R
     return Report(figures, lines)
 
 
-def _delta(found: Inspection) -> tuple[list[str], str | None]:
+def delta_lines(metadata: Mapping[str, Any], path: str) -> tuple[list[str], str | None]:
     """Return what a delta says of itself, and the metadata that says so; nothing of an ordinary checkpoint."""
-    info = delta_of(found.metadata, found.path)
+    info = delta_of(metadata, path)
     if info is None:
         return [], None
     counts = Counter(change.op for change in info.tensors.values())

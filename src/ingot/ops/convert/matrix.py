@@ -13,7 +13,7 @@ from ingot.formats.base import Fitting, Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.report import Bytes, Column, Count, Figure, Line, Report, Table, table_of
+from ingot.model.report import Bytes, Column, Count, Figure, Line, Report, Shown, Table, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.keep import kept, obstacle
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
@@ -62,7 +62,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Shown):
     """A checkpoint, and what becomes of it in each format."""
 
     path: str

@@ -23,6 +23,7 @@ from ingot.model.report import (
     Report,
     Seconds,
     Shape,
+    Shown,
     Texts,
     figures_of,
     table_of,
@@ -58,7 +59,7 @@ class TensorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertReport:
+class ConvertReport(Shown):
     """A finished conversion.
 
     Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts

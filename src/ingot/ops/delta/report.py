@@ -16,6 +16,7 @@ from ingot.model.report import (
     Report,
     Seconds,
     Shape,
+    Shown,
     Table,
     Texts,
     figures_of,
@@ -49,7 +50,7 @@ class TensorDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffReport:
+class DiffReport(Shown):
     """A finished delta. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
 
     ``base_id`` and ``result_id`` are content ids (``ops.identity``), None where the container has other ones:
@@ -131,7 +132,7 @@ class DiffReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PatchReport:
+class PatchReport(Shown):
     """A finished patch. ``verified_base`` and ``verified`` tell what was proven: the base, the result.
 
     ``result_id`` is the content id of the result in the fine-tune's element types, where it was computed. ``resumed``

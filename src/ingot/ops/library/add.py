@@ -13,7 +13,7 @@ from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.foreign import HEAD
 from ingot.model.bytesource import ByteSource, Stamp
-from ingot.model.report import Bytes, Count, Line, Report, figures_of
+from ingot.model.report import Bytes, Count, Line, Report, Shown, figures_of
 from ingot.model.store import Store
 from ingot.ops.library.bases import Base, choose_base
 from ingot.ops.library.cut import Segment, covered, files_of, segments
@@ -30,7 +30,7 @@ _BATCH, _BATCH_BYTES = 64, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class Added(Shown):
     """What an addition did.
 
     ``size`` are the bytes of the files, ``stored`` those that the library grew by; of the objects, ``known`` were there

@@ -8,7 +8,7 @@ from functools import partial
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import UsageError
-from ingot.model.report import Bytes, Count, Line, Report, figures_of
+from ingot.model.report import Bytes, Count, Line, Report, Shown, figures_of
 from ingot.model.store import Replaced
 from ingot.ops.convert.convert import convert
 from ingot.ops.library.manifest import Manifest
@@ -21,7 +21,7 @@ from ingot.stores.table import location_of, stage
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class Got(Shown):
     """What was written: where, how many files, their bytes."""
 
     name: str

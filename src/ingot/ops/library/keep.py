@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import IngotError, ResourceError
-from ingot.model.report import Bytes, Count, Line, Report, figures_of, table_of
+from ingot.model.report import Bytes, Count, Line, Report, Shown, figures_of, table_of
 from ingot.ops.check.verify import Finding
 from ingot.ops.library.manifest import Manifest, file_of
 from ingot.ops.library.objects import Form, Objects, require_known
@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(Shown):
     """What is in a library: artifacts, the bytes of their files, those of all objects, those that nobody needs."""
 
     location: str
@@ -114,7 +114,7 @@ def rm(options: RemoveOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(Shown):
     """What was removed, or would be: objects, the bytes of their files, and what interrupted additions had left."""
 
     location: str

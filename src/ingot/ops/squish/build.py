@@ -10,7 +10,7 @@ from os import PathLike
 from ingot.core.options import takes
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import Stamp
-from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.model.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
 from ingot.model.store import Store
 from ingot.ops.convert.convert import convert
 from ingot.ops.destination import destination, stage
@@ -39,7 +39,7 @@ from ingot.stores.table import location_of
 
 
 @dataclass(frozen=True, slots=True)
-class BuildReport:
+class BuildReport(Shown):
     """A tier that is there now: ``built`` is False where it was complete before. Bytes of its files, wall seconds.
 
     ``raised`` are the tensors that have more bits than its name says, ``gate`` is what its gate found. ``kept`` tensors

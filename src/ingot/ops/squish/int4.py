@@ -27,7 +27,7 @@ from ingot.formats.npydir.format import NpydirFormat
 from ingot.formats.npydir.names import FOLDER, INT4_READY, MANIFEST, MAX_MANIFEST, SIDECAR, file_of
 from ingot.formats.npydir.sidecar import Sidecar
 from ingot.model.layouts.affine import CODES, AffineLayout, Constant
-from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.model.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.measure import first_values
@@ -50,7 +50,7 @@ _INT8 = ("q", "s")
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Report:
+class Int4Report(Shown):
     """What was done.
 
     ``converted`` tensors got a four-bit form now, ``kept`` ones stay at eight bits (columns that no group divides).
