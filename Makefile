@@ -9,6 +9,9 @@ REQUIRE := $(BIN)/python tools/requirements.py
 PARALLEL ?= -n auto --maxprocesses 8 --dist worksteal
 PYTEST := OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL)
 FUZZ_SECONDS ?= 600
+# Where the models of the tables of quality lie, and where the wider one goes.
+MODELS ?= ../shared/models
+WIDE ?= wide
 
 # The tests of what optional packages do with Ingot, and it with them.
 OPTIONAL := tests/unit/adapters tests/unit/codecs/texture/test_astc.py tests/interop/test_lm_eval_package.py \
@@ -19,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 s3 ray nginx interop-llama core environments cases mutants lint types imports docs check bench fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 s3 ray nginx interop-llama core environments cases mutants lint types imports docs check bench wide fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -108,6 +111,9 @@ imports: $(VENV)/.installed $(VENV)/.lint
 
 docs: $(VENV)/.installed
 	$(BIN)/python tools/check_docs.py
+
+wide: $(VENV)/.installed $(VENV)/.test
+	$(BIN)/python tools/train_wide_model.py $(MODELS)/base $(WIDE) --held-out $(MODELS)/heldout_prose.txt --held-out $(MODELS)/heldout_code.txt
 
 bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python bench/run.py
