@@ -44,6 +44,17 @@ def logits(path: str, windows: list[list[int]], out: str) -> list[int]:
     return [len(windows), *found[0].shape]
 
 
+def hidden(path: str, text: str, out: str) -> list[int]:
+    """Save what an encoder makes of a text's tokens, f32 [tokens, size], its own tokens around it."""
+    model = llama_cpp.Llama(
+        path, embedding=True, n_ctx=256, n_batch=256, n_threads=2, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_NONE,
+        type_k=F32, type_v=F32, verbose=False,
+    )  # fmt: skip
+    found = np.array(model.embed(Path(text).read_text(), normalize=False), np.float32)
+    np.save(out, found)
+    return list(found.shape)
+
+
 def loss(path: str, windows: list[list[int]]) -> float:
     """Return the mean negative log probability of each token but the first of windows of one length."""
     model, found = opened(path, len(windows[0])), []
@@ -76,7 +87,7 @@ def quantize(source: str, target: str, kind: int) -> int:
 
 def main() -> None:
     plainly()
-    made = {function.__name__: function for function in (logits, loss, tokens, generate, quantize)}
+    made = {function.__name__: function for function in (logits, hidden, loss, tokens, generate, quantize)}
     print(json.dumps([made[name](*arguments) for name, *arguments in json.loads(Path(sys.argv[1]).read_text())]))
 
 

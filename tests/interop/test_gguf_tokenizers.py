@@ -114,6 +114,45 @@ def test_pre_tokenizers_without_a_name_are_told(pre: dict[str, Any]) -> None:
     assert lost
 
 
+def test_roberta_s_step_around_a_text() -> None:
+    """A token before and one behind, and two between a pair: what llama.cpp calls ``roberta-bpe``."""
+    given = bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"]))
+    size = len(given["model"]["vocab"])
+    marks = ("<s>", "</s>", "<mask>")
+    given["model"]["vocab"] |= {text: size + number for number, text in enumerate(marks)}
+    given["added_tokens"] = [
+        {"id": size + number, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False}
+        for number, text in enumerate(marks)
+    ]  # fmt: skip
+    given["post_processor"] = {"type": "RobertaProcessing", "sep": ["</s>", size + 1], "cls": ["<s>", size],
+                               "trim_offsets": True, "add_prefix_space": False}  # fmt: skip
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "mask_token": "<mask>"}
+    one, other, metadata = both(given, settings)
+    same(one, other)
+    found = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    assert (found["pre"], found["add_bos_token"], found["add_eos_token"]) == ("roberta-bpe", True, True)
+    assert (found["bos_token_id"], found["seperator_token_id"], found["mask_token_id"]) == (size, size + 1, size + 2)
+
+
+def test_a_token_behind_each_text_is_told_of_any_bpe() -> None:
+    given = bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["qwen2"]))
+    last = {"SpecialToken": {"id": "the", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    number = given["model"]["vocab"]["the"]
+    given["post_processor"] = {
+        "type": "TemplateProcessing", "single": [text, last],
+        "pair": [text, last, {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "the", "type_id": 1}}],
+        "special_tokens": {"the": {"id": "the", "ids": [number], "tokens": ["the"]}},
+    }  # fmt: skip
+    typed, _ = tokenizer.to_metadata(given, {"eos_token": "the"}, 0)
+    assert typed["tokenizer.ggml.add_eos_token"] == ("bool", True)
+    metadata = {key: value for key, (_, value) in typed.items()} | {"tokenizer.ggml.eos_token_id": number}
+    files, _ = tokenizer.to_files(metadata)
+    one, other = (tokenizers.Tokenizer.from_str(json.dumps(each)) for each in (given, files["tokenizer.json"]))
+    same(one, other)
+
+
 def wordpiece() -> dict[str, Any]:
     inner = [f"##{letter}" for letter in string.ascii_lowercase]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase, *string.digits, *inner]

@@ -187,6 +187,50 @@ def test_longrope(tmp_path: Path) -> None:
         assert distance(made, ours(model, windows)) > 10 * ROUNDING["f32"]
 
 
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+def test_encoders_whose_positions_begin_behind_padding(tmp_path: Path, kind: str) -> None:
+    """From a text to what the last layer makes of each of its tokens."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    text, model = (MODELS / "heldout_prose.txt").read_text(), tmp_path / "model"
+    model.mkdir()
+    if kind == "roberta":
+        package = pytest.importorskip("tokenizers")
+        made = package.ByteLevelBPETokenizer()
+        marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        made.train_from_iterator([text[:50_000]], vocab_size=600, special_tokens=marks, show_progress=False)
+        made.post_processor = package.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+        made.save(str(model / "tokenizer.json"))
+        rows = made.get_vocab_size()
+    else:
+        package, written = pytest.importorskip("sentencepiece"), io.BytesIO()
+        package.SentencePieceTrainer.train(
+            sentence_iterator=iter(text[:50_000].splitlines()), model_writer=written, vocab_size=600, minloglevel=2
+        )
+        (model / "sentencepiece.bpe.model").write_bytes(written.getvalue())
+        rows = 602
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class":
+             "RobertaTokenizer" if kind == "roberta" else "XLMRobertaTokenizer"}  # fmt: skip
+    (model / "tokenizer_config.json").write_text(json.dumps(named))
+    config = transformers.AutoConfig.for_model(
+        kind, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=rows,
+        max_position_embeddings=258, pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    encoder = transformers.AutoModel.from_config(config).eval()
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    encoder.save_pretrained(model)
+    ingot.convert(model, tmp_path / "x.gguf")
+    (tmp_path / "text").write_text(text[60_000:60_300])
+    ask(tmp_path, ["hidden", tmp_path / "x.gguf", tmp_path / "text", tmp_path / "x.npy"])
+    tokens = transformers.AutoTokenizer.from_pretrained(model)(text[60_000:60_300], return_tensors="pt")
+    with torch.inference_mode():
+        wanted = encoder(**tokens).last_hidden_state[0].numpy()
+    found = np.load(tmp_path / "x.npy")
+    assert found.shape == wanted.shape
+    assert distance(found, wanted) < 1e-3  # GELU by a table of numbers in f16
+
+
 def test_texts_are_cut_into_the_same_tokens(tmp_path: Path) -> None:
     ingot.convert(BASE, tmp_path / "x.gguf")
     texts = {name: (MODELS / f"heldout_{name}.txt").read_text()[:60_000] for name in ("prose", "code")}

@@ -65,6 +65,10 @@ class Family:
         The same of the rotary embedding's parameters; None where there is no rotary embedding.
     rope_by_layer : bool
         Layers with a sliding window have rotary parameters of their own.
+    padded : bool
+        Positions are counted from behind the padding token's id on: llama.cpp has no rows for those before.
+    words : str
+        llama.cpp's name of the tokenizer, where that tells the family from others.
     """
 
     model_type: str
@@ -89,6 +93,8 @@ class Family:
     equal: Mapping[str, str] = field(default_factory=dict)
     rope: Mapping[str, object] | None = field(default_factory=dict)
     rope_by_layer: bool = False
+    padded: bool = False
+    words: str = ""
 
 
 _QWEN_EXPERTS = Experts("mlp.experts", {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"})
@@ -115,6 +121,7 @@ _LATENT_KEYS = (
     ("n_group", "expert_group_count", "u32"),
     ("topk_group", "expert_group_used_count", "u32"),
 )
+_ROBERTA_HEADS = ("classifier.dense", "classifier.out_proj")
 _SOFTMAX, _SIGMOID = 1, 2
 """llama.cpp's numbers of what chooses experts."""
 _BERT_LAYER = (
@@ -139,6 +146,30 @@ def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapp
         keys=_LATENT_KEYS,
         stated={"expert_gating_func": ("u32", gating)},
         defaults={**_SILU, "q_lora_rank": None, "attention_bias": False, "moe_layer_freq": 1, **more},
+    )
+
+
+def _encoder(kind: str, model_class: str, heads: tuple[str, ...], words: str = "") -> Family:
+    """BERT and those whose positions begin behind a padding token, which their tokenizers' names there tell."""
+    return Family(
+        kind,
+        model_class,
+        "bert",
+        _BERT_LAYER,
+        (*_BERT_ENDS, *heads),
+        "encoder.layer",
+        base="roberta." if words else "bert.",
+        heads=heads,
+        left_out=("pooler.", "lm_head." if words else "cls."),
+        keys=(
+            ("layer_norm_eps", "attention.layer_norm_epsilon", "f32"),
+            ("type_vocab_size", "tokenizer.ggml.token_type_count", "u32"),
+        ),
+        stated={"attention.causal": ("bool", False)},
+        defaults={"hidden_act": "gelu", "position_embedding_type": "absolute"},
+        rope=None,
+        padded=bool(words),
+        words=words,
     )
 
 
@@ -205,24 +236,9 @@ FAMILIES: Mapping[str, Family] = {
         ),
         _deepseek(3, _SIGMOID, ("mlp.gate.e_score_correction",), {"rope_interleave": True}),
         _deepseek(2, _SOFTMAX, more={"topk_method": None}),
-        Family(
-            "bert",
-            "BertModel",
-            "bert",
-            _BERT_LAYER,
-            (*_BERT_ENDS, "classifier"),
-            "encoder.layer",
-            base="bert.",
-            heads=("classifier",),
-            left_out=("pooler.", "cls."),
-            keys=(
-                ("layer_norm_eps", "attention.layer_norm_epsilon", "f32"),
-                ("type_vocab_size", "tokenizer.ggml.token_type_count", "u32"),
-            ),
-            stated={"attention.causal": ("bool", False)},
-            defaults={"hidden_act": "gelu", "position_embedding_type": "absolute"},
-            rope=None,
-        ),
+        _encoder("roberta", "RobertaModel", _ROBERTA_HEADS, words="gpt2"),
+        _encoder("xlm-roberta", "XLMRobertaModel", _ROBERTA_HEADS, words="t5"),
+        _encoder("bert", "BertModel", ("classifier",)),
     )
 }  # fmt: skip
 """By transformers' model type. Of those of one llama.cpp architecture the first is what a GGUF file is taken for."""
@@ -234,6 +250,7 @@ def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
     experts = bool(metadata.get(f"{arch}.expert_count"))
     for family in alike:
         said = all(metadata.get(f"{arch}.{key}", value) == value for key, (_, value) in family.stated.items())
+        said = said and family.words in ("", metadata.get("tokenizer.ggml.model"))
         if said and (arch != "llama" or (family.experts is not None) == experts):
             return family
     return None

@@ -35,6 +35,7 @@ _LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _GROUPS, _METHOD, _GREEDY, _IN_GROUPS = ("n_group", "topk_group"), "topk_method", "greedy", "group_limited_greedy"
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+_ROBERTA_PADDING, _MOST_PADDING = 1, 1 << 12
 _ID_KEY = "tokenizer.ggml.{}_token_id"
 
 
@@ -53,6 +54,10 @@ def to_metadata(config: Mapping[str, Any], family: Family, *, parted: bool = Tru
     for name, (key, kind) in _keys(family).items():
         if config.get(key) is not None:
             found[name] = (kind, number(config, key, kind))
+    if family.padded and "max_position_embeddings" in config:
+        positions = integer(config, "max_position_embeddings") - positions_before(config)
+        length = integer({"max_position_embeddings": positions}, "max_position_embeddings")
+        found[f"{family.arch}.context_length"] = ("u32", length)
     found |= {f"{family.arch}.{name}": (kind, value) for name, (kind, value) in family.stated.items()}
     sizes = _latent_sizes(config, parted=parted) if family.latent else _head_sizes(config, family)
     found |= {f"{family.arch}.{name}": ("u32", size) for name, size in sizes.items()}
@@ -64,6 +69,18 @@ def to_metadata(config: Mapping[str, Any], family: Family, *, parted: bool = Tru
         if isinstance(first, int) and not isinstance(first, bool) and 0 <= first < 2**32:
             found[_ID_KEY.format(name)] = ("u32", first)
     return found, [*lost, *_taken_otherwise(config, family)]
+
+
+def positions_before(config: Mapping[str, Any]) -> int:
+    """Return how many positions no token has: those up to the id of padding; errors as ``numbers.integer``."""
+    padding = config.get("pad_token_id")
+    if padding is None:
+        return 1 + _ROBERTA_PADDING
+    if type(padding) is not int or not 0 <= padding < _MOST_PADDING:
+        raise wrong(
+            "pad_token_id", f"a number from 0 to {_MOST_PADDING - 1}, before which there are no positions", padding
+        )
+    return 1 + padding
 
 
 def _keys(family: Family) -> dict[str, tuple[str, str]]:
@@ -142,6 +159,8 @@ def to_config(
         value = metadata.get(_ID_KEY.format(name))
         if is_number(value):
             found[key] = value
+    if family.padded and "max_position_embeddings" in found:
+        found["max_position_embeddings"] += positions_before(found)
     found["tie_word_embeddings"] = "lm_head.weight" not in names
     if family.model_type == "llama":
         found["attention_bias"] = any(name.endswith("self_attn.o_proj.bias") for name in names)

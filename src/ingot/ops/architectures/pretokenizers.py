@@ -81,9 +81,11 @@ STEPS: Mapping[str, Steps] = {
     "starcoder": Steps(digits=True, gpt2=True),
     "falcon": Steps(gpt2=True, threes=True),
 }
+ROBERTA = "roberta-bpe"
+"""As GPT-2's, with a token before each text and behind it, and two between a pair."""
 _ALIASES = {
     **dict.fromkeys(("llama3", "llama-v3"), "llama-bpe"),
-    **dict.fromkeys(("default", "mpt", "olmo", "jais", "phi-2", "trillion"), "gpt-2"),
+    **dict.fromkeys(("default", "mpt", "olmo", "jais", "phi-2", "trillion", ROBERTA), "gpt-2"),
     **dict.fromkeys(("refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"), "starcoder"),
     **dict.fromkeys(("stablelm2", "megrez"), "qwen2"),
     "smaug-bpe": "dbrx",

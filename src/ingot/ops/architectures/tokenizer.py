@@ -82,6 +82,9 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
     bos = text_of(settings.get("bos_token" if kind != WORDPIECE else "cls_token"))
     bos = _BERT["cls"] if bos is None and kind == WORDPIECE else bos
     made[ADD_BOS] = ("bool", _adds(tokenizer, bos, settings))
+    eos = text_of(settings.get("eos_token"))
+    if kind == "BPE" and eos is not None and _adds(tokenizer, eos, {}, last=True):
+        made[ADD_EOS] = ("bool", True)
     if isinstance(settings.get("chat_template"), str):
         made[TEMPLATE] = ("string", settings["chat_template"])
     return {TOKENS: ("array:string", texts), TYPES: ("array:i32", types), **made}, lost
@@ -96,10 +99,14 @@ def _bpe_to(
         scores = ("array:f32", _scores(texts, merges))
         prefix = ("bool", _prefixes(tokenizer))
         return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores, PREFIX: prefix}, []
+    around = _wraps(tokenizer.get("post_processor"))
     whole = model.get("ignore_merges") is True
     pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), whole=whole)
     joined = ("array:string", [" ".join(pair) for pair in merges])
     found: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: joined}
+    if around and pre == "gpt-2":
+        found[PRE] = ("string", pretokenizers.ROBERTA)
+        found |= ids_of(settings_tokens(settings), IDS, texts)
     if pre is None:
         return found, ["a pre-tokenizer that llama.cpp has no name for"]
     return found, [f"ignore_merges {whole}"] if whole != pretokenizers.STEPS[pre].whole else []
@@ -184,12 +191,19 @@ def _adds(tokenizer: Mapping[str, Any], token: Any, settings: Mapping[str, Any],
     """Whether a text begins with a token, or ends with it."""
     steps = tokenizer.get("post_processor")
     every = steps.get("processors", [steps]) if isinstance(steps, Mapping) else []
+    if _wraps(steps):
+        return True
     for step in _listed(every):
         single = step.get("single") if isinstance(step, Mapping) else None
         end = single[-1 if last else 0] if isinstance(single, list) and single else None
         if isinstance(end, Mapping) and "SpecialToken" in end:
             return bool(end["SpecialToken"].get("id") == token)
     return settings.get("add_bos_token") is True
+
+
+def _wraps(step: Any) -> bool:
+    """Whether a step puts a token before each text and behind it, of the two kinds that do nothing else."""
+    return isinstance(step, Mapping) and step.get("type") in ("RobertaProcessing", "BertProcessing")
 
 
 def _prefixes(tokenizer: Mapping[str, Any]) -> bool:
@@ -240,7 +254,7 @@ def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tup
     made, lost = _BACK[str(kind)](metadata, vocab, settings)
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **made,
-        "post_processor": _around(bos, eos),
+        "post_processor": _wrapped(bos, eos) if metadata.get(PRE) == pretokenizers.ROBERTA else _around(bos, eos),
     }  # fmt: skip
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, lost
 
@@ -333,6 +347,16 @@ def _model(vocab: Mapping[str, int], merges: list[list[str]], more: Mapping[str,
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **more,
         "vocab": dict(vocab), "merges": merges,
+    }  # fmt: skip
+
+
+def _wrapped(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
+    """Return RoBERTa's step, which puts two tokens between a pair of texts; plain where there are no two."""
+    if bos is None or eos is None:
+        return _around(bos, eos)
+    return {
+        "type": "RobertaProcessing", "sep": list(eos), "cls": list(bos), "trim_offsets": True,
+        "add_prefix_space": False,
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,11 @@ from ingot.ops.architectures.names import Names
 from ingot.ops.architectures.translated import Translated
 from ingot.ops.views.dense import Change, add, change
 from ingot.ops.views.names import drop, rename
-from ingot.ops.views.rows import permute, stack, unstack
+from ingot.ops.views.rows import permute, stack, take, unstack
 from ingot.ops.views.second import join_seconds, part_seconds, rounded_seconds
 from ingot.stores.temporary import TemporaryFolder
 
-_EMBEDDING = "token_embd.weight"
+_EMBEDDING, _POSITIONS = "token_embd.weight", "position_embd.weight"
 _MOST_EXPERTS, _MOST_LAYERS = 1 << 16, 1 << 20
 _DERIVED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 SCALE_NAMES = (".scale", ".input_scale")
@@ -102,6 +102,16 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     kept = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
     metadata = with_values(carried(kept), {**typed, **words, **companions.to_metadata(files)})
     view = _stacked(checkpoint, plan)
+    if family.padded and _POSITIONS in view:
+        before, shape = hyper.positions_before(config), view[_POSITIONS].shape
+        if len(shape) != 2 or shape[0] <= before:
+            raise UnsupportedError(
+                f"expected more than {before} rows of positions, found shape {list(shape)}; --keep-names leaves them",
+                rule="architecture.rows",
+                where=_POSITIONS,
+            )
+        view = take(view, {_POSITIONS: slice(before, None)})
+        lost.append(f"the first {before} rows of {_POSITIONS}, those of padding")
     if factors := {} if family.rope is None else rotary.tensors(config, family):
         view = add(view, factors)
     changes = _widened(view, family)
@@ -143,7 +153,11 @@ def to_model(checkpoint: Checkpoint) -> Translated:
         return Translated(own, [f"names stay as they are: {family.model_type} has no {', '.join(plan.unknown[:3])}"])
     notes = list[str]()
     view = _unstacked(checkpoint, plan)
-    view = change(view, _narrowed(view, family, plan))
+    changes, position = _narrowed(view, family, plan), plan.names.get(_POSITIONS)
+    if family.padded and position is not None and len(view[position].shape) == 2:
+        rows = hyper.positions_before(stated or {"pad_token_id": metadata.get("tokenizer.ggml.padding_token_id")})
+        changes[position] = replace(changes.get(position, Change(view[position].dtype)), above=rows)
+    view = change(view, changes)
     dropped = {name: checkpoint[name] for name in plan.dropped if checkpoint[name].size <= rotary.MOST_FACTORS}
     factors = {name: tensor.numpy("f32") for name, tensor in dropped.items() if _is_small(name, tensor)}
     config, changed = hyper.to_config(metadata, family, list(view), factors), list[str]()

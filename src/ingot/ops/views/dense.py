@@ -22,11 +22,15 @@ from ingot.ops.views.common import Make, require_known, view_of
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of a tensor's values: ``plus`` is added in f32, then they are rounded to ``dtype`` once."""
+    """What becomes of a tensor's values: ``plus`` is added in f32, then they are rounded to ``dtype`` once.
+
+    ``above`` are rows of zeros that are put before the others.
+    """
 
     dtype: str
     plus: float = 0.0
     shape: tuple[int, ...] | None = None
+    above: int = 0
 
     def values(self, tensor: Tensor) -> Array:
         """Return the values, of the wanted shape."""
@@ -34,6 +38,8 @@ class Change:
         if self.plus:
             wide = wide + np.float32(self.plus)
         values: Array = cast(wide, self.dtype).reshape(tensor.shape if self.shape is None else self.shape)
+        if self.above:
+            values = np.concatenate([np.zeros((self.above, *values.shape[1:]), values.dtype), values])
         return values
 
 
