@@ -22,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 s3 ray nginx interop-llama core environments cases mutants lint types imports docs check bench wide fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 s3 ray nginx browser interop-llama core environments cases mutants lint types imports docs check bench wide fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -74,6 +74,10 @@ arm64: $(VENV)/.installed
 # From Debian: apt install nginx-light openssl.
 nginx: $(VENV)/.installed $(VENV)/.test
 	INGOT_NGINX=nginx $(PYTEST) --must-run tests/interop/test_nginx_server.py
+
+# From Debian: apt install chromium chromium-driver.
+browser: $(VENV)/.installed $(VENV)/.test
+	INGOT_CHROMEDRIVER=chromedriver $(PYTEST) --must-run tests/browser
 
 # llama.cpp as llama-cpp-python's source archive has it: eight minutes of processor time, half of it on two. The folder
 # stays, so that an interrupted build goes on.

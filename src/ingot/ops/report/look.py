@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -21,8 +21,12 @@ from ingot.model.tensor import Tensor
 from ingot.ops.check.compare import TensorComparison, compared, renamed, sides
 from ingot.ops.check.options import CompareOptions
 from ingot.ops.check.overview import delta_lines
+from ingot.ops.check.receipt import receipt_of, told
+from ingot.ops.check.seal import seal_beside
 from ingot.ops.codec_name import codec_name
 from ingot.ops.open import open as open_checkpoint
+from ingot.ops.open import open_source
+from ingot.ops.options import AnyPath
 from ingot.ops.report.options import ReportOptions
 from ingot.ops.report.sample import Histogram, chosen, histogram
 from ingot.stores.table import locate, location_of
@@ -137,7 +141,7 @@ def look(options: ReportOptions) -> Look:
             rows=rows,
             cells=_cells(subject, by_name),
             histograms=[item for item in drawn if item is not None],
-            receipts=list(_receipts(subject)),
+            receipts=[*_receipts(subject), *_measured(options.a if options.b is None else options.b)],
             scores=scores,
         )
 
@@ -235,6 +239,23 @@ def _receipts(subject: Checkpoint) -> Iterator[tuple[str, str]]:
             yield f"metadata {key[:80]}", str(value)[:160]
     if subject.companions:
         yield "companions", ", ".join(sorted(subject.companions))[:400]
+
+
+def _measured(path: AnyPath) -> Iterator[tuple[str, str]]:
+    """Yield what was measured of the artifact, and what its seal says, where it has these."""
+    with closing(open_source(path)) as source:
+        receipt, unreadable = receipt_of(source)
+        seal = seal_beside(source.store, source.entry) if source.entry else None
+    if unreadable:
+        yield "receipt", unreadable
+    if receipt is not None:
+        yield "receipt of the weights", receipt.weights[:160]
+        for entry in receipt.entries:
+            yield "measured", told(entry)
+    if seal is not None:
+        yield "sealed file", seal.digest
+        if seal.content_id:
+            yield "content id", seal.content_id
 
 
 def _actions(path: Any) -> dict[str, str]:

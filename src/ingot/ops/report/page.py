@@ -124,8 +124,8 @@ def _bytes(found: Look) -> str:
     numbers = table_of("", found.cells, Cell, {name: head for name, head in _CELL_HEADS.items() if name in told})
     return (
         _figure(svg.treemap(groups, "Bytes by layer and role"), caption, fit=True)
-        + table_html(codecs)
-        + f"<details><summary>The numbers by layer and role</summary>{table_html(numbers)}</details>"
+        + _wide(codecs)
+        + f"<details><summary>The numbers by layer and role</summary>{_wide(numbers)}</details>"
     )
 
 
@@ -205,7 +205,7 @@ def _quality(found: Look) -> str:
         if known:
             chart = svg.dots(known, title, mark if title == "Perplexity" else None)
             text += _figure(chart, f"{title}, in the order of the files.")
-    return text + table_html(table_of("", found.scores, Score, _SCORE_HEADS))
+    return text + _wide(table_of("", found.scores, Score, _SCORE_HEADS))
 
 
 def _tensors(found: Look) -> str:
@@ -221,7 +221,12 @@ def _tensors(found: Look) -> str:
 
 
 def _receipts(found: Look) -> str:
-    return table_html(Table("", [Column("", head="what"), Column("", head="says")], found.receipts))
+    return _wide(Table("", [Column("", head="what"), Column("", head="says")], found.receipts))
+
+
+def _wide(table: Table) -> str:
+    """Return a table that scrolls within itself where a screen is narrow."""
+    return f'<div class="wide" tabindex="0">{table_html(table)}</div>'
 
 
 def _figure(chart: str, caption: str, *, fit: bool = False) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 import ingot
 from ingot.errors import FormatError, UsageError
+from ingot.ops.check.receipt import add_receipt
 from ingot.ops.report.look import Look, look
 from ingot.ops.report.page import page
 from ingot.ops.report.sample import BINS, histogram
@@ -207,6 +208,17 @@ def test_a_page_is_written_whole_or_not_at_all(model: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError) as caught:
         ingot.report(model, out=tmp_path / "page.html")
     assert caught.value.rule == "target.exists"
+
+
+def test_what_was_measured_and_sealed_is_told(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sealed.safetensors"
+    (model / "model.safetensors").rename(file)
+    [sealed] = ingot.seal(file)
+    add_receipt(file, {"of": {"kind": "perplexity"}, "figures": {"perplexity": 12.5}})
+    told = dict(look(file).receipts)
+    assert told["sealed file"] == sealed.digest
+    assert told["content id"] == told["receipt of the weights"]
+    assert "12.5" in told["measured"]
 
 
 def test_areas_of_a_treemap_are_amounts() -> None:
