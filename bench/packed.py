@@ -1,6 +1,7 @@
 """Products with packed weights against torch's bf16 linear layers of the same shapes, in the same run.
 
     python bench/packed.py --json packed.json
+    python bench/packed.py --only products --cpu --threads 1 --batch 16 64 256 --forms "int4 g32" "int4 g128" "int8 row"
 
 Every shape has as many copies as make 256 MB of bf16, so that no cache holds them; ours and torch's take turns, and the
 best time of each counts. ``stack`` is the linear layers of Qwen2.5-1.5B (28 layers, and the head 151936 x 1536), one
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,17 +69,17 @@ def nbytes(layer: PackedLinear) -> int:
     return sum(buffer.nbytes for buffer in layer.buffers())
 
 
-def products(batches: list[int], repeat: int) -> list[Row]:
+def products(batches: list[int], repeat: int, forms: Sequence[str], clock: Callable[[], float]) -> list[Row]:
     rows = []
     for shape in SHAPES:
         copies = max(2, 256_000_000 // (2 * shape[0] * shape[1]))
         plain = [dense(shape) for _ in range(copies)]
-        for form in FORMS:
+        for form in forms:
             ours = [packed(form, shape) for _ in range(copies)]
             for batch in batches:
                 x = torch.randn(batch, shape[1], dtype=torch.bfloat16)
                 ways = (partial(every, plain, x), partial(every, ours, x))
-                theirs, mine = (seconds / copies for seconds in turns(repeat, *ways))
+                theirs, mine = (seconds / copies for seconds in turns(repeat, *ways, clock=clock))
                 rows.append(
                     {
                         "shape": shape,
@@ -151,21 +153,24 @@ def stack(repeat: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16])
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--forms", choices=FORMS, nargs="*", default=list(FORMS), metavar="FORM")
+    parser.add_argument("--cpu", action="store_true", help="processor time, of products alone")
     parser.add_argument("--only", choices=["products", "stack"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     isa.set_isa(arguments.isa)
     result: dict[str, Any] = {"isa": arguments.isa, "products": [], "stack": []}
+    clock = time.process_time if arguments.cpu else time.perf_counter
     with torch.inference_mode():
         result["overhead_us"] = round(overhead(), 1)
         print(f"a call of a layer: {result['overhead_us']} us")
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             if arguments.only != "stack":
-                result["products"] += products(arguments.batch, arguments.repeat)
+                result["products"] += products(arguments.batch, arguments.repeat, arguments.forms, clock)
             if arguments.only != "products":
                 result["stack"] += stack(arguments.repeat)
     if arguments.json:

@@ -1,16 +1,22 @@
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <new>
 #include <optional>
+#include <vector>
 
 #include "bind/arrays.h"
 #include "core/dispatch.h"
 #include "core/pool.h"
+#include "kernels/affine_gemm.h"
 #include "kernels/affine_matmul.h"
 
 namespace {
 
 using ingot::Dtype;
+using ingot::GemmJob;
+using ingot::GemmMode;
+using ingot::GemmScratch;
 using ingot::MatmulLayout;
 using ingot::MatmulOutput;
 using ingot::MatmulWeights;
@@ -21,7 +27,8 @@ constexpr std::size_t kMostColumns = 64;               // of x
 constexpr std::size_t kTaskRows = 64;                  // that a thread takes at a time: whole cache lines of output
 constexpr std::size_t kSmall = std::size_t{1} << 15;  // bytes of codes, times columns, not worth a second thread
 
-// Memory of the calling thread for its prepared x, kept between calls: at most 4.5 bytes per element and column.
+// Memory of the calling thread for its prepared x, kept between calls: at most 4.5 bytes per element of 64 rows of x, or 4
+// of 256.
 class Scratch {
  public:
   float* hold(std::size_t count) {
@@ -43,6 +50,55 @@ class Scratch {
 };
 
 thread_local Scratch scratch;
+
+// Products of many rows of x: they are packed, a tile a task, then multiplied, `kGemmRows` rows of the weights a task.
+class Gemm {
+ public:
+  // `memory` holds `floats(...)`.
+  Gemm(const GemmJob& job, std::size_t threads, float* memory)
+      : job_(job), threads_(threads), scratch_(reinterpret_cast<GemmScratch*>(memory)), busy_(new std::atomic<bool>[threads]()) {
+    float* rest = memory + threads * kScratch;
+    job_.sums = job.at.zero == ZeroKind::none ? nullptr : rest;
+    job_.packed = rest + (job_.sums ? job.groups * ingot::kGemmCount : 0);
+  }
+
+  static std::size_t floats(const GemmJob& job, std::size_t threads) {
+    const std::size_t rows = (job.count + 31) / 32 * 32;  // AMX takes whole tiles
+    return threads * kScratch + job.groups * ingot::kGemmCount + rows * job.blocks * ingot::kGemmBlock;
+  }
+
+  static std::size_t tasks(const MatmulLayout& at) { return (at.rows + ingot::kGemmRows - 1) / ingot::kGemmRows; }
+
+  void run() {
+    const std::size_t tile = INGOT_KERNEL(gemm_tile)(job_.mode);
+    ingot::run_tasks((job_.count + tile - 1) / tile, threads_, &Gemm::pack, this);
+    ingot::run_tasks(tasks(job_.at), threads_, &Gemm::rows, this);
+  }
+
+ private:
+  static constexpr std::size_t kScratch = sizeof(GemmScratch) / sizeof(float);
+
+  static void pack(void* self, std::size_t index) { INGOT_KERNEL(gemm_pack)(static_cast<Gemm*>(self)->job_, index); }
+
+  static void rows(void* self, std::size_t index) {
+    Gemm& gemm = *static_cast<Gemm*>(self);
+    const std::size_t first = index * ingot::kGemmRows, slot = gemm.take();
+    INGOT_KERNEL(gemm_rows)
+    (gemm.job_, first, std::min(first + ingot::kGemmRows, gemm.job_.at.rows), gemm.scratch_[slot]);
+    gemm.busy_[slot].store(false, std::memory_order_release);
+  }
+
+  // No more than `threads_` ask at a time.
+  std::size_t take() {
+    for (std::size_t slot = 0;; slot = (slot + 1) % threads_)
+      if (!busy_[slot].exchange(true, std::memory_order_acquire)) return slot;
+  }
+
+  GemmJob job_;
+  const std::size_t threads_;
+  GemmScratch* const scratch_;
+  const std::unique_ptr<std::atomic<bool>[]> busy_;
+};
 
 struct Call {
   const MatmulLayout& at;
@@ -66,12 +122,14 @@ class Matrix {
          std::size_t group, int bits, bool is_signed, bool per_tensor, std::size_t row_bytes, bool offset,
          int zero_point, std::string_view scale_dtype)
       : packed_(packed), scales_(scales), zeros_(zeros) {
-    require(bits == 4 || bits == 8, "expected 4 or 8 bits");
+    require(bits == 2 || bits == 3 || bits == 4 || bits == 8, "expected 2, 3, 4 or 8 bits");
     require(cols >= 1 && cols <= kMost && rows <= kMost && row_bytes <= kMost && group >= 1, "expected sizes in range");
     require(row_bytes >= (cols * static_cast<std::size_t>(bits) + 7) / 8, "expected rows long enough for their codes");
     require(zero_point >= -(1 << 20) && zero_point <= 1 << 20, "expected a zero point in range");
     const std::size_t per_lane = 32 / static_cast<std::size_t>(bits);
-    require(per_tensor || group >= cols || group % per_lane == 0, "expected groups of whole lanes");
+    direct_ = 32 % bits == 0 && bits >= 4 && (per_tensor || group >= cols || group % per_lane == 0);
+    in_blocks_ = per_tensor || group >= cols || group % ingot::kGemmBlock == 0;
+    require(direct_ || in_blocks_, "expected groups of whole lanes or blocks");
     std::size_t bytes = 0, count = 0;
     require(!__builtin_mul_overflow(rows, row_bytes, &bytes) && packed.size() == bytes,
             "expected rows * row_bytes packed bytes");
@@ -84,7 +142,7 @@ class Matrix {
       require_elements(*zeros, type, "expected aligned zeros of the scales' type");
       require(zeros->size() == scales.size(), "expected one zero per scale");
     }
-    group = std::min(group, cols);
+    group = per_tensor ? cols : std::min(group, cols);
     const ZeroKind kind = !zeros ? ZeroKind::none : offset ? ZeroKind::offset : ZeroKind::point;
     const std::size_t width = ingot::kLanes * per_lane, blocks = cols / width + (cols % width != 0);
     at_ = {rows, cols, group, row_bytes, bits, is_signed, per_tensor, per_tensor || group >= cols, zero_point, kind,
@@ -94,17 +152,10 @@ class Matrix {
 
   void matmul(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, std::string_view dtype,
               std::string_view bias_dtype, std::size_t threads) const {
-    const Dtype type = float_type(dtype), bias_type = float_type(bias_dtype);
-    require(type != Dtype::f64 && bias_type != Dtype::f64, "expected values of type f32, f16 or bf16");
-    require(x.ndim() == 2 && x.shape(1) == at_.cols && x.shape(0) <= kMostColumns, "expected at most 64 x cols");
-    require(out.ndim() == 2 && out.shape(0) == x.shape(0) && out.shape(1) == at_.rows, "expected an output of x's rows x rows");
-    require_elements(x, type, "expected aligned values of the named type");
-    require_elements(out, type, "expected an aligned output of the named type");
-    if (bias) {
-      require(bias->ndim() == 1 && bias->shape(0) == at_.rows, "expected one bias per row");
-      require_elements(*bias, bias_type, "expected an aligned bias of the named type");
-    }
-    const MatmulOutput to{bias ? bias->data() : nullptr, bias_type, out.data(), type};
+    require(direct_, "expected 4 or 8 bits and groups of whole lanes");
+    require(x.ndim() == 2 && x.shape(0) <= kMostColumns, "expected at most 64 x cols");
+    const Dtype type = float_type(dtype);
+    const MatmulOutput to = output(x, bias, out, type, float_type(bias_dtype));
     const std::size_t count = x.shape(0);
     nb::gil_scoped_release release;
     float* prepared = scratch.hold(count * at_.prepared);
@@ -114,12 +165,57 @@ class Matrix {
     ingot::run_tasks((at_.rows + kTaskRows - 1) / kTaskRows, threads, &Call::task, &call);
   }
 
+  void gemm(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, std::string_view dtype,
+            std::string_view bias_dtype, std::size_t threads) const {
+    require(in_blocks_, "expected groups of whole blocks");
+    require(x.ndim() == 2, "expected rows of x");
+    const Dtype type = float_type(dtype);
+    const MatmulOutput to = output(x, bias, out, type, float_type(bias_dtype));
+    const std::size_t count = x.shape(0), size = type == Dtype::f32 ? 4 : 2;
+    nb::gil_scoped_release release;
+    threads = std::max<std::size_t>(1, std::min(threads, Gemm::tasks(at_)));
+    const std::size_t blocks = at_.cols / ingot::kGemmBlock + (at_.cols % ingot::kGemmBlock != 0);
+    const std::size_t groups = at_.cols / at_.group + (at_.cols % at_.group != 0);
+    for (std::size_t m = 0; m < count; m += ingot::kGemmCount) {
+      const std::size_t rows = std::min(ingot::kGemmCount, count - m);
+      const auto* from = static_cast<const std::uint8_t*>(x.data()) + m * at_.cols * size;
+      MatmulOutput part = to;
+      part.values = static_cast<std::uint8_t*>(to.values) + m * at_.rows * size;
+      GemmJob job{at_, weights_, part, from, type, rows, blocks, groups, mode(from, type, rows * at_.cols), nullptr, nullptr};
+      Gemm(job, threads, scratch.hold(Gemm::floats(job, threads))).run();
+    }
+  }
+
  private:
+  MatmulOutput output(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, Dtype type,
+                      Dtype bias_type) const {
+    require(type != Dtype::f64 && bias_type != Dtype::f64, "expected values of type f32, f16 or bf16");
+    require(x.shape(1) == at_.cols, "expected x of as many columns as the weights");
+    require(out.ndim() == 2 && out.shape(0) == x.shape(0) && out.shape(1) == at_.rows, "expected an output of x's rows x rows");
+    require_elements(x, type, "expected aligned values of the named type");
+    require_elements(out, type, "expected an aligned output of the named type");
+    if (bias) {
+      require(bias->ndim() == 1 && bias->shape(0) == at_.rows, "expected one bias per row");
+      require_elements(*bias, bias_type, "expected an aligned bias of the named type");
+    }
+    return {bias ? bias->data() : nullptr, bias_type, out.data(), type};
+  }
+
+  // The fastest that gives the bits of the plain one.
+  GemmMode mode(const void* x, Dtype type, std::size_t n) const {
+    const int half = at_.is_signed ? 1 << (at_.bits - 1) : 0, most = (1 << at_.bits) - 1;
+    if (-half - at_.zero_point < -256 || most - half - at_.zero_point > 256) return GemmMode::plain;
+    const GemmMode found = INGOT_KERNEL(gemm_mode)(x, type, n);
+    const bool tiles = ingot::current_isa() == ingot::Isa::v4 && ingot::has_tiles();
+    return found == GemmMode::tiles && !tiles ? GemmMode::fused : found;
+  }
+
   const InBytes packed_;
   const InArray scales_;
   const std::optional<InArray> zeros_;
   MatmulLayout at_;
   MatmulWeights weights_;
+  bool direct_ = false, in_blocks_ = false;  // the products that take this layout
 };
 
 }  // namespace
@@ -133,5 +229,7 @@ void bind_affine_matmul(nb::module_& m) {
            nb::arg("offset"), nb::arg("zero_point"), nb::arg("scale_dtype"))
       .def("matmul", guarded(&Matrix::matmul), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"), nb::arg("dtype"),
            nb::arg("bias_dtype"), nb::arg("threads"),
-           "out[m, row] = sum over k of x[m, k] * w[row, k] + bias[row], in f32, rounded once; the same for any threads.");
+           "out[m, row] = sum over k of x[m, k] * w[row, k] + bias[row], in f32, rounded once; the same for any threads.")
+      .def("gemm", guarded(&Matrix::gemm), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"), nb::arg("dtype"),
+           nb::arg("bias_dtype"), nb::arg("threads"), "As matmul, for any number of rows, in another order of sums.");
 }

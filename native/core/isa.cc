@@ -5,6 +5,10 @@
 
 #if defined(INGOT_HAS_V4)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace ingot {
@@ -65,6 +69,21 @@ Isa best_isa([[maybe_unused]] const CpuWords& words) {
   if (holds(words, kV3)) return Isa::v3;
 #endif
   return Isa::baseline;
+}
+
+bool has_tiles() {
+#if defined(INGOT_HAS_V4) && defined(__linux__)
+  static const bool found = [] {
+    constexpr std::uint32_t wanted = bits({22, 24}), state = bits({17, 18});  // leaf 7, EDX: bf16 and tiles; XCR0
+    constexpr int kRequest = 0x1023, kTileData = 18;                          // ARCH_REQ_XCOMP_PERM, Linux 5.16
+    std::uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+    return (cpu_words().xcr0 & state) == state && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  }();
+  return found;
+#else
+  return false;
+#endif
 }
 
 Isa current_isa() { return slot().load(std::memory_order_relaxed); }

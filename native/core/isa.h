@@ -24,4 +24,7 @@ std::vector<std::string> available_isas();
 // Returns false where the name is unknown or the processor lacks it. Not for use while kernels run.
 bool select_isa(const std::string& name);
 
+// Whether products of tiles in bf16 (AMX) are there and the system lets this process have them, which it asks for.
+bool has_tiles();
+
 }  // namespace ingot

@@ -47,4 +47,42 @@ struct MatmulOutput {
   Dtype type;
 };
 
+// Many rows of x at a time (spec/affine.md, "Many rows").
+constexpr std::size_t kGemmBlock = 32;   // columns that are added before the scale can change
+constexpr std::size_t kGemmSpan = 8;     // blocks of weights that are unpacked at a time
+constexpr std::size_t kGemmParts = 4;    // short groups whose products are scaled together
+constexpr std::size_t kGemmRows = 64;    // of weights that a thread takes at a time
+constexpr std::size_t kGemmCount = 256;  // rows of x that share unpacked weights
+
+// How products are added. `fused` and `tiles` give the bits of `plain`, for x whose products with codes are exact.
+enum class GemmMode : int {
+  plain = 0,  // multiplied, rounded, added
+  fused = 1,  // in one instruction
+  tiles = 2,  // Intel's AMX, for bf16
+};
+
+struct GemmJob {
+  MatmulLayout at;
+  MatmulWeights weights;
+  MatmulOutput out;
+  const void* x;
+  Dtype type;
+  std::size_t count;   // rows of x, at most kGemmCount
+  std::size_t blocks;  // of a row
+  std::size_t groups;  // of a row
+  GemmMode mode;
+  void* packed;  // x in the order of its use: gemm_bytes
+  float* sums;   // of x [groups, kGemmCount], where there are zeros
+};
+
+// What one thread works in.
+struct alignas(64) GemmScratch {
+  float values[32 * kGemmSpan * kGemmBlock];  // of up to 32 rows of the weights, as f32 or pairs of bf16
+  float parts[kGemmParts * 32 * 32];          // products of groups that are short, of some rows of x
+  float products[kGemmCount * kGemmRows];     // of the group at hand, where it is long
+  float totals[kGemmCount * kGemmRows];
+  float scales[kGemmSpan * kGemmRows];
+  float zeros[kGemmSpan * kGemmRows];
+};
+
 }  // namespace ingot

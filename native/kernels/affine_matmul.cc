@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/affine_matmul_lanes.h"
-#include "kernels/floats.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -13,28 +12,6 @@ namespace {
 constexpr std::size_t kSpan = 16;     // blocks whose scales are spread over lanes at a time
 constexpr std::size_t kRowsHeld = 64;  // rows whose sums wait to be rounded together
 constexpr std::size_t kColumns = 4;   // of x that share the unpacking of a block
-
-void load_floats_of(const void* from, Dtype type, std::size_t first, std::size_t count, float* out) {
-  switch (type) {
-    case Dtype::f16:
-      return load_block<Dtype::f16>(static_cast<const std::uint16_t*>(from) + first, count, out);
-    case Dtype::bf16:
-      return load_block<Dtype::bf16>(static_cast<const std::uint16_t*>(from) + first, count, out);
-    default:
-      return load_block<Dtype::f32>(static_cast<const float*>(from) + first, count, out);
-  }
-}
-
-void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
-  switch (out.type) {
-    case Dtype::f16:
-      return store_block<Dtype::f16>(from, count, static_cast<std::uint16_t*>(out.values) + first);
-    case Dtype::bf16:
-      return store_block<Dtype::bf16>(from, count, static_cast<std::uint16_t*>(out.values) + first);
-    default:
-      return store_block<Dtype::f32>(from, count, static_cast<float*>(out.values) + first);
-  }
-}
 
 // Where the groups of blocks `first` to `last` of a row lie: the same for all rows.
 struct Span {
@@ -143,7 +120,7 @@ class Tile {
   template <int... kStep>
   void block_of(const Words& words, std::size_t b, std::size_t local, std::size_t h,
                 Floats (&sums)[kCount][kVectors], std::integer_sequence<int, kStep...>) {
-    const Floats q[kSteps] = {numbers_.template at<kStep>(words)...};
+    const Floats q[kSteps] = {numbers_.template at<kBits * kStep>(words)...};
     for (int m = 0; m < kCount; ++m) {
       const float* x = x_ + m * at_.prepared + b * (kSteps + 1) * kLanes + h * kWidth;
       const Floats products[kSteps] = {(load_floats(x + kStep * kLanes) * q[kStep])...};

@@ -10,6 +10,7 @@
 
 #include "core/matmul.h"
 #include "kernels/bits.h"
+#include "kernels/floats.h"
 #include "kernels/vectors.h"
 
 #if defined(__AVX2__)
@@ -41,7 +42,38 @@ inline Words load_words(const std::uint8_t* from) {
   return value;
 }
 
-inline Floats splat(float value) { return Floats{} + value; }
+void load_floats_of(const void* from, Dtype type, std::size_t first, std::size_t count, float* out) {
+  switch (type) {
+    case Dtype::f16:
+      return load_block<Dtype::f16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+    case Dtype::bf16:
+      return load_block<Dtype::bf16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+    default:
+      return load_block<Dtype::f32>(static_cast<const float*>(from) + first, count, out);
+  }
+}
+
+void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
+  switch (out.type) {
+    case Dtype::f16:
+      return store_block<Dtype::f16>(from, count, static_cast<std::uint16_t*>(out.values) + first);
+    case Dtype::bf16:
+      return store_block<Dtype::bf16>(from, count, static_cast<std::uint16_t*>(out.values) + first);
+    default:
+      return store_block<Dtype::f32>(from, count, static_cast<float*>(out.values) + first);
+  }
+}
+
+// Without an addition, which `Floats{} + value` would be.
+inline Floats splat(float value) {
+#if defined(__AVX512F__)
+  return _mm512_set1_ps(value);
+#elif defined(__AVX__)
+  return _mm256_set1_ps(value);
+#else
+  return Floats{value, value, value, value};
+#endif
+}
 
 // Adds the upper half of the lanes to the lower, four times.
 inline float sum_lanes(const Floats* lanes) {
@@ -77,25 +109,27 @@ class Numbers {
   explicit Numbers(int zero_point) : zero_point_(Ints{} + zero_point) {
 #if defined(__AVX512F__)
     alignas(64) float table[16] = {};
-    if constexpr (kBits == 4)
-      for (int code = 0; code < 16; ++code)
-        table[code] = static_cast<float>((kSigned ? (code ^ 8) - 8 : code) - zero_point);
+    if constexpr (kBits <= 4)
+      for (int index = 0; index < 16; ++index) {
+        const int code = index & ((1 << kBits) - 1), half = 1 << (kBits - 1);
+        table[index] = static_cast<float>((kSigned ? (code ^ half) - half : code) - zero_point);
+      }
     table_ = _mm512_load_ps(table);
 #endif
   }
 
-  // Code `kStep` of each word.
-  template <int kStep>
+  // The code that begins at bit `kShift` of each word.
+  template <int kShift>
   Floats at(const Words& words) const {
 #if defined(__AVX512F__)
-    if constexpr (kBits == 4)  // a permutation looks at the low four bits only: no mask, no conversion
-      return _mm512_permutexvar_ps(_mm512_srli_epi32(std::bit_cast<__m512i>(words), 4 * kStep), table_);
+    if constexpr (kBits <= 4)  // a permutation looks at the low four bits only: no mask, no conversion
+      return _mm512_permutexvar_ps(_mm512_srli_epi32(std::bit_cast<__m512i>(words), kShift), table_);
 #endif
     Ints q;
     if constexpr (kSigned)
-      q = std::bit_cast<Ints>(words << (32 - kBits * (kStep + 1))) >> (32 - kBits);
+      q = std::bit_cast<Ints>(words << (32 - kBits - kShift)) >> (32 - kBits);
     else
-      q = std::bit_cast<Ints>((words >> (kBits * kStep)) & ((1u << kBits) - 1));
+      q = std::bit_cast<Ints>((words >> kShift) & ((1u << kBits) - 1));
     return __builtin_convertvector(q - zero_point_, Floats);
   }
 

@@ -6,7 +6,7 @@ This module needs torch to be imported (``core.extras.require`` names the extra)
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -154,10 +154,11 @@ class PackedWeight(torch.nn.Module):
 class PackedLinear(PackedWeight):
     """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16, bf16 or f64.
 
-    On the CPU a few rows of x (``BATCH``, by their type) are multiplied with the codes as they lie, summed in f32 in an
-    order that does not depend on the number of threads (``torch.get_num_threads()``), and rounded once. Other layouts,
-    more rows and other devices decode as many rows of the matrix at a time as fit ``SCRATCH`` and leave the product to
-    torch. There is a gradient for x and for the bias, none for the weights; the matrix is decoded again for it. Under
+    On the CPU x is multiplied with the codes as they lie, summed in f32 in an order that does not depend on the number
+    of threads (``torch.get_num_threads()``), and rounded once: a few rows (``BATCH``, by their type) in one order, any
+    number of rows in f16 and bf16 in another. Other layouts, more rows in f32 and other devices decode as many rows of
+    the matrix at a time as fit ``SCRATCH`` and leave the product to torch.
+    There is a gradient for x and for the bias, none for the weights; the matrix is decoded again for it. Under
     autocast x and the result have autocast's type.
 
     Parameters
@@ -199,16 +200,19 @@ class PackedLinear(PackedWeight):
         """Return ``x @ w.T + bias`` for x [rows, in_features]; no gradient is recorded."""
         x = x.detach().contiguous()
         bias = None if bias is None else bias.detach()
-        if x.is_cpu and x.dtype in _NAMES and x.shape[0] <= BATCH[_NAMES[x.dtype]] and self.matrix.direct:
-            return self._from_codes(x, bias)
+        if x.is_cpu and x.dtype in _NAMES:
+            if x.shape[0] <= BATCH[_NAMES[x.dtype]] and self.matrix.direct:
+                return self._from_codes(x, bias, self.matrix.matmul_bits)
+            if x.dtype != torch.float32 and self.matrix.many:
+                return self._from_codes(x, bias, self.matrix.gemm_bits)
         return self._in_blocks(x, None if bias is None else bias.to(x.dtype))
 
-    def _from_codes(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _from_codes(self, x: torch.Tensor, bias: torch.Tensor | None, product: Callable[..., None]) -> torch.Tensor:
         out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
         if bias is not None and bias.dtype not in _NAMES:
             bias = bias.float()
         types = (_NAMES[x.dtype], _NAMES[x.dtype if bias is None else bias.dtype])
-        self.matrix.matmul_bits(
+        product(
             _bits(x),
             _bits(out),
             None if bias is None else _bits(bias),

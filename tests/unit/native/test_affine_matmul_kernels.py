@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.codecs.affine.matmul import PackedMatrix, multiplies
+from ingot.codecs.affine.matmul import PackedMatrix, in_blocks, multiplies
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
 from ingot.testing.reference import affine
-from ingot.testing.reference.affine_matmul import Weights, matmul
+from ingot.testing.reference.affine_matmul import Weights, gemm, matmul
 
 TYPES = ("f32", "f16", "bf16")
 PLAIN = AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "f32")
@@ -35,6 +35,14 @@ KINDS = (
     replace(PLAIN, bits=8, signed=False, zero=OFFSETS),
     replace(PLAIN, bits=8, grid=Group(4), zero=Constant(5)),
     replace(PLAIN, bits=8, grid=Group(1000)),
+)
+
+MANY = (
+    *(params for params in KINDS if in_blocks(params, 2311)),
+    replace(PLAIN, bits=2, signed=False, zero=POINTS),
+    replace(PLAIN, bits=3, grid=Group(96), zero=OFFSETS, signed=False),
+    replace(PLAIN, bits=3, grid=ROW, zero=Constant(2)),
+    replace(PLAIN, bits=8, grid=Group(256), zero=Constant(5000)),  # numbers that bf16 does not hold
 )
 
 
@@ -75,6 +83,45 @@ def test_equals_the_reference(params: AffineLayout, cols: int) -> None:
         bias = rng.normal(0, 1, rows).astype(numpy_dtype(TYPES[number])) if number else None
         wanted = matmul(x, weights_of(held), bias).astype(x.dtype)
         assert product(held, x, bias).tobytes() == wanted.tobytes()
+
+
+def product_of_many(held: PackedMatrix, x: Array, bias: Array | None = None, workers: int = 1) -> Array:
+    out = np.full((len(x), held.shape[0]), 77, x.dtype)
+    held.gemm(x, out, bias, workers)
+    return out
+
+
+@pytest.mark.parametrize("params", MANY, ids=str)
+def test_many_rows_equal_the_reference(params: AffineLayout) -> None:
+    shapes = ((1, 5, 1), (9, 67, 63), (34, 3, 257), (7, 65, 300))
+    for number, (count, rows, cols) in enumerate(shapes):
+        for types in (("bf16", "f16"), ("f16", "f32"), ("f32", "bf16"))[number % 2 :: 2]:
+            held = matrix(cols, rows, cols, params, types[1])
+            held.packed = np.frombuffer(b" " + held.packed.tobytes(), np.uint8)[1:]  # where no word is aligned
+            held._native = held._open()
+            rng = np.random.default_rng(number)
+            x = rng.normal(0, 1, (count, cols)).astype(numpy_dtype(types[0]))
+            bias = rng.normal(0, 1, rows).astype(numpy_dtype(types[1])) if number else None
+            wanted = gemm(x, weights_of(held), bias).astype(x.dtype)
+            assert product_of_many(held, x, bias, 1 + number % 3).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("value", [1e-40, 2.0**-120, 2.0**120, 3e38])
+def test_many_rows_with_values_at_the_ends_of_the_range(value: float) -> None:
+    held = matrix(2, 40, 96, KINDS[8], "f32")
+    x = np.random.default_rng(3).normal(0, 1, (20, 96)).astype(numpy_dtype("bf16"))
+    x[3, 5:9] = value
+    found, wanted = (every.astype(np.float32) for every in (product_of_many(held, x), gemm(x, weights_of(held))))
+    np.testing.assert_array_equal(found, wanted.astype(x.dtype).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+def test_a_row_among_many_is_what_it_is_alone(name: str) -> None:
+    held = matrix(7, 70, 200, PLAIN, "f16")
+    x = np.random.default_rng(8).normal(0, 1, (600, 200)).astype(numpy_dtype(name))
+    every = product_of_many(held, x, None, 2)
+    for count in (0, 1, 2, 3, 5, 6, 7, 16, 17, 31, 33, 64, 255, 256, 257, 513):
+        assert product_of_many(held, x[:count]).tobytes() == every[:count].tobytes()
 
 
 @pytest.mark.parametrize("params", KINDS, ids=str)
@@ -158,9 +205,18 @@ def test_what_the_kernels_do_not_take() -> None:
     assert not multiplies(replace(PLAIN, grid=Group(12)), 64)
     assert not multiplies(PLAIN, 0)
     held = matrix(0, 3, 20, replace(PLAIN, bits=3), "f16")
-    assert not held.direct
-    with pytest.raises(ValueError, match="decode"):
+    assert (held.direct, held.many) == (False, True)
+    with pytest.raises(ValueError, match="expected"):
         product(held, np.ones((1, 20), np.float32))
+    held = matrix(0, 3, 60, replace(PLAIN, grid=Group(40)), "f16")
+    assert (held.direct, held.many) == (True, False)
+    with pytest.raises(ValueError, match="expected"):
+        product_of_many(held, np.ones((1, 60), np.float32))
+    held = matrix(0, 3, 20, replace(PLAIN, bits=5), "f16")
+    assert (held.direct, held.many) == (False, False)
+    for call in (product, product_of_many):
+        with pytest.raises(ValueError, match="decode"):
+            call(held, np.ones((1, 20), np.float32))
 
 
 def test_sizes_are_checked_before_anything_is_read() -> None:
@@ -182,7 +238,7 @@ def test_sizes_are_checked_before_anything_is_read() -> None:
     rest = {"offset": False, "zero_point": 0, "scale_dtype": "f32"}
     native.kernels.PackedMatrix(packed, scales, None, **sizes, **rest)
     for change in (
-        {"rows": 4}, {"cols": 21}, {"cols": 0}, {"bits": 3}, {"row_bytes": 9}, {"group": 4}, {"group": 0},
+        {"rows": 4}, {"cols": 21}, {"cols": 0}, {"bits": 5}, {"row_bytes": 9}, {"group": 4}, {"group": 0},
         {"rows": 2**63}, {"per_tensor": True}, {"zero_point": 1 << 30}, {"scale_dtype": "f16"},
     ):  # fmt: skip
         with pytest.raises(ValueError, match="expected"):

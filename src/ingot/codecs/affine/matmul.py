@@ -14,8 +14,8 @@ from ingot.model.layouts.affine import AffineLayout, natural
 from ingot.model.tensor import Array, Tensor
 
 BATCH = {"f32": 32, "f16": 8, "bf16": 8}
-"""Rows of x up to which a product from the packed codes is the faster way, by the type of x; more take decoded blocks
-of rows, which processors multiply faster in 16 bits than in f32."""
+"""Rows of x, by its type, that ``matmul`` is for; more take ``gemm`` in 16 bits, and decoded blocks of rows in f32,
+whose products with codes are not exact: they would be multiplied and added in two instructions, not one."""
 
 
 class PackedMatrix:
@@ -45,7 +45,8 @@ class PackedMatrix:
         self.scales = scales.reshape(-1)
         self.zeros = None if zeros is None else zeros.reshape(-1)
         self._check()
-        self._native = self._open() if multiplies(params, shape[1]) else None
+        self._direct, self._many = multiplies(params, shape[1]), in_blocks(params, shape[1])
+        self._native = self._open() if self._direct or self._many else None
 
     @classmethod
     def of(cls, tensor: Tensor) -> PackedMatrix:
@@ -66,7 +67,12 @@ class PackedMatrix:
     @property
     def direct(self) -> bool:
         """Whether ``matmul`` takes this layout: 4 or 8 bits, low bits first."""
-        return self._native is not None
+        return self._direct
+
+    @property
+    def many(self) -> bool:
+        """Whether ``gemm`` takes this layout: 2, 3, 4 or 8 bits, low bits first, groups of whole blocks of 32."""
+        return self._many
 
     def matmul(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
         """Write ``x @ w.T + bias`` into ``out``, summed in f32 in a fixed order and rounded once.
@@ -98,6 +104,22 @@ class PackedMatrix:
         if self._native is None:
             raise ValueError("expected a layout that the kernels take; decode it")
         self._native.matmul(x, bias, out, types[0], types[1], workers)
+
+    def gemm(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
+        """As ``matmul``, for any number of rows of ``x``: weights are unpacked once for 256 of them.
+
+        The order of sums is another ("Many rows" in ``spec/affine.md``), and a row's result does not depend on how many
+        there are. Raises ``ValueError`` where sizes or types do not fit together, or ``many`` is false.
+        """
+        name = float_name(x)
+        types = (name, name if bias is None else float_name(bias))
+        self.gemm_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
+
+    def gemm_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
+        """``gemm`` of arrays as ``matmul_bits`` takes them."""
+        if self._native is None:
+            raise ValueError("expected a layout that the kernels take; decode it")
+        self._native.gemm(x, bias, out, types[0], types[1], workers)
 
     def decode(self, start: int, stop: int, dtype: str, workers: int | None = None) -> Array:
         """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises ``CodecError`` ``affine.overflow``."""
@@ -182,3 +204,11 @@ def multiplies(params: AffineLayout, cols: int) -> bool:
     group = params.group_columns(cols)
     fits = (params.group_size is None and params.block is None) or group >= cols or group % (32 // params.bits) == 0
     return params.bits in (4, 8) and not params.msb and cols > 0 and fits
+
+
+def in_blocks(params: AffineLayout, cols: int) -> bool:
+    """Whether the kernels for many rows multiply with such rows: 2, 3, 4 or 8 bits, the lowest first, groups of whole
+    blocks of 32 columns, or one for a row."""
+    group = params.group_columns(cols)
+    fits = (params.group_size is None and params.block is None) or group >= cols or group % 32 == 0
+    return params.bits in (2, 3, 4, 8) and not params.msb and cols > 0 and fits

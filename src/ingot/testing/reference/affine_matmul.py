@@ -10,6 +10,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LANES = 16
+BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,37 @@ def matmul(x: Array, weights: Weights, bias: Array | None = None) -> Array:
         values = _blocks(x.astype(np.float32), weights.bits)
         out = np.stack([_column(column, q, weights) for column in values])
         return out if bias is None else out + bias.astype(np.float32)
+
+
+def gemm(x: Array, weights: Weights, bias: Array | None = None) -> Array:
+    """Return ``x @ w.T + bias`` [m, rows] in f32, bit for bit as the kernels for many rows sum it."""
+    rows, cols = weights.numbers.shape
+    group = cols if weights.group is None else weights.group
+    q, values = weights.numbers.astype(np.float32), x.astype(np.float32)
+    with np.errstate(all="ignore"):
+        total = np.zeros((len(values), rows), np.float32)
+        for index, start in enumerate(range(0, cols, group)):
+            part = slice(start, start + group)
+            product = _chain(values[:, None, part], q[None, :, part])
+            shift = _chain(values[:, None, part], np.ones_like(q[None, :1, part]))
+            scales, zeros = (
+                None if held is None else held.reshape(len(held), -1)[:, index]
+                for held in (weights.scales, weights.zeros)
+            )
+            total = total + _scaled(product, shift, scales, zeros, weights.offset)
+        return total if bias is None else total + bias.astype(np.float32)
+
+
+def _chain(x: Array, q: Array) -> Array:
+    """Add products: of 32 columns the even ones in order, the odd ones in order, then both; then the blocks."""
+    total = np.zeros(np.broadcast_shapes(x.shape[:-1], q.shape[:-1]), np.float32)
+    for start in range(0, x.shape[-1], BLOCK):
+        stop = min(start + BLOCK, x.shape[-1])
+        sums = np.zeros((2, *total.shape), np.float32)
+        for column in range(start, stop):
+            sums[(column - start) % 2] += x[..., column] * q[..., column]
+        total = total + (sums[0] + sums[1])
+    return total
 
 
 def _blocks(values: Array, bits: int) -> Array:
