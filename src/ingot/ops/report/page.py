@@ -156,15 +156,15 @@ def _layers(found: Look) -> str:
 
 
 def _heat(values: Mapping[tuple[str, str], float], label: str, told: Callable[[float], str]) -> str:
-    positive = [value for value in values.values() if value > 0]
-    if not positive:
+    if not any(value > 0 for value in values.values()):
         return ""
     titled = {
         (role, layer): (value, f"{role}, layer {layer}: {told(value)}") for (role, layer), value in values.items()
     }
     roles = sorted({role for role, _ in values}, key=ROLES.index)
     layers = sorted({layer for _, layer in values}, key=int)
-    scale = f"faint is {told(min(positive))}, strong {told(max(positive))}, grey none"
+    faint, strong = svg.heat_range(values.values())
+    scale = f"faint is {told(faint)}, strong {told(strong)}, grey none"
     return _figure(svg.heat(roles, layers, titled, label), f"{label}: {scale}.")
 
 

@@ -7,7 +7,7 @@ paper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.model.html import text_of
@@ -115,10 +115,9 @@ def heat(
 ) -> str:
     """Return a table of colours: ``values`` by row and head, each with what is told of it.
 
-    The highest is darkest, the lowest above 0 lightest; 0 has no colour.
+    Colours go over ``heat_range``; 0 has none.
     """
-    positive = [value for value, _ in values.values() if value > 0]
-    least, most = min(positive, default=0.0), max(positive, default=1.0)
+    least, most = heat_range([value for value, _ in values.values()])
     left = 8 + 7 * max(map(len, rows), default=0)
     step = max(9.0, min(48.0, (WIDTH - left) / max(len(heads), 1)))
     every, high = max(1, round(30 / step)), 22
@@ -128,9 +127,19 @@ def heat(
         for index, head in enumerate(heads):
             if (row, head) in values:
                 value, title = values[row, head]
-                level = 0 if value <= 0 else 1 + round((_STEPS - 1) * (value - least) / ((most - least) or 1.0))
+                level = 0 if value <= 0 else 1 + round((_STEPS - 1) * (value - least) / (most - least))
                 body.append(_rect(left + step * index, 18 + high * line, step - 1, high - 1, f"h{level}", title))
     return _svg(max(WIDTH, left + step * len(heads)), 20 + high * len(rows), label, body)
+
+
+def heat_range(values: Iterable[float]) -> tuple[float, float]:
+    """Return the values of the faintest colour and of the strongest: of the least above 0 and of the largest.
+
+    A tenth of the largest apart at least: what differs by less looks alike.
+    """
+    positive = [value for value in values if value > 0]
+    most = max(positive, default=1.0)
+    return min(min(positive, default=0.0), 0.9 * most), most
 
 
 def histogram(found: Histogram) -> str:

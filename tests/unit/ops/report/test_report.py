@@ -19,7 +19,7 @@ from ingot.ops.check.receipt import add_receipt
 from ingot.ops.report.look import Look, look
 from ingot.ops.report.page import page
 from ingot.ops.report.sample import BINS, histogram
-from ingot.ops.report.svg import Piece, treemap
+from ingot.ops.report.svg import Piece, heat, treemap
 
 VOID = ("meta", "input", "br")
 HOSTILE = 'model.layers.1.</script><img src="http://x/y">\u202e.weight'
@@ -232,6 +232,18 @@ def test_areas_of_a_treemap_are_amounts() -> None:
     assert {name: area / whole for name, area in areas.items()} == pytest.approx(
         {"a": 0.4, "b": 0.15, "d": 0.45}, abs=0.01
     )
+
+
+def test_what_hardly_differs_looks_alike() -> None:
+    def colours(*values: float) -> list[int]:
+        drawn = heat(
+            ["mlp"], list(map(str, range(len(values)))), {("mlp", str(i)): (v, "") for i, v in enumerate(values)}, ""
+        )
+        return [int(level) for level in re.findall(r'class="h(\d+)"', drawn)]
+
+    assert colours(0.0, 1.0, 4.0, 10.0) == [0, 1, 4, 10]
+    assert min(colours(0.0, 0.999, 1.0)[1:]) == 10
+    assert colours(0.0, 0.0) == [0, 0]
 
 
 def test_notebooks_show_checkpoints_and_reports(pair: tuple[Path, Path]) -> None:
