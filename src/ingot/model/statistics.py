@@ -105,6 +105,11 @@ class MatrixStatistics:
         return self._array(ABSMAX)
 
     @property
+    def has_inputs(self) -> bool:
+        """Whether A is there, not its diagonal alone."""
+        return INPUTS in self._entries
+
+    @property
     def has_factors(self) -> bool:
         """Whether both A and G are there."""
         return INPUTS in self._entries and OUTPUTS in self._entries

@@ -27,11 +27,15 @@ class Factors:
         G, damped.
     weights : f32 [cols]
         A's diagonal.
+    scale : float
+        What A and G were divided by: half of ``scale * tr(G D A D^T)`` is a divergence in nats a token where both are
+        known.
     """
 
     inputs: Array
     outputs: Array | None
     weights: Array
+    scale: float = 1.0
 
 
 def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factors:
@@ -42,11 +46,12 @@ def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factor
     inputs = statistics.inputs
     if inputs is None:
         inputs = np.diag(statistics.diagonal)
-    damped = _damped(inputs, damping)
-    outputs = statistics.outputs
-    return Factors(
-        damped, None if outputs is None else _damped(outputs, damping), np.ascontiguousarray(damped.diagonal())
-    )
+    damped, scale = _damped(inputs, damping)
+    weights, outputs = np.ascontiguousarray(damped.diagonal()), statistics.outputs
+    if outputs is None:
+        return Factors(damped, None, weights, scale)
+    of_outputs, more = _damped(outputs, damping)
+    return Factors(damped, of_outputs, weights, scale * more)
 
 
 def no_factors(cols: int) -> Factors:
@@ -75,11 +80,12 @@ def feedback_factor(inputs: Array) -> tuple[Array, Array]:
     return np.ascontiguousarray(np.triu(upper / own, 1), np.float32), np.square(own).astype(np.float32)
 
 
-def _damped(moment: Array, damping: float) -> Array:
+def _damped(moment: Array, damping: float) -> tuple[Array, float]:
+    """Return a moment of mean 1, damped, and its mean."""
     mean = float(moment.diagonal().mean(dtype=np.float64))
     if mean <= 0:
-        return np.eye(len(moment), dtype=np.float32)
+        return np.eye(len(moment), dtype=np.float32), 0.0
     # Scaled to a mean of 1: sums of squares of tiny gradients stay within f32.
     found = moment / np.float32(mean)
     found[np.diag_indices_from(found)] += np.float32(damping)
-    return np.ascontiguousarray(found, np.float32)
+    return np.ascontiguousarray(found, np.float32), mean

@@ -38,6 +38,11 @@ class Patterns:
         return any(pattern.match(name) for pattern in self._patterns)
 
 
+def exactly(name: str) -> str:
+    """Return a pattern that fits this name alone; globs would read brackets and stars."""
+    return f"re:{re.escape(name)}\\Z" if _special(name) or name.startswith("re:") else name
+
+
 def _special(text: str) -> bool:
     return _SPECIAL.search(text) is not None
 

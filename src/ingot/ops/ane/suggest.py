@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -29,6 +28,7 @@ from ingot.ops.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.ops.convert.measure import sample_of, trial_snr_db
 from ingot.ops.open import open as open_checkpoint
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
+from ingot.recipes.patterns import exactly
 from ingot.stores.table import location_of, url_of, write_file
 from ingot.targets.ane.chips import Chip
 from ingot.targets.ane.cost import moved_bytes, predict
@@ -222,14 +222,9 @@ def recipe_text(name: str, picks: Sequence[Pick], chips: Sequence[str], max_erro
             rules.append(
                 {
                     "label": f"{kind}, error up to {worst:.3g}",
-                    "match": [_pattern(pick.name) for pick in picked],
+                    "match": [exactly(pick.name) for pick in picked],
                     "codec": codec,
                     "options": dict(options),
                 }
             )
     return tomli_w.dumps({"name": name, "description": about, "rules": rules})
-
-
-def _pattern(name: str) -> str:
-    """Return a pattern that fits this name alone; a recipe's globs would read brackets and stars."""
-    return f"re:{re.escape(name)}\\Z" if re.search(r"[*?\[]", name) or name.startswith("re:") else name

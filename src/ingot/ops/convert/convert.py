@@ -23,6 +23,8 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.words import WordsLayout
 from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
+from ingot.ops.convert.budget import budgeted
+from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.overlay import laid_over
@@ -77,10 +79,11 @@ def convert(options: ConvertOptions) -> ConvertReport:
         from ingot.ops.convert.cluster import require_engine
 
         require_engine(options.engine, options.address)
+    options, budget = budgeted(options, prepare, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
-    return replace(report, seconds=time.perf_counter() - started)
+    return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 
 def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
@@ -114,7 +117,8 @@ class Prepared:
     """A conversion that is planned and not begun: the opened source, the views over it, the plan, the destination.
 
     ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
-    ``read`` bytes were read to make the views, tensors ``without`` are left out of them.
+    ``read`` bytes were read to make the views, tensors ``without`` are left out of them. ``budget`` is
+    what made the recipe.
     """
 
     source: Source
@@ -127,6 +131,13 @@ class Prepared:
     read: int = 0
     without: frozenset[str] = frozenset()
     rounding: Rounding | None = None
+    original: Checkpoint | None = None
+    budget: BudgetReport | None = None
+
+    @property
+    def weights(self) -> Checkpoint:
+        """The source as quantizers see it."""
+        return self.original or self.checkpoint
 
     def __enter__(self) -> Prepared:
         return self
@@ -142,8 +153,10 @@ def prepare(options: ConvertOptions) -> Prepared:
     Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``. With ``tp`` it is the
     first rank's; all have the same shapes.
     """
+    options, budget = budgeted(options, prepare, publish=False)
     rank = ranks_of(options)[0]
-    return _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
+    prepared = _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
+    return replace(prepared, budget=budget)
 
 
 def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
@@ -174,8 +187,9 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         read = _read_narrower(plan)
         told = [*(message for _, message in remarks(source)), *view.notes, part, read, tied.note, behind]
         notes = [note for note in told if note]
+        without, rounding, original = tied.without, view.rounding, view.weights
         return Prepared(
-            source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, tied.without, view.rounding
+            source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, without, rounding, original
         )
     except BaseException:
         close()

@@ -62,7 +62,8 @@ def dry_run(prepared: Prepared) -> Report:
         ),
         Line("note: {item}", each="notes"),
     ]
-    return Report(figures, lines, [_tensors(plan.steps), _groups(plan.steps)])
+    report = Report(figures, lines, [_tensors(plan.steps), _groups(plan.steps)])
+    return report if prepared.budget is None else prepared.budget.around(report)
 
 
 def _tensors(steps: Sequence[Step]) -> Table:

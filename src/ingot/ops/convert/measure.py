@@ -81,6 +81,36 @@ def trial_snr_db(tensor: Tensor, choice: Choice) -> float | None:
     return _Trials(tensor).snr_db(Candidate(choice, spec, exact))
 
 
+def stored_rows(tensor: Tensor, choice: Choice, rows: Array) -> Array:
+    """Return what rows of a tensor become if they are stored as ``choice`` says: f32 of their shape.
+
+    Raises ``CodecError`` and ``UnsupportedError`` where the codec refuses them.
+    """
+    encoder, decoded = _fitted(tensor, choice, rows), np.empty(rows.shape, np.float32)
+    encoder.decode(encoder.encode(rows), decoded)
+    return decoded
+
+
+def _fitted(tensor: Tensor, choice: Choice, rows: Array) -> Encoder:
+    """Return an encoder of a sample's rows that has seen them as often as it wants to."""
+
+    def made(options: Mapping[str, Any]) -> Encoder:
+        return CODECS[choice.codec].encoder(_shape(tensor, rows), tensor.dtype, options)
+
+    encoder = reaching(made(choice.options), made, choice.options, [(0, rows)])[0]
+    for _ in range(encoder.fit_passes):
+        encoder.fit_pass(rows)
+    return encoder
+
+
+def _shape(tensor: Tensor, rows: Array) -> tuple[int, ...]:
+    """Return the shape to encode a sample under: the tensor's number of dimensions, where that is possible."""
+    shape = tensor.shape
+    if rows.size == tensor.size:
+        return shape
+    return (rows.size,) if len(shape) == 1 else ((1,) * (len(shape) - 2)) + rows.shape
+
+
 def _smallest(trials: _Trials, candidates: Sequence[Candidate]) -> Picked:
     sizes = {0: 0.0} if len(candidates) == 1 else dict(_sizes(trials, candidates))
     if not sizes:
@@ -147,35 +177,19 @@ class _Trials:
         if candidate.exact or candidate.choice is None:
             return inf
         rows, choice = self._rows(), candidate.choice
-        decoded = np.empty(rows.shape, np.float32)
         try:
-            encoder = self._encoder(choice)
-            for _ in range(encoder.fit_passes):
-                encoder.fit_pass(rows)
-            encoder.decode(encoder.encode(rows), decoded)
+            return measure(rows, stored_rows(self._tensor, choice, rows)).snr_db
         except (CodecError, UnsupportedError) as error:  # the latter: groups that fit the tensor and not its sample
             self._failed(choice, error)
             return None
-        return measure(rows, decoded).snr_db
 
     def _encoded(self, choice: Choice) -> dict[str, Array] | None:
         rows = self._rows()
         try:
-            encoder = self._encoder(choice)
-            for _ in range(encoder.fit_passes):
-                encoder.fit_pass(rows)
-            return encoder.encode(rows)
+            return _fitted(self._tensor, choice, rows).encode(rows)
         except (CodecError, UnsupportedError) as error:
             self._failed(choice, error)
             return None
-
-    def _encoder(self, choice: Choice) -> Encoder:
-        rows = self._rows()
-
-        def made(options: Mapping[str, Any]) -> Encoder:
-            return CODECS[choice.codec].encoder(self._shape(rows), self._tensor.dtype, options)
-
-        return reaching(made(choice.options), made, choice.options, [(0, rows)])[0]
 
     def _failed(self, choice: Choice, error: IngotError) -> None:
         self.failed.append((choice, error.rule or "refused"))
@@ -184,13 +198,6 @@ class _Trials:
         if self._sample is None:
             self._sample = sample_of(self._tensor)
         return self._sample
-
-    def _shape(self, rows: Array) -> tuple[int, ...]:
-        """Return the shape to encode the sample under: the tensor's number of dimensions, where that is possible."""
-        shape = self._tensor.shape
-        if rows.size == self._tensor.size:
-            return shape
-        return (rows.size,) if len(shape) == 1 else ((1,) * (len(shape) - 2)) + rows.shape
 
 
 def _stored(part: PartSpec, sample: Array | None, scale: float) -> float:
@@ -228,6 +235,14 @@ def sample_of(tensor: Tensor, most: int = SAMPLE) -> Array:
     else:
         _read_on(tensor, pieces, out, streams_runs)
     return out
+
+
+def sampled_rows(tensor: Tensor) -> Array | None:
+    """Return which rows ``sample_of`` takes: i64; None where it takes runs of other lengths."""
+    rows, cols = tensor.matrix_shape
+    if cols > _RUN and tensor.size > SAMPLE:
+        return None
+    return np.concatenate([np.arange(start, start + count) for start, count in _pieces(rows, cols, SAMPLE)])
 
 
 def _pieces(rows: int, cols: int, most: int) -> list[tuple[int, int]]:

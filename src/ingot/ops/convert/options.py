@@ -23,6 +23,7 @@ from ingot.ops.options import (
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
+    from ingot.model.statistics import Statistics
     from ingot.recipes.recipe import Recipe
 
 _ROUNDING = "Rounding"
@@ -30,6 +31,7 @@ _TARGET = "The target"
 _PRUNING = "Pruning"
 _CLUSTER = "Many machines"
 _ATTACHMENTS = "Beside the weights"
+_BUDGET = "Budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,43 @@ class ConvertOptions:
             panel=_ROUNDING,
         ),
     )
-    calibration: AnyPath | None = field(
+    calibration: AnyPath | Statistics | None = field(
         default=None,
         metadata=about(
             "Statistics that `ingot calibrate` took of this model, or an importance matrix of llama.cpp, for recipes "
-            "with a quantizer; without it the model is calibrated on samples of its own.",
+            "with a quantizer and for budgets; without it such recipes calibrate the model on samples of its own.",
             panel=_ROUNDING,
+        ),
+    )
+    target_size: int | str | None = field(
+        default=None,
+        metadata=about(
+            "Instead of a recipe: make the one of least estimated loss whose weight files take at most this, such as "
+            "4.1GiB.",
+            metavar="SIZE",
+            panel=_BUDGET,
+        ),
+    )
+    target_bpw: float | None = field(
+        default=None,
+        metadata=about("The same in bits per weight of all files, such as 3.5.", metavar="BITS", panel=_BUDGET),
+    )
+    types: str | Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "What a budget chooses among: int2 to int8, ggml's types, such with -calibrated, presets, TOML files: "
+            "int3,int4,q6_k; default: what the format carries.",
+            "--types",
+            metavar="NAMES",
+            panel=_BUDGET,
+        ),
+    )
+    recipe_out: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Where the budget's recipe is written as TOML; default: beside DST, in a dry run nowhere.",
+            metavar="FILE",
+            panel=_BUDGET,
         ),
     )
     draft: AnyPath | None = field(

@@ -28,6 +28,7 @@ from ingot.model.report import (
     figures_of,
     table_of,
 )
+from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.worst import loss, worst_of
 
 
@@ -82,6 +83,7 @@ class ConvertReport(Shown):
     notes: Texts = ()
     warnings: Texts = ()
     commands: Texts = ()
+    budget: BudgetReport | None = None
 
     @property
     def elements(self) -> int:
@@ -121,7 +123,8 @@ class ConvertReport(Shown):
 
     def report(self) -> Report:
         """Return all figures and the tensors."""
-        figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in ("tensors", "commands")]
+        beside = ("tensors", "commands", "budget")
+        figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in beside]
         speed, share = self.source_nbytes / max(self.seconds, 1e-9), self.size / max(self.source_size, 1)
         figures += [
             Figure("count", len(self.tensors), "count", data=False),
@@ -147,7 +150,8 @@ class ConvertReport(Shown):
         lines.append(Line("{item}", "note", each="notes"))
         if self.commands:
             lines += [Line("next:"), Line("  {item}", each="commands", whole=True)]
-        return Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
+        report = Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
+        return report if self.budget is None else self.budget.around(report)
 
 
 _COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions")

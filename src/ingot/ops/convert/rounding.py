@@ -51,7 +51,9 @@ class _Known:
         with self._lock:
             if self._found is None:
                 stated = self._options.calibration
-                if stated is not None:
+                if isinstance(stated, Statistics):
+                    self._found = stated
+                elif stated is not None:
                     self._found = Statistics.open(stated, self._checkpoint)
                 else:
                     take = _CALIBRATE["model"]
@@ -85,7 +87,8 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
     known = _Known(view, options)
     if options.calibration is not None:
         known()  # another model's are refused before anything is read
-    source = "samples of the model" if options.calibration is None else location_of(options.calibration)
+    stated = options.calibration
+    source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
     rounding = Rounding(choices, known, source, known.close)
     return round_to(view, rounding), rounding
 

@@ -28,12 +28,16 @@ from ingot.recipes.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """A checkpoint as it is to be converted, remarks for the report, and the bytes that were read to make it."""
+    """A checkpoint as it is to be converted, remarks for the report, and the bytes that were read to make it.
+
+    ``weights`` is the checkpoint as quantizers see it: under names of the source.
+    """
 
     checkpoint: Checkpoint
     notes: Sequence[str] = ()
     read: int = 0
     rounding: Rounding | None = None
+    weights: Checkpoint | None = None
 
 
 def viewed(
@@ -70,6 +74,7 @@ def viewed(
     pruned = _pruned(experts.checkpoint, options)
     view = pruned.checkpoint
     recipe = options.recipe if isinstance(options.recipe, Recipe) else None
+    weights = view
     view, rounding = rounded(view, recipe, options)
     if options.importance is not None:
         view = weigh(view, read_importance(options.importance, view))
@@ -90,7 +95,8 @@ def viewed(
     view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
     behind += [stays] if stays else []
-    return Viewed(view, (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind), pruned.read, rounding)
+    notes = (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind)
+    return Viewed(view, notes, pruned.read, rounding, weights)
 
 
 def _told(translated: Translated) -> list[str]:

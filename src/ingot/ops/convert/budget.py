@@ -1,0 +1,397 @@
+"""Budgets: a recipe that gives each tensor the type by which a model of some size loses least (``spec/budgets.md``).
+
+What comes out is a recipe like any other, which then goes the way of all recipes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import PurePosixPath
+from typing import Any
+
+import tomli_w
+
+from ingot.core.allocation import Allocation, allocate, frontier
+from ingot.core.memory import parse_size
+from ingot.core.parallel import ordered
+from ingot.core.progress import Progress
+from ingot.core.registry import Registry
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.statistics import Statistics
+from ingot.ops.convert.budget_groups import KEEP, Group, Planned, Survey, Way, groups_of, origins_of, sizes_of, survey
+from ingot.ops.convert.budget_report import BudgetReport, GroupReport, PointReport, TypeReport
+from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.sensitivity import Losses, Measure, losses, measure_of
+from ingot.ops.destination import destination
+from ingot.recipes.choice import Choice
+from ingot.recipes.load import parse_recipe
+from ingot.recipes.patterns import exactly
+from ingot.recipes.recipe import Recipe
+from ingot.recipes.types import default_types, type_named
+from ingot.stores.table import locate, location_of, write_file
+
+RULE = "convert.budget"
+_KEEP = Recipe("keep", (), general=True)
+_CORRECTIONS = 3
+_POINTS = 12
+# Who runs models lies above this room.
+_CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.calibrate:statistics_of"),))
+
+Prepare = Callable[[ConvertOptions], Planned]
+Wanted = Mapping[str, Mapping[str, Choice]]
+
+
+def budgeted(options: ConvertOptions, prepare: Prepare, *, publish: bool) -> tuple[ConvertOptions, BudgetReport | None]:
+    """Return the options of the conversion that keeps within the budget: with a recipe in the budget's place.
+
+    Parameters
+    ----------
+    options : ConvertOptions
+    prepare : callable
+        Plans a conversion.
+    publish : bool
+        Write the recipe beside the result; else only where ``recipe_out`` says so.
+
+    Raises
+    ------
+    UsageError
+        ``convert.budget``: no recipe of these types keeps within it (the message names the least there is), or options
+        that contradict each other; ``target.exists``: a file where the recipe is to be; what types raise.
+    UnsupportedError
+        ``convert.unsupported``: the format carries none of the types.
+    """
+    if options.target_size is None and options.target_bpw is None:
+        for name in ("types", "recipe_out"):
+            if getattr(options, name):
+                raise _wrong(f"--target-size or --target-bpw beside --{name.replace('_', '-')}", "neither")
+        return options, None
+    _check(options)
+    return _Budget(options, prepare, _recipe_path(options, publish=publish)).solved()
+
+
+def _wrong(expected: str, found: object) -> UsageError:
+    return UsageError(f"expected {expected}, found {found}", rule=RULE)
+
+
+def _check(options: ConvertOptions) -> None:
+    if options.recipe is not None:
+        raise _wrong("a budget, which makes a recipe, or a recipe", "both")
+    if options.target_size is not None and options.target_bpw is not None:
+        raise _wrong("--target-size or --target-bpw", "both")
+    if options.tp is not None:
+        raise _wrong("a budget without --tp: make the recipe first, then convert by it", "--tp")
+    bits = options.target_bpw
+    if bits is not None and not (isfinite(bits) and bits > 0):
+        raise _wrong("bits per weight above 0", bits)
+
+
+def _recipe_path(options: ConvertOptions, *, publish: bool) -> str | None:
+    """Return where the recipe goes, None for nowhere; refuses what is there, unless it may be replaced."""
+    if options.recipe_out is not None:
+        path = location_of(options.recipe_out)
+    elif publish:
+        place = destination(options.dst, options.format, options.container)
+        text = place.location.rstrip("/\\")
+        path = f"{text if place.directory else text.removesuffix(PurePosixPath(place.name).suffix)}.toml"
+    else:
+        return None
+    if not (options.overwrite or options.resume):
+        try:
+            locate(path)
+        except UsageError as error:
+            if error.rule != "store.missing":
+                raise
+        else:
+            raise UsageError(
+                "expected no file where the budget's recipe is to be; --recipe-out names another, --overwrite replaces it",
+                rule="target.exists",
+                where=path,
+            )
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Bytes that all weight files may take, and the number of weights."""
+
+    size: int
+    elements: int
+
+    def bits(self, size: float) -> float:
+        return 8 * size / self.elements
+
+
+class _Budget:
+    """A budget while it is worked out."""
+
+    def __init__(self, options: ConvertOptions, prepare: Prepare, path: str | None) -> None:
+        self._options, self._prepare, self._path = options, prepare, path
+        self._plain = replace(
+            options,
+            target_size=None,
+            target_bpw=None,
+            types=(),
+            recipe_out=None,
+            calibration=None,
+            strict_recipe=False,
+            progress=None,
+        )
+        self._taken: Statistics | None = None
+
+    def solved(self) -> tuple[ConvertOptions, BudgetReport]:
+        """Measure, choose, check by a plan, and write the recipe."""
+        with self._planned(_KEEP) as kept:
+            elements = max(sum(step.tensor.size for step in kept.plan.steps), 1)
+            target = _Target(_bytes(self._options, elements), elements)
+            origins = origins_of(kept)
+            surveys = self._surveys(kept, origins)
+            groups = groups_of(kept, surveys)
+            if not groups:
+                raise UsageError(
+                    "expected types that change a tensor, found none; see `ingot recipes`", rule=RULE, where=kept.source.location
+                )
+            found = self._measured(kept, groups, origins)
+        measure = measure_of(found, sizes_of(groups))
+        groups, costs = _costed(groups, found, measure)
+        grouped = {name for group in groups for name in group.names}
+        fixed = sum(count for name, count in surveys[0].nbytes.items() if name not in grouped)
+        made = _Made(PurePosixPath(self._path).stem if self._path else "budget", groups, origins)
+        allocation, size = self._within(target, made, costs, fixed + surveys[0].beside)
+        recipe, text = made.recipe(allocation.picks)
+        if self._path is not None:
+            again = self._options.overwrite or self._options.resume
+            write_file(self._path, text.encode(), overwrite=again)
+        report = BudgetReport(
+            target=target.size,
+            size=size,
+            bits_per_weight=target.bits(size),
+            loss=allocation.cost,
+            least=allocation.bound,
+            absolute=measure.absolute,
+            measured=measure.by,
+            recipe=self._path or "",
+            text=text,
+            types=_types(surveys, groups, costs, allocation, target),
+            points=_points(groups, costs, allocation, size, target),
+            groups=[_group(group, each, way) for group, each, way in zip(groups, costs, allocation.picks, strict=True)],
+        )
+        calibration = None
+        if any(isinstance(rule.choice, Choice) and rule.choice.quantizer is not None for rule in recipe.rules):
+            calibration = self._taken if self._options.calibration is None else self._options.calibration
+        options = self._options
+        return replace(
+            self._plain,
+            recipe=recipe,
+            calibration=calibration,
+            strict_recipe=options.strict_recipe,
+            progress=options.progress,
+        ), report
+
+    def _planned(self, recipe: Recipe) -> Planned:
+        return self._prepare(replace(self._plain, recipe=recipe))
+
+    def _surveys(self, kept: Planned, origins: Mapping[str, Sequence[str]]) -> list[Survey]:
+        """Return what types do, what is kept first; of those that nobody asked for the ones that the format carries."""
+        found = [survey(KEEP, _KEEP, kept, origins, kept.plan)]
+        asked, refused = _asked(self._options), None
+        calibrated = self._options.calibration is not None
+        for name in asked or default_types(kept.plan.format.name, calibrated=calibrated):
+            for label, recipe in type_named(name):
+                try:
+                    with self._planned(recipe) as planned:
+                        found.append(survey(label, recipe, planned, origins, kept.plan))
+                except UnsupportedError as error:
+                    if asked:
+                        raise
+                    refused = refused or error
+        if len(found) == 1 and refused is not None:
+            raise refused
+        return found
+
+    def _measured(
+        self, kept: Planned, groups: Sequence[Group], origins: Mapping[str, Sequence[str]]
+    ) -> dict[str, Losses]:
+        """Return the losses of every tensor, ways as ``_wanted`` has them."""
+        wanted, sizes = _wanted(groups), sizes_of(groups)
+        calibrated = any(choice.quantizer for each in wanted.values() for choice in each.values())
+        progress = Progress(sum(sizes.values()), self._options.progress)
+        with self._known(kept.weights, calibrated=calibrated) as statistics:
+
+            def measured(name: str) -> Losses:
+                own = [kept.weights[each] for each in origins.get(name, ())]
+                ways = list(wanted[name].values())
+                return losses(own or [kept.checkpoint[name]], sizes[name], statistics if own else None, ways)
+
+            found: dict[str, Losses] = {}
+            for name, each in zip(wanted, ordered(measured, list(wanted), self._options.threads), strict=True):
+                found[name] = each
+                progress.advance(sizes[name], f"measuring {name}")
+        return found
+
+    @contextmanager
+    def _known(self, weights: Checkpoint, *, calibrated: bool) -> Iterator[Statistics | None]:
+        """Open the statistics that were given; take them of the model where types want some and none were."""
+        if self._options.calibration is not None:
+            with Statistics.open(self._options.calibration, weights) as opened:
+                yield opened
+        elif calibrated:
+            self._taken = _CALIBRATE["model"](
+                self._options.src, max_ram=self._options.max_ram, progress=self._options.progress
+            )
+            yield self._taken
+        else:
+            yield None
+
+    def _within(
+        self, target: _Target, made: _Made, costs: Sequence[Sequence[float]], more: int
+    ) -> tuple[Allocation, int]:
+        """Return the best allocation whose files are within the target by the plan of its recipe, and their bytes.
+
+        ``more`` are bytes of other tensors and beside all of them, which depend on what is chosen: corrected by plans.
+        """
+        sizes = [[way.nbytes for way in group.ways] for group in made.groups]
+        least = sum(map(min, sizes))
+        best: tuple[Allocation, int] | None = None
+        for _ in range(_CORRECTIONS):
+            found = allocate(costs, sizes, max(target.size - more, least))
+            assert found is not None  # the smallest fits
+            size = self._size(made, found)
+            if size <= target.size and (best is None or found.cost <= best[0].cost):
+                best = found, size
+            real = size - int(found.size)
+            if real == more or (best is not None and size > target.size):
+                break
+            more = real
+        if best is None:
+            found = allocate(costs, sizes, least)
+            assert found is not None
+            size = self._size(made, found)
+            if size > target.size:
+                raise UsageError(
+                    f"expected a target of at least {size} bytes ({target.bits(size):.3f} bits per weight), which the "
+                    f"smallest of these types take; found {target.size} bytes ({target.bits(target.size):.3f})",
+                    rule=RULE,
+                    where=location_of(self._options.src),
+                )
+            best = found, size
+        return best
+
+    def _size(self, made: _Made, allocation: Allocation) -> int:
+        with self._planned(made.recipe(allocation.picks)[0]) as planned:
+            return planned.plan.size
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Makes recipes: what they are called, groups of tensors, and names of the source by those of the result."""
+
+    name: str
+    groups: Sequence[Group]
+    origins: Mapping[str, Sequence[str]]
+
+    def recipe(self, picks: Sequence[int]) -> tuple[Recipe, str]:
+        """Return the recipe of one way for each group, with its text: a rule for each choice."""
+        rules: dict[str, dict[str, Any]] = {}
+        for group, pick in zip(self.groups, picks, strict=True):
+            way = group.ways[pick]
+            for name, choice in zip(group.names, way.choices, strict=True):
+                rule = rules.setdefault(repr(choice), _rule(way.label, choice))
+                rule["match"] += [exactly(each) for each in dict.fromkeys((name, *self.origins.get(name, ())))]
+        about = "One rule for each type, with the tensors that have it; move names between rules to change it."
+        text = tomli_w.dumps({"name": self.name, "description": about, "rules": list(rules.values())})
+        return replace(parse_recipe(text, where="the budget's recipe"), general=False), text
+
+
+def _rule(label: str, choice: Choice | None) -> dict[str, Any]:
+    if choice is None:
+        return {"label": KEEP, "match": [], "keep": True}
+    rule: dict[str, Any] = {"label": label, "match": [], "codec": choice.codec, "options": dict(choice.options)}
+    if choice.encoding != "raw":
+        rule["encoding"] = choice.encoding
+    if choice.quantizer is not None:
+        rule["quantizer"] = choice.quantizer
+    return rule
+
+
+def _bytes(options: ConvertOptions, elements: int) -> int:
+    if options.target_size is not None:
+        return parse_size(options.target_size)
+    assert options.target_bpw is not None
+    return int(options.target_bpw * elements / 8)
+
+
+def _asked(options: ConvertOptions) -> list[str]:
+    texts = [options.types] if isinstance(options.types, str) else options.types
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
+
+
+def _wanted(groups: Sequence[Group]) -> Wanted:
+    """Return the choices that there are for each tensor, by their text."""
+    wanted: dict[str, dict[str, Choice]] = {}
+    for group in groups:
+        for way in group.ways:
+            for name, choice in zip(group.names, way.choices, strict=True):
+                if choice is not None:
+                    wanted.setdefault(name, {})[repr(choice)] = choice
+    return wanted
+
+
+def _costed(
+    groups: Sequence[Group], found: Mapping[str, Losses], measure: Measure
+) -> tuple[list[Group], list[list[float]]]:
+    """Return the groups with the ways that codecs do not refuse, and what each costs."""
+    wanted = _wanted(groups)
+    lost = {name: dict(zip(wanted[name], found[name].ways, strict=True)) for name in wanted}
+    left, costs = [], []
+    for group in groups:
+        each: list[tuple[Way, float]] = []
+        for way in group.ways:
+            own = [lost[name][repr(choice)] for name, choice in zip(group.names, way.choices, strict=True) if choice]
+            known = [loss for loss in own if loss is not None]
+            if len(known) == len(own):
+                each.append((way, sum(map(measure.cost, known))))
+        left.append(replace(group, ways=tuple(way for way, _ in each)))
+        costs.append([cost for _, cost in each])
+    return left, costs
+
+
+def _types(
+    surveys: Sequence[Survey],
+    groups: Sequence[Group],
+    costs: Sequence[Sequence[float]],
+    allocation: Allocation,
+    target: _Target,
+) -> list[TypeReport]:
+    chosen = [group.ways[way].label for group, way in zip(groups, allocation.picks, strict=True)]
+    found = []
+    for each in surveys:
+        loss = 0.0
+        for group, known in zip(groups, costs, strict=True):
+            choices = tuple(each.choices[name] for name in group.names)
+            loss += next((cost for way, cost in zip(group.ways, known, strict=True) if way.choices == choices), 0.0)
+        size = sum(each.nbytes.values()) + each.beside
+        count = sum(len(group.names) for group, label in zip(groups, chosen, strict=True) if label == each.label)
+        found.append(TypeReport(each.label, size, target.bits(size), loss, count))
+    return found
+
+
+def _points(
+    groups: Sequence[Group], costs: Sequence[Sequence[float]], allocation: Allocation, size: int, target: _Target
+) -> list[PointReport]:
+    """Return some of the sizes at which nothing better is known, and what was chosen among them."""
+    sizes, losses = frontier(costs, [[way.nbytes for way in group.ways] for group in groups])
+    beside = size - int(allocation.size)
+    some = sorted({round(number * (len(sizes) - 1) / (_POINTS - 1)) for number in range(_POINTS)})
+    points = [PointReport(int(sizes[n]) + beside, target.bits(sizes[n] + beside), float(losses[n])) for n in some]
+    here = PointReport(size, target.bits(size), allocation.cost, "<- chosen")
+    return sorted([*(point for point in points if point.size != size), here], key=lambda point: point.size)
+
+
+def _group(group: Group, costs: Sequence[float], pick: int) -> GroupReport:
+    way = group.ways[pick]
+    candidates = {each.label: (each.nbytes, cost) for each, cost in zip(group.ways, costs, strict=True)}
+    return GroupReport(group.names, way.label, way.nbytes, costs[pick], candidates)

@@ -1,0 +1,172 @@
+"""What a budget chooses among: tensors that have one type, and what each type makes of them in the target format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ingot.core.names import role_of
+from ingot.engine.work import Step
+from ingot.formats.base import ConfigKeys, Format, OneHead
+from ingot.model.checkpoint import Checkpoint
+from ingot.ops.architectures.view import holds_a_model
+from ingot.ops.convert.plan import ConvertPlan, decide, layers_of
+from ingot.ops.convert.tied import untangle
+from ingot.ops.imatrix import names_of
+from ingot.ops.open import Source
+from ingot.recipes.choice import Choice
+from ingot.recipes.recipe import Recipe
+
+KEEP = "as stored"
+
+# Matrices that servers multiply by as one, all experts of a layer among them: they have one type there.
+_FUSED = re.compile(
+    r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
+)
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
+
+
+class Planned(Protocol):
+    """A conversion that is planned and not begun; ``weights`` is its source as quantizers see it."""
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+
+    @property
+    def weights(self) -> Checkpoint: ...
+
+    @property
+    def plan(self) -> ConvertPlan: ...
+
+    def __enter__(self) -> Planned: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a type would do: bytes and choices (None: kept) by the result's names, and bytes beside them.
+
+    What lies beside tensors (headers, padding) and is more than with all of them kept is shared by those that are not.
+    """
+
+    label: str
+    nbytes: Mapping[str, int]
+    choices: Mapping[str, Choice | None]
+    beside: int
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to store a group: its type, each tensor's choice, and their bytes together."""
+
+    label: str
+    choices: tuple[Choice | None, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors of the result that have one type, their sizes, and the ways to store them."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ways: tuple[Way, ...]
+
+
+def sizes_of(groups: Sequence[Group]) -> dict[str, int]:
+    """Return the number of weights of every tensor by its name."""
+    return {name: size for group in groups for name, size in zip(group.names, group.sizes, strict=True)}
+
+
+def origins_of(planned: Planned) -> dict[str, list[str]]:
+    """Return the names in ``weights`` by the result's names that they have there; those that are not known are left
+    out."""
+    weights, names = planned.weights, [step.tensor.name for step in planned.plan.steps]
+    found = {name: [name] for name in names if name in weights}
+    missing = {name for name in names if name not in found}
+    if missing and holds_a_model(planned.plan.format.name):
+        for there, own in names_of(weights).items():
+            stacked = there.partition(":expert.")[0]
+            if stacked in missing:
+                found.setdefault(stacked, []).append(own)
+    return found
+
+
+def survey(
+    label: str, recipe: Recipe, planned: Planned, origins: Mapping[str, Sequence[str]], kept: ConvertPlan
+) -> Survey:
+    """Return what a type does by a plan of it; ``kept`` is the plan that leaves tensors as they are."""
+    steps, stay = planned.plan.steps, {step.tensor.name: step for step in kept.steps}
+    there, here = layers_of(planned.checkpoint), layers_of(planned.weights)
+
+    def choice_of(step: Step) -> Choice | None:
+        name, stays = step.tensor.name, stay[step.tensor.name]
+        same = (step.spec.codec, step.spec.dtype, step.out_bytes) == (stays.spec.codec, stays.spec.dtype, stays.out_bytes)
+        if same:
+            return None
+        for own in origins.get(name, ()):
+            rounded = decide(planned.weights, own, recipe, here).choice
+            if isinstance(rounded, Choice) and rounded.quantizer is not None:
+                return rounded
+        choice = decide(planned.checkpoint, name, recipe, there).choice
+        return choice if isinstance(choice, Choice) else None
+
+    nbytes = {step.tensor.name: step.out_bytes for step in steps}
+    choices = {step.tensor.name: choice_of(step) for step in steps}
+    beside = kept.size - sum(step.out_bytes for step in kept.steps)
+    changed = [name for name, choice in choices.items() if choice is not None]
+    more = planned.plan.size - sum(nbytes.values()) - beside
+    for number, name in enumerate(changed):
+        nbytes[name] += more * (number + 1) // len(changed) - more * number // len(changed)
+    return Survey(label, nbytes, choices, planned.plan.size - sum(nbytes.values()))
+
+
+def groups_of(planned: Planned, surveys: Sequence[Survey]) -> list[Group]:
+    """Return the groups that any type changes; ``surveys`` begin with that of what is kept."""
+    sizes = {step.tensor.name: step.tensor.size for step in planned.plan.steps}
+    found: dict[str, list[str]] = {}
+    together = dict(_together(planned, list(sizes)))
+    for name in sizes:
+        if any(each.choices[name] is not None for each in surveys):
+            found.setdefault(together.get(name, name), []).append(name)
+    return [
+        Group(tuple(names), tuple(sizes[name] for name in names), tuple(_ways(names, surveys)))
+        for names in found.values()
+    ]
+
+
+def _ways(names: Sequence[str], surveys: Sequence[Survey]) -> Iterator[Way]:
+    seen: set[str] = set()
+    for number, each in enumerate(surveys):
+        choices = tuple(each.choices[name] for name in names)
+        if repr(choices) not in seen and (number == 0 or any(choices)):
+            seen.add(repr(choices))
+            yield Way(each.label, choices, sum(each.nbytes[name] for name in names))
+
+
+def _together(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield tensors that are not alone, with what they have in common."""
+    format = planned.plan.format
+    for name in names if _fuses(format) else ():
+        found = _FUSED.fullmatch(name)
+        if found is not None:
+            part = "qkv" if found["qkv"] else "up" if found["up"] else "down"
+            yield name, f"{_EXPERT.sub('.experts.', found['before'])}{part}"
+    source, there = planned.source, planned.checkpoint
+    tied = untangle(source.config(), there).without if source.is_folder and len(names) else frozenset()
+    for head in tied:
+        yield head, head
+        for name in names:
+            if role_of(name) == "embedding" and there[name].shape == there[head].shape:
+                yield name, head
+
+
+def _fuses(format: Format) -> bool:
+    """Whether programs that read the format multiply by several matrices as one."""
+    return isinstance(format, ConfigKeys) and not isinstance(format, OneHead)
