@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,16 +114,12 @@ def _hull(ways: _Ways) -> list[int]:
 
 
 def _increments(ways: Sequence[_Ways]) -> _Increments:
-    rows = [(thing, one, two) for thing, each in enumerate(ways) for one, two in _pairs(_hull(each))]
+    rows = [(thing, one, two) for thing, each in enumerate(ways) for one, two in pairwise(_hull(each))]
     thing, before, after = (np.array(column, np.int64) for column in (zip(*rows, strict=True) if rows else ((),) * 3))
     size = np.array([ways[n].size[two] - ways[n].size[one] for n, one, two in rows], np.float64)
     cost = np.array([ways[n].cost[two] - ways[n].cost[one] for n, one, two in rows], np.float64)
     order = np.lexsort((after, cost / size)) if rows else thing
     return _Increments(thing[order], before[order], after[order], size[order], cost[order])
-
-
-def _pairs(items: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(items, items[1:], strict=False))
 
 
 def _relaxed(ways: Sequence[_Ways], steps: _Increments, limit: float) -> tuple[list[int], float]:
@@ -160,7 +157,9 @@ def _improved(
     over = [each.cost + price * each.size for each in ways]
     over = [each - each.min() for each in over]
     left = [np.flatnonzero(each < gap) for each in over]
-    order = sorted((n for n in range(len(ways)) if len(left[n]) > 1), key=lambda n: -float(np.ptp(ways[n].size[left[n]])))
+    order = sorted(
+        (n for n in range(len(ways)) if len(left[n]) > 1), key=lambda n: -float(np.ptp(ways[n].size[left[n]]))
+    )
     fixed = {n: int(left[n][0]) for n in range(len(ways)) if len(left[n]) == 1}
     room = limit - sum(float(ways[n].size[way]) for n, way in fixed.items())
     least = np.array([ways[n].size[left[n]].min() for n in order])
@@ -193,15 +192,17 @@ def _improved(
 
 def _front(size: Numbers, cost: Numbers) -> Indices:
     """Return the states that no other dominates, by size."""
-    order = np.lexsort((cost, size))
+    order: Indices = np.lexsort((cost, size))
     if not len(order):
         return order
     falling = cost[order]
-    return order[np.concatenate([[True], falling[1:] < np.minimum.accumulate(falling)[:-1]])]
+    kept: Indices = order[np.concatenate([[True], falling[1:] < np.minimum.accumulate(falling)[:-1]])]
+    return kept
 
 
 def _thinned(kept: Indices, size: Numbers, most: int) -> Indices:
     """Return the cheapest state of each of ``most`` equal spans of size."""
     sizes = size[kept]
     spans = ((sizes - sizes[0]) * (most / (sizes[-1] - sizes[0]))).astype(np.int64)
-    return kept[np.append(spans[1:] != spans[:-1], True)]
+    found: Indices = kept[np.append(spans[1:] != spans[:-1], True)]
+    return found

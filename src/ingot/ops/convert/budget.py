@@ -12,8 +12,6 @@ from math import isfinite
 from pathlib import PurePosixPath
 from typing import Any
 
-import tomli_w
-
 from ingot.core.allocation import Allocation, allocate, frontier
 from ingot.core.memory import parse_size
 from ingot.core.parallel import ordered
@@ -22,14 +20,25 @@ from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
-from ingot.ops.convert.budget_groups import KEEP, Group, Planned, Survey, Way, groups_of, origins_of, sizes_of, survey
+from ingot.ops.convert.budget_groups import (
+    KEEP,
+    Group,
+    Planned,
+    Survey,
+    Unit,
+    Way,
+    groups_of,
+    origins_of,
+    survey,
+    unit_of,
+    units_of,
+)
+from ingot.ops.convert.budget_recipe import Maker
 from ingot.ops.convert.budget_report import BudgetReport, GroupReport, PointReport, TypeReport
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.sensitivity import Losses, Measure, losses, measure_of
 from ingot.ops.destination import destination
 from ingot.recipes.choice import Choice
-from ingot.recipes.load import parse_recipe
-from ingot.recipes.patterns import exactly
 from ingot.recipes.recipe import Recipe
 from ingot.recipes.types import default_types, type_named
 from ingot.stores.table import locate, location_of, write_file
@@ -42,7 +51,6 @@ _POINTS = 12
 _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.calibrate:statistics_of"),))
 
 Prepare = Callable[[ConvertOptions], Planned]
-Wanted = Mapping[str, Mapping[str, Choice]]
 
 
 def budgeted(options: ConvertOptions, prepare: Prepare, *, publish: bool) -> tuple[ConvertOptions, BudgetReport | None]:
@@ -107,7 +115,8 @@ def _recipe_path(options: ConvertOptions, *, publish: bool) -> str | None:
                 raise
         else:
             raise UsageError(
-                "expected no file where the budget's recipe is to be; --recipe-out names another, --overwrite replaces it",
+                "expected no file where the budget's recipe is to be; --recipe-out names another, --overwrite "
+                "replaces it",
                 rule="target.exists",
                 where=path,
             )
@@ -152,14 +161,16 @@ class _Budget:
             groups = groups_of(kept, surveys)
             if not groups:
                 raise UsageError(
-                    "expected types that change a tensor, found none; see `ingot recipes`", rule=RULE, where=kept.source.location
+                    "expected types that change a tensor, found none; see `ingot recipes`",
+                    rule=RULE,
+                    where=kept.source.location,
                 )
             found = self._measured(kept, groups, origins)
-        measure = measure_of(found, sizes_of(groups))
+        measure = measure_of(found, {name: unit.size for name, unit in units_of(groups).items()})
         groups, costs = _costed(groups, found, measure)
         grouped = {name for group in groups for name in group.names}
         fixed = sum(count for name, count in surveys[0].nbytes.items() if name not in grouped)
-        made = _Made(PurePosixPath(self._path).stem if self._path else "budget", groups, origins)
+        made = Maker(PurePosixPath(self._path).stem if self._path else "budget", groups, origins)
         allocation, size = self._within(target, made, costs, fixed + surveys[0].beside)
         recipe, text = made.recipe(allocation.picks)
         if self._path is not None:
@@ -215,28 +226,33 @@ class _Budget:
     def _measured(
         self, kept: Planned, groups: Sequence[Group], origins: Mapping[str, Sequence[str]]
     ) -> dict[str, Losses]:
-        """Return the losses of every tensor, ways as ``_wanted`` has them."""
-        wanted, sizes = _wanted(groups), sizes_of(groups)
-        calibrated = any(choice.quantizer for each in wanted.values() for choice in each.values())
-        progress = Progress(sum(sizes.values()), self._options.progress)
+        """Return the losses of what is measured together, ways in the order of its choices."""
+        units = units_of(groups)
+        calibrated = any(choice.quantizer for unit in units.values() for choice in unit.choices.values())
+        progress = Progress(sum(unit.size for unit in units.values()), self._options.progress)
         with self._known(kept.weights, calibrated=calibrated) as statistics:
 
-            def measured(name: str) -> Losses:
-                own = [kept.weights[each] for each in origins.get(name, ())]
-                ways = list(wanted[name].values())
-                return losses(own or [kept.checkpoint[name]], sizes[name], statistics if own else None, ways)
+            def measured(unit: Unit) -> Losses:
+                own = [kept.weights[each] for name in unit.names for each in origins.get(name, ())]
+                known = statistics if own else None
+                tensors = own or [kept.checkpoint[name] for name in unit.names]
+                return losses(tensors, unit.size, known, list(unit.choices.values()))
 
             found: dict[str, Losses] = {}
-            for name, each in zip(wanted, ordered(measured, list(wanted), self._options.threads), strict=True):
+            results = ordered(measured, list(units.values()), self._options.threads)
+            for (name, unit), each in zip(units.items(), results, strict=True):
                 found[name] = each
-                progress.advance(sizes[name], f"measuring {name}")
+                progress.advance(unit.size, f"measuring {name}")
         return found
 
     @contextmanager
     def _known(self, weights: Checkpoint, *, calibrated: bool) -> Iterator[Statistics | None]:
         """Open the statistics that were given; take them of the model where types want some and none were."""
-        if self._options.calibration is not None:
-            with Statistics.open(self._options.calibration, weights) as opened:
+        given = self._options.calibration
+        if isinstance(given, Statistics):
+            yield given
+        elif given is not None:
+            with Statistics.open(given, weights) as opened:
                 yield opened
         elif calibrated:
             self._taken = _CALIBRATE["model"](
@@ -247,7 +263,7 @@ class _Budget:
             yield None
 
     def _within(
-        self, target: _Target, made: _Made, costs: Sequence[Sequence[float]], more: int
+        self, target: _Target, made: Maker, costs: Sequence[Sequence[float]], more: int
     ) -> tuple[Allocation, int]:
         """Return the best allocation whose files are within the target by the plan of its recipe, and their bytes.
 
@@ -280,41 +296,9 @@ class _Budget:
             best = found, size
         return best
 
-    def _size(self, made: _Made, allocation: Allocation) -> int:
+    def _size(self, made: Maker, allocation: Allocation) -> int:
         with self._planned(made.recipe(allocation.picks)[0]) as planned:
             return planned.plan.size
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """Makes recipes: what they are called, groups of tensors, and names of the source by those of the result."""
-
-    name: str
-    groups: Sequence[Group]
-    origins: Mapping[str, Sequence[str]]
-
-    def recipe(self, picks: Sequence[int]) -> tuple[Recipe, str]:
-        """Return the recipe of one way for each group, with its text: a rule for each choice."""
-        rules: dict[str, dict[str, Any]] = {}
-        for group, pick in zip(self.groups, picks, strict=True):
-            way = group.ways[pick]
-            for name, choice in zip(group.names, way.choices, strict=True):
-                rule = rules.setdefault(repr(choice), _rule(way.label, choice))
-                rule["match"] += [exactly(each) for each in dict.fromkeys((name, *self.origins.get(name, ())))]
-        about = "One rule for each type, with the tensors that have it; move names between rules to change it."
-        text = tomli_w.dumps({"name": self.name, "description": about, "rules": list(rules.values())})
-        return replace(parse_recipe(text, where="the budget's recipe"), general=False), text
-
-
-def _rule(label: str, choice: Choice | None) -> dict[str, Any]:
-    if choice is None:
-        return {"label": KEEP, "match": [], "keep": True}
-    rule: dict[str, Any] = {"label": label, "match": [], "codec": choice.codec, "options": dict(choice.options)}
-    if choice.encoding != "raw":
-        rule["encoding"] = choice.encoding
-    if choice.quantizer is not None:
-        rule["quantizer"] = choice.quantizer
-    return rule
 
 
 def _bytes(options: ConvertOptions, elements: int) -> int:
@@ -329,28 +313,23 @@ def _asked(options: ConvertOptions) -> list[str]:
     return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
-def _wanted(groups: Sequence[Group]) -> Wanted:
-    """Return the choices that there are for each tensor, by their text."""
-    wanted: dict[str, dict[str, Choice]] = {}
-    for group in groups:
-        for way in group.ways:
-            for name, choice in zip(group.names, way.choices, strict=True):
-                if choice is not None:
-                    wanted.setdefault(name, {})[repr(choice)] = choice
-    return wanted
-
-
 def _costed(
     groups: Sequence[Group], found: Mapping[str, Losses], measure: Measure
 ) -> tuple[list[Group], list[list[float]]]:
     """Return the groups with the ways that codecs do not refuse, and what each costs."""
-    wanted = _wanted(groups)
-    lost = {name: dict(zip(wanted[name], found[name].ways, strict=True)) for name in wanted}
+    lost = {
+        (name, text): loss
+        for name, unit in units_of(groups).items()
+        for text, loss in zip(unit.choices, found[name].ways, strict=True)
+    }
     left, costs = [], []
     for group in groups:
         each: list[tuple[Way, float]] = []
         for way in group.ways:
-            own = [lost[name][repr(choice)] for name, choice in zip(group.names, way.choices, strict=True) if choice]
+            pairs = {
+                (unit_of(name), repr(choice)) for name, choice in zip(group.names, way.choices, strict=True) if choice
+            }
+            own = [lost[pair] for pair in sorted(pairs)]
             known = [loss for loss in own if loss is not None]
             if len(known) == len(own):
                 each.append((way, sum(map(measure.cost, known))))
@@ -383,10 +362,12 @@ def _points(
     groups: Sequence[Group], costs: Sequence[Sequence[float]], allocation: Allocation, size: int, target: _Target
 ) -> list[PointReport]:
     """Return some of the sizes at which nothing better is known, and what was chosen among them."""
-    sizes, losses = frontier(costs, [[way.nbytes for way in group.ways] for group in groups])
+    sizes, lost = frontier(costs, [[way.nbytes for way in group.ways] for group in groups])
     beside = size - int(allocation.size)
     some = sorted({round(number * (len(sizes) - 1) / (_POINTS - 1)) for number in range(_POINTS)})
-    points = [PointReport(int(sizes[n]) + beside, target.bits(sizes[n] + beside), float(losses[n])) for n in some]
+    points = [
+        PointReport(int(sizes[n]) + beside, target.bits(sizes[n] + beside), max(float(lost[n]), 0.0)) for n in some
+    ]
     here = PointReport(size, target.bits(size), allocation.cost, "<- chosen")
     return sorted([*(point for point in points if point.size != size), here], key=lambda point: point.size)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ingot.core.names import role_of
@@ -21,7 +21,7 @@ from ingot.recipes.recipe import Recipe
 
 KEEP = "as stored"
 
-# Matrices that servers multiply by as one, all experts of a layer among them: they have one type there.
+# Matrices that servers multiply by as one: they have one type there. Experts of a layer have one everywhere.
 _FUSED = re.compile(
     r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
 )
@@ -79,9 +79,31 @@ class Group:
     ways: tuple[Way, ...]
 
 
-def sizes_of(groups: Sequence[Group]) -> dict[str, int]:
-    """Return the number of weights of every tensor by its name."""
-    return {name: size for group in groups for name, size in zip(group.names, group.sizes, strict=True)}
+def unit_of(name: str) -> str:
+    """Return what is measured together: experts of a layer, as a pattern, else the tensor."""
+    return _EXPERT.sub(".experts.*.", name)
+
+
+@dataclass(slots=True)
+class Unit:
+    """Tensors that are measured together: their number of weights, and the choices there are, by their text."""
+
+    names: list[str] = field(default_factory=list)
+    size: int = 0
+    choices: dict[str, Choice] = field(default_factory=dict)
+
+
+def units_of(groups: Sequence[Group]) -> dict[str, Unit]:
+    """Return what is to be measured."""
+    found: dict[str, Unit] = {}
+    for group in groups:
+        for place, (name, size) in enumerate(zip(group.names, group.sizes, strict=True)):
+            choices = {repr(choice): choice for way in group.ways if (choice := way.choices[place]) is not None}
+            unit = found.setdefault(unit_of(name), Unit())
+            unit.names.append(name)
+            unit.size += size
+            unit.choices |= choices
+    return found
 
 
 def origins_of(planned: Planned) -> dict[str, list[str]]:
@@ -107,7 +129,11 @@ def survey(
 
     def choice_of(step: Step) -> Choice | None:
         name, stays = step.tensor.name, stay[step.tensor.name]
-        same = (step.spec.codec, step.spec.dtype, step.out_bytes) == (stays.spec.codec, stays.spec.dtype, stays.out_bytes)
+        same = (step.spec.codec, step.spec.dtype, step.out_bytes) == (
+            stays.spec.codec,
+            stays.spec.dtype,
+            stays.out_bytes,
+        )
         if same:
             return None
         for own in origins.get(name, ()):
@@ -152,12 +178,14 @@ def _ways(names: Sequence[str], surveys: Sequence[Survey]) -> Iterator[Way]:
 
 def _together(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield tensors that are not alone, with what they have in common."""
-    format = planned.plan.format
-    for name in names if _fuses(format) else ():
-        found = _FUSED.fullmatch(name)
+    fuses = _fuses(planned.plan.format)
+    for name in names:
+        found = _FUSED.fullmatch(name) if fuses else None
         if found is not None:
             part = "qkv" if found["qkv"] else "up" if found["up"] else "down"
-            yield name, f"{_EXPERT.sub('.experts.', found['before'])}{part}"
+            yield name, f"{unit_of(found['before'])}{part}"
+        elif unit_of(name) != name:
+            yield name, unit_of(name)
     source, there = planned.source, planned.checkpoint
     tied = untangle(source.config(), there).without if source.is_folder and len(names) else frozenset()
     for head in tied:

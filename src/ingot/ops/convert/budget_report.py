@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from ingot.model.report import Bits, Bytes, Count, Counts, Figure, Line, Report, Table, Texts, figures_of, table_of
 
+_HEADS = {"bits_per_weight": "bits", "loss": "loss"}
+_TYPES = {"type": "type", "size": "all of it", **_HEADS, "chosen": "tensors"}
+_POINTS = {"size": "best at", **_HEADS, "chosen": " "}
+
 
 @dataclass(frozen=True, slots=True)
 class TypeReport:
@@ -45,8 +49,9 @@ class BudgetReport:
     """The recipe that a budget came to.
 
     ``size`` in bytes is exact, of all weight files; ``loss`` the estimate for all tensors, in nats a token where
-    ``absolute``, else a weighed relative error, and ``least`` a bound: no recipe of these types has less. ``measured`` counts
-    matrices by what their errors were weighed by; ``recipe`` is the file that was written, empty if none.
+    ``absolute``, else a mean relative squared error, and ``least`` a bound: no recipe of these types has less.
+    ``measured`` counts matrices by what their errors were weighed by; ``recipe`` is the file that was written, empty
+    if none, ``text`` what it says.
     """
 
     target: Bytes
@@ -64,10 +69,7 @@ class BudgetReport:
 
     def around(self, report: Report) -> Report:
         """Return the report of the conversion with the budget's before it."""
-        tables = (
-            table_of("", self.types, TypeReport, {"type": "type", "size": "all of it", "bits_per_weight": "bits", "loss": "loss", "chosen": "tensors"}),
-            table_of("", self.points, PointReport, {"size": "best at", "bits_per_weight": "bits", "loss": "loss", "chosen": " "}),
-        )  # fmt: skip
+        tables = (table_of("", self.types, TypeReport, _TYPES), table_of("", self.points, PointReport, _POINTS))
         figures = [item for item in figures_of(self) if item.name not in ("types", "points", "groups")]
         data = {item.name: item.value for item in figures}
         more: dict[str, object] = {

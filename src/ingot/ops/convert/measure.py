@@ -237,12 +237,12 @@ def sample_of(tensor: Tensor, most: int = SAMPLE) -> Array:
     return out
 
 
-def sampled_rows(tensor: Tensor) -> Array | None:
+def sampled_rows(tensor: Tensor, most: int = SAMPLE) -> Array | None:
     """Return which rows ``sample_of`` takes: i64; None where it takes runs of other lengths."""
     rows, cols = tensor.matrix_shape
-    if cols > _RUN and tensor.size > SAMPLE:
+    if cols > _RUN and tensor.size > most:
         return None
-    return np.concatenate([np.arange(start, start + count) for start, count in _pieces(rows, cols, SAMPLE)])
+    return np.concatenate([np.arange(start, start + count) for start, count in _pieces(rows, cols, most)])
 
 
 def _pieces(rows: int, cols: int, most: int) -> list[tuple[int, int]]:

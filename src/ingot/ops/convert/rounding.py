@@ -61,8 +61,8 @@ class _Known:
             return self._found
 
     def close(self) -> None:
-        """Release what was opened."""
-        if self._found is not None:
+        """Release what was opened here."""
+        if self._found is not None and self._found is not self._options.calibration:
             self._found.close()
 
 

@@ -4,9 +4,9 @@ With both factors of a matrix (``model.statistics``) half of ``tr(G D A D^T)`` i
 in nats a token, to second order ("YAQA", arXiv 2505.22988): an absolute figure, which adds up over matrices. Of a head,
 whose outputs are the vocabulary, half of ``tr(D A D^T)`` over its rows would be if all next tokens were equally likely;
 a quarter of it is taken. Otherwise a relative squared error stands for it: of the outputs, ``tr(D A D^T)`` over
-``tr(W A W^T)``, where what the matrix multiplies is known; of the weights, ``|D|^2`` over ``|W|^2``, times their number,
-where nothing is. Then a coefficient makes it comparable: what noise that is no larger does to the matrices of which
-both are known, in the geometric mean.
+``tr(W A W^T)``, where what the matrix multiplies is known; of the weights, ``|D|^2`` over ``|W|^2``, times their
+number, where nothing is. Then a coefficient makes it comparable: what noise that is as large does to the matrices of
+which both are known, in the geometric mean.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from ingot.recipes.choice import Choice
 
 # Experts of a stack that are measured.
 _EXPERTS = 4
+# Weights of a sample that quantizers round, which takes them thousands of steps a weight.
+_ROUNDED = 1 << 18
 # Of a head's errors: next tokens are few, and errors of the rows of others weigh little. Measured on one model.
 _HEAD = 0.25
 
@@ -71,9 +73,7 @@ class _Piece:
     head: bool
 
 
-def losses(
-    tensors: Sequence[Tensor], size: int, statistics: Statistics | None, choices: Sequence[Choice]
-) -> Losses:
+def losses(tensors: Sequence[Tensor], size: int, statistics: Statistics | None, choices: Sequence[Choice]) -> Losses:
     """Measure the ways to store a matrix on a sample of its rows.
 
     Parameters
@@ -85,7 +85,8 @@ def losses(
     statistics : Statistics, optional
     choices : sequence of Choice
     """
-    pieces = [(tensor, piece) for tensor in _some(tensors) for piece in _pieces(tensor, statistics)]
+    most = _ROUNDED if any(choice.quantizer for choice in choices) else SAMPLE
+    pieces = [(tensor, piece) for tensor in _some(tensors) for piece in _pieces(tensor, statistics, most)]
     found = [_losses(tensor, piece, choices) for tensor, piece in pieces]
     scale = size / max(sum(piece.count * piece.rows.shape[1] for _, piece in pieces), 1)
     *ways, noise = (_together(column, scale, size) for column in zip(*found, strict=True))
@@ -116,16 +117,16 @@ def _together(found: Sequence[Loss | None], scale: float, size: int) -> Loss | N
     )
 
 
-def _pieces(tensor: Tensor, statistics: Statistics | None) -> Iterator[_Piece]:
+def _pieces(tensor: Tensor, statistics: Statistics | None, most: int) -> Iterator[_Piece]:
     lead = tensor.shape[:-2]
     if statistics is not None and lead and statistics.for_matrix(f"{tensor.name}:expert.0") is not None:
         for number in _spread(prod(lead), _EXPERTS):
             values = tensor[tuple(map(int, np.unravel_index(number, lead)))]
-            chosen = np.array(_spread(len(values), max(1, SAMPLE // _EXPERTS // values.shape[1])))
+            chosen = np.array(_spread(len(values), max(1, most // _EXPERTS // values.shape[1])))
             known = statistics.for_matrix(f"{tensor.name}:expert.{number}")
             yield _piece(tensor, values[chosen], chosen, len(values), known)
         return
-    values, rows = sample_of(tensor), sampled_rows(tensor)
+    values, rows = sample_of(tensor, most), sampled_rows(tensor, most)
     known = None if statistics is None or rows is None else statistics.for_matrix(tensor.name)
     count, cols = tensor.matrix_shape
     if known is not None:
@@ -133,9 +134,7 @@ def _pieces(tensor: Tensor, statistics: Statistics | None) -> Iterator[_Piece]:
     yield _piece(tensor, values, rows, tensor.size // max(values.shape[1], 1), known)
 
 
-def _piece(
-    tensor: Tensor, values: Array, chosen: Array | None, count: int, known: MatrixStatistics | None
-) -> _Piece:
+def _piece(tensor: Tensor, values: Array, chosen: Array | None, count: int, known: MatrixStatistics | None) -> _Piece:
     seen = known if known is not None and known.count else None
     head = role_of(tensor.name) == "head" and seen is not None and seen.has_inputs
     return _Piece(np.ascontiguousarray(cast(values, "f32")), values, chosen, count, seen, head)
@@ -150,7 +149,9 @@ def _losses(tensor: Tensor, piece: _Piece, choices: Sequence[Choice]) -> list[Lo
     if known is not None:
         factors = factors_of(known)
         if factors.outputs is not None and piece.chosen is not None:
-            factors = replace(factors, outputs=np.ascontiguousarray(factors.outputs[np.ix_(piece.chosen, piece.chosen)]))
+            factors = replace(
+                factors, outputs=np.ascontiguousarray(factors.outputs[np.ix_(piece.chosen, piece.chosen)])
+            )
     whole = max(_squares(rows), 1e-300), 1.0 if factors is None else max(_under(rows, factors.inputs), 1e-300)
     found: list[Loss | None] = []
     for choice in choices:

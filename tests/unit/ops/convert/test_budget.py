@@ -188,6 +188,17 @@ def test_matrices_that_servers_fuse_have_one_type(model: Path, tmp_path: Path) -
     assert all(len(group.tensors) == 1 for group in alone.groups)
 
 
+def test_experts_of_a_layer_have_one_type_and_one_pattern(tmp_path: Path) -> None:
+    random, name = np.random.default_rng(5), "model.layers.{}.mlp.experts.{}.up_proj.weight"
+    experts = {name.format(*each): random.normal(size=(64, 64)).astype(np.float16) for each in np.ndindex(2, 6)}
+    ingot.save(tmp_path / "m.safetensors", experts)
+    report = ingot.convert(tmp_path / "m.safetensors", tmp_path / "out.zt", target_bpw=8.5, types="int3,int8")
+    assert report.budget is not None
+    assert sorted(types_of(report.budget).values()) == ["int3"] * 6 + ["int8"] * 6
+    rules = load_recipe(tmp_path / "out.toml").rules
+    assert {pattern for rule in rules for pattern in rule.match} == {name.format(layer, "*") for layer in range(2)}
+
+
 def statistics(heavy: str, *, factors: bool = True) -> dict[str, np.ndarray]:
     """Statistics of all matrices in which one matters a hundred times as much as the others."""
     random, arrays = np.random.default_rng(2), dict[str, np.ndarray]()
