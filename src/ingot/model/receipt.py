@@ -21,6 +21,8 @@ SUFFIX = ".ingot-receipt.json"
 MAX_RECEIPT = 1 << 20
 MOST = 64
 
+Fault = tuple[str, str]
+
 _FORMAT = "ingot-receipt-1"
 _ALGORITHM = "sha256"
 
@@ -87,11 +89,9 @@ def extended(old: Receipt | None, weights: str, entry: Mapping[str, Any]) -> Rec
     return Receipt(weights, [*same, entry][-MOST:])
 
 
-def read_or_none(raw: bytes | None, where: str) -> tuple[Receipt | None, str]:
-    """Return a receipt, and why it is none where it cannot be read: nobody's weights are worse for that."""
-    if raw is None:
-        return None, ""
+def read_or_none(raw: bytes, where: str) -> tuple[Receipt | None, Fault | None]:
+    """Return a receipt, or the rule and message by which it cannot be read: nobody's weights are worse for that."""
     try:
-        return parse_receipt(raw, where), ""
+        return parse_receipt(raw, where), None
     except (FormatError, IntegrityError) as error:
-        return None, f"{error.message} ({error.rule})"
+        return None, (error.rule or "", f"receipt: {error.message}")

@@ -121,7 +121,8 @@ def test_one_that_cannot_be_read_is_told_of_and_the_weights_open(tmp_path: Path,
     for path in (beside, inside):
         found = inspect(path)
         assert not found.receipt
-        assert any(rule in note for note in found.notes)
+        assert any(note.startswith("receipt:") for note in found.notes)
+        assert [(item.level, item.rule) for item in ingot.verify(path) if item.rule == rule] == [("note", rule)]
         add_receipt(path, ENTRY)
         assert list(inspect(path).receipt) == [ENTRY]
 

@@ -118,7 +118,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
             companions=sorted(checkpoint.companions),
             tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
             details=[*source.catalog.details(), *_dispatch(source.catalog.features)],
-            notes=[*(message for _, message in remarks(source)), *([f"receipt: {fault}"] if fault else [])],
+            notes=[*(message for _, message in remarks(source)), *([] if fault is None else [fault[1]])],
             receipt=[] if receipt is None else receipt.entries,
         )
     finally:

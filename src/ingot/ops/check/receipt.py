@@ -16,7 +16,7 @@ from ingot.core.progress import ProgressCallback
 from ingot.errors import IngotError
 from ingot.formats.base import CarriesReceipt
 from ingot.model.ranges import read_bytes
-from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Receipt, extended, read_or_none
+from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, extended, read_or_none
 from ingot.model.seal import SUFFIX as SEALS
 from ingot.model.store import Replaced
 from ingot.ops.identity import content_id
@@ -68,15 +68,15 @@ def require_place(path: AnyPath) -> None:
         stage(_beside(source) if _inside(source) is None else _url(source), Replaced(allowed=True)).discard()
 
 
-def receipt_of(source: Source) -> tuple[Receipt | None, str]:
-    """Return the receipt of an artifact, in it or beside it, and why it cannot be read where that is so."""
+def receipt_of(source: Source) -> tuple[Receipt | None, Fault | None]:
+    """Return the receipt of an artifact, in it or beside it, or the rule and message by which it cannot be read."""
     if source.catalog.receipt is not None:
         return read_or_none(source.catalog.receipt.encode(), source.location)
     name = _name(source) + SUFFIX
     try:
         raw = source.store.read(name, MAX_RECEIPT, "receipt.fields")
     except IngotError as error:
-        return None, "" if error.rule == "store.missing" else f"{error.message} ({error.rule})"
+        return None, None if error.rule == "store.missing" else (error.rule or "", f"receipt: {error.message}")
     return read_or_none(raw, source.store.location_of(name))
 
 

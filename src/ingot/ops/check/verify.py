@@ -29,6 +29,7 @@ from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.attachments import check_package
 from ingot.ops.check.options import VerifyOptions
+from ingot.ops.check.receipt import receipt_of
 from ingot.ops.check.seal import repair, seal_beside
 from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
@@ -136,6 +137,8 @@ def examine(source: Source, strict: bool = False, progress: ProgressCallback | N
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", path, message))
     findings += [Finding("note", rule, path, message) for rule, message in remarks(source)]
+    _, fault = receipt_of(source)
+    findings += [] if fault is None else [Finding("note", fault[0], path, fault[1])]
     return sorted(findings, key=lambda item: item.level != "error")
 
 
