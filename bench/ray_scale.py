@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ FP8, BF16 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.bfloat16)
 CONFIG = {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
 RECIPE = {"recipe": "int4", "allow_requantize": True}
 NODES = (1, 2, 4, 8, 16, 32, 64)
+SHARD = 2_000_000_000  # bytes of a file of several
 INT4_BYTES = 0.5 + 2 / 32  # per weight: four bits, and a scale of 16 bits for 32 of them
 
 
@@ -130,54 +132,63 @@ def measure(count: int) -> Costs:
 
 @dataclass(frozen=True)
 class Node:
-    """What is assumed of each node, and of the store that all share: processors, bytes per second each way."""
+    """What is assumed of each node, and of the store that all share: processors, bytes per second each way, and those
+    at which the store copies files by itself."""
 
     cores: int
     network: float
     store: float
+    copying: float
 
 
 def _pieces(kind: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (shape[0], 1) if kind == "bf16" and len(shape) > 1 else None
 
 
-def simulate(costs: Costs, node: Node, nodes: int, *, bucket: bool) -> dict[str, Any]:
-    """Return what a conversion takes, and what of it is whose."""
+FOLDER, SHARDS, ONE_FILE = "folder", "bucket, shards", "bucket, one file"
+
+
+def simulate(costs: Costs, node: Node, nodes: int, place: str) -> dict[str, Any]:
+    """Return what a conversion takes, and what of it is whose. Shards are made by a worker of a whole node each."""
     kinds = [*shapes()]
     sizes = [prod(shape) * (1 if kind == "fp8" else 2) for kind, shape in kinds]
     outs = [prod(shape) * INT4_BYTES if len(shape) > 1 else 2 * prod(shape) for _, shape in kinds]
     work = [costs.per_tensor + n * getattr(costs, f"{kind}_byte") for n, (kind, _) in zip(sizes, kinds, strict=True)]
-    slots = nodes * node.cores
     each = [
         SimpleNamespace(in_bytes=size, pieces=partial(_pieces, kind, shape))
         for size, (kind, shape) in zip(sizes, kinds, strict=True)
     ]
     plan: Any = SimpleNamespace(steps=each, in_bytes=sum(sizes))
-    rate = min(node.network / node.cores, node.store / slots)  # of one worker
+    threads = node.cores if place == SHARDS else 1
+    slots = nodes * node.cores // threads
+    rate = min(node.network / node.cores * threads, node.store / slots)  # of one worker
     planned, opening = costs.plan * len(kinds), costs.read_plan * len(kinds)
-    free, done = [planned + opening] * slots, [0.0] * len(kinds)
-    through = [False] * len(kinds)  # the driver, on their way into the result
-    for task in cluster.tasks_of(plan, set(), slots):
+    files = [str(end // SHARD) for end in accumulate(outs)]
+    tasks = cluster.tasks_by_file(plan, set(), files) if place == SHARDS else cluster.tasks_of(plan, set(), slots)
+    free, done, through = [planned + opening] * slots, [0.0] * len(kinds), [place == ONE_FILE] * len(kinds)
+    for task in tasks:
         steps = range(task.start, task.stop)
-        share = task.nbytes / sum(sizes[number] for number in steps)  # less than 1 of a piece
-        moved = share * max(sum(sizes[number] for number in steps), sum(outs[number] for number in steps)) / rate
-        ended = heapq.heappop(free) + max(share * sum(work[number] for number in steps), moved)
+        read, made, seconds = (sum(each[number] for number in steps) for each in (sizes, outs, work))
+        share = task.nbytes / read  # less than 1 of a piece
+        put = made / rate if place == SHARDS else 0  # when it is whole
+        ended = heapq.heappop(free) + max(share * seconds / threads, share * max(read, made) / rate) + put
         heapq.heappush(free, ended)
         for number in steps:
             done[number] = max(done[number], ended)
-            through[number] = bucket or task.rows is not None
+            through[number] |= task.rows is not None
     clock = planned
     for number, out in enumerate(outs):  # the driver passes over all in order
         clock = max(clock, done[number]) + costs.drive + (out / node.network if through[number] else 0)
-    published = sum(outs) / node.network if bucket else 0.0
+    bandwidth = {FOLDER: float("inf"), SHARDS: node.copying, ONE_FILE: node.network}[place]
+    published = sum(outs) / bandwidth
     return {
         "nodes": nodes,
         "seconds": clock + published,
         "planning": planned,
         "reading": opening,
-        "encoding": sum(work) / slots,
+        "encoding": sum(work) / (nodes * node.cores),
         "moving": max(sum(sizes), sum(outs)) / (rate * slots),
-        "driving": costs.drive * len(kinds) + (2 * sum(outs) / node.network if bucket else 0),
+        "driving": costs.drive * len(kinds) + (sum(outs) / node.network if place == ONE_FILE else 0) + published,
     }
 
 
@@ -188,25 +199,26 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=16, help="processors of a node")
     parser.add_argument("--network", type=float, default=3.1e9, help="bytes per second of a node, each way")
     parser.add_argument("--store", type=float, default=50e9, help="bytes per second of the store for all nodes")
+    parser.add_argument("--copying", type=float, default=8e9, help="bytes per second that the store copies by itself")
     parser.add_argument("--json", metavar="FILE", type=Path)
     args = parser.parse_args()
-    costs, node = measure(args.tensors), Node(args.cores, args.network, args.store)
+    costs, node = measure(args.tensors), Node(args.cores, args.network, args.store, args.copying)
     print({name: f"{value:.3g}" for name, value in asdict(costs).items()})
-    tables = {}
-    for place, bucket in (("a folder that all see", False), ("a bucket", True)):
-        rows = tables[place] = [simulate(costs, node, nodes, bucket=bucket) for nodes in NODES]
-        print(f"\n{place}\n\n| nodes | seconds | speed-up | encoding | moving | driver |\n|" + " ---: |" * 6)
-        for row in rows:
-            figures = (
-                row["seconds"],
-                row["encoding"],
-                row["moving"],
-                row["planning"] + row["reading"] + row["driving"],
-            )
-            whole, encoding, moving, driver = (f"{figure:,.0f}" for figure in figures)
-            speedup = rows[0]["seconds"] / row["seconds"]
-            print(f"| {row['nodes']} | {whole} | {speedup:.1f} | {encoding} | {moving} | {driver} |")
+    places = (FOLDER, SHARDS, ONE_FILE)
+    rows = [[simulate(costs, node, nodes, place) for place in places] for nodes in NODES]
+    print("\nSeconds, and how many times as fast as one node:\n")
+    print(f"| nodes | {' | '.join(places)} | encoding | moving |\n|{' ---: |' * (len(places) + 3)}")
+    for row in rows:
+        whole = [
+            f"{one['seconds']:,.0f} ({first['seconds'] / one['seconds']:.1f})"
+            for first, one in zip(rows[0], row, strict=True)
+        ]
+        print(f"| {row[0]['nodes']} | {' | '.join(whole)} | {row[0]['encoding']:,.0f} | {row[0]['moving']:,.0f} |")
+    print("\nPlanning, reading the plan, the driver:")
+    for place, one in zip(places, rows[-1], strict=True):
+        print(f"{place}: {one['planning']:.0f}, {one['reading']:.1f}, {one['driving']:.0f} s")
     if args.json is not None:
+        tables = {place: [row[index] for row in rows] for index, place in enumerate(places)}
         args.json.write_text(json.dumps({"costs": asdict(costs), "node": asdict(node), "tables": tables}, indent=1))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +37,13 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def nodes(endpoint: str) -> Iterator[str]:
-    """Two nodes of two processors; yields the address."""
+def nodes(endpoint: str) -> Iterator[Any]:
+    """Two nodes of two processors."""
     from ray.cluster_utils import Cluster  # it has to be there: this is what is tested
 
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     started.add_node(num_cpus=2)
-    yield started.address
+    yield started
     started.shutdown()
 
 
@@ -67,7 +70,7 @@ def workers() -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["x.zt", "x.squizd"])
-def test_processes_killed_at_random(source: Path, name: str, nodes: str) -> None:
+def test_processes_killed_at_random(source: Path, name: str, nodes: Any) -> None:
     ingot.convert(source, source.parent / f"here-{name}", recipe="int4")
     chance, killed, over = random.Random(3), list[int](), threading.Event()
 
@@ -80,7 +83,7 @@ def test_processes_killed_at_random(source: Path, name: str, nodes: str) -> None
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        ingot.convert(source, source.parent / name, recipe="int4", engine="ray", address=nodes)
+        ingot.convert(source, source.parent / name, recipe="int4", engine="ray", address=nodes.address)
     finally:
         over.set()
         thread.join()
@@ -89,18 +92,47 @@ def test_processes_killed_at_random(source: Path, name: str, nodes: str) -> None
     assert sorted(path.name for path in source.parent.iterdir()) == sorted(["m.safetensors", name, f"here-{name}"])
 
 
-def test_from_a_bucket_into_a_bucket(source: Path, nodes: str) -> None:
+def test_a_node_that_goes(source: Path, nodes: Any) -> None:
+    ingot.convert(source, source.parent / "here.zt", recipe="int4")
+    third = nodes.add_node(num_cpus=2)
+    gone: list[Any] = []
+
+    def remove(event: ingot.ProgressEvent) -> None:
+        if event.done and not gone:
+            gone.append(third)
+            nodes.remove_node(third, allow_graceful=False)
+
+    ingot.convert(source, source.parent / "x.zt", recipe="int4", engine="ray", address=nodes.address, progress=remove)
+    assert gone
+    assert (source.parent / "x.zt").read_bytes() == (source.parent / "here.zt").read_bytes()
+
+
+def test_ctrl_c_stops_workers_and_leaves_nothing(source: Path, nodes: Any) -> None:
+    def interrupt(event: ingot.ProgressEvent) -> None:
+        if event.done:
+            _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        ingot.convert(
+            source, source.parent / "x.zt", recipe="int4", engine="ray", address=nodes.address, progress=interrupt
+        )
+    while workers():
+        time.sleep(0.1)
+    assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]
+
+
+def test_from_a_bucket_into_a_bucket(source: Path, nodes: Any) -> None:
     more = {"format": "safetensors", "recipe": "bf16", "max_shard": 2_000_000}
     ingot.convert(source, source.parent / "here", **more)
     ingot.convert(source, "s3://bucket/m.safetensors")
-    ingot.convert("s3://bucket/m.safetensors", "s3://bucket/there", engine="ray", address=nodes, **more)
+    ingot.convert("s3://bucket/m.safetensors", "s3://bucket/there", engine="ray", address=nodes.address, **more)
     there, here = from_url("s3://bucket/there"), source.parent / "here"
     assert sorted(there.list().files) == sorted(path.name for path in here.iterdir())
     assert all(there.read(path.name, 1 << 30, "test") == path.read_bytes() for path in here.iterdir())
     assert from_url("s3://bucket").list() == Listing(("m.safetensors",), ("there",))
 
 
-def test_a_worker_s_error_is_the_driver_s(source: Path, nodes: str) -> None:
+def test_a_worker_s_error_is_the_driver_s(source: Path, nodes: Any) -> None:
     ingot.convert(source, source.parent / "m.zt")
     data = bytearray((source.parent / "m.zt").read_bytes())
     data[len(data) // 2] ^= 1
@@ -108,6 +140,8 @@ def test_a_worker_s_error_is_the_driver_s(source: Path, nodes: str) -> None:
     with pytest.raises(IngotError) as here:
         ingot.convert(source.parent / "m.zt", source.parent / "x.zt", recipe="int4")
     with pytest.raises(IngotError) as caught:
-        ingot.convert(source.parent / "m.zt", source.parent / "x.zt", recipe="int4", engine="ray", address=nodes)
+        ingot.convert(
+            source.parent / "m.zt", source.parent / "x.zt", recipe="int4", engine="ray", address=nodes.address
+        )
     assert caught.value.rule == here.value.rule
     assert not (source.parent / "x.zt").exists()

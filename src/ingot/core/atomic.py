@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -121,6 +121,13 @@ class Staging:
         It goes when the staging folder does.
         """
         return str(self._parts.absolute())
+
+    def take_over(self, files: Mapping[str, str]) -> None:
+        """Publish files of the shared folder, given by the names under which they are staged, in place of those.
+
+        Only where ``shared_files`` is None: elsewhere other processes write into ``files``.
+        """
+        raise NotImplementedError
 
     def require_room(self, nbytes: int, where: str = "") -> None:
         """Refuse an artifact of at least so many bytes for which the disk has no room, beside what is staged already.

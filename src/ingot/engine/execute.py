@@ -91,13 +91,14 @@ class Target:
 
     ``beside`` gets where files are made and the names of the written ones, puts there what travels along, and returns
     the names of that. ``kept`` are files in which other processes have written tensors, and the bytes of each that must
-    stay.
+    stay. ``scattered``: the bytes of tensors are elsewhere, and take no room here.
     """
 
     staging: Staging
     name: str
     beside: Callable[[bytesource.Target, Sequence[str]], Sequence[str]] = lambda target, written: ()
     kept: Mapping[str, int] = field(default_factory=dict)
+    scattered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,8 @@ class _Run:
         ends = _ends(records)
         self.files.cut(ends | {name: max(size, ends.get(name, 0)) for name, size in self._target.kept.items()})
         self._writer = self._restored(records)
-        staging.require_room(plan.least)
+        if not self._target.scattered:
+            staging.require_room(plan.least)
         self._journal.start(records)
 
     def write(self, chunkings: Sequence[Chunking], memory: tuple[int, int], checked: Callable[[], object]) -> list[str]:

@@ -141,6 +141,15 @@ class Skips(FormatWriter, Protocol):
 
 
 @runtime_checkable
+class WholeFiles(Skips, Protocol):
+    """One of which each file is complete with the last of its tensors, so that it can be made elsewhere as a whole."""
+
+    def file_of(self, name: str) -> str | None:
+        """Return the file that a tensor of the specs lies in; None where it is not complete before the end."""
+        ...
+
+
+@runtime_checkable
 class LooksInside(Protocol):
     """A format that reads into a folder to recognise it, because file names do not tell.
 

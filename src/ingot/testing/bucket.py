@@ -22,6 +22,14 @@ class Bucket:
         self.files, self.old = files, old
         self.uploads: dict[str, dict[int, bytes]] = {}
 
+    def copy(self, key: str, source: str) -> Answer:
+        """Put the bytes of ``source``, a key as a URL has it, under another key."""
+        data = self.files.get(unquote(source))
+        if data is None:
+            return 404, {}, _error("NoSuchKey")
+        self.files[key] = data
+        return 200, {}, _xml("CopyObjectResult", f"<ETag>{escape(etag(data))}</ETag>")
+
     def answer(self, method: str, key: str, query: Mapping[str, str], body: bytes) -> Answer:
         """Return the answer to a request, but for the bytes of an object that is there."""
         if method == "GET" and not key:

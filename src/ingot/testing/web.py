@@ -198,8 +198,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(*route(request), fault)
         elif outer.bucket and request.key.partition("/")[0] == outer.bucket:
             key = request.key.partition("/")[2]
+            copied = self.headers.get("x-amz-copy-source", "").lstrip("/").removeprefix(f"{outer.bucket}/")
             if key in outer.files and self.command in ("GET", "HEAD"):
                 self._file(request, key, fault)
+            elif copied:
+                self._send(*outer.objects.copy(key, copied), fault)
             else:
                 self._send(*outer.objects.answer(self.command, key, query, body), fault)
         elif request.key in outer.files:

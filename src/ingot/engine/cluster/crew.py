@@ -47,6 +47,13 @@ class Crew:
     progress : Progress
         Told the bytes of every task that is done, and how fast each worker is.
 
+    Attributes
+    ----------
+    shares : dict
+        What each worker did.
+    whole : dict
+        Files of the result that workers have made, and under which names they have left them.
+
     Raises
     ------
     ResourceError
@@ -67,6 +74,7 @@ class Crew:
         self._changed = threading.Condition()
         self._made: dict[int, list[tuple[int, Made]]] = {}  # with the first row
         self._missing: dict[int, int] = {}
+        self.whole: dict[str, str] = {}
         for task in tasks:
             for number in range(task.start, task.stop):
                 self._missing[number] = self._missing.get(number, 0) + 1
@@ -153,6 +161,7 @@ class Crew:
         self._progress.advance(task.nbytes, "", self.rates())
 
     def _take(self, note: Note) -> None:
+        self.whole.update(zip(note.task.files, note.files, strict=False))
         for item in note.made:
             if item.number in self._missing:
                 self._missing[item.number] -= 1

@@ -15,13 +15,15 @@ from ingot.engine.data import plain, unplain
 class Task:
     """Steps of a plan by their numbers, from ``start`` to before ``stop``, which read ``nbytes``.
 
-    With ``rows`` these rows of a single step, from the first to before the second.
+    With ``rows`` these rows of a single step, from the first to before the second. With ``files`` all the steps of
+    these files of the result, which are made as a whole.
     """
 
     start: int
     stop: int
     nbytes: int
     rows: tuple[int, int] | None = None
+    files: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,7 +59,10 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A finished task: by whom, in how many seconds, what was made. ``files`` are those that it left."""
+    """A finished task: by whom, in how many seconds, what was made.
+
+    ``files`` are those that it left: of the task's, where it has some, in their order.
+    """
 
     task: Task
     worker: str
@@ -78,7 +83,7 @@ def note_of(data: bytes) -> Note:
     task = found["task"]
     rows = None if task["rows"] is None else (int(task["rows"][0]), int(task["rows"][1]))
     return Note(
-        Task(int(task["start"]), int(task["stop"]), int(task["nbytes"]), rows),
+        Task(int(task["start"]), int(task["stop"]), int(task["nbytes"]), rows, tuple(map(str, task["files"]))),
         str(found["worker"]),
         float(found["seconds"]),
         [_made_of(item) for item in found["made"]],

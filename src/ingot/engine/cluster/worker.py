@@ -27,7 +27,7 @@ def _learns(step: Step) -> bool:
     return isinstance(step, Encode) and step.encoder.fit_passes > 0
 
 
-def _has_place(step: Step) -> bool:
+def has_place(step: Step) -> bool:
     """Whether the place of a step's result is known before, and what its header says of it."""
     return step.spec.nbytes is not None and not _learns(step)
 
@@ -48,6 +48,17 @@ class Places:
         for name in self.names[self.position : number]:
             self.writer.skip(name)
         self.position = number
+
+
+class Prefixed:
+    """A place for files whose names get a prefix."""
+
+    def __init__(self, target: bytesource.Target, prefix: str) -> None:
+        self._target, self._prefix = target, prefix
+
+    def create(self, name: str) -> bytesource.Sink:
+        """Open a file for writing."""
+        return self._target.create(self._prefix + name)
 
 
 class PartsFile:
@@ -126,7 +137,7 @@ def make(plan: Plan, task: Task, parts: PartsFile, places: Places | None, resour
         def opened(event: Begin) -> Sink:
             step, pending = event.step, resources.workers + 2
             writer: Any = parts
-            if places is not None and task.rows is None and _has_place(step):
+            if places is not None and task.rows is None and has_place(step):
                 places.reach(task.start + len(made))
                 writer = places.writer
             return TensorSink(writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)

@@ -181,6 +181,10 @@ class GgufWriter:
         self._order.restored(spec.name)
         self._done(file)
 
+    def file_of(self, name: str) -> str | None:
+        """Return the file that a tensor of the specs lies in."""
+        return self._file_of[name].name
+
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes."""
         self._order.restored(name)

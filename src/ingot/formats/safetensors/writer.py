@@ -246,6 +246,10 @@ class SafetensorsWriter:
         for shard in self._shards:
             shard.amend(text)
 
+    def file_of(self, name: str) -> str | None:
+        """Return the file that a tensor of the specs lies in; None of a delta, whose headers come last."""
+        return None if self._late else self._shard_of[name].name
+
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes."""
         self._order.restored(name)

@@ -15,14 +15,15 @@ from ingot.engine.cluster.crew import Crew
 from ingot.engine.cluster.elsewhere import elsewhere
 from ingot.engine.cluster.notes import Made, Note, Task, note_json, note_of
 from ingot.engine.cluster.pool import Pool, Processes, worker_name
-from ingot.engine.cluster.worker import PartsFile, Places, make
+from ingot.engine.cluster.worker import PartsFile, Places, Prefixed, has_place, make
 from ingot.engine.data import spec_of
 from ingot.engine.execute import Executed, Input, Target, execute
 from ingot.engine.journal import intact
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
 from ingot.errors import UsageError
-from ingot.formats.base import Skips
+from ingot.formats.base import Skips, WholeFiles
+from ingot.model import bytesource
 from ingot.model.artifact import Artifact
 from ingot.ops.convert.planfile import OpenedPlan, open_plan, read_plan
 from ingot.stores.local import LocalTarget
@@ -35,6 +36,7 @@ LEAST, MOST = 32 << 20, 1 << 30
 _PLAN = "plan.json"
 _IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
 _LARGEST = 1 << 28
+_COPIED = 5_000_000_000  # the largest file that an object store copies by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: R
     folder = share(staging.share(), create=True)
     folder.write(f"{key}/{_PLAN}", by.plan)
     files = staging.shared_files if plan.size_exact else None
+    whole = _whole_files(plan, target) if staging.shared_files is None else None
     known = _known(folder, key, LocalTarget(staging.files)) if staging.resuming else []
     done = {item.number for note in known for item in note.made}
     progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
@@ -94,10 +97,17 @@ def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: R
     def submit(task: Task) -> Future[Note]:
         return pool.submit(work, job, task)
 
-    with Crew(pool, tasks_of(plan, done, pool.slots), submit, known, progress) as crew:
+    def beside(place: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
+        if whole is not None:
+            staging.take_over(crew.whole)
+        return target.beside(place, written)
+
+    tasks = tasks_of(plan, done, pool.slots) if whole is None else tasks_by_file(plan, done, whole)
+    with Crew(pool, tasks, submit, known, progress) as crew:
         steps = [elsewhere(step, number, crew, folder.store) for number, step in enumerate(plan.steps)]
         quiet = replace(resources, progress=Progress(progress.total))  # the crew tells of what is read
-        executed = execute(replace(plan, steps=steps), inputs, replace(target, kept=_ends(known)), quiet)
+        shared = replace(target, beside=beside, kept=_ends(known), scattered=whole is not None)
+        executed = execute(replace(plan, steps=steps), inputs, shared, quiet)
     return replace(executed, done=[replace(item, step=item.step.origin) for item in executed.done])
 
 
@@ -124,6 +134,40 @@ def tasks_of(plan: Plan, done: set[int], slots: int) -> list[Task]:
     return tasks
 
 
+def tasks_by_file(plan: Plan, done: set[int], files: Sequence[str]) -> list[Task]:
+    """Return a task for each file of the result, ``files`` by the steps, of which not every step is done.
+
+    A file whose steps have those of others among them goes into one task with them.
+    """
+    last = {file: number for number, file in enumerate(files)}
+    tasks: list[Task] = []
+    start = stop = 0
+    for number, file in enumerate(files):
+        stop = max(stop, last[file] + 1)
+        if number + 1 == stop:
+            steps = range(start, stop)
+            if not done.issuperset(steps):
+                nbytes = sum(plan.steps[step].in_bytes for step in steps)
+                tasks.append(Task(start, stop, nbytes, files=tuple(dict.fromkeys(files[start:stop]))))
+            start = stop
+    return tasks
+
+
+def _whole_files(plan: Plan, target: Target) -> list[str] | None:
+    """Return the file of each step where each of several files can be made as a whole, and copied by a store."""
+    artifact = Artifact(plan.specs, plan.metadata, plan.attachments)
+    writer = plan.format.writer(LocalTarget(target.staging.files), target.name, artifact, plan.options)
+    if not isinstance(writer, WholeFiles) or not all(has_place(step) for step in plan.steps):
+        return None
+    sizes: dict[str | None, int] = {}
+    for spec in plan.specs:
+        file = writer.file_of(spec.name)
+        sizes[file] = sizes.get(file, 0) + (spec.nbytes or 0)
+    if None in sizes or len(sizes) == 1 or max(sizes.values()) > _COPIED:
+        return None
+    return [writer.file_of(spec.name) or "" for spec in plan.specs]
+
+
 def _pieces_of(number: int, nbytes: int, pieces: tuple[int, int], size: int) -> list[Task]:
     """Return the tasks that do one step, of ``pieces`` rows at whose multiples of the second they may be cut."""
     rows, unit = pieces
@@ -148,7 +192,11 @@ def _known(folder: SharedFolder, key: str, files: LocalTarget) -> list[Note]:
     """Return what an interrupted run's workers have left whole, each step once; pieces of steps are done again."""
     sizes, found, seen = folder.sizes(key), list[Note](), set[int]()
 
-    def whole(made: Made) -> bool:
+    def whole(task: Task, left: Sequence[str], made: Made) -> bool:
+        if task.files and made.written is not None:
+            names = {file: name.rpartition("/")[2] for file, name in zip(task.files, left, strict=True)}
+            blobs = made.written["blobs"]
+            return all(offset + length <= sizes.get(names[file], 0) for file, offset, length, _ in blobs)
         if made.written is not None:
             return intact(made.written, files.store())
         return not made.file or sizes.get(made.file.rpartition("/")[2], 0) >= made.offset + made.nbytes
@@ -160,7 +208,13 @@ def _known(folder: SharedFolder, key: str, files: LocalTarget) -> list[Note]:
             note = note_of(folder.store.read(f"{key}/{name}", _LARGEST, "cluster.note"))
         except (ValueError, TypeError, KeyError):
             continue
-        made = [item for item in note.made if note.task.rows is None and item.number not in seen and whole(item)]
+        made = [
+            item
+            for item in note.made
+            if note.task.rows is None and item.number not in seen and whole(note.task, note.files, item)
+        ]
+        if note.task.files and len(made) < len(note.made):
+            continue  # as a whole or not at all
         seen.update(item.number for item in made)
         found.append(replace(note, made=made))
     return found
@@ -180,8 +234,14 @@ class _Opened:
             return None
         if self._places is None or self._places.position > number:
             self._leave()
-            self._places = self._start(self.job.files)
+            self._places = self._writer(LocalTarget(self.job.files))
         return self._places
+
+    def whole(self, target: bytesource.Target) -> Places:
+        """Return where the tensors of whole files are put, which are made elsewhere than in the others' place."""
+        places = self._writer(target)
+        assert places is not None
+        return places
 
     def close(self) -> None:
         """Close all files."""
@@ -193,12 +253,12 @@ class _Opened:
             self._places.writer.abort()
             self._places = None
 
-    def _start(self, files: str) -> Places | None:
+    def _writer(self, target: bytesource.Target) -> Places | None:
         opened = self.plan
         specs = [spec_of(step.spec) for step in opened.data.steps]
         plan = opened.plan(range(0))
         artifact = Artifact(specs, plan.metadata, plan.attachments)
-        writer = opened.format.writer(LocalTarget(files), opened.place.name, artifact, opened.writing)
+        writer = opened.format.writer(target, opened.place.name, artifact, opened.writing)
         return Places(writer, [spec.name for spec in specs]) if isinstance(writer, Skips) else None
 
 
@@ -227,12 +287,13 @@ def work(job: Job, task: Task) -> Note:
         folder, name = share(job.parts), f"{job.key}/{task.name}.{secrets.token_hex(4)}"
         with folder.adding() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
-            made = make(plan, task, parts, opened.places(task.start), resources)
+            whole = opened.whole(Prefixed(adding.files, f"{name}.")) if task.files else None
+            made = make(plan, task, parts, whole or opened.places(task.start), resources)
             opened.plan.checkpoint.require_unchanged()
             if job.files is not None:
                 written = {blob[0] for item in made if item.written for blob in item.written["blobs"]}
                 LocalTarget(job.files).flush(sorted(written))
-            left = [] if parts.is_empty else [parts.name]
+            left = [f"{name}.{file}" for file in task.files] or ([] if parts.is_empty else [parts.name])
             adding.publish(left)
         note = Note(task, worker_name(), time.perf_counter() - started, made, left)
         folder.write(f"{name}.json", note_json(note))

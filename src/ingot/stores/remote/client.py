@@ -170,6 +170,10 @@ class Client:
             key, lambda: self._api.put(self._store, key, path, chunk_size=_part(path), max_concurrency=_PUTTING)
         )
 
+    def copy(self, key: str, to: str) -> None:
+        """Put an object's bytes under another key too: the store does it. S3 takes up to 5 GiB."""
+        self._again(key, lambda: self._api.copy(self._store, key, to))
+
     def delete(self, key: str) -> None:
         """Remove an object; nothing where there is none."""
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ _DECIDING = (".index.json", "manifest.json")
 _DONE = "uploaded.json"
 _BLOCK = 8 << 20
 _DELETING = 8
+_COPYING = 32  # at once: the store does the work
 # What lies beside weights comes first, the index of shards last: a reader in between finds no whole artifact. Of one
 # that is replaced the index, or the weights, go first: rather none than half of each.
 _BESIDE = (".json", ".txt", ".md", ".model", ".jinja", ".py", ".tiktoken")
@@ -48,6 +50,8 @@ class RemoteStaging(Staging):
         self._address: Address = folder.address
         self._is_folder = directory
         self._shared: Address | None = None
+        self._taken: Mapping[str, str] = {}
+        self._guard = threading.Lock()
         if not self._address.last and not directory:
             raise UsageError("expected the name of a file to write", rule="target.name", where=folder.location)
         around = Path(default_cache("uploads")) / sha256(self._address.public.encode()).hexdigest()[:32]
@@ -85,6 +89,11 @@ class RemoteStaging(Staging):
                 self._empty_shared()
         return f"{self._shared.public}/"
 
+    def take_over(self, files: Mapping[str, str]) -> None:
+        """As ``Staging``: the store copies their bytes by itself."""
+        assert self._shared is not None
+        self._taken = {name: self._shared.within(path).path for name, path in files.items()}
+
     def publish(self, names: Sequence[str]) -> Path:
         """Put the named files into the bucket; remove those of a folder that was replaced; remove the staging folder.
 
@@ -102,7 +111,10 @@ class RemoteStaging(Staging):
             old = {name for name in self._target.tree() if not name.endswith("/")}
             ranks = {name: _rank(name) for name in sorted(old - self._mine)}
             self._delete(name for name in ranks if ranks[name] == max(ranks.values()))
-            for name in sorted(names, key=_rank):
+            taken = [name for name in names if name in self._taken]  # no companions, no index: order tells nothing
+            for _ in ordered(lambda name: self._put(name, done), taken, min(len(taken), _COPYING)):
+                pass
+            for name in sorted((name for name in names if name not in self._taken), key=_rank):
                 self._put(name, done)
             self._delete(sorted(old.difference(names)))
         else:
@@ -133,22 +145,26 @@ class RemoteStaging(Staging):
 
     def _put(self, name: str, done: dict[str, Any]) -> None:
         """Put one file, unless an earlier run has and it is still there."""
-        path, key = self.files / name, self._key(name)
-        state = [path.stat().st_size, _digest(path)]
+        path, key, taken = self.files / name, self._key(name), self._taken.get(name)
+        state = [path.stat().st_size, _digest(path) if taken is None else taken]
         if name in done and done[name][:2] == state:
             try:
                 if self._client.state(key).etag == done[name][2]:
                     return
             except UsageError:  # gone
                 pass
-        self._client.put(key, path)
+        if taken is None:
+            self._client.put(key, path)
+        else:
+            self._client.copy(taken, key)
         now = self._client.state(key)
         if now.size != state[0]:
             raise IntegrityError(
                 "remote.length", f"expected {state[0]} bytes in the bucket, found {now.size}", where=self.location
             )
-        done[name] = [*state, now.etag]
-        atomic_write(self.folder / _DONE, json.dumps(done).encode())
+        with self._guard:
+            done[name] = [*state, now.etag]
+            atomic_write(self.folder / _DONE, json.dumps(done).encode())
 
     def _delete(self, names: Any) -> None:
         for name in names:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ import ingot
 from ingot.engine.cluster.pool import Processes, WorkerLost
 from ingot.errors import IngotError
 from ingot.ops.convert import cluster
+from ingot.testing.s3 import environment
+from ingot.testing.web import WebServer
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
 
@@ -211,6 +213,35 @@ def test_a_driver_that_ends_leaves_what_the_next_one_takes(
     ingot.convert(source, out, recipe="int4", engine="processes", resume=True)
     assert len(second.tasks) == len(NAMES) - 3
     assert out.read_bytes() == (source.parent / f"here{suffix}").read_bytes()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WebServer]:
+    pytest.importorskip("obstore")
+    with WebServer({}, bucket="bucket") as server:
+        for name, value in environment(server.url).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+        yield server
+
+
+def test_shards_of_a_bucket_are_made_by_workers(source: Path, bucket: WebServer, hire: Callable[..., None]) -> None:
+    """The driver puts the index alone, has the store copy the shards, and takes over those of a run that ended."""
+    more: dict[str, Any] = {"format": "safetensors", "recipe": "bf16", "max_shard": 40_000}
+    sizes = dict.fromkeys(NAMES, 64) | {NAMES[3]: 200}  # a file of its own, between tensors of another
+    ingot.save(source, {name: np.ones((rows, 128), np.float32) for name, rows in sizes.items()}, overwrite=True)
+    ingot.convert(source, source.parent / "here", **more)
+    second = Inline()
+    hire(Inline(lambda count: KeyError() if count == 3 else None), second)
+    with pytest.raises(KeyError):
+        ingot.convert(source, "s3://bucket/x", engine="processes", resume=True, **more)
+    assert not any(name.startswith("x/") for name in bucket.files)
+    ingot.convert(source, "s3://bucket/x", engine="processes", resume=True, **more)
+    assert len(second.tasks) == 1
+    assert bucket.files == {f"x/{name}": data for name, data in files(source.parent / "here").items()}
+    put = [request for request in bucket.log if request.method == "PUT" and request.key.startswith("bucket/x/")]
+    assert sum("x-amz-copy-source" in {name.lower() for name in request.headers} for request in put) == 4
+    assert len(put) == 5
 
 
 def test_bytes_that_were_left_and_are_others_now_are_refused(source: Path, hire: Callable[..., None]) -> None:
