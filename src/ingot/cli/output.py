@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from ingot.core.memory import format_size
 from ingot.core.progress import ProgressCallback, ProgressEvent
-from ingot.model.words import size_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]
@@ -74,10 +74,10 @@ def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallbac
         task = bar.add_task(label, total=None, amount="")
 
         def show(event: ProgressEvent) -> None:
-            whole = f" of {size_text(event.total)}" if event.total else ""
+            whole = f" of {format_size(event.total)}" if event.total else ""
             speed = bar.tasks[task].speed
-            rate = f", {size_text(int(speed))}/s" if speed else ""
-            amount = f"{size_text(event.done)}{whole}{rate}{_by_workers(event.rates)}"
+            rate = f", {format_size(int(speed))}/s" if speed else ""
+            amount = f"{format_size(event.done)}{whole}{rate}{_by_workers(event.rates)}"
             bar.update(task, completed=event.done, total=event.total, amount=amount)
 
         yield show
@@ -88,7 +88,7 @@ def _by_workers(rates: Mapping[str, float]) -> str:
     if not rates:
         return ""
     if len(rates) <= _FEW:
-        each = ", ".join(f"{name} {size_text(int(rate))}/s" for name, rate in sorted(rates.items()))
+        each = ", ".join(f"{name} {format_size(int(rate))}/s" for name, rate in sorted(rates.items()))
         return f" ({each})"
-    low, high = size_text(int(min(rates.values()))), size_text(int(max(rates.values())))
+    low, high = format_size(int(min(rates.values()))), format_size(int(max(rates.values())))
     return f" ({len(rates)} workers, {low}/s to {high}/s each)"
