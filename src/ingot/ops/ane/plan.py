@@ -14,11 +14,11 @@ from ingot.formats.anek.pack import channels_per_group
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.report import Bytes, Counts, Report, Shown, Table, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.ane.options import PlanOptions
 from ingot.ops.open import open as open_checkpoint
-from ingot.stores.table import location_of
 from ingot.targets.ane.candidates import Better, nearest_better, outcomes
 from ingot.targets.ane.chips import EVIDENCE, Chip, Contradiction, contradictions, load_chip
 from ingot.targets.ane.cost import Budget, Time, budget, moved_bytes, predict, tables_fit
@@ -107,7 +107,21 @@ class ChipPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChipSum:
+    """All kernels on one chip in a line: how many by outcome, bytes as stored, moved per pass and as dense fp16, and
+    the milliseconds of a pass, where a bandwidth is known."""
+
+    chip: str
+    product: str
+    outcomes: Counts
+    stored: Bytes
+    moved: Bytes
+    dense: Bytes
+    milliseconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Shown):
     """What ``ingot.plan`` returns."""
 
     path: str
@@ -119,6 +133,30 @@ class Plan:
             if plan.chip == load_chip(chip).name:
                 return plan
         raise KeyError(chip)
+
+    @property
+    def sums(self) -> Sequence[ChipSum]:
+        """Each chip in a line."""
+        return [
+            ChipSum(
+                item.chip,
+                item.product,
+                item.outcomes,
+                **item.totals,
+                milliseconds=None if item.time is None else item.time.alone,
+            )
+            for item in self.chips
+        ]
+
+    def report(self) -> Report:
+        """Return the sums."""
+        return Report((), (), [sums_table(self.sums)])
+
+
+def sums_table(sums: Sequence[ChipSum]) -> Table:
+    """Return lines of chips as a table."""
+    heads = ("chip", "product", "outcomes", "stored", "moved", "dense", "milliseconds")
+    return table_of("chips", sums, ChipSum, {name: name for name in heads} | {"milliseconds": "ms"})
 
 
 @takes(PlanOptions, "plan")
@@ -137,12 +175,6 @@ def plan(options: PlanOptions) -> Plan:
     chips = load_chips(options.chip)
     assumptions = parse_assumptions(options.assume, [item.name for item in chips])
     with open_checkpoint(options.path) as checkpoint:
-        if delta_of(checkpoint.metadata, checkpoint.location) is not None:
-            raise UsageError(
-                "expected a checkpoint, found a delta; patch its base first",
-                rule="ane.delta",
-                where=location_of(options.path),
-            )
         return plan_checkpoint(checkpoint, chips, assumptions)
 
 
@@ -156,7 +188,11 @@ def load_chips(chip: str | Sequence[str]) -> list[Chip]:
 
 
 def plan_checkpoint(checkpoint: Checkpoint, chips: Sequence[Chip], assumptions: Assumptions) -> Plan:
-    """Plan an open checkpoint."""
+    """Plan an open checkpoint; raises ``UsageError`` ``ane.delta``."""
+    if delta_of(checkpoint.metadata, checkpoint.location) is not None:
+        raise UsageError(
+            "expected a checkpoint, found a delta; patch its base first", rule="ane.delta", where=checkpoint.location
+        )
     return Plan(
         checkpoint.location,
         checkpoint.format,

@@ -18,6 +18,8 @@ from ingot.errors import FormatError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.report import Bits, Bytes, Ratio, Shape
 from ingot.model.tensor import Tensor
+from ingot.ops.ane.assume import parse_assumptions
+from ingot.ops.ane.plan import ChipSum, load_chips, plan_checkpoint
 from ingot.ops.check.compare import TensorComparison, compared, renamed, sides
 from ingot.ops.check.options import CompareOptions
 from ingot.ops.check.overview import delta_lines
@@ -97,6 +99,7 @@ class Look:
     histograms: Sequence[Histogram]
     receipts: Sequence[tuple[str, str]]
     scores: Sequence[Score]
+    chips: Sequence[ChipSum] = ()
 
     @property
     def nbytes(self) -> int:
@@ -143,6 +146,7 @@ def look(options: ReportOptions) -> Look:
             histograms=[item for item in drawn if item is not None],
             receipts=[*_receipts(subject), *_measured(options.a if options.b is None else options.b)],
             scores=scores,
+            chips=_chips(subject, options.chip),
         )
 
 
@@ -256,6 +260,13 @@ def _measured(path: AnyPath) -> Iterator[tuple[str, str]]:
         yield "sealed file", seal.digest
         if seal.content_id:
             yield "content id", seal.content_id
+
+
+def _chips(subject: Checkpoint, chip: str | None) -> Sequence[ChipSum]:
+    if chip is None:
+        return ()
+    chips = load_chips(chip)
+    return plan_checkpoint(subject, chips, parse_assumptions((), [item.name for item in chips])).sums
 
 
 def _actions(path: Any) -> dict[str, str]:

@@ -31,6 +31,10 @@ class ReportOptions:
         default=None,
         metadata=about("What `ingot convert --json` printed: what was moved, repacked, encoded.", metavar="FILE"),
     )
+    chip: str | None = field(
+        default=None,
+        metadata=about("Chips whose Neural Engine runs it, such as m1,m4: what each takes as it is.", metavar="CHIPS"),
+    )
     histograms: int = field(
         default=24, metadata=about("Tensors whose values are drawn, of samples.", metavar="N", least=0)
     )

@@ -204,7 +204,7 @@ def test_a_page_is_written_whole_or_not_at_all(model: Path, tmp_path: Path) -> N
     assert caught.value.rule == "report.page"
     told = ingot.report(model, out=tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
-    assert {table.name for table in told.tables} == {"tensors", "cells", "histograms", "evaluations"}
+    assert {table.name for table in told.tables} == {"tensors", "cells", "histograms", "evaluations", "chips"}
     with pytest.raises(UsageError) as caught:
         ingot.report(model, out=tmp_path / "page.html")
     assert caught.value.rule == "target.exists"
@@ -219,6 +219,16 @@ def test_what_was_measured_and_sealed_is_told(model: Path, tmp_path: Path) -> No
     assert told["sealed file"] == sealed.digest
     assert told["content id"] == told["receipt of the weights"]
     assert "12.5" in told["measured"]
+
+
+def test_the_plan_for_chips_is_that_of_plan(pair: tuple[Path, Path]) -> None:
+    found, planned = look(pair[1], chip="m1,m4"), ingot.plan(pair[1], "m1,m4")
+    assert [(item.chip, item.outcomes) for item in found.chips] == [
+        (item.chip, item.outcomes) for item in planned.chips
+    ]
+    assert [item.moved for item in found.chips] == [item.totals["moved"] for item in planned.chips]
+    assert all(item.product in page(found) for item in planned.chips)
+    assert "m4" in planned._repr_html_()
 
 
 def test_areas_of_a_treemap_are_amounts() -> None:
