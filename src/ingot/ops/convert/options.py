@@ -50,7 +50,7 @@ class ConvertOptions:
         default=None, metadata=about("Preset (see `ingot recipes`) or TOML file; default: keep as stored.")
     )
     format: str | None = field(
-        default=None, metadata=about("Target format; default: by the suffix, zt for folders.", "--format", "-f")
+        default=None, metadata=about("Format; default: by suffix, zt for folders.", "--format", "-f")
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
     resume: bool = field(default=False, metadata=RESUME)
