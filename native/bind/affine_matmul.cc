@@ -105,13 +105,14 @@ struct Call {
   const MatmulWeights& weights;
   const float* prepared;
   std::size_t count;
+  bool exact;  // products of x and codes
   const MatmulOutput& out;
   decltype(&ingot::baseline::matmul_rows) rows;
 
   static void task(void* self, std::size_t index) {
     const Call& call = *static_cast<Call*>(self);
     const std::size_t first = index * kTaskRows;
-    call.rows(call.at, call.weights, call.prepared, call.count, first, std::min(first + kTaskRows, call.at.rows),
+    call.rows(call.at, call.weights, call.prepared, call.count, call.exact, first, std::min(first + kTaskRows, call.at.rows),
               call.out);
   }
 };
@@ -160,7 +161,8 @@ class Matrix {
     nb::gil_scoped_release release;
     float* prepared = scratch.hold(count * at_.prepared);
     INGOT_KERNEL(matmul_prepare)(at_, x.data(), type, count, prepared);
-    Call call{at_, weights_, prepared, count, to, INGOT_KERNEL(matmul_rows)};
+    const bool exact = count > 1 && mode(x.data(), type, count * at_.cols) != GemmMode::plain;
+    Call call{at_, weights_, prepared, count, exact, to, INGOT_KERNEL(matmul_rows)};
     if (packed_.size() * count < kSmall) threads = 1;
     ingot::run_tasks((at_.rows + kTaskRows - 1) / kTaskRows, threads, &Call::task, &call);
   }

@@ -5,10 +5,6 @@
 #include "kernels/affine_gemm_amx.h"
 #include "kernels/affine_gemm_unpack.h"
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
 namespace ingot::INGOT_ISA {
 namespace {
 
@@ -17,18 +13,6 @@ constexpr std::size_t kTile = 6;  // rows of x whose sums are in registers: 32 r
 #else
 constexpr std::size_t kTile = 3;
 #endif
-
-inline Floats fused(const Floats& a, const Floats& b, const Floats& c) {
-#if defined(__AVX512F__)
-  return _mm512_fmadd_ps(a, b, c);
-#elif defined(__FMA__)
-  return _mm256_fmadd_ps(a, b, c);
-#elif defined(__aarch64__)
-  return vfmaq_f32(c, a, b);
-#else
-  return a * b + c;  // the product is exact
-#endif
-}
 
 // products[kRows rows of x, kUnit rows of weights] of blocks one after the other; added to what is there where `more`.
 template <std::size_t kRows, bool kFused>

@@ -74,41 +74,60 @@ struct Spread {
 };
 
 // The sums of rows with `kCount` columns of x. `kGrouped`: scales differ along the row.
-template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount>
+template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount, bool kFused>
 class Tile {
  public:
   Tile(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared)
       : at_(at), weights_(weights), x_(prepared), numbers_(at.zero_point),
         span_(at, 0, at.blocks < kSpan ? at.blocks : kSpan) {}
 
-  void row(std::size_t row, float* out, std::size_t stride) {
-    const std::uint8_t* codes = weights_.packed + row * at_.row_bytes;
-    Floats sums[kCount][kVectors] = {};
-    const std::size_t blocks = at_.blocks, whole = at_.row_bytes / kBlockBytes;
-    for (std::size_t first = 0; first < blocks; first += kSpan) {
-      const std::size_t last = blocks - first < kSpan ? blocks : first + kSpan;
-      if constexpr (kGrouped) {
-        if (blocks > kSpan) span_ = Span(at_, first, last);
-        scales_.fill(span_, weights_.scales, weights_.scale_type, row);
-        if (kZero != ZeroKind::none) zeros_.fill(span_, weights_.zeros, weights_.scale_type, row);
+  // The sums of rows `first` to `last`, at most `kRowsHeld`, which is how far those of the columns of x lie apart.
+  void rows(std::size_t first, std::size_t last, float* out) {
+    if constexpr (kCount == 1) {  // nothing of x is used twice: rows are read as they lie
+      for (std::size_t row = first; row < last; ++row) {
+        Floats sums[1][kVectors] = {};
+        for (std::size_t b = 0; b < at_.blocks; b += kSpan) span(row, b, sums);
+        out[row - first] = finish(sum_lanes(sums[0]), row, 0);
       }
-      const std::size_t stop = last < whole ? last : whole;
-      for (std::size_t b = first; b < stop; ++b) {  // without calls, so that the sums stay in registers
-        __builtin_prefetch(codes + b * kBlockBytes + kAhead);
-        block(codes + b * kBlockBytes, b, b - first, sums);
-      }
-      if (stop < last) {  // the last block of all
-        alignas(64) std::uint8_t rest[kBlockBytes] = {};
-        std::memcpy(rest, codes + stop * kBlockBytes, at_.row_bytes - stop * kBlockBytes);
-        block(rest, stop, stop - first, sums);
-      }
+    } else {  // a span of x stays in the nearest cache for all rows
+      Floats held[kRowsHeld][kCount][kVectors] = {};
+      for (std::size_t b = 0; b < at_.blocks; b += kSpan)
+        for (std::size_t row = first; row < last; ++row) span(row, b, held[row - first]);
+      for (std::size_t row = first; row < last; ++row)
+        for (int m = 0; m < kCount; ++m)
+          out[m * kRowsHeld + row - first] = finish(sum_lanes(held[row - first][m]), row, m);
     }
-    for (int m = 0; m < kCount; ++m) out[m * stride] = finish(sum_lanes(sums[m]), row, m);
   }
 
  private:
   static constexpr int kSteps = 32 / kBits;
   static constexpr std::size_t kAhead = 2048;  // bytes; memory is read ahead across pages, where the processor stops
+
+  // Blocks `first` on of a row.
+  void span(std::size_t row, std::size_t first, Floats (&held)[kCount][kVectors]) {
+    const std::uint8_t* codes = weights_.packed + row * at_.row_bytes;
+    const std::size_t blocks = at_.blocks, whole = at_.row_bytes / kBlockBytes;
+    const std::size_t last = blocks - first < kSpan ? blocks : first + kSpan;
+    const std::size_t ahead = kCount == 1 ? kAhead : 2 * at_.row_bytes;
+    if constexpr (kGrouped) {
+      if (blocks > kSpan) span_ = Span(at_, first, last);
+      scales_.fill(span_, weights_.scales, weights_.scale_type, row);
+      if (kZero != ZeroKind::none) zeros_.fill(span_, weights_.zeros, weights_.scale_type, row);
+    }
+    Floats sums[kCount][kVectors];
+    std::memcpy(sums, held, sizeof sums);
+    const std::size_t stop = last < whole ? last : whole;
+    for (std::size_t b = first; b < stop; ++b) {  // without calls, so that the sums stay in registers
+      __builtin_prefetch(codes + b * kBlockBytes + ahead);
+      block(codes + b * kBlockBytes, b, b - first, sums);
+    }
+    if (stop < last) {  // the last block of all
+      alignas(64) std::uint8_t rest[kBlockBytes] = {};
+      std::memcpy(rest, codes + stop * kBlockBytes, at_.row_bytes - stop * kBlockBytes);
+      block(rest, stop, stop - first, sums);
+    }
+    std::memcpy(held, sums, sizeof sums);
+  }
 
   void block(const std::uint8_t* codes, std::size_t b, std::size_t local, Floats (&sums)[kCount][kVectors]) {
     for (std::size_t h = 0; h < kVectors; ++h) {
@@ -123,8 +142,7 @@ class Tile {
     const Floats q[kSteps] = {numbers_.template at<kBits * kStep>(words)...};
     for (int m = 0; m < kCount; ++m) {
       const float* x = x_ + m * at_.prepared + b * (kSteps + 1) * kLanes + h * kWidth;
-      const Floats products[kSteps] = {(load_floats(x + kStep * kLanes) * q[kStep])...};
-      Floats part = sum_steps<kSteps>(products);
+      Floats part = sum_products<kFused, kSteps>(x, q);
       if constexpr (kGrouped) {
         const Floats scale = load_floats(scales_.lanes + local * kLanes + h * kWidth);
         if constexpr (kZero == ZeroKind::none) {
@@ -156,32 +174,31 @@ class Tile {
   Spread scales_, zeros_;
 };
 
-template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount>
+template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount, bool kFused>
 void tile(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t first,
           std::size_t last, float* out) {
-  Tile<kBits, kSigned, kGrouped, kZero, kCount> tile(at, weights, prepared);
-  for (std::size_t row = first; row < last; ++row) tile.row(row, out + (row - first), kRowsHeld);
+  Tile<kBits, kSigned, kGrouped, kZero, kCount, kFused>(at, weights, prepared).rows(first, last, out);
 }
 
 using TileFn = void (*)(const MatmulLayout&, const MatmulWeights&, const float*, std::size_t, std::size_t, float*);
 
-template <int kBits, bool kSigned, int kCount>
+template <int kBits, bool kSigned, int kCount, bool kFused>
 TileFn tile_for(const MatmulLayout& at) {
-  if (at.one_scale) return tile<kBits, kSigned, false, ZeroKind::none, kCount>;
+  if (at.one_scale) return tile<kBits, kSigned, false, ZeroKind::none, kCount, kFused>;
   switch (at.zero) {
     case ZeroKind::point:
-      return tile<kBits, kSigned, true, ZeroKind::point, kCount>;
+      return tile<kBits, kSigned, true, ZeroKind::point, kCount, kFused>;
     case ZeroKind::offset:
-      return tile<kBits, kSigned, true, ZeroKind::offset, kCount>;
+      return tile<kBits, kSigned, true, ZeroKind::offset, kCount, kFused>;
     default:
-      return tile<kBits, kSigned, true, ZeroKind::none, kCount>;
+      return tile<kBits, kSigned, true, ZeroKind::none, kCount, kFused>;
   }
 }
 
-template <int kCount>
+template <int kCount, bool kFused>
 TileFn tile_of(const MatmulLayout& at) {
-  if (at.bits == 4) return at.is_signed ? tile_for<4, true, kCount>(at) : tile_for<4, false, kCount>(at);
-  return at.is_signed ? tile_for<8, true, kCount>(at) : tile_for<8, false, kCount>(at);
+  if (at.bits == 4) return at.is_signed ? tile_for<4, true, kCount, kFused>(at) : tile_for<4, false, kCount, kFused>(at);
+  return at.is_signed ? tile_for<8, true, kCount, kFused>(at) : tile_for<8, false, kCount, kFused>(at);
 }
 
 // One block of x: values lie lane by lane, step by step; then each lane's sum.
@@ -218,8 +235,8 @@ void matmul_prepare(const MatmulLayout& at, const void* x, Dtype type, std::size
 }
 
 void matmul_rows(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t count,
-                 std::size_t first, std::size_t last, const MatmulOutput& out) {
-  const TileFn one = tile_of<1>(at), several = tile_of<kColumns>(at);
+                 bool exact, std::size_t first, std::size_t last, const MatmulOutput& out) {
+  const TileFn one = tile_of<1, false>(at), several = exact ? tile_of<kColumns, true>(at) : tile_of<kColumns, false>(at);
   alignas(64) float sums[kColumns][kRowsHeld], bias[kRowsHeld];
   for (; first < last; first += kRowsHeld) {
     const std::size_t stop = last - first < kRowsHeld ? last : first + kRowsHeld, rows = stop - first;

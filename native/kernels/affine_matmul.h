@@ -8,7 +8,7 @@
   namespace ingot::isa {                                                                                           \
   void matmul_prepare(const MatmulLayout& at, const void* x, Dtype type, std::size_t count, float* prepared);     \
   void matmul_rows(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t count, \
-                   std::size_t first, std::size_t last, const MatmulOutput& out);                                  \
+                   bool exact, std::size_t first, std::size_t last, const MatmulOutput& out);                      \
   }
 
 INGOT_DECLARE_AFFINE_MATMUL(baseline)

@@ -15,6 +15,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace ingot::INGOT_ISA {
@@ -75,6 +77,19 @@ inline Floats splat(float value) {
 #endif
 }
 
+// a * b + c in one instruction where there is one: the bits of two where the product is exact.
+inline Floats fused(const Floats& a, const Floats& b, const Floats& c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
 // Adds the upper half of the lanes to the lower, four times.
 inline float sum_lanes(const Floats* lanes) {
 #if defined(__AVX2__)
@@ -100,6 +115,18 @@ template <int kCount>
 inline Floats sum_steps(const Floats* steps) {
   if constexpr (kCount == 1) return steps[0];
   else return sum_steps<kCount / 2>(steps) + sum_steps<kCount / 2>(steps + kCount / 2);
+}
+
+// The products of the steps, neighbours added until one value is left.
+template <bool kFused, int kCount>
+inline Floats sum_products(const float* x, const Floats* q) {
+  if constexpr (kCount == 1)
+    return load_floats(x) * q[0];
+  else if constexpr (kCount == 2 && kFused)
+    return fused(load_floats(x + kLanes), q[1], load_floats(x) * q[0]);
+  else
+    return sum_products<kFused, kCount / 2>(x, q) +
+           sum_products<kFused, kCount / 2>(x + kCount / 2 * kLanes, q + kCount / 2);
 }
 
 // Codes as the numbers q less the constant zero point: exact in f32.
