@@ -282,3 +282,21 @@ def test_the_estimate_is_the_divergence_to_second_order(tmp_path: Path) -> None:
 def test_every_type_is_a_recipe(name: str) -> None:
     for _, recipe in type_named(name):
         assert all(isinstance(rule.choice, Choice) for rule in recipe.rules)
+
+
+def test_a_model_without_statistics_is_calibrated_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def take(path: Any, **_: Any) -> Statistics:
+        calls.append(path)
+        return Statistics.in_memory(statistics(UP))
+
+    for module in ("budget", "rounding"):
+        monkeypatch.setattr(f"ingot.ops.convert.{module}._CALIBRATE", {"model": take})
+    types = "int3-calibrated,int4-calibrated,int6-calibrated"
+    report = ingot.convert(model, tmp_path / "out.zt", target_bpw=4.6, types=types)
+    assert report.budget is not None
+    assert types_of(report.budget)[UP] == "int6-calibrated"
+    assert len(calls) == 1
