@@ -103,14 +103,7 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
     metadata = with_values(carried(kept), {**typed, **words, **companions.to_metadata(files)})
     view = _stacked(checkpoint, plan)
     if family.padded and _POSITIONS in view:
-        before, shape = hyper.positions_before(config), view[_POSITIONS].shape
-        if len(shape) != 2 or shape[0] <= before:
-            raise UnsupportedError(
-                f"expected more than {before} rows of positions, found shape {list(shape)}; --keep-names leaves them",
-                rule="architecture.rows",
-                where=_POSITIONS,
-            )
-        view = take(view, {_POSITIONS: slice(before, None)})
+        view, before = _behind_padding(view, config)
         lost.append(f"the first {before} rows of {_POSITIONS}, those of padding")
     if factors := {} if family.rope is None else rotary.tensors(config, family):
         view = add(view, factors)
@@ -127,6 +120,18 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
         _lost([*lost, *plan.lost, *unsaid]),
         _told(plan, f"llama.cpp's architecture {family.arch}"),
     )
+
+
+def _behind_padding(view: Checkpoint, config: Mapping[str, Any]) -> tuple[Checkpoint, int]:
+    """Return the view less the positions that no token has, and their number; refused where there are no others."""
+    before, shape = hyper.positions_before(config), view[_POSITIONS].shape
+    if len(shape) != 2 or shape[0] <= before:
+        raise UnsupportedError(
+            f"expected more than {before} rows of positions, found shape {list(shape)}; --keep-names leaves them",
+            rule="architecture.rows",
+            where=_POSITIONS,
+        )
+    return take(view, {_POSITIONS: slice(before, None)}), before
 
 
 def to_model(checkpoint: Checkpoint) -> Translated:
