@@ -251,7 +251,7 @@ def _measured(path: AnyPath) -> Iterator[tuple[str, str]]:
         receipt, unreadable = receipt_of(source)
         seal = seal_beside(source.store, source.entry) if source.entry else None
     if unreadable:
-        yield "receipt", unreadable
+        yield "receipt", unreadable[1]
     if receipt is not None:
         yield "receipt of the weights", receipt.weights[:160]
         for entry in receipt.entries:

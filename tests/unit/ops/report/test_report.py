@@ -219,6 +219,9 @@ def test_what_was_measured_and_sealed_is_told(model: Path, tmp_path: Path) -> No
     assert told["sealed file"] == sealed.digest
     assert told["content id"] == told["receipt of the weights"]
     assert "12.5" in told["measured"]
+    (beside,) = tmp_path.rglob("sealed.safetensors*receipt.json")
+    beside.write_text("{")
+    assert dict(look(file).receipts)["receipt"].startswith("receipt")
 
 
 def test_the_plan_for_chips_is_that_of_plan(pair: tuple[Path, Path]) -> None:
