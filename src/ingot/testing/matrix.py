@@ -1,30 +1,55 @@
 """What moves exactly between families: every family's integers and small floats, and every format that may take them.
 
 The table in ``spec/interop.md`` is made here (``tools/interop_table.py``); ``tests/oracles/test_matrix.py`` checks it.
+Into GGUF and folders of known architectures, and into given graphs, tensors go through the views of a conversion.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from ingot.codecs.table import CODECS
+from ingot.core.config import CONFIG
 from ingot.core.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
+from ingot.engine.work import Step
+from ingot.formats.gguf.format import GgufFormat
+from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.table import FORMATS
+from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, ROWS_LSB, WHOLE, AffineLayout, Constant, Group, Zero
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import CODEBOOKS, OWN
 from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import HIGH_FIRST, Run, ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
+from ingot.ops.convert.into_graph import into_graph
 from ingot.ops.convert.keep import as_stored
+from ingot.ops.convert.options import ConvertOptions
+from ingot.ops.convert.views import viewed
+from ingot.ops.destination import STEM, Destination
+from ingot.ops.views.second import rounded_seconds
 from ingot.testing.encoding import repacked
+from ingot.testing.onnx import Graph, numbers
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = (32, 256)
+EXPERTS, STACK = "model.layers.0.mlp.experts.gate_up_proj", (2, 32, 64)
+_LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 32, "vocab_size": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+_GPT_OSS = {
+    **_LLAMA, "model_type": "gpt_oss", "hidden_size": 32, "head_dim": 8, "num_local_experts": 2,
+    "num_experts_per_tok": 1, "sliding_window": 8,
+}  # fmt: skip
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128, None)
 INTEGERS = ("zt", "gptq", "gptq-planes", "awq", "compressed-tensors", "mlx", "onnx")
@@ -40,10 +65,13 @@ TARGETS = (
     "fp8",
     "modelopt",
     "bitsandbytes",
-    "onnx",
+    "onnx MatMul",
+    "onnx Gemm",
 )
+GRAPHS = {"onnx MatMul": "MatMul", "onnx Gemm": "Gemm"}
+"""Operators that take a matrix in a given graph: ``MatMul`` one turned, ``Gemm`` (``transB``) one as most have it."""
 SYMMETRIC, POINT, OFFSET = "symmetric", "zero points", "offsets"
-YES, IF, TYPE = "yes", "if", "type"
+YES, IF, TYPE, KNOWN = "yes", "if", "type", "known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +80,7 @@ class Found:
 
     ``group`` are the columns that share a scale (None: a row), ``few`` whether scales have few bits. ``made`` is the
     layer as the format has it; None where it is decoded. ``rounded``: values are equal in the layer's type only.
+    ``known``: alone it is decoded, as part of a model of a known architecture it is moved or repacked.
     """
 
     family: str
@@ -62,23 +91,73 @@ class Found:
     source: Tensor
     made: Tensor | None
     rounded: bool = False
+    known: bool = False
 
 
 def explore() -> list[Found]:
-    """Return every layer of every family beside every format."""
-    return [
-        Found(family, what, group, few, target, source, *_taken(source, target))
-        for family, what, group, few, source in _sources()
-        for target in TARGETS
-    ]
+    """Return every layer of every family beside every format; needs the package gguf, for names."""
+    with TemporaryDirectory() as folder:
+        return [
+            Found(family, what, group, few, target, source, *_way(source, target, Path(folder)))
+            for family, what, group, few, source in _sources()
+            for target in TARGETS
+        ]
+
+
+def _way(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, bool, bool]:
+    """Return the tensor as a format has it, whether rounded, and whether it gets there in a model that is known."""
+    if target in GRAPHS:
+        return *_in_graph(source, target, folder), False
+    made, rounded = _taken(source, target)
+    if made is not None or source.codec != ScaledCodebookLayout.codec:
+        return made, rounded, False
+    rounded, known = _in_model(source, target, folder / CONFIG)
+    return None, rounded, known
 
 
 def _taken(source: Tensor, target: str) -> tuple[Tensor | None, bool]:
-    step = as_stored(source, FORMATS[target], "")
+    return _made(source, as_stored(source, FORMATS[target], ""))
+
+
+def _made(source: Tensor, step: Step | None) -> tuple[Tensor | None, bool]:
     if not isinstance(step, Repack):
         return (None if step is None else source), False
     made = repacked(step.repack, source)
     return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), step.repack.rounded
+
+
+def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, bool]:
+    """Return the tensor as a graph has it whose one weight it is; None where it is decoded, and for stacks."""
+    if len(source.shape) != 2:
+        return None, False
+    path, turned = folder / f"{target}.onnx", target == "onnx MatMul"
+    if not path.exists():
+        graph = Graph()
+        graph.constant(NAME, numbers(SHAPE[::-1] if turned else SHAPE), "float")
+        graph.node(GRAPHS[target], ["x", NAME], ["y"], () if turned else [("transB", 1)])
+        path.write_bytes(graph.model())
+    with into_graph(_alone(source), path) as view:
+        (placed,) = view.values()
+        if placed.codec == DenseLayout.codec:
+            return None, False
+        return _made(placed, as_stored(placed, OnnxFormat().fit(view.attachments), ""))
+
+
+def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
+    """Return whether values are rounded, and whether nothing is decoded, of a tensor in a model's folder."""
+    config.write_text(json.dumps(_GPT_OSS if source.name == EXPERTS else _LLAMA))
+    format = FORMATS[target]
+    held = _alone(source, {CONFIG: str(config)})
+    with viewed(
+        held, Destination("", True, format, format.file_name(STEM)), ConvertOptions("", ""), frozenset()
+    ).checkpoint as view:
+        packed = all(tensor.codec != DenseLayout.codec or tensor.size == 1 for tensor in view.values())
+        known = packed and all(as_stored(tensor, format, "") is not None for tensor in view.values())
+    return known and bool(rounded_seconds(held)) and target == GgufFormat.name, known
+
+
+def _alone(source: Tensor, companions: Mapping[str, str] | None = None) -> Checkpoint:
+    return Checkpoint({source.name: source}, format="zt", location="", companions=companions)
 
 
 def _sources() -> Iterator[tuple[str, str, int | None, bool, Tensor]]:
@@ -141,6 +220,8 @@ FLOATS: Sequence[tuple[str, str, ScaledCodebookLayout]] = (
     ("compressed-tensors", "NVFP4, divided", replace(_NVFP4, second="divide")),
     ("fp8", "FP8, blocks of 128", replace(_FP8, grid=Tiles(128, 128))),
     ("modelopt", "FP8, one scale", replace(_FP8, grid=WHOLE)),
+    ("onnx Gemm", "FP8, one scale", replace(_FP8, grid=Tiles(*SHAPE), dtype="f32")),
+    ("onnx Gemm", "FP8, rows", replace(_FP8, grid=Tiles(1, SHAPE[1]), dtype="f32")),
     ("compressed-tensors", "FP8, rows", replace(_FP8, grid=ROW)),
     ("bitsandbytes", "NF4", ScaledCodebookLayout(4, Run(64), "bf16", values="nf4", order=HIGH_FIRST)),
 )
@@ -149,7 +230,8 @@ FLOATS: Sequence[tuple[str, str, ScaledCodebookLayout]] = (
 def floats(layout: ScaledCodebookLayout) -> Tensor:
     """Return random indices with sound scales."""
     rng, parts = np.random.default_rng(5), {}
-    for spec in layout.part_specs(SHAPE):
+    name, shape = (EXPERTS, STACK) if layout.transposed else (NAME, SHAPE)
+    for spec in layout.part_specs(shape):
         size = spec.length or 0
         if spec.role == "indices":
             most = 120 if layout.bits == 8 else 256  # no NaN
@@ -157,9 +239,9 @@ def floats(layout: ScaledCodebookLayout) -> Tensor:
         elif spec.dtype == "u8":
             parts[spec.role] = memory_part(rng.integers(100, 126, size, np.uint8), "u8", spec.type)
         else:
-            numbers = rng.uniform(0.001, 0.01, size // 4).astype(numpy_dtype(spec.dtype))
-            parts[spec.role] = memory_part(numbers, spec.dtype)
-    return Tensor.from_parts(layout, parts, SHAPE, NAME)
+            values = rng.uniform(0.001, 0.01, size // 4).astype(numpy_dtype(spec.dtype))
+            parts[spec.role] = memory_part(values, spec.dtype)
+    return Tensor.from_parts(layout, parts, shape, name)
 
 
 def table(found: Sequence[Found]) -> str:
@@ -190,6 +272,8 @@ def _merged(whats: Sequence[str]) -> str:
 def _cell(items: Sequence[Found], target: str, rows: Mapping[tuple[str, str], Mapping[str, Sequence[Found]]]) -> str:
     """Return how a format takes layers: in which groups exactly, where numbers fit, or what is in the way."""
     exact = {item.group for item in items if item.made is not None}
+    if any(item.known for item in items):
+        return f"{KNOWN}, {TYPE}" if any(item.rounded for item in items) else KNOWN
     if not exact:
         return _obstacle(items[0], target, rows)
     groups = {item.group for item in items}
@@ -211,7 +295,8 @@ def _obstacle(item: Found, target: str, rows: Mapping[tuple[str, str], Mapping[s
         family, what = "zt", f"{own.bits} bits, {OFFSET if own.offset else SYMMETRIC}"
     bits, said, zero = what.partition(" bits, ")
     if not said:
-        return "kind"
+        lying = rows[item.family, item.what].get("onnx Gemm", ()) if target == "onnx MatMul" else ()
+        return "order" if any(other.made is not None for other in lying) else "kind"
 
     def taken(what: str) -> bool:
         return any(other.made is not None for other in rows.get((family, what), {}).get(target, ()))
