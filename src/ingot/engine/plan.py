@@ -48,7 +48,8 @@ class Plan:
     @property
     def artifact(self) -> Artifact:
         """What is written, as far as it is known before."""
-        return Artifact(self.specs, self.metadata, self.attachments, self.config)
+        before = {} if self.config is None else {step.spec.name: step.tensor for step in self.steps}
+        return Artifact(self.specs, self.metadata, self.attachments, self.config, before)
 
     @property
     def in_bytes(self) -> int:

@@ -192,6 +192,20 @@ class ConfigKeys(Protocol):
 
     config_keys: tuple[str, ...]
 
+    def activations(self, config: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return what a ``config.json`` of this format says of how inputs of layers, keys and values are quantized:
+        in a few words, by key."""
+        ...
+
+
+@runtime_checkable
+class TellsUnsaid(Protocol):
+    """A format that writes a ``config.json`` and may keep in it what another said of activations."""
+
+    def unsaid(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
+        """Return what is not kept of ``said``, which are the ``activations`` of the artifact's ``config``."""
+        ...
+
 
 @runtime_checkable
 class Packs(Protocol):

@@ -122,6 +122,25 @@ class Dialect(SafetensorsFormat):
         """Return what ``config.json`` says of an artifact's packed layers, by key; nothing where there are none."""
         return {}
 
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """Return what ``config.json`` says of how inputs of layers, keys and values are quantized, in words by key."""
+        return {}
+
+    def unsaid(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
+        """Return what is not kept of ``said``, the activations that the artifact's own ``config.json`` states."""
+        now = self.activations(self.fitted(artifact).stated(artifact))
+        return [f"{key} ({value})" for key, value in said.items() if now.get(key) != value]
+
+    def source_config(self, artifact: Artifact) -> Config:
+        """Return what the artifact's own ``config.json`` says of packing, where that is this dialect's; else nothing.
+
+        Raises ``FormatError`` ``<rules>.config``.
+        """
+        config = {} if artifact.config is None else parse_config(artifact.config, f"{self.rules}.config", CONFIG)
+        if not self.claims_config(config):
+            return {}
+        return next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+
     def fitted(self, artifact: Artifact) -> Dialect:
         """Return the dialect as it writes this artifact: where entries depend on what else is in the folder.
 

@@ -113,7 +113,7 @@ def refuses_floats(spec: TensorSpec) -> str | None:
     layout = layout_to_write(spec)
     if isinstance(layout, str):
         return layout
-    if _format_of(layout) is None:
+    if format_of(layout) is None:
         return f"its layers of floats are {', '.join(_PACKS)} and float-quantized, found another table or other scales"
     if isinstance(layout.grid, Group) and spec.shape[1] % 32:
         return f"its groups are of rows in 32s, found {spec.shape[1]} columns"
@@ -144,7 +144,7 @@ def float_pieces(spec: TensorSpec) -> list[Piece]:
 
 def float_kind(layout: ScaledCodebookLayout) -> FloatKind:
     """Return what layers of floats in one group share."""
-    grid, format = layout.grid, _format_of(layout)
+    grid, format = layout.grid, format_of(layout)
     assert format is not None
     strategy = {Whole: "tensor", Row: "channel", Group: "group", Tiles: "block"}[type(grid)]
     return FloatKind(
@@ -157,7 +157,8 @@ def float_kind(layout: ScaledCodebookLayout) -> FloatKind:
     )
 
 
-def _format_of(layout: ScaledCodebookLayout) -> str | None:
+def format_of(layout: ScaledCodebookLayout) -> str | None:
+    """Return the format that layers of floats of this layout are in; None where there is none."""
     for name, known in _PACKS.items():
         if layout == replace(known, dtype=layout.dtype):
             return name

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
-from ingot.formats.dialects.compressed_floats import float_kind, float_layer, float_pieces, refuses_floats
+from ingot.formats.dialects.compressed_floats import float_kind, float_layer, float_pieces, format_of, refuses_floats
 from ingot.formats.dialects.compressed_integers import (
     G_IDX,
     PACKED_WEIGHT,
@@ -18,6 +18,7 @@ from ingot.formats.dialects.compressed_integers import (
     ZERO_POINT,
     integer_layers,
 )
+from ingot.formats.dialects.compressed_settings import KEYS, KV_CACHE, Said, Settings, brief, form_of
 from ingot.formats.dialects.floats import FP8, config_dtype
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
@@ -33,6 +34,7 @@ from ingot.model.layouts.affine import (
     Row,
     Whole,
 )
+from ingot.model.layouts.base import Described
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.words import INTS, ORDER, PACKED, WordsLayout, words
@@ -141,32 +143,83 @@ class CompressedTensorsFormat(PackingDialect):
 
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as compressed-tensors writes it: a group of layers for each kind of them."""
-        kinds: dict[Kind, list[str]] = {}
+        source = self.source_config(artifact)
+        settings = self._kept(artifact, Settings(source))
+        groups: dict[tuple[Kind, int], tuple[Said, list[str]]] = {}
         dense = []
         for spec in artifact.tensors:
             name = spec.name.removesuffix(WEIGHT)
             if spec.codec in self.codecs:
-                kinds.setdefault(_kind(layout_of(spec)), []).append(name)
+                kind, said = _kind(layout_of(spec)), settings.get(spec.name) or {}
+                groups.setdefault((kind, id(said) if said else 0), (said, []))[1].append(name)
             elif spec.name.endswith(WEIGHT) and len(spec.shape) == 2 and "embed" not in spec.name:
                 dense.append(name)
-        if not kinds:
+        if not groups:
             return {}
-        groups = {
-            f"group_{number}": _group_stated(kind, ["Linear"] if len(kinds) == 1 else names)
-            for number, (kind, names) in enumerate(kinds.items())
-        }
-        formats = {kind.format for kind in kinds}
+        formats = {kind.format for kind, _ in groups}
         return {
             HUGGING_FACE: {
                 "quant_method": "compressed-tensors",
                 "format": formats.pop() if len(formats) == 1 else "mixed-precision",
                 "quantization_status": "compressed",
                 "global_compression_ratio": None,
-                "ignore": dense,
-                "kv_cache_scheme": None,
-                "config_groups": groups,
+                "ignore": [*dense, *self._still_ignored(source, artifact, dense)],
+                KV_CACHE: source.get(KV_CACHE),
+                "config_groups": {
+                    f"group_{number}": _group_stated(kind, ["Linear"] if len(groups) == 1 else names, said)
+                    for number, ((kind, _), (said, names)) in enumerate(groups.items())
+                },
             }
         }
+
+    def _kept(self, artifact: Artifact, settings: Settings) -> dict[str, Said | None]:
+        """Return what the source says of activations of those layers that are still of the form which it says it of."""
+        found = {}
+        for spec in artifact.tensors if any(settings) else ():
+            was = artifact.before.get(spec.name)
+            if spec.codec in self.codecs and was is not None and was.codec == spec.codec and was.params == spec.params:
+                found[spec.name] = settings.of(spec.name.removesuffix(WEIGHT), _form_before(was))
+        return found
+
+    def _still_ignored(self, source: Config, artifact: Artifact, dense: Sequence[str]) -> Iterator[str]:
+        """Yield what else the source names as not packed, as a tied head is; expressions only while all layers that are
+        packed were packed before."""
+        stated, was = source.get("ignore"), artifact.before
+        packed = [spec.name for spec in artifact.tensors if spec.codec in self.codecs]
+        newly = any(name not in was or was[name].codec not in self.codecs for name in packed)
+        known = {*dense, *(name.removesuffix(WEIGHT) for name in packed)}
+        for name in stated if isinstance(stated, list) else ():
+            if isinstance(name, str) and name not in known and not (newly and name.startswith("re:")):
+                known.add(name)
+                yield name
+
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """``input_activations`` and ``output_activations`` of all groups, and ``kv_cache_scheme``."""
+        stated: Config = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        settings = list(Settings(stated))
+        every = {key: sorted({brief(said[key]) for said in settings if key in said}) for key in KEYS}
+        found = {key: "; ".join(values) for key, values in every.items() if values}
+        return found if stated.get(KV_CACHE) is None else {**found, KV_CACHE: brief(stated[KV_CACHE])}
+
+    def unsaid(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
+        """From its own folders: layers whose weights have another form now, or whose group is not known."""
+        source = self.source_config(artifact)
+        if not source:
+            return super().unsaid(artifact, said)
+        settings = Settings(source)
+        kept = self._kept(artifact, settings)
+        cache = {key: value for key, value in said.items() if key == KV_CACHE}
+        told = list(super().unsaid(artifact, cache))
+        lost: dict[str, int] = {}
+        for name, was in artifact.before.items() if any(settings) else ():
+            if was.codec not in self.codecs or kept.get(name) is not None:
+                continue
+            own = settings.of(name.removesuffix(WEIGHT), _form_before(was))
+            own = {key: "of a group that is not known" for key in KEYS if key in said} if own is None else own
+            for key, value in own.items():
+                text = f"{key} ({brief(value)})"
+                lost[text] = lost.get(text, 0) + 1
+        return [*told, *(f"{text} of {count} layers" for text, count in lost.items())]
 
 
 def _refuses_rows(spec: TensorSpec, layout: AffineLayout) -> str | None:
@@ -238,8 +291,18 @@ def _kind(layout: Any) -> Kind:
     return Kind("int-quantized" if layout.signed else "pack-quantized", layout.bits, strategy, layout.group_size)
 
 
-def _group_stated(kind: Kind, targets: Sequence[str]) -> dict[str, Any]:
-    weights: dict[str, Any] = {
+def _form_before(was: Described) -> tuple[Any, ...] | None:
+    """Return what a group says of the weights of a layer that was read; None where none that is written says it."""
+    layout = layout_of(was)
+    if isinstance(layout, ScaledCodebookLayout) and format_of(layout) is None:
+        return None
+    if isinstance(layout, AffineLayout) and not isinstance(layout.grid, Whole | Row | Group):
+        return None
+    return form_of(_weights_stated(_kind(layout)))
+
+
+def _weights_stated(kind: Kind) -> dict[str, Any]:
+    return {
         "num_bits": kind.bits,
         "type": kind.type,
         "symmetric": kind.symmetric,
@@ -252,10 +315,12 @@ def _group_stated(kind: Kind, targets: Sequence[str]) -> dict[str, Any]:
         "observer_kwargs": {},
         **({"scale_dtype": kind.scales, "zp_dtype": kind.scales} if kind.scales else {}),
     }
+
+
+def _group_stated(kind: Kind, targets: Sequence[str], said: Said) -> dict[str, Any]:
     return {
         "targets": list(targets),
-        "weights": weights,
-        "input_activations": None,
-        "output_activations": None,
+        "weights": _weights_stated(kind),
+        **{key: said.get(key) for key in KEYS},
         "format": kind.format,
     }

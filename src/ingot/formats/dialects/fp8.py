@@ -8,6 +8,7 @@ from typing import Any
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
+from ingot.formats.dialects.compressed_settings import brief
 from ingot.formats.dialects.floats import (
     FP8,
     SCALE_TYPES,
@@ -28,6 +29,8 @@ BLOCK = Tiles(128, 128)
 _METHODS = ("fp8", "fbgemm_fp8", "finegrained_fp8")
 _INVERSE = "_scale_inv"  # of what it was divided by: weights are multiplied by it
 _SCALES = (_INVERSE, "_scale")
+_SCHEME, _STATIC = "activation_scheme", "static"
+_INPUTS = (".input_scale", ".activation_scale")  # vLLM's name and transformers'
 
 
 class Fp8Format(PackingDialect):
@@ -88,6 +91,21 @@ class Fp8Format(PackingDialect):
         """Return ``quantization_config`` as transformers and vLLM read it."""
         if not any(spec.codec in self.codecs for spec in artifact.tensors):
             return {}
-        keys = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+        scheme = _STATIC if self._is_static(artifact) else "dynamic"
+        keys = {"quant_method": "fp8", "fmt": "e4m3", _SCHEME: scheme, "weight_block_size": [128, 128]}
         dense = module_names(artifact.tensors, self.codecs)
         return {HUGGING_FACE: {**keys, "modules_to_not_convert": dense}}
+
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """``activation_scheme``."""
+        stated = config.get(HUGGING_FACE)
+        scheme = stated.get(_SCHEME) if isinstance(stated, Mapping) else None
+        return {} if scheme is None else {_SCHEME: brief(scheme)}
+
+    def _is_static(self, artifact: Artifact) -> bool:
+        """Whether the source's inputs had scales of their own, and each packed layer still has its."""
+        if self.source_config(artifact).get(_SCHEME) != _STATIC:
+            return False
+        names = {spec.name for spec in artifact.tensors}
+        layers = (spec.name.removesuffix(WEIGHT) for spec in artifact.tensors if spec.codec in self.codecs)
+        return all(any(layer + suffix in names for suffix in _INPUTS) for layer in layers)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
+from ingot.formats.dialects.compressed_settings import brief
 from ingot.formats.dialects.floats import (
     FP4,
     FP8,
@@ -32,6 +33,8 @@ from ingot.model.spec import TensorSpec
 
 _SCALE, _SECOND, _FACTORS = "_scale", "_scale_2", ".pre_quant_scale"
 _INT4 = "W4A16_AWQ"
+_KV_CACHE = ("kv_cache_quant_algo", "kv_cache_scheme")
+_ALGORITHM = "quant_algo"
 _ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", _INT4, "MIXED_PRECISION")
 
 
@@ -125,6 +128,7 @@ class ModelOptFormat(PackingDialect):
         layers = {spec.name.removesuffix(WEIGHT): _layer_stated(spec, activations=activations) for spec in packed}
         if not layers:
             return {}
+        source = self.source_config(artifact)
         integers = [WordsLayout.of(spec) for spec in packed if spec.codec == WordsLayout.codec]
         kinds = {layer["quant_algo"] for layer in layers.values()}
         groups = {layer["group_size"] for layer in layers.values() if "group_size" in layer}
@@ -139,8 +143,16 @@ class ModelOptFormat(PackingDialect):
                 **({"has_zero_point": False} if integers else {}),
                 **({"pre_quant_scale": any(layout.factors for layout in integers)} if integers else {}),
                 **({"quantized_layers": layers} if mixed and integers else {}),
+                **{key: source[key] for key in _KV_CACHE if source.get(key) is not None},
             }
         }
+
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """What is said of keys and values; and ``quant_algo`` where it is of inputs too."""
+        stated = config.get(HUGGING_FACE)
+        known = stated if isinstance(stated, Mapping) else {}
+        inputs = {_ALGORITHM: algorithm} if (algorithm := known.get(_ALGORITHM)) in ("NVFP4", "FP8") else {}
+        return inputs | {key: brief(known[key]) for key in _KV_CACHE if known.get(key) is not None}
 
 
 def _layer_stated(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from ingot.ops.convert.report import ConvertReport, retyped, tensor_report
 from ingot.ops.convert.requests import within, write_options
 from ingot.ops.convert.rounding import told
 from ingot.ops.convert.tied import Tied, untangle
+from ingot.ops.convert.unsaid import unsaid
 from ingot.ops.convert.usage import commands_for
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination, stage
@@ -185,7 +186,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             require_packed(plan, checkpoint, recipe)
         part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
         read = _read_narrower(plan)
-        told = [*(message for _, message in remarks(source)), *view.notes, part, read, tied.note, behind]
+        lost = unsaid(source, plan)
+        told = [*(message for _, message in remarks(source)), *view.notes, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         without, rounding, original = tied.without, view.rounding, view.weights
         return Prepared(
