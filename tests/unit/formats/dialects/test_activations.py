@@ -44,6 +44,7 @@ def group(weights: Mapping[str, Any], inputs: Any, *targets: str) -> dict[str, A
     return {"targets": list(targets) or ["Linear"], "weights": dict(weights), "input_activations": inputs}
 
 
+ROWS = 'options = { bits = 8, group = "row", symmetric = true, scales = "f16" }'
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "tensor"}
@@ -114,11 +115,13 @@ def test_each_group_keeps_its_own(tmp_path: Path) -> None:
     with ingot.open(source) as checkpoint:
         assert len([name for name in checkpoint if checkpoint[name].codec != "dense"]) == 3
     recipe = tmp_path / "x.toml"
-    recipe.write_text(f'name = "x"\n[[rules]]\nmatch = "{stems[1]}.weight"\ncodec = "dense"\n')
+    rules = (f'match = "{stems[1]}.weight"\ncodec = "dense"', f'match = "{DOWN}.weight"\ncodec = "affine"\n{ROWS}')
+    recipe.write_text('name = "x"\n' + "".join(f"[[rules]]\n{rule}\n" for rule in rules))
     source.rename(tmp_path / "again")
     config, note = converted(tmp_path / "again", "compressed-tensors", str(recipe))
-    assert inputs_by_layer(config) == {stems[0]: DYNAMIC, stems[2]: None}
-    assert sorted(config["ignore"]) == ["lm_head", DOWN, stems[1]]
+    assert inputs_by_layer(config) == {stems[0]: DYNAMIC, stems[2]: None, DOWN: None}
+    assert {config["config_groups"][key]["weights"]["num_bits"] for key in config["config_groups"]} == {4, 8}
+    assert sorted(config["ignore"]) == ["lm_head", stems[1]]
     assert "input_activations" in note
     assert "1 layers" in note
 
