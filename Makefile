@@ -22,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 s3 ray nginx browser interop-llama core environments cases mutants lint types imports docs check bench wide fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 s3 ray peers nginx browser interop-llama core environments cases mutants lint types imports docs check bench wide fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -65,6 +65,19 @@ $(VENV).ray/.installed: $(VENV)/.test
 		> $$(echo $(VENV).ray/lib/python*/site-packages)/behind.pth
 	$(REQUIRE) ray > $(VENV).ray/ray.txt
 	$(VENV).ray/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).ray/ray.txt
+	touch $@
+
+# transformers with folders of ours, unpacked by the packages that pack such. All else their venv finds in that of the tests.
+PEERS := compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0
+peers: $(VENV)/.installed $(VENV)/.test $(VENV).peers/.installed
+	INGOT_PEERS=1 HF_HUB_OFFLINE=1 $(VENV).peers/bin/python -m pytest -q --must-run tests/interop/test_peers_in_transformers.py
+
+$(VENV).peers/.installed: $(VENV)/.test
+	rm -rf $(VENV).peers
+	$(PYTHON) -m venv --without-pip $(VENV).peers
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$(echo $(VENV).peers/lib/python*/site-packages)/behind.pth
+	$(VENV).peers/bin/python -m pip --disable-pip-version-check --quiet install --no-compile $(PEERS)
 	touch $@
 
 # Cross-built, and run under qemu-user; the script says what it needs.
@@ -136,7 +149,7 @@ damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).ray $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'
