@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 import ingot
+from ingot.core import cbor, checksums
 from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
+from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, MAGIC, Footer, align
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.kernel import pack_model
@@ -23,14 +25,25 @@ from ingot.ops.check.verify import examine
 from ingot.ops.delta.apply import apply_delta
 from ingot.ops.open import Source, checkpoint_of
 from ingot.stores.memory import MemoryStore
-from ingot.testing import coreml
+from ingot.testing import coreml, onnx
 
 OUTCOMES = ("open", "decode", "verify", "harmless", "SILENT")
 """Refused on opening, while decoding, or by ``verify`` alone; nothing differs; something does, and nobody says so."""
 
-COVERED = ("zt", "zt lossless", "squizd", "npydir", "wdelta sparse", "wdelta int4", "zt delta", "sparse patch", "anek")
+COVERED = (
+    "zt",
+    "zt lossless",
+    "squizd",
+    "npydir",
+    "wdelta sparse",
+    "wdelta int4",
+    "zt delta",
+    "sparse patch",
+    "anek",
+    "zt2",
+)
 """Artifacts in which no byte may change unseen."""
-UNCOVERED = ("safetensors", "mlx", "npy", "coreml")
+UNCOVERED = ("safetensors", "mlx", "npy", "coreml", "gguf", "gptq", "compressed-tensors", "onnx")
 """Artifacts of formats without a place for digests."""
 
 Files = dict[str, bytes]
@@ -205,6 +218,7 @@ def samples(folder: Path) -> Iterator[Sample]:
         ingot.convert(start, folder / file, recipe, format)
         yield _sample(name, format, folder / file)
     yield _sample("safetensors", "safetensors", start)
+    yield from _of_others(folder)
     package = folder / "program.mlpackage"
     for path, data in coreml.sample().files().items():
         (package / path).parent.mkdir(parents=True, exist_ok=True)
@@ -221,6 +235,35 @@ def samples(folder: Path) -> Iterator[Sample]:
         ingot.diff(start, end, folder / file, strategy=strategy)
         format = FORMATS.get_or_refuse(file.rpartition(".")[2]).name
         yield _sample(name, format, folder / file, {key: np.asarray(value) for key, value in base.items()})
+
+
+def _of_others(folder: Path) -> Iterator[Sample]:
+    """Make artifacts of other programs' formats: their integers are those of one file."""
+    for shape in ((64, 64), (128, 512)):  # the larger one fills the pages of container 2
+        values = np.random.default_rng(7).normal(0, 0.1, shape).astype(np.float32)
+        held = {"model.layers.0.mlp.up_proj.weight": values, "model.norm.weight": np.ones(6, np.float32)}
+        ingot.save(folder / f"{shape[0]}.zt", held)
+        ingot.convert(folder / f"{shape[0]}.zt", folder / f"packed{shape[0]}.zt", folder / "small.toml")
+    for name in ("gguf", "gptq", "compressed-tensors"):
+        path = folder / ("a.gguf" if name == "gguf" else name)
+        ingot.convert(folder / "packed64.zt", path, format=name)
+        yield _sample(name, name, path)
+    ingot.convert(folder / "packed128.zt", folder / "c.zt", container=2)
+    (folder / "c.zt").write_bytes(_closer((folder / "c.zt").read_bytes()))
+    yield _sample("zt2", "zt2", folder / "c.zt")
+    (folder / "a.onnx").write_bytes(onnx.packed(cols=64, zeros=True).model())
+    yield _sample("onnx", "onnx", folder / "a.onnx")
+
+
+def _closer(data: bytes) -> bytes:
+    """Return a file of container 2 with its parts as near to each other as they may be, so that damage hits them."""
+    start, size = Footer.unpack(data[-FOOTER:])[:2]
+    manifest, made = cbor.loads(data[start : start + size]), MAGIC.ljust(ALIGNMENT, b"\0")
+    for part in (part for item in manifest["objects"].values() for part in item["parts"].values()):
+        start, size = part["blob"]
+        part["blob"][0], made = len(made), made + data[start : start + size].ljust(align(size, ALIGNMENT), b"\0")
+    moved = cbor.dumps(manifest, sort=True)
+    return made + moved + Footer(len(made), len(moved), checksums.xxh3(moved)).pack()
 
 
 _RECIPE = """
