@@ -30,6 +30,7 @@ import ml_dtypes
 import numpy as np
 
 import ingot
+from ingot.engine.cluster import pool as pools
 from ingot.ops.convert import cluster, convert, planfile
 from ingot.ops.convert.options import ConvertOptions
 
@@ -79,7 +80,7 @@ class Inline:
     def submit(self, function: Callable[..., Any], job: cluster.Job, task: Any) -> Future[Any]:
         future: Future[Any] = Future()
         started = time.process_time()
-        cluster._opened(job)
+        cluster._KEPT.opened(job)
         opened = time.process_time()
         future.set_result(function(job, task))
         self.opening, self.working = self.opening + opened - started, self.working + time.process_time() - opened
@@ -103,7 +104,7 @@ def run(folder: Path, count: int, kind: str, shape: tuple[int, int]) -> tuple[fl
     ingot.save(source / "model.safetensors", weights)
     (source / "config.json").write_text(json.dumps(CONFIG if kind == "fp8" else {}))
     pool = Inline()
-    cluster.Processes = lambda: pool  # type: ignore[assignment,misc]
+    pools.Processes = lambda: pool  # type: ignore[assignment,misc]
     options = ConvertOptions(source, folder / f"{kind}-{count}.zt", threads=1, **RECIPE)
     started = time.process_time()
     with convert.prepare(options) as prepared:

@@ -1,4 +1,4 @@
-"""Conversions by a Ray cluster of two nodes on this machine: `make ray` installs Ray into a venv of its own."""
+"""Conversions and checks by a Ray cluster of two nodes here: `make ray` installs Ray into a venv of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.engine.cluster import tasks
 from ingot.errors import IngotError
 from ingot.model.store import Listing
-from ingot.ops.convert import cluster
 from ingot.stores.table import from_url
 from ingot.testing.s3 import bucket, environment, moto
 
@@ -53,7 +53,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sizes = dict.fromkeys(NAMES, 256) | {NAMES[7]: 8000}
     path = tmp_path / "m.safetensors"
     ingot.save(path, {name: rng.standard_normal((rows, 256)).astype(np.float32) for name, rows in sizes.items()})
-    monkeypatch.setattr(cluster, "LEAST", 1 << 18)
+    monkeypatch.setattr(tasks, "LEAST", 1 << 18)
     return path
 
 
@@ -145,3 +145,19 @@ def test_a_worker_s_error_is_the_driver_s(source: Path, nodes: Any) -> None:
         )
     assert caught.value.rule == here.value.rule
     assert not (source.parent / "x.zt").exists()
+
+
+def test_checks_say_what_one_process_says(source: Path, nodes: Any) -> None:
+    """Of files in a bucket and here, while processes are killed."""
+    ingot.convert(source, "s3://bucket/small.zt", recipe="int4", overwrite=True)
+    chosen, killed = random.Random(4), list[int]()
+
+    def kill(event: ingot.ProgressEvent) -> None:
+        if len(killed) < 2 and (found := workers()):
+            killed.append(chosen.choice(found))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    ray: dict[str, Any] = {"engine": "ray", "address": nodes.address, "progress": kill}
+    assert ingot.compare(source, "s3://bucket/small.zt", **ray) == ingot.compare(source, "s3://bucket/small.zt")
+    assert ingot.verify("s3://bucket/small.zt", **ray) == ingot.verify("s3://bucket/small.zt")
+    assert killed

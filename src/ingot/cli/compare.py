@@ -10,7 +10,9 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar, reader_may_leave
 from ingot.cli.render import render
+from ingot.errors import UsageError
 from ingot.ops.check.options import CompareOptions
+from ingot.ops.options import is_elsewhere
 
 if TYPE_CHECKING:
     from ingot.model.report import Report
@@ -19,7 +21,8 @@ EPILOG = (
     "Examples:\n\n"
     "  ingot compare model.safetensors model-int4.zt\n\n"
     "  ingot compare a.zt b.zt --top 0 --json\n\n"
-    "  ingot compare ./base ./tuned --delta tuned.zt"
+    "  ingot compare ./base ./tuned --delta tuned.zt\n\n"
+    "  ingot compare s3://bucket/model s3://bucket/small --engine ray"
 )
 
 
@@ -62,6 +65,8 @@ def _cost(options: CompareOptions, delta: str, top: int, *, quiet: bool) -> tupl
     """Return whether a delta is exact, and what it costs, largest error first."""
     from ingot.ops.delta.cost import cost_report, delta_cost
 
+    if is_elsewhere(options.engine, options.address):
+        raise UsageError(f"expected the engine local with --delta, found {options.engine}", rule="cluster.engine")
     limit = options.max_decompressed
     with progress_bar("comparing", quiet=quiet) as progress:
         costs = delta_cost(options.a, delta, options.b, max_decompressed=limit, progress=progress)

@@ -14,7 +14,11 @@ from ingot.cli.tables import line
 from ingot.ops.check.options import VerifyOptions
 
 EPILOG = (
-    "Examples:\n\n  ingot verify model.zt\n\n  ingot verify ./Llama-3-8B --json\n\n  ingot verify model.squizd --strict"
+    "Examples:\n\n"
+    "  ingot verify model.zt\n\n"
+    "  ingot verify ./Llama-3-8B --json\n\n"
+    "  ingot verify model.squizd --strict\n\n"
+    "  ingot verify s3://bucket/model --engine ray"
 )
 
 

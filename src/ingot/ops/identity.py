@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
+from ingot.model.bytesource import Stamp
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
@@ -92,3 +94,23 @@ def tensor_digest(tensor: Tensor) -> str:
         for rows in chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1))):
             running.update(file_bytes(rows))
     return hex_of(running)
+
+
+def same_identity(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether ``Checkpoint.identity`` of two processes, perhaps on two machines, is that of the same files and views.
+
+    Either may have been JSON. The numbers of devices do not count: on another machine a file system has another.
+    """
+    return bool(_comparable(found) == _comparable(expected))
+
+
+def _comparable(value: Any) -> Any:
+    """Return an identity as JSON has it, less the numbers of devices."""
+    if isinstance(value, Mapping):
+        return {str(key): _comparable(item) for key, item in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    items = [_comparable(item) for item in value]
+    if [type(item) for item in items] == [int, int, int, int, int, str]:  # a stamp
+        return [*Stamp(*items)._replace(device=0)]
+    return items

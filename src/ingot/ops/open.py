@@ -253,6 +253,21 @@ def find(path: str | PathLike[str], io: str = "auto") -> tuple[Store, str]:
         raise
 
 
+def address_of(path: str | PathLike[str]) -> str:
+    """Return where another process finds an artifact; empty where none can. Errors as ``find``."""
+    store, name = find(path)
+    return store.url_of(name)
+
+
+def path_here(path: str | PathLike[str], address: str) -> str | PathLike[str]:
+    """Return what another process has opened, for this one: ``path`` as it was given there, so that messages are the
+    same, where that leads to the same address; else the address."""
+    try:
+        return path if address_of(path) == address else address
+    except IngotError:
+        return address
+
+
 def open_source(
     path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Source:

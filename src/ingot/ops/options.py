@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Literal
 
-from ingot.core.options import about
+from ingot.core.options import About, about
+from ingot.errors import UsageError
 
 AnyPath = str | PathLike[str]
 Digest = Literal["crc32c", "sha256"]
@@ -34,3 +36,30 @@ IO = about(
     command=False,
 )
 RESUME = about("Continue a killed run of the same command; keep what is finished if interrupted.")
+
+_CLUSTER = "Many machines"
+_ENGINES = ("local", "processes", "ray")
+
+
+def about_engine(more: str) -> Mapping[str, About]:
+    """Return what is known of an operation's option ``engine``: ``more`` says what else it means there."""
+    return about(
+        "Who does the work: local (this process), processes (one per processor here) or ray (a cluster that sees the "
+        f"same files); {more}",
+        panel=_CLUSTER,
+    )
+
+
+ADDRESS = about("Of the Ray cluster; default: RAY_ADDRESS, or one of this machine alone.", panel=_CLUSTER)
+
+
+def is_elsewhere(engine: str, address: str | None) -> bool:
+    """Whether others than this process do the work.
+
+    Raises ``UsageError`` ``cluster.engine``: no engine, or an address for one that has none.
+    """
+    if engine not in _ENGINES:
+        raise UsageError(f"expected the engine local, processes or ray, found {engine[:40]!r}", rule="cluster.engine")
+    if address is not None and engine != "ray":
+        raise UsageError(f"expected an address for the engine ray alone, found {engine}", rule="cluster.engine")
+    return engine != "local"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.engine.cluster import pool
 
 LAYERS, HIDDEN, INNER, VOCAB = 3, 96, 160, 64
 
@@ -56,3 +57,9 @@ def model(tmp_path: Path, weights: dict[str, np.ndarray]) -> Path:
 def strays(tmp_path: Path) -> Callable[[], list[str]]:
     """Return what lies in the test's folder that a user did not ask for."""
     return lambda: sorted(path.name for path in tmp_path.rglob("*") if "ingot-partial" in path.name)
+
+
+@pytest.fixture
+def hire(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have what the engine ``processes`` does next be done by these pools."""
+    return lambda *pools: monkeypatch.setattr(pool, "Processes", iter(pools).__next__)

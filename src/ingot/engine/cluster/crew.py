@@ -1,34 +1,19 @@
-"""Handing out tasks to workers, once more to another where one is lost, and waiting for what they make of each step."""
+"""The tasks of a plan on their way to workers, and waiting for what they make of each step."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from operator import itemgetter
 
 from ingot.core.parallel import go_on
 from ingot.core.progress import Progress
+from ingot.engine.cluster.handing import Tally, hand_out
 from ingot.engine.cluster.notes import Made, Note, Task
 from ingot.engine.cluster.pool import Pool
-from ingot.errors import ResourceError
-
-TRIES = 4
-"""How often a task is begun before it is given up."""
 
 _WAIT = 0.25
-_AHEAD = 2  # tasks that wait for each worker, so that none waits for the driver
-
-
-@dataclass(slots=True)
-class Share:
-    """What one worker did: tasks, source bytes and seconds."""
-
-    tasks: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
 
 
 class Crew:
@@ -49,15 +34,13 @@ class Crew:
 
     Attributes
     ----------
-    shares : dict
-        What each worker did.
     whole : dict
         Files of the result that workers have made, and under which names they have left them.
 
     Raises
     ------
     ResourceError
-        By ``made``: ``cluster.lost`` where a task's workers were lost ``TRIES`` times. Other errors of a task end all.
+        By ``made``: ``cluster.lost``, and other errors of tasks, as ``hand_out``.
     """
 
     def __init__(
@@ -68,9 +51,8 @@ class Crew:
         known: Iterable[Note],
         progress: Progress,
     ) -> None:
-        self._pool, self._submit, self._progress = pool, submit, progress
-        self._tasks = deque(tasks)
-        self._tries: dict[str, int] = {}
+        self._pool, self._submit, self._tasks = pool, submit, tasks
+        self._tally = Tally(progress)
         self._changed = threading.Condition()
         self._made: dict[int, list[tuple[int, Made]]] = {}  # with the first row
         self._missing: dict[int, int] = {}
@@ -78,7 +60,6 @@ class Crew:
         for task in tasks:
             for number in range(task.start, task.stop):
                 self._missing[number] = self._missing.get(number, 0) + 1
-        self.shares: dict[str, Share] = {}
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._begun = False
@@ -115,50 +96,19 @@ class Crew:
                 self._changed.wait(_WAIT)
             go_on()
 
-    def rates(self) -> Mapping[str, float]:
-        """Return the bytes per second of each worker while it had a task."""
-        return {name: share.nbytes / max(share.seconds, 1e-9) for name, share in self.shares.items()}
-
     def _run(self) -> None:
-        running: dict[Future[Note], Task] = {}
         try:
-            while (self._tasks or running) and not self._stop.is_set():
-                while self._tasks and len(running) < _AHEAD * max(self._pool.slots, 1):
-                    task = self._tasks.popleft()
-                    running[self._submit(task)] = task
-                    if self._stop.is_set():
-                        return
-                for future in wait(running, _WAIT, FIRST_COMPLETED).done:
-                    self._settle(future, running.pop(future))
+            hand_out(self._pool, self._tasks, self._submit, self._settle, self._stop)
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-        finally:
-            for future in running:
-                future.cancel()
 
-    def _settle(self, future: Future[Note], task: Task) -> None:
-        """Take a task's result, or have it done again; raises what no other try will mend."""
-        try:
-            note = future.result()
-        except Exception as error:
-            if self._stop.is_set():
-                return
-            if not isinstance(error, (*self._pool.lost, CancelledError, ResourceError)):
-                raise
-            self._tries[task.name] = self._tries.get(task.name, 0) + 1
-            if self._tries[task.name] >= TRIES:
-                raise error if isinstance(error, ResourceError) else _lost(task, error) from error
-            self._tasks.appendleft(task)
-            return
+    def _settle(self, task: Task, note: Note) -> None:
         with self._changed:
-            share = self.shares.setdefault(note.worker, Share())
-            share.tasks, share.nbytes = share.tasks + 1, share.nbytes + task.nbytes
-            share.seconds += note.seconds
             self._take(note)
             self._changed.notify_all()
-        self._progress.advance(task.nbytes, "", self.rates())
+        self._tally.add(note.worker, task.nbytes, note.seconds)
 
     def _take(self, note: Note) -> None:
         self.whole.update(zip(note.task.files, note.files, strict=False))
@@ -166,11 +116,3 @@ class Crew:
             if item.number in self._missing:
                 self._missing[item.number] -= 1
             self._made.setdefault(item.number, []).append(((note.task.rows or (0,))[0], item))
-
-
-def _lost(task: Task, error: BaseException) -> ResourceError:
-    return ResourceError(
-        f"expected a worker to live through steps {task.start} to {task.stop - 1}, lost {TRIES} one after the other "
-        f"({type(error).__name__}: {str(error)[:200]}): give each more memory, or less work by a lower max_ram",
-        rule="cluster.lost",
-    )

@@ -127,6 +127,18 @@ class Processes:
         process.wait()
 
 
+def pool_of(engine: str, address: str | None, threads: int = 1) -> Pool:
+    """Start, or connect to, the workers of the engine ``processes`` or ``ray``.
+
+    A task takes so many ``threads``. Errors as ``RayPool``.
+    """
+    if engine == "processes":
+        return Processes()
+    from ingot.engine.cluster.ray import RayPool  # noqa: PLC0415 - it imports this
+
+    return RayPool(address, threads)
+
+
 def worker_name() -> str:
     """Return what a worker is called in reports: its machine and process."""
     return f"{socket.gethostname()}:{os.getpid()}"

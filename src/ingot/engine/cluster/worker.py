@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ingot.core import checksums
 from ingot.core.stats import ErrorStats
@@ -21,6 +22,29 @@ from ingot.model import bytesource
 from ingot.model.bytesource import Buffer
 from ingot.model.limits import require_in_proportion
 from ingot.model.spec import TensorSpec
+
+Job = TypeVar("Job")
+Opened = TypeVar("Opened")
+
+
+class Kept(Generic[Job, Opened]):
+    """What a worker's process keeps open for its next task of the same job: made by ``enter`` of a job."""
+
+    def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
+        self._enter, self._stack = enter, ExitStack()
+        self._last: tuple[Job, Opened] | None = None
+
+    def opened(self, job: Job) -> Opened:
+        """Return what is open for a job; of another one it is closed before."""
+        if self._last is None or self._last[0] != job:
+            self.close()
+            self._last = job, self._stack.enter_context(self._enter(job))
+        return self._last[1]
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._last = None
+        self._stack.close()
 
 
 def _learns(step: Step) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,13 +25,22 @@ from ingot.model.report import Column, Figure, Line, Report, Shown, Table
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.check.options import CompareOptions
 from ingot.ops.convert.graphs import facing
+from ingot.ops.open import address_of
 from ingot.ops.open import open as open_checkpoint
+from ingot.ops.options import is_elsewhere
 from ingot.stores.table import location_of
+
+if TYPE_CHECKING:
+    from ingot.ops.check.cluster import Opened
 
 IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
 
 _CHUNK = 1 << 20
+
+Pair = tuple[Tensor, Tensor]
+ByPair = Callable[[Sequence[Pair], Progress], Iterable["TensorComparison"]]
+"""Compares tensors, and tells what each pair gave, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +154,31 @@ def compare(options: CompareOptions) -> CompareReport:
     Returns
     -------
     CompareReport
-        Decoded values are compared in chunks; memory stays that of a few chunks.
+        Decoded values are compared in chunks; memory stays that of a few chunks. It is the same whoever the ``engine``
+        has do the work.
+
+    Raises
+    ------
+    UsageError
+        ``cluster.engine``.
+    IngotError
+        What opening and decoding raise, and with workers ``ops.check.cluster.spread``.
     """
+    is_elsewhere(options.engine, options.address)  # refused before anything is read
     with sides(options) as (first, second):
-        results = compared(first, second, options.progress)
+        results = compared(first, second, options.progress, _elsewhere(options, first, second))
     return CompareReport(location_of(options.a), location_of(options.b), results)
 
 
 @contextmanager
 def sides(options: CompareOptions) -> Iterator[tuple[Checkpoint, Checkpoint]]:
-    """Open both, under names and with forms that can be compared."""
+    """Open both, under names and with forms that can be compared; digests over whole files are proven."""
+    with _sides(options, whole=True) as found:
+        yield found
+
+
+@contextmanager
+def _sides(options: CompareOptions, *, whole: bool) -> Iterator[tuple[Checkpoint, Checkpoint]]:
     limit = options.max_decompressed
     with (
         open_checkpoint(options.a, io="pread", max_decompressed=limit) as first,
@@ -162,15 +186,54 @@ def sides(options: CompareOptions) -> Iterator[tuple[Checkpoint, Checkpoint]]:
     ):
         for checkpoint in (first, second):
             require_in_proportion(checkpoint.values(), checkpoint.location)
-            checkpoint.require_whole()
+            if whole:
+                checkpoint.require_whole()
         with ExitStack() as stack:
             one, other = _as_models(first, second, stack)
             yield facing(one, other), facing(other, one)
 
 
-def compared(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None = None) -> list[TensorComparison]:
-    """Return all comparisons of two ``sides``, worst first."""
-    return sorted(_all(first, second, progress), key=_badness)
+def compared(
+    first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None = None, by_pair: ByPair | None = None
+) -> list[TensorComparison]:
+    """Return all comparisons of two ``sides``, worst first; ``by_pair`` compares two tensors, by default here."""
+    pairs, alone = _pairs(first, second)
+    state = Progress(first.nbytes + second.nbytes, progress)
+    return sorted([*alone, *(by_pair or _here)(pairs, state)], key=_badness)
+
+
+def _elsewhere(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> ByPair:
+    """Return who compares tensors."""
+    if not is_elsewhere(options.engine, options.address):
+        return _here
+
+    def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
+        from ingot.ops.check.cluster import Check, spread
+
+        addresses = {"a": address_of(options.a), "b": address_of(options.b)}
+        there = replace(options, progress=None)
+        check = Check(_opened, _pair, there, addresses, [first.identity(), second.identity()])
+        sizes = [old.nbytes + other.nbytes for old, other in pairs]
+        return spread(check, sizes, options.engine, options.address, state)
+
+    return by_workers
+
+
+@contextmanager
+def _opened(options: CompareOptions) -> Iterator[Opened[Pair]]:
+    """Open the pairs again, in a worker; digests over whole files are the driver's business."""
+    from ingot.ops.check.cluster import Opened
+
+    with _sides(options, whole=False) as (first, second):
+        yield Opened(_pairs(first, second)[0], [first.identity(), second.identity()])
+
+
+def _here(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
+    """Compare tensors in this process."""
+    workers = default_workers()
+    for (old, other), found in zip(pairs, ordered(_pair, pairs, workers, 2 * workers), strict=True):
+        state.advance(old.nbytes + other.nbytes, old.name)
+        yield found
 
 
 def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
@@ -196,22 +259,14 @@ def _badness(item: TensorComparison) -> tuple[int, float, str]:
     return order, item.stats.snr_db if item.stats else 0.0, item.name
 
 
-def _all(first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None) -> Iterator[TensorComparison]:
-    state = Progress(first.nbytes + second.nbytes, progress)
+def _pairs(first: Checkpoint, second: Checkpoint) -> tuple[list[Pair], list[TensorComparison]]:
+    """Return the tensors that are compared, and what is said of the others."""
     others = renamed(first, second)
     there = set(others.values())
-    for name in second:
-        if name not in first and name not in there:
-            yield TensorComparison(name, ONLY_B)
+    alone = [TensorComparison(name, ONLY_B) for name in second if name not in first and name not in there]
+    alone += [TensorComparison(name, ONLY_A) for name in first if name not in second and name not in others]
     pairs = [(first[name], second[name]) for name in first if name in second]
-    pairs += [(first[name], second[other]) for name, other in others.items()]
-    for name in first:
-        if name not in second and name not in others:
-            yield TensorComparison(name, ONLY_A)
-    workers = default_workers()
-    for (old, other), result in ordered(_pair, iter(pairs), workers, 2 * workers):
-        state.advance(old.nbytes + other.nbytes, old.name)
-        yield result
+    return pairs + [(first[name], second[other]) for name, other in others.items()], alone
 
 
 def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
@@ -231,7 +286,7 @@ def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
     }
 
 
-def _pair(pair: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], TensorComparison]:
+def _pair(pair: Pair) -> TensorComparison:
     first, other = pair
     try:
         differ = first.shape != other.shape
@@ -240,8 +295,8 @@ def _pair(pair: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], TensorCom
     except UnsupportedError as error:
         found = TensorComparison(first.name, UNKNOWN, str(error))
     if first.name == other.name:
-        return pair, found
-    return pair, replace(found, detail="; ".join(filter(None, (f"in B {other.name}", found.detail))))
+        return found
+    return replace(found, detail="; ".join(filter(None, (f"in B {other.name}", found.detail))))
 
 
 def _values(first: Tensor, other: Tensor) -> TensorComparison:

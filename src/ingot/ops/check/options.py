@@ -6,10 +6,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ingot.core.options import about
-from ingot.ops.options import IO, MAX_DECOMPRESSED, PROGRESS, AnyPath
+from ingot.ops.options import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, AnyPath, about_engine
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
+
+ENGINE = about_engine("the report is the same.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class CompareOptions:
     a: AnyPath = field(metadata=about("Reference checkpoint.", argument=True))
     b: AnyPath = field(metadata=about("Checkpoint to compare with it.", argument=True))
     _: KW_ONLY
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 
@@ -36,6 +40,8 @@ class VerifyOptions:
     origin: AnyPath | None = field(
         default=None, metadata=about("Where the same file or folder is right: a path or address.", "--from")
     )
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,8 +34,12 @@ from ingot.ops.check.receipt import receipt_of
 from ingot.ops.check.seal import repair, seal_beside
 from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import remarks
 from ingot.stores.table import location_of
+
+if TYPE_CHECKING:
+    from ingot.ops.check.cluster import Opened
 
 _CHUNK = 4 << 20
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
@@ -53,6 +58,10 @@ class Finding:
     rule: str
     where: str
     message: str
+
+
+ByTensor = Callable[[Sequence[Tensor], Progress], Iterable[list[Finding]]]
+"""Checks tensors, and tells what each gave, in order."""
 
 
 def verify_report(path: str | PathLike[str], findings: Sequence[Finding]) -> Report:
@@ -83,7 +92,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
     ``strict`` reports as errors what the format's document asks for otherwise, and codecs not known here. What the
     document leaves to the writer, such as digests, stays a note. ``io`` is pread by default, so that a file that
     shrinks meanwhile is a finding and not a crash. A compressed part that states more than ``max_decompressed`` is an
-    error. ``progress`` counts stored bytes.
+    error. ``progress`` counts stored bytes. With an ``engine`` of many workers those check the tensors, and this
+    process all else: digests of whole files and seals, and what lies beside the weights.
 
     Returns
     -------
@@ -95,8 +105,11 @@ def verify(options: VerifyOptions) -> list[Finding]:
     ------
     UsageError
         ``verify.repair``: ``repair`` without ``origin``; what ``ops.check.seal.repair`` raises; no such path,
-        or nothing there that looks like a checkpoint.
+        or nothing there that looks like a checkpoint; ``cluster.engine``.
+    IntegrityError, ResourceError, MissingExtraError
+        Of workers, as ``ops.check.cluster.spread``.
     """
+    is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
     mended = []
@@ -109,17 +122,55 @@ def verify(options: VerifyOptions) -> list[Finding]:
     except (FormatError, IntegrityError) as error:
         return [_finding(error, location_of(options.path))]
     try:
-        return [*examine(source, options.strict, options.progress), *mended]
+        return [*examine(source, options.strict, options.progress, _elsewhere(options, source)), *mended]
     finally:
         source.close()
 
 
-def examine(source: Source, strict: bool = False, progress: ProgressCallback | None = None) -> list[Finding]:
-    """Check what was opened; ``verify`` is this for a path."""
+def _elsewhere(options: VerifyOptions, source: Source) -> ByTensor:
+    """Return who checks tensors."""
+    if not is_elsewhere(options.engine, options.address):
+        return _here
+
+    def by_workers(tensors: Sequence[Tensor], state: Progress) -> Iterable[list[Finding]]:
+        from ingot.ops.check.cluster import Check, spread
+
+        there = replace(options, progress=None)
+        check = Check(_opened, _tensor, there, {"path": source.url}, source.identity())
+        return spread(check, [tensor.nbytes for tensor in tensors], options.engine, options.address, state)
+
+    return by_workers
+
+
+@contextmanager
+def _opened(options: VerifyOptions) -> Iterator[Opened[Tensor]]:
+    """Open the tensors again, in a worker."""
+    from ingot.ops.check.cluster import Opened
+
+    with closing(open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)) as source:
+        yield Opened(_tensors(source), source.identity())
+
+
+def _tensors(source: Source) -> list[Tensor]:
+    return list(checkpoint_of(source).values())
+
+
+def _here(tensors: Sequence[Tensor], state: Progress) -> Iterator[list[Finding]]:
+    """Check tensors in this process."""
+    workers = default_workers()
+    for tensor, findings in zip(tensors, ordered(_tensor, tensors, workers, 2 * workers), strict=True):
+        state.advance(tensor.nbytes, tensor.name)
+        yield findings
+
+
+def examine(
+    source: Source, strict: bool = False, progress: ProgressCallback | None = None, by_tensor: ByTensor = _here
+) -> list[Finding]:
+    """Check what was opened; ``verify`` is this for a path. ``by_tensor`` checks tensors alone."""
     path = source.location
     findings = [Finding("note", rule, path, message) for rule, message in source.catalog.notes]
     findings += _description(source)
-    findings += _contents(source, progress)
+    findings += _contents(source, progress, by_tensor)
     findings += _attachments(source)
     findings += _whole(source)
     sealed = [*_sealed(source)]
@@ -142,18 +193,15 @@ def examine(source: Source, strict: bool = False, progress: ProgressCallback | N
     return sorted(findings, key=lambda item: item.level != "error")
 
 
-def _contents(source: Source, progress: ProgressCallback | None) -> Iterator[Finding]:
-    checkpoint = checkpoint_of(source)
+def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
+    tensors = _tensors(source)
     try:
-        require_in_proportion(_decoded(checkpoint.values()), source.location)
+        require_in_proportion(_decoded(tensors), source.location)
     except ResourceError as error:
         yield _finding(error, source.location)
         return
-    state = Progress(checkpoint.nbytes, progress)
-    workers = default_workers()
     silent = None if source.format.digests else "part.no-digest"
-    for tensor, findings in ordered(_tensor, checkpoint.values(), workers, 2 * workers):
-        state.advance(tensor.nbytes, tensor.name)
+    for findings in by_tensor(tensors, Progress(sum(tensor.nbytes for tensor in tensors), progress)):
         yield from (item for item in findings if item.rule != silent)
 
 
@@ -189,7 +237,7 @@ def _attachments(source: Source) -> Iterator[Finding]:
     """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
     attached = checkpoint_of(source).attachments
     if attached.draft is not None:
-        findings = [item for tensor in attached.draft.values() for item in _tensor(tensor)[1]]
+        findings = [item for tensor in attached.draft.values() for item in _tensor(tensor)]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)
         try:
             if check_head(attached.draft) is None:
@@ -240,7 +288,7 @@ def _sealed(source: Source) -> Iterator[Finding | None]:
         yield Finding("error", "seal.digest-mismatch", where, told) if bad else None
 
 
-def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
+def _tensor(tensor: Tensor) -> list[Finding]:
     """Check one tensor: its codec's rules, its parts' digests, and the values of parts that a decoder relies on."""
     findings: list[Finding] = []
     codec = CODECS.get(tensor.codec)
@@ -267,7 +315,7 @@ def _tensor(tensor: Tensor) -> tuple[Tensor, list[Finding]]:
                 f"codec {tensor.codec!r} is not known here; parts were checked only",
             )
         )
-    return tensor, findings
+    return findings
 
 
 def _spare_bits(tensor: Tensor) -> int:

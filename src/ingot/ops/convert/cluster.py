@@ -6,22 +6,22 @@ import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import pairwise
 
 from ingot.core.progress import Progress
 from ingot.engine.cluster.crew import Crew
 from ingot.engine.cluster.elsewhere import elsewhere
 from ingot.engine.cluster.notes import Made, Note, Task, note_json, note_of
-from ingot.engine.cluster.pool import Pool, Processes, worker_name
-from ingot.engine.cluster.worker import PartsFile, Places, Prefixed, has_place, make
+from ingot.engine.cluster.pool import Pool, pool_of, worker_name
+from ingot.engine.cluster.tasks import runs_of
+from ingot.engine.cluster.worker import Kept, PartsFile, Places, Prefixed, has_place, make
 from ingot.engine.data import spec_of
 from ingot.engine.execute import Executed, Input, Target, execute
 from ingot.engine.journal import intact
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
-from ingot.errors import UsageError
 from ingot.formats.base import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
@@ -29,9 +29,6 @@ from ingot.ops.convert.planfile import OpenedPlan, open_plan, read_plan
 from ingot.stores.local import LocalTarget
 from ingot.stores.shared import SharedFolder
 from ingot.stores.table import share
-
-LEAST, MOST = 32 << 20, 1 << 30
-"""Source bytes of a task."""
 
 _PLAN = "plan.json"
 _IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
@@ -53,20 +50,8 @@ class Cluster:
     plan: bytes
 
     def pool(self) -> Pool:
-        """Start, or connect to, the workers; errors as ``RayPool``."""
-        if self.engine == "processes":
-            return Processes()
-        from ingot.engine.cluster.ray import RayPool
-
-        return RayPool(self.address, self.threads)
-
-
-def require_engine(engine: str, address: str | None) -> None:
-    """Refuse what is no engine, and an address for one that has none: ``UsageError`` ``convert.engine``."""
-    if engine not in ("processes", "ray"):
-        raise UsageError(f"expected the engine local, processes or ray, found {engine[:40]!r}", rule="convert.engine")
-    if address is not None and engine != "ray":
-        raise UsageError(f"expected an address for the engine ray alone, found {engine}", rule="convert.engine")
+        """Start, or connect to, the workers; errors as ``pool_of``."""
+        return pool_of(self.engine, self.address, self.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +99,8 @@ def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: R
 def tasks_of(plan: Plan, done: set[int], slots: int) -> list[Task]:
     """Cut the steps that are not done into tasks, of consecutive steps; a step that is more than a worker's share of
     all into several."""
-    size = min(max(plan.in_bytes // (8 * max(slots, 1)), LEAST), MOST)
-    share = max(plan.in_bytes // max(slots, 1), LEAST)
-    tasks: list[Task] = []
-    start = nbytes = 0
-    for number, step in enumerate(plan.steps):
-        pieces = step.pieces() if number not in done and step.in_bytes > share else None
-        alone = number in done or pieces is not None
-        if start < number and (alone or nbytes + step.in_bytes > size):
-            tasks.append(Task(start, number, nbytes))
-            start, nbytes = number, 0
-        if pieces is not None:
-            tasks += _pieces_of(number, step.in_bytes, pieces, size)
-        nbytes += step.in_bytes
-        if alone:
-            start, nbytes = number + 1, 0
-    if start < len(plan.steps):
-        tasks.append(Task(start, len(plan.steps), nbytes))
-    return tasks
+    sizes = [step.in_bytes for step in plan.steps]
+    return runs_of(sizes, slots, done, lambda number: plan.steps[number].pieces())
 
 
 def tasks_by_file(plan: Plan, done: set[int], files: Sequence[str]) -> list[Task]:
@@ -166,17 +135,6 @@ def _whole_files(plan: Plan, target: Target) -> list[str] | None:
     if None in sizes or len(sizes) == 1 or max(sizes.values()) > _COPIED:
         return None
     return [writer.file_of(spec.name) or "" for spec in plan.specs]
-
-
-def _pieces_of(number: int, nbytes: int, pieces: tuple[int, int], size: int) -> list[Task]:
-    """Return the tasks that do one step, of ``pieces`` rows at whose multiples of the second they may be cut."""
-    rows, unit = pieces
-    each = max(rows * size // nbytes // unit, 1) * unit
-    cuts = [*range(0, rows, each), rows]
-    return [
-        Task(number, number + 1, nbytes * stop // rows - nbytes * start // rows, (start, stop))
-        for start, stop in pairwise(cuts)
-    ]
 
 
 def _ends(known: Sequence[Note]) -> dict[str, int]:
@@ -262,26 +220,14 @@ class _Opened:
         return Places(writer, [spec.name for spec in specs]) if isinstance(writer, Skips) else None
 
 
-_LAST: list[_Opened] = []  # the job that this process did something for last
-
-
-def _opened(job: Job) -> _Opened:
-    if not _LAST or _LAST[0].job != job:
-        _close()
-        _LAST.append(_Opened(job))
-    return _LAST[0]
-
-
-def _close() -> None:
-    while _LAST:
-        _LAST.pop().close()
+_KEPT = Kept[Job, _Opened](lambda job: closing(_Opened(job)))
 
 
 def work(job: Job, task: Task) -> Note:
     """Do a task, in a worker's process; errors as ``engine.cluster.worker.make`` and ``open_plan``."""
     started = time.perf_counter()
     try:
-        opened = _opened(job)
+        opened = _KEPT.opened(job)
         resources = Resources(job.max_ram, job.threads, without_ceiling=_IN_FLIGHT)
         plan = opened.plan.plan(range(task.start, task.stop))
         folder, name = share(job.parts), f"{job.key}/{task.name}.{secrets.token_hex(4)}"
@@ -298,6 +244,6 @@ def work(job: Job, task: Task) -> Note:
         note = Note(task, worker_name(), time.perf_counter() - started, made, left)
         folder.write(f"{name}.json", note_json(note))
     except BaseException:
-        _close()  # a writer may be inside a tensor
+        _KEPT.close()  # a writer may be inside a tensor
         raise
     return note

@@ -48,6 +48,7 @@ from ingot.ops.convert.usage import commands_for
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import remarks
 from ingot.ops.views.rounded import Rounding
 from ingot.recipes.load import load_recipe
@@ -76,10 +77,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
         Nothing is left under the final name; with ``tp`` folders of ranks that are complete are.
     """
     started = time.perf_counter()
-    if options.engine != "local" or options.address is not None:
-        from ingot.ops.convert.cluster import require_engine
-
-        require_engine(options.engine, options.address)
+    is_elsewhere(options.engine, options.address)  # refused before anything is read
     options, budget = budgeted(options, prepare, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
@@ -104,7 +102,7 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
     """Return who does the steps where this process does not; errors as ``plan_json``."""
-    if options.engine == "local":
+    if not is_elsewhere(options.engine, options.address):
         return None
     from ingot.ops.convert.cluster import Cluster
     from ingot.ops.convert.planfile import plan_json

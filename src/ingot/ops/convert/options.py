@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.core.options import about
 from ingot.ops.options import (
+    ADDRESS,
     DIGEST,
     IO,
     LIMITS,
@@ -19,6 +20,7 @@ from ingot.ops.options import (
     THREADS,
     AnyPath,
     Digest,
+    about_engine,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 _ROUNDING = "Rounding"
 _TARGET = "The target"
 _PRUNING = "Pruning"
-_CLUSTER = "Many machines"
 _ATTACHMENTS = "Beside the weights"
 _BUDGET = "Budget"
 
@@ -211,16 +212,9 @@ class ConvertOptions:
     )
     engine: str = field(
         default="local",
-        metadata=about(
-            "Who does the work: local (this process), processes (one per processor here) or ray (a cluster that sees "
-            "source and target); the bytes are the same. --max-ram and --threads are each worker's then.",
-            panel=_CLUSTER,
-        ),
+        metadata=about_engine("the bytes are the same. --max-ram and --threads are each worker's then."),
     )
-    address: str | None = field(
-        default=None,
-        metadata=about("Of the Ray cluster; default: RAY_ADDRESS, or one of this machine alone.", panel=_CLUSTER),
-    )
+    address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from ingot.engine.data import step_data
 from ingot.engine.resources import Resources
 from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, FullSize, WriteOptions
-from ingot.model.bytesource import Stamp
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
 from ingot.ops.convert.convert import Prepared, refuse_same, run, with_config
@@ -31,6 +30,7 @@ from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import ConvertReport
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination
+from ingot.ops.identity import same_identity
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate, location_of, write_file
@@ -299,21 +299,9 @@ def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
 
 
 def _require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
-    if _comparable(found) != _comparable(expected):
+    if not same_identity(found, expected):
         raise IntegrityError(
             "plan.source",
             "expected what the plan was made for, found another, or one that was written to since; plan again",
             where=where,
         )
-
-
-def _comparable(value: Any) -> Any:
-    """Return an identity as JSON has it, less the numbers of devices: on another machine a file system has another."""
-    if isinstance(value, Mapping):
-        return {str(key): _comparable(item) for key, item in value.items()}
-    if not isinstance(value, list | tuple):
-        return value
-    items = [_comparable(item) for item in value]
-    if [type(item) for item in items] == [int, int, int, int, int, str]:  # a stamp
-        return [*Stamp(*items)._replace(device=0)]
-    return items

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.engine.cluster import tasks
 from ingot.engine.cluster.pool import Processes, WorkerLost
 from ingot.errors import IngotError
-from ingot.ops.convert import cluster
 from ingot.testing.s3 import environment
 from ingot.testing.web import WebServer
+from ingot.testing.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
 
@@ -33,37 +33,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Six matrices, each a task of its own."""
     rng = np.random.default_rng(5)
     ingot.save(tmp_path / "m.safetensors", {n: rng.standard_normal((64, 128)).astype(np.float32) for n in NAMES})
-    monkeypatch.setattr(cluster, "LEAST", 1 << 15)
+    monkeypatch.setattr(tasks, "LEAST", 1 << 15)
     return tmp_path / "m.safetensors"
-
-
-class Inline:
-    """A pool that calls functions here, and loses the workers of the tasks that it is told to."""
-
-    lost: tuple[type[BaseException], ...] = (EOFError,)
-
-    def __init__(self, fails: Callable[[int], BaseException | None] = lambda count: None, slots: int = 1) -> None:
-        self.tasks: list[Any] = []
-        self.slots, self._fails = slots, fails
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.tasks.append(arguments[1])
-        error = self._fails(len(self.tasks))
-        if error is None:
-            future.set_result(function(*arguments))
-        else:
-            future.set_exception(error)
-        return future
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def hire(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have the next conversions done by these pools."""
-    return lambda *pools: monkeypatch.setattr(cluster, "Processes", iter(pools).__next__)
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -155,16 +126,15 @@ DRIVER = """
 import sys
 from pathlib import Path
 import ingot
-from ingot.engine.cluster.pool import Processes
-from ingot.ops.convert import cluster
+from ingot.engine.cluster import pool, tasks
 
 if __name__ == "__main__":
-    pool, cluster.LEAST = Processes(1), 1 << 15
-    cluster.Processes = lambda: pool
+    workers, tasks.LEAST = pool.Processes(1), 1 << 15
+    pool.Processes = lambda: workers
 
     def tell(event):
         if event.done >= 3 << 15:
-            print(*pool.pids, flush=True)
+            print(*workers.pids, flush=True)
             sys.stdin.read()  # until it is killed
 
     ingot.convert(sys.argv[1], sys.argv[2], recipe="int4", engine="processes", resume=True, progress=tell)
@@ -260,7 +230,7 @@ def test_bytes_that_were_left_and_are_others_now_are_refused(source: Path, hire:
 def test_an_unknown_engine_is_refused(source: Path, more: dict[str, Any]) -> None:
     with pytest.raises(IngotError) as caught:
         ingot.convert(source, source.parent / "x.zt", **more)
-    assert caught.value.rule == "convert.engine"
+    assert caught.value.rule == "cluster.engine"
 
 
 def test_processes_hand_back_results_and_errors() -> None:
