@@ -22,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 s3 ray peers nginx browser interop-llama core environments cases mutants lint types imports docs check bench wide fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 s3 ray peers nginx browser interop-llama core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -129,6 +129,20 @@ imports: $(VENV)/.installed $(VENV)/.lint
 docs: $(VENV)/.installed
 	$(BIN)/python tools/check_docs.py
 
+# build/site/index.html, which needs no server. docs/site/conf.py says how; a warning is an error, a link to nothing is one.
+docs-site: $(VENV).site/.installed
+	$(VENV).site/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/site-doctrees . build/site
+
+# Sphinx's pins are its own business; Ingot and what it depends on are found in the venv of the tests.
+$(VENV).site/.installed: $(VENV)/.installed
+	rm -rf $(VENV).site
+	$(PYTHON) -m venv $(VENV).site
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$(echo $(VENV).site/lib/python*/site-packages)/behind.pth
+	$(REQUIRE) site > $(VENV).site/site.txt
+	$(VENV).site/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).site/site.txt
+	touch $@
+
 wide: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tools/train_wide_model.py $(MODELS)/base $(WIDE) --held-out $(MODELS)/heldout_prose.txt --held-out $(MODELS)/heldout_code.txt
 
@@ -149,7 +163,7 @@ damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'
