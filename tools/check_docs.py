@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CATALOG, BENCHMARKS = "docs/containers.md", "docs/benchmarks.md"
-_SKIPPED = {".venv", "venv", ".git", "build", "dist", "ingot-demo", "golden", "node_modules"}
+_SKIPPED = {"venv", ".git", "build", "dist", "ingot-demo", "golden", "node_modules"}
 _SHELL = ("sh", "bash", "console")
 _PLACEHOLDER = re.compile(r"\[|…|\.\.\.|<[a-z]")
 _PATH = re.compile(r"(?:src|tests|tools|bench|spec|docs|examples|native|\.ci)/[\w./*-]*")
@@ -92,7 +92,8 @@ def read(path: Path) -> Document:
 
 def documents(root: Path) -> list[Document]:
     """Every Markdown file of the project."""
-    return [read(path) for path in sorted(root.rglob("*.md")) if not _SKIPPED & set(path.relative_to(root).parts)]
+    found = [(path, path.relative_to(root).parts) for path in sorted(root.rglob("*.md"))]
+    return [read(path) for path, parts in found if not _SKIPPED & set(parts) and not parts[0].startswith(".venv")]
 
 
 def tour(document: Document) -> list[tuple[str, int]]:

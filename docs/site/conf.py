@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -37,7 +36,8 @@ html_title = f"Ingot {release}"
 html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "spec/*.md", "examples/README.md", "src/ingot/demo/data/README.md"]
@@ -75,15 +75,14 @@ def _leads(docname: str) -> str:
 
 def _help(words: list[str]) -> str:
     """Return what a command tells of itself, all of it where it has more than fits a screen."""
-    from ingot.cli.main import run
+    import typer.main
 
-    told, called = StringIO(), sys.argv[0]
-    sys.argv[0] = "ingot"  # which usage lines name
-    try:
-        with redirect_stdout(told):
-            code = run(words)
-    finally:
-        sys.argv[0] = called
+    from ingot.cli.main import app
+
+    root: Any = typer.main.get_command(app)
+    told = StringIO()
+    with redirect_stdout(told):
+        code = root.main(args=words, prog_name="ingot", standalone_mode=False)
     if code:
         raise ConfigError(f"ingot {' '.join(words)}: exit code {code}")
     return told.getvalue().strip("\n")
@@ -110,7 +109,11 @@ def _commands() -> str:
 
 
 def _read(app: Sphinx, docname: str, source: list[str]) -> None:
-    added = _commands() if docname == "docs/site/commands" else _leads(docname)
+    if docname == "docs/site/commands":
+        app.env.note_reread()  # no file that Sphinx knows of changes with an option
+        added = _commands()
+    else:
+        added = _leads(docname)
     if added:
         source[0] = f"{source[0]}\n\n{added}\n"
 
