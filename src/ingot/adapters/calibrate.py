@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Any
@@ -13,16 +12,17 @@ import numpy as np
 
 from ingot.adapters.calibration import LENGTH, SAMPLES, CalibrateOptions, CalibrateReport
 from ingot.adapters.evaluate import read_windows
-from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
+from ingot.adapters.generate import positions, require_room, require_vocabulary
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import LoadOptions, Protocol
+from ingot.adapters.samples import finite, samples_of, seeded
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.extras import require
 from ingot.core.memory import anonymous_rss, available_ram, parse_size
 from ingot.core.options import takes
-from ingot.core.progress import Progress
+from ingot.core.progress import Progress, ProgressCallback
 from ingot.errors import IntegrityError, ResourceError, UsageError
 from ingot.model.statistics import ABSMAX, COUNT, INPUTS, MODEL_KEY, OUTPUTS, SQUARES, VERSION, VERSION_KEY, Statistics
 from ingot.model.tensor import Array
@@ -34,7 +34,6 @@ from ingot.stores.table import location_of
 
 OWN = "samples of the model"
 _BATCH = 8  # windows that pass through the model together
-_DRAWN = 96  # windows that are drawn together: a pass for one token of each takes little more than for one
 _RESERVE = 256 << 20  # for what the passes themselves take
 
 
@@ -81,9 +80,11 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     )
 
 
-def statistics_of(model: AnyPath, *, max_ram: int | str | None = None) -> Statistics:
+def statistics_of(
+    model: AnyPath, *, max_ram: int | str | None = None, progress: ProgressCallback | None = None
+) -> Statistics:
     """Return the statistics that ``calibrate`` takes of samples, in memory, for a conversion that was given none."""
-    taken = _take(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram))
+    taken = _take(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
     return Statistics.in_memory(taken.arrays, taken.metadata)
 
 
@@ -109,7 +110,7 @@ def _take(options: CalibrateOptions) -> _Taken:
     groups = list(_groups(layers, head, options))
     sampling = int(options.text is None)
     progress = Progress((len(groups) + sampling) * options.samples * length, options.progress)
-    with _seeded(torch, options.seed):
+    with seeded(torch, options.seed):
         windows = _windows(torch, model, options, length, progress)
         arrays: dict[str, Array] = {}
         for group in groups:
@@ -149,14 +150,6 @@ def _parked(array: Array) -> Array:
         file.write(array.data)
         file.flush()
         return np.memmap(file, array.dtype, "r", shape=array.shape)
-
-
-@contextmanager
-def _seeded(torch: Any, seed: int) -> Iterator[None]:
-    """Draw from a seed, and leave the caller's random state as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def _layers(torch: Any, model: Any, names: frozenset[str]) -> list[tuple[str, Any]]:
@@ -199,32 +192,7 @@ def _windows(torch: Any, model: Any, options: CalibrateOptions, length: int, pro
         windows = read_windows(load_tokenizer(options.model), options.text, protocol)
         require_vocabulary(model, windows)
         return windows
-    drawn = []
-    with torch.inference_mode():
-        for first in range(0, options.samples, _DRAWN):
-            drawn.append(_sampled(torch, model, min(_DRAWN, options.samples - first), length))
-            progress.advance(drawn[-1].numel(), "samples")
-    return torch.cat(drawn).clone()
-
-
-def _sampled(torch: Any, model: Any, count: int, length: int) -> Any:
-    """Return sequences that the model draws: the first token uniform, the others at temperature 1."""
-    last = torch.randint(vocabulary(model), (count, 1))
-    tokens, cache = [last], None
-    while len(tokens) < length:
-        out = model(input_ids=last, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        last = torch.multinomial(_finite(torch, out.logits[:, -1]).softmax(-1), 1)
-        tokens.append(last)
-    return torch.cat(tokens, 1)
-
-
-def _finite(torch: Any, logits: Any) -> Any:
-    if not torch.isfinite(logits).all():
-        raise IntegrityError(
-            "calibrate.value", "expected finite logits, found NaN or infinity: the weights are damaged"
-        )
-    return logits
+    return samples_of(torch, model, options.samples, length, progress)
 
 
 class _Sums:
@@ -288,7 +256,7 @@ def _pass(
                 started = embedding(tokens).detach().requires_grad_(fisher)
                 logits = model(inputs_embeds=started, use_cache=False).logits.flatten(0, 1)
                 if fisher:
-                    drawn = torch.multinomial(_finite(torch, logits.detach()).softmax(-1), 1)[:, 0]
+                    drawn = torch.multinomial(finite(torch, logits.detach()).softmax(-1), 1)[:, 0]
                     torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
             progress.advance(tokens.numel(), "factors")
     finally:

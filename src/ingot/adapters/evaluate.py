@@ -87,7 +87,7 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class _Passes:
+class Passes:
     """What the model's passes took."""
 
     tokens: int = 0
@@ -135,13 +135,13 @@ def evaluate(
     reports: list[LoadReport] = []
     wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
     model = load_model(replace(wanted, report=reports.append))
-    _require_window(model, chosen.window)
+    require_window(model, chosen.window)
     _require_tokens(model, measures.top_k)
     folder = path if loading.model_dir is None else loading.model_dir
     windows = read_windows(load_tokenizer(folder), text, chosen).to(model.device)
     require_vocabulary(model, windows)
     other = None if reference is None else replace(wanted, path=reference, keep_packed=False)
-    passes, scores, layers = _scored(torch, model, windows, other, measures)
+    passes, scores, layers = scored(torch, model, windows, other, measures)
     figures: dict[str, Any] = scores.figures()
     result = Evaluation(
         model=location_of(path),
@@ -185,16 +185,16 @@ def _terms(measures: Measures, *, compared: bool) -> list[Term]:
     return terms
 
 
-def _scored(
+def scored(
     torch: Any, model: Any, windows: Any, reference: LoadOptions | None, measures: Measures
-) -> tuple[_Passes, Scores, list[LayerError]]:
+) -> tuple[Passes, Scores, list[LayerError]]:
     """Read all windows by the model, and by the reference, which is loaded once the model's memory is known."""
     scores = Scores(reference is not None, measures.top_k, measures.kl)
-    passes, batches = _Passes(), _batches(windows, 1 if measures.per_layer else _together(model, windows))
+    passes, batches = Passes(), _batches(windows, 1 if measures.per_layer else _together(model, windows))
     progress = Progress(windows.numel(), measures.progress)
     first = next(batches)
     with torch.inference_mode():
-        _timed(model, first, _Passes())  # warms up, and shows what memory it takes
+        _timed(model, first, Passes())  # warms up, and shows what memory it takes
         passes.peak = peak_rss()
         other = None if reference is None else _reference(reference, windows.shape[1], vocabulary(model))
         errors = LayerErrors(model, other) if measures.per_layer else None
@@ -224,7 +224,8 @@ def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     return windows.reshape(count, protocol.window)
 
 
-def _require_window(model: Any, window: int) -> None:
+def require_window(model: Any, window: int) -> None:
+    """Refuse what is no language model, and windows longer than it has positions for: ``eval.window``."""
     require_room(model, 1, 0)
     most = positions(model)
     if most is not None and window > most:
@@ -236,7 +237,7 @@ def _require_window(model: Any, window: int) -> None:
 
 def _reference(options: LoadOptions, window: int, size: int) -> Any:
     model = load_model(options)
-    _require_window(model, window)
+    require_window(model, window)
     if vocabulary(model) != size:
         raise UsageError(
             f"expected a reference with a vocabulary of {size}, found {vocabulary(model)}",
@@ -264,7 +265,7 @@ def _batches(windows: Any, step: int) -> Iterator[Any]:
         yield windows[start : start + step]
 
 
-def _timed(model: Any, batch: Any, passes: _Passes) -> Any:
+def _timed(model: Any, batch: Any, passes: Passes) -> Any:
     """Return the logits for all tokens but the last of each window: f32 [windows, predictions, vocabulary]."""
     wait = _waiting(batch.device)
     wait()
@@ -285,13 +286,13 @@ def _waiting(device: Any) -> Callable[[], object]:
     return partial(of_kind.synchronize) if device.type == "mps" else partial(of_kind.synchronize, device)
 
 
-def _score(model: Any, other: Any, batch: Any, passes: _Passes, scores: Scores, errors: LayerErrors | None) -> None:
+def _score(model: Any, other: Any, batch: Any, passes: Passes, scores: Scores, errors: LayerErrors | None) -> None:
     """Read one batch of windows, and score it a window at a time."""
     with nullcontext() if errors is None else errors.model_runs():
         logits = _timed(model, batch, passes)
     wanted = None
     if other is not None:
         with nullcontext() if errors is None else errors.reference_runs():
-            wanted = _timed(other, batch.to(other.device), _Passes()).to(logits.device)
+            wanted = _timed(other, batch.to(other.device), Passes()).to(logits.device)
     for index, targets in enumerate(batch[:, 1:]):
         scores.add(logits[index], targets, None if wanted is None else wanted[index])

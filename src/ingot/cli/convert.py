@@ -27,6 +27,7 @@ EPILOG = (
     "  ingot convert ./Llama-3-8B ./Llama-3-8B-squish --format npydir --recipe squish-int8\n\n"
     "  ingot convert ./Llama-3-8B ./Llama-3-8B-mlx --format mlx --recipe mlx-4bit\n\n"
     "  ingot convert ./Llama-3-8B model.gguf --target-size 4.1GiB --types q3_k,q4_k,q6_k\n\n"
+    "  ingot convert ./Llama-3-8B model.gguf --max-kl 0.02 --text heldout.txt\n\n"
     "  ingot convert X.mlpackage Y.mlpackage --recipe ane-m1"
 )
 

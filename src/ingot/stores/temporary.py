@@ -34,6 +34,13 @@ class TemporaryFolder:
 
 
 @contextmanager
+def temporary_folder() -> Iterator[str]:
+    """Lend an empty folder (in ``$TMPDIR``), which goes with all that is in it, whatever ends the context."""
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        yield folder
+
+
+@contextmanager
 def on_disk(store: Store, names: Callable[[str], bool], most: int = _MOST) -> Iterator[Store]:
     """Lend a folder's files on a local disk: the folder itself where it is one, else copies in a temporary folder.
 
@@ -53,7 +60,7 @@ def on_disk(store: Store, names: Callable[[str], bool], most: int = _MOST) -> It
     if store.local_path() is not None:
         yield store
         return
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+    with temporary_folder() as folder:
         target, total = LocalTarget(folder), 0
         for name in filter(names, store.list().files):
             total += store.stat(name).size

@@ -1,4 +1,5 @@
-"""Budgets: a recipe that gives each tensor the type by which a model of some size loses least (``spec/budgets.md``).
+"""Budgets: a recipe that gives each tensor the type by which a model of some size loses least, or by which one that
+loses no more than so much is smallest (``spec/budgets.md``).
 
 What comes out is a recipe like any other, which then goes the way of all recipes.
 """
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import PurePosixPath
 from typing import Any
 
-from ingot.core.allocation import Allocation, allocate, frontier
+from ingot.core.allocation import Allocation, allocate
 from ingot.core.memory import parse_size
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
@@ -33,8 +34,10 @@ from ingot.ops.convert.budget_groups import (
     unit_of,
     units_of,
 )
+from ingot.ops.convert.budget_kl import Kl, Step, Trial, search, smallest
 from ingot.ops.convert.budget_recipe import Maker
-from ingot.ops.convert.budget_report import BudgetReport, GroupReport, PointReport, TypeReport
+from ingot.ops.convert.budget_report import BudgetReport, StepReport
+from ingot.ops.convert.budget_tables import Target, group_of, points_of, types_of
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.sensitivity import Losses, Measure, losses, measure_of
 from ingot.ops.destination import destination
@@ -46,21 +49,23 @@ from ingot.stores.table import locate, location_of, write_file
 RULE = "convert.budget"
 _KEEP = Recipe("keep", (), general=True)
 _CORRECTIONS = 3
-_POINTS = 12
 # Who runs models lies above this room.
 _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.calibrate:statistics_of"),))
 
 Prepare = Callable[[ConvertOptions], Planned]
+Convert = Callable[[ConvertOptions], object]
 
 
-def budgeted(options: ConvertOptions, prepare: Prepare, *, publish: bool) -> tuple[ConvertOptions, BudgetReport | None]:
+def budgeted(
+    options: ConvertOptions, prepare: Prepare, convert: Convert, *, publish: bool
+) -> tuple[ConvertOptions, BudgetReport | None]:
     """Return the options of the conversion that keeps within the budget: with a recipe in the budget's place.
 
     Parameters
     ----------
     options : ConvertOptions
-    prepare : callable
-        Plans a conversion.
+    prepare, convert : callable
+        Plans a conversion; does it.
     publish : bool
         Write the recipe beside the result; else only where ``recipe_out`` says so.
 
@@ -70,15 +75,13 @@ def budgeted(options: ConvertOptions, prepare: Prepare, *, publish: bool) -> tup
         ``convert.budget``: no recipe of these types keeps within it (the message names the least there is), or options
         that contradict each other; ``target.exists``: a file where the recipe is to be; what types raise.
     UnsupportedError
-        ``convert.unsupported``: the format carries none of the types.
+        ``convert.unsupported``: the format carries none of the types; ``generate.no-head``: a divergence of what is no
+        language model.
     """
-    if options.target_size is None and options.target_bpw is None:
-        for name in ("types", "recipe_out"):
-            if getattr(options, name):
-                raise _wrong(f"--target-size or --target-bpw beside --{name.replace('_', '-')}", "neither")
-        return options, None
     _check(options)
-    return _Budget(options, prepare, _recipe_path(options, publish=publish)).solved()
+    if options.target_size is None and options.target_bpw is None and options.max_kl is None:
+        return options, None
+    return _Budget(options, prepare, convert, _recipe_path(options, publish=publish)).solved()
 
 
 def _wrong(expected: str, found: object) -> UsageError:
@@ -86,15 +89,30 @@ def _wrong(expected: str, found: object) -> UsageError:
 
 
 def _check(options: ConvertOptions) -> None:
+    targets = [name for name in ("target_size", "target_bpw", "max_kl") if getattr(options, name) is not None]
+    if not targets:
+        for name in ("types", "recipe_out", "check_kl"):
+            if getattr(options, name):
+                raise _wrong(f"--target-size, --target-bpw or --max-kl beside --{_flag(name)}", "none")
+    for name in ("text", "sequences"):
+        if getattr(options, name) is not None and options.max_kl is None and not options.check_kl:
+            raise _wrong(f"--max-kl or --check-kl beside --{_flag(name)}", "neither")
+    if not targets:
+        return
     if options.recipe is not None:
         raise _wrong("a budget, which makes a recipe, or a recipe", "both")
-    if options.target_size is not None and options.target_bpw is not None:
-        raise _wrong("--target-size or --target-bpw", "both")
+    if len(targets) > 1:
+        raise _wrong("one of --target-size, --target-bpw and --max-kl", " and ".join(f"--{_flag(x)}" for x in targets))
     if options.tp is not None:
         raise _wrong("a budget without --tp: make the recipe first, then convert by it", "--tp")
-    bits = options.target_bpw
-    if bits is not None and not (isfinite(bits) and bits > 0):
-        raise _wrong("bits per weight above 0", bits)
+    for name, what in (("target_bpw", "bits per weight"), ("max_kl", "a KL in nats a token")):
+        value = getattr(options, name)
+        if value is not None and not (isfinite(value) and value > 0):
+            raise _wrong(f"{what} above 0", value)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _recipe_path(options: ConvertOptions, *, publish: bool) -> str | None:
@@ -123,26 +141,19 @@ def _recipe_path(options: ConvertOptions, *, publish: bool) -> str | None:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Bytes that all weight files may take, and the number of weights."""
-
-    size: int
-    elements: int
-
-    def bits(self, size: float) -> float:
-        return 8 * size / self.elements
-
-
 class _Budget:
     """A budget while it is worked out."""
 
-    def __init__(self, options: ConvertOptions, prepare: Prepare, path: str | None) -> None:
+    def __init__(self, options: ConvertOptions, prepare: Prepare, convert: Convert, path: str | None) -> None:
         self._options, self._prepare, self._path = options, prepare, path
         self._plain = replace(
             options,
             target_size=None,
             target_bpw=None,
+            max_kl=None,
+            check_kl=False,
+            text=None,
+            sequences=None,
             types=(),
             recipe_out=None,
             calibration=None,
@@ -150,12 +161,14 @@ class _Budget:
             progress=None,
         )
         self._taken: Statistics | None = None
+        wanted = options.max_kl is not None or options.check_kl
+        self._trial = Trial(options, convert) if wanted else None
 
     def solved(self) -> tuple[ConvertOptions, BudgetReport]:
         """Measure, choose, check by a plan, and write the recipe."""
         with self._planned(_KEEP) as kept:
             elements = max(sum(step.tensor.size for step in kept.plan.steps), 1)
-            target = _Target(_bytes(self._options, elements), elements)
+            target = Target(_bytes(self._options, elements), elements)
             origins = origins_of(kept)
             surveys = self._surveys(kept, origins)
             groups = groups_of(kept, surveys)
@@ -171,36 +184,71 @@ class _Budget:
         grouped = {name for group in groups for name in group.names}
         fixed = sum(count for name, count in surveys[0].nbytes.items() if name not in grouped)
         made = Maker(PurePosixPath(self._path).stem if self._path else "budget", groups, origins)
-        allocation, size = self._within(target, made, costs, fixed + surveys[0].beside)
+        if self._options.max_kl is None:
+            allocation, size = self._within(target, made, costs, fixed + surveys[0].beside)
+            steps = [] if self._trial is None else [Step(allocation, self._kl(made, allocation))]
+        else:
+            allocation, steps = self._below(self._options.max_kl, made, costs)
+            size = self._size(made, allocation)
         recipe, text = made.recipe(allocation.picks)
         if self._path is not None:
             again = self._options.overwrite or self._options.resume
             write_file(self._path, text.encode(), overwrite=again)
         report = BudgetReport(
             target=target.size,
+            max_kl=self._options.max_kl,
             size=size,
             bits_per_weight=target.bits(size),
             loss=allocation.cost,
             least=allocation.bound,
             absolute=measure.absolute,
+            kl=next((step.kl.mean for step in steps if step.allocation is allocation), None),
+            over="" if self._trial is None else self._trial.over,
             measured=measure.by,
             recipe=self._path or "",
             text=text,
-            types=_types(surveys, groups, costs, allocation, target),
-            points=_points(groups, costs, allocation, size, target),
-            groups=[_group(group, each, way) for group, each, way in zip(groups, costs, allocation.picks, strict=True)],
+            types=types_of(surveys, groups, costs, allocation, target),
+            points=points_of(groups, costs, allocation, size, target),
+            steps=[self._step(made, target, step, allocation) for step in steps],
+            groups=[
+                group_of(group, each, way) for group, each, way in zip(groups, costs, allocation.picks, strict=True)
+            ],
         )
+        return replace(self._with(recipe), strict_recipe=self._options.strict_recipe), report
+
+    def _with(self, recipe: Recipe) -> ConvertOptions:
+        """Return the options of the conversion by a recipe, with the statistics that it needs."""
         calibration = None
         if any(isinstance(rule.choice, Choice) and rule.choice.quantizer is not None for rule in recipe.rules):
             calibration = self._taken if self._options.calibration is None else self._options.calibration
-        options = self._options
-        return replace(
-            self._plain,
-            recipe=recipe,
-            calibration=calibration,
-            strict_recipe=options.strict_recipe,
-            progress=options.progress,
-        ), report
+        return replace(self._plain, recipe=recipe, calibration=calibration, progress=self._options.progress)
+
+    def _kl(self, made: Maker, allocation: Allocation) -> Kl:
+        assert self._trial is not None
+        return self._trial(self._with(made.recipe(allocation.picks)[0]))
+
+    def _below(self, limit: float, made: Maker, costs: Sequence[Sequence[float]]) -> tuple[Allocation, list[Step]]:
+        """Return the smallest allocation found whose measured divergence is at most the limit, and what was tried."""
+        sizes = [[way.nbytes for way in group.ways] for group in made.groups]
+        held, steps = search(
+            limit, lambda bound: smallest(costs, sizes, bound), lambda allocation: self._kl(made, allocation)
+        )
+        if held is None:
+            assert self._trial is not None
+            raise UsageError(
+                f"expected a KL that some recipe of these types keeps to; the least of {len(steps)} that were "
+                f"measured is {min(step.kl.mean for step in steps):.6g} nats a token over {self._trial.over}, found "
+                f"--max-kl {limit:g}",
+                rule=RULE,
+                where=location_of(self._options.src),
+            )
+        return held.allocation, steps
+
+    def _step(self, made: Maker, target: Target, step: Step, chosen: Allocation) -> StepReport:
+        size = self._size(made, step.allocation)
+        low, high = step.kl.interval or (None, None)
+        mark = "<- chosen" if step.allocation is chosen else ""
+        return StepReport(size, target.bits(size), step.loss, step.kl.mean, low, high, mark)
 
     def _planned(self, recipe: Recipe) -> Planned:
         return self._prepare(replace(self._plain, recipe=recipe))
@@ -263,33 +311,34 @@ class _Budget:
             yield None
 
     def _within(
-        self, target: _Target, made: Maker, costs: Sequence[Sequence[float]], more: int
+        self, target: Target, made: Maker, costs: Sequence[Sequence[float]], more: int
     ) -> tuple[Allocation, int]:
         """Return the best allocation whose files are within the target by the plan of its recipe, and their bytes.
 
         ``more`` are bytes of other tensors and beside all of them, which depend on what is chosen: corrected by plans.
         """
         sizes = [[way.nbytes for way in group.ways] for group in made.groups]
-        least = sum(map(min, sizes))
+        least, most = sum(map(min, sizes)), target.size
+        assert most is not None
         best: tuple[Allocation, int] | None = None
         for _ in range(_CORRECTIONS):
-            found = allocate(costs, sizes, max(target.size - more, least))
+            found = allocate(costs, sizes, max(most - more, least))
             assert found is not None  # the smallest fits
             size = self._size(made, found)
-            if size <= target.size and (best is None or found.cost <= best[0].cost):
+            if size <= most and (best is None or found.cost <= best[0].cost):
                 best = found, size
             real = size - int(found.size)
-            if real == more or (best is not None and size > target.size):
+            if real == more or (best is not None and size > most):
                 break
             more = real
         if best is None:
             found = allocate(costs, sizes, least)
             assert found is not None
             size = self._size(made, found)
-            if size > target.size:
+            if size > most:
                 raise UsageError(
                     f"expected a target of at least {size} bytes ({target.bits(size):.3f} bits per weight), which the "
-                    f"smallest of these types take; found {target.size} bytes ({target.bits(target.size):.3f})",
+                    f"smallest of these types take; found {most} bytes ({target.bits(most):.3f})",
                     rule=RULE,
                     where=location_of(self._options.src),
                 )
@@ -301,11 +350,10 @@ class _Budget:
             return planned.plan.size
 
 
-def _bytes(options: ConvertOptions, elements: int) -> int:
+def _bytes(options: ConvertOptions, elements: int) -> int | None:
     if options.target_size is not None:
         return parse_size(options.target_size)
-    assert options.target_bpw is not None
-    return int(options.target_bpw * elements / 8)
+    return None if options.target_bpw is None else int(options.target_bpw * elements / 8)
 
 
 def _asked(options: ConvertOptions) -> list[str]:
@@ -336,43 +384,3 @@ def _costed(
         left.append(replace(group, ways=tuple(way for way, _ in each)))
         costs.append([cost for _, cost in each])
     return left, costs
-
-
-def _types(
-    surveys: Sequence[Survey],
-    groups: Sequence[Group],
-    costs: Sequence[Sequence[float]],
-    allocation: Allocation,
-    target: _Target,
-) -> list[TypeReport]:
-    chosen = [group.ways[way].label for group, way in zip(groups, allocation.picks, strict=True)]
-    found = []
-    for each in surveys:
-        loss = 0.0
-        for group, known in zip(groups, costs, strict=True):
-            choices = tuple(each.choices[name] for name in group.names)
-            loss += next((cost for way, cost in zip(group.ways, known, strict=True) if way.choices == choices), 0.0)
-        size = sum(each.nbytes.values()) + each.beside
-        count = sum(len(group.names) for group, label in zip(groups, chosen, strict=True) if label == each.label)
-        found.append(TypeReport(each.label, size, target.bits(size), loss, count))
-    return found
-
-
-def _points(
-    groups: Sequence[Group], costs: Sequence[Sequence[float]], allocation: Allocation, size: int, target: _Target
-) -> list[PointReport]:
-    """Return some of the sizes at which nothing better is known, and what was chosen among them."""
-    sizes, lost = frontier(costs, [[way.nbytes for way in group.ways] for group in groups])
-    beside = size - int(allocation.size)
-    some = sorted({round(number * (len(sizes) - 1) / (_POINTS - 1)) for number in range(_POINTS)})
-    points = [
-        PointReport(int(sizes[n]) + beside, target.bits(sizes[n] + beside), max(float(lost[n]), 0.0)) for n in some
-    ]
-    here = PointReport(size, target.bits(size), allocation.cost, "<- chosen")
-    return sorted([*(point for point in points if point.size != size), here], key=lambda point: point.size)
-
-
-def _group(group: Group, costs: Sequence[float], pick: int) -> GroupReport:
-    way = group.ways[pick]
-    candidates = {each.label: (each.nbytes, cost) for each, cost in zip(group.ways, costs, strict=True)}
-    return GroupReport(group.names, way.label, way.nbytes, costs[pick], candidates)

@@ -10,6 +10,8 @@ from ingot.model.report import Bits, Bytes, Count, Counts, Figure, Line, Report,
 _HEADS = {"bits_per_weight": "bits", "loss": "loss"}
 _TYPES = {"type": "type", "size": "all of it", **_HEADS, "chosen": "tensors"}
 _POINTS = {"size": "best at", **_HEADS, "chosen": " "}
+_STEPS = {"size": "measured at", **_HEADS, "kl": "KL", "kl_low": "from", "kl_high": "to", "chosen": " "}
+_TABLES = ("types", "points", "steps", "groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,22 @@ class PointReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StepReport:
+    """A recipe whose divergence was measured: its bytes, the estimate, KL(source || result) with its interval of 95 %.
+
+    ``chosen`` marks the one that was kept.
+    """
+
+    size: Bytes
+    bits_per_weight: Bits
+    loss: float
+    kl: float
+    kl_low: float | None
+    kl_high: float | None
+    chosen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupReport:
     """Tensors that have one type; ``candidates`` are the bytes and the estimated loss of every type."""
 
@@ -51,38 +69,46 @@ class BudgetReport:
     ``size`` in bytes is exact, of all weight files; ``loss`` the estimate for all tensors, in nats a token where
     ``absolute``, else a mean relative squared error, and ``least`` a bound: no recipe of these types has less.
     ``measured`` counts matrices by what their errors were weighed by; ``recipe`` is the file that was written, empty
-    if none, ``text`` what it says.
+    if none, ``text`` what it says. ``target`` are the bytes that it had to keep within, or ``max_kl`` the divergence;
+    ``kl`` is what was measured of it, in nats a token ``over`` some tokens, and ``steps`` all that were measured.
     """
 
-    target: Bytes
+    target: Bytes | None
+    max_kl: float | None
     size: Bytes
     bits_per_weight: Bits
     loss: float
     least: float
     absolute: bool
+    kl: float | None
+    over: str
     measured: Counts
     recipe: str
     text: str
     types: Sequence[TypeReport]
     points: Sequence[PointReport]
+    steps: Sequence[StepReport]
     groups: Sequence[GroupReport]
 
     def around(self, report: Report) -> Report:
         """Return the report of the conversion with the budget's before it."""
-        tables = (table_of("", self.types, TypeReport, _TYPES), table_of("", self.points, PointReport, _POINTS))
-        figures = [item for item in figures_of(self) if item.name not in ("types", "points", "groups")]
+        tables = [table_of("", self.types, TypeReport, _TYPES), table_of("", self.points, PointReport, _POINTS)]
+        if self.steps:
+            tables.append(table_of("", self.steps, StepReport, _STEPS))
+        figures = [item for item in figures_of(self) if item.name not in _TABLES]
         data = {item.name: item.value for item in figures}
-        more: dict[str, object] = {
-            name: [_row(item) for item in getattr(self, name)] for name in ("types", "points", "groups")
-        }
+        more: dict[str, object] = {name: [_row(item) for item in getattr(self, name)] for name in _TABLES}
         shown = [Figure(f"budget_{item.name}", item.value, item.kind, data=False) for item in figures]
+        of = "" if self.target is None else " of {budget_target}"
+        most = "" if self.max_kl is None else " of at most {budget_max_kl}"
         unit = " nats a token" if self.absolute else ""
         lines = [
             Line(
-                f"{{budget_size}} of {{budget_target}}, {{budget_bits_per_weight}} bits per weight; loss by the "
+                f"{{budget_size}}{of}, {{budget_bits_per_weight}} bits per weight; loss by the "
                 f"estimate {{budget_loss}}{unit}; errors weighed by {{budget_measured}}",
                 "budget",
             ),
+            *([Line(f"{{budget_kl}}{most} nats a token over {{budget_over}}", "KL")] if self.steps else []),
             *([Line("{budget_recipe}, to be kept and changed", "recipe")] if self.recipe else []),
         ]
         return Report(

@@ -78,7 +78,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """
     started = time.perf_counter()
     is_elsewhere(options.engine, options.address)  # refused before anything is read
-    options, budget = budgeted(options, prepare, publish=True)
+    options, budget = budgeted(options, prepare, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
@@ -152,7 +152,7 @@ def prepare(options: ConvertOptions) -> Prepared:
     Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``. With ``tp`` it is the
     first rank's; all have the same shapes.
     """
-    options, budget = budgeted(options, prepare, publish=False)
+    options, budget = budgeted(options, prepare, convert, publish=False)
     rank = ranks_of(options)[0]
     prepared = _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
     return replace(prepared, budget=budget)

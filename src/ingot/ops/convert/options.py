@@ -152,6 +152,34 @@ class ConvertOptions:
         default=None,
         metadata=about("The same in bits per weight of all files, such as 3.5.", metavar="BITS", panel=_BUDGET),
     )
+    max_kl: float | None = field(
+        default=None,
+        metadata=about(
+            "Instead of a recipe: make the smallest whose KL(source || result) is at most this, such as 0.02 nats a "
+            "token. Measured, of a few recipes; language models only.",
+            "--max-kl",
+            metavar="NATS",
+            panel=_BUDGET,
+        ),
+    )
+    check_kl: bool = field(
+        default=False,
+        metadata=about("With --target-size or --target-bpw: measure the result's KL.", panel=_BUDGET),
+    )
+    text: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Text in UTF-8 that the KL is measured on; default: samples of the model, others than for calibration.",
+            metavar="FILE",
+            panel=_BUDGET,
+        ),
+    )
+    sequences: int | None = field(
+        default=None,
+        metadata=about(
+            "Windows, of 256 tokens, that the KL is measured on; default 96.", metavar="N", least=1, panel=_BUDGET
+        ),
+    )
     types: str | Sequence[str] = field(
         default=(),
         metadata=about(

@@ -1,0 +1,81 @@
+"""How far models are from one source: what budgets are checked by (``spec/budgets.md``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.adapters.calibration import LENGTH, SAMPLES
+from ingot.adapters.evaluate import read_windows, require_window, scored
+from ingot.adapters.generate import positions, require_room, require_vocabulary
+from ingot.adapters.model_source import AnyPath, companions_folder
+from ingot.adapters.options import LoadOptions, Measures, Protocol
+from ingot.adapters.samples import samples_of, seeded
+from ingot.adapters.transformers import load_model
+from ingot.adapters.transformers_config import EXTRA
+from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.core.extras import require
+from ingot.core.progress import Progress, ProgressCallback
+from ingot.ops.convert.budget_kl import Kl
+from ingot.stores.table import location_of
+
+# Another one than people choose, so that samples are not those that statistics were taken of.
+_SEED = 0x4B4C
+
+
+class Divergence:
+    """Measures KL(source || model) as ``evaluate`` does, in f32, on windows that are the same for all models.
+
+    Parameters
+    ----------
+    source : path
+        The model to compare with; loaded anew for each, so that conversions between have the memory.
+    text : path or None
+        Text to read; None: the source draws samples, by a seed of its own.
+    sequences : int or None
+        Windows of 256 tokens, or of what the model has positions for; 96 by default, fewer where a text is short.
+    progress : callable, optional
+
+    Raises
+    ------
+    UnsupportedError
+        ``generate.no-head``: no language model.
+    UsageError
+        ``eval.text``, ``eval.vocabulary``.
+    IngotError
+        As ``load_model``.
+    """
+
+    def __init__(
+        self, source: AnyPath, text: AnyPath | None, sequences: int | None, *, progress: ProgressCallback | None = None
+    ) -> None:
+        torch = require("torch", EXTRA)
+        self._source, self._progress = source, progress
+        self._reference = LoadOptions(source, dtype="f32", keep_packed=False, cache=False)
+        model = load_model(self._reference)
+        require_room(model, 1, 0)
+        most, count = positions(model), sequences or SAMPLES
+        window = LENGTH if most is None else min(LENGTH, most)
+        if text is None:
+            with seeded(torch, _SEED):
+                self._windows = samples_of(torch, model, count, window, Progress(count * window, progress))
+        else:
+            self._windows = read_windows(load_tokenizer(source), text, Protocol(window, count))
+            require_vocabulary(model, self._windows)
+        self.over = f"{len(self._windows)} windows of {window} tokens of " + (
+            "samples of the model" if text is None else location_of(text)
+        )
+
+    def __call__(self, path: str, *, alone: bool) -> Kl:
+        """Return the divergence of the model at ``path``, with the source's config where it is a file ``alone``."""
+        if not alone:
+            return self._of(replace(self._reference, path=path))
+        with companions_folder(self._source) as folder:
+            return self._of(replace(self._reference, path=path, model_dir=folder.location))
+
+    def _of(self, options: LoadOptions) -> Kl:
+        torch = require("torch", EXTRA)
+        model = load_model(options)
+        require_window(model, self._windows.shape[1])
+        measures = Measures(progress=self._progress)
+        _, scores, _ = scored(torch, model, self._windows, self._reference, measures)
+        return Kl(scores.figures()["kl"], scores.intervals(measures.resamples, measures.seed).get("kl"))
