@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 def command(
     options: ConvertOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show which rule hits which tensor and the resulting size; write nothing.")
+        bool, typer.Option("--dry-run", help="Show what rules hit and the size; write nothing.")
     ] = False,
     plan_out: Annotated[
         str | None,

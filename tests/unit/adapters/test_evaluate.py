@@ -136,7 +136,7 @@ def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     monkeypatch.setattr(evaluate_module.time, "perf_counter", lambda: told.append("clock") or 0.0)
     if kind != "cpu":
         monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda device=None: told.append(device))
-    evaluate_module._timed(model, Batch(), evaluate_module._Passes())
+    evaluate_module._timed(model, Batch(), evaluate_module.Passes())
     waited = [] if kind == "cpu" else [None if kind == "mps" else Batch.device]
     assert told == [*waited, "clock", "model", *waited, "clock"]
 

@@ -211,13 +211,13 @@ def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_without_statistics_is_calibrated_under_the_same_progress(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Taken(Exception):
+    class TakenError(Exception):
         pass
 
     def take(options: Any) -> None:
         assert options.progress is print
-        raise Taken
+        raise TakenError
 
     monkeypatch.setattr(calibrate, "_take", take)
-    with pytest.raises(Taken):
+    with pytest.raises(TakenError):
         ingot.convert(model, tmp_path / "out.zt", target_bpw=6, types="int4-calibrated", progress=print)
