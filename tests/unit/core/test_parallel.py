@@ -19,7 +19,8 @@ from ingot.errors import UsageError
 
 
 def ingot_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ingot")]
+    """Those of `ordered`: others that tests of stores left in the process have longer names."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ingot_")]
 
 
 @settings(max_examples=30)
