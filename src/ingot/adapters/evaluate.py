@@ -135,14 +135,10 @@ def evaluate(
     reports: list[LoadReport] = []
     wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
     model = load_model(replace(wanted, report=reports.append))
-    require_window(model, chosen.window)
     _require_tokens(model, measures.top_k)
-    folder = path if loading.model_dir is None else loading.model_dir
-    windows = read_windows(load_tokenizer(folder), text, chosen).to(model.device)
-    require_vocabulary(model, windows)
+    windows = _windows(model, path if loading.model_dir is None else loading.model_dir, text, chosen)
     other = None if reference is None else replace(wanted, path=reference, keep_packed=False)
     passes, scores, layers = scored(torch, model, windows, other, measures)
-    figures: dict[str, Any] = scores.figures()
     result = Evaluation(
         model=location_of(path),
         text=location_of(text),
@@ -153,16 +149,32 @@ def evaluate(
         peak_memory=passes.peak,
         load=reports[0],
         reference=None if reference is None else location_of(reference),
-        intervals=scores.intervals(measures.resamples, measures.seed),
-        layers=layers,
-        departs=measures.departs if layers else None,
-        departing=first_departing(layers, measures.departs),
-        gate=judged(terms, figures | of_layers(layers), {"perplexity": figures.get("perplexity_ratio", math.nan)}),
-        **figures,
+        **_found(scores, layers, measures, terms),
     )
     if not measures.receipt:
         return result
     return replace(result, receipt=write_receipt(result, path, text, reference, chosen, measures))
+
+
+def _windows(model: Any, folder: AnyPath, text: AnyPath, protocol: Protocol) -> Any:
+    """Return the windows of tokens, where the model is; refuses what it cannot read."""
+    require_window(model, protocol.window)
+    windows = read_windows(load_tokenizer(folder), text, protocol).to(model.device)
+    require_vocabulary(model, windows)
+    return windows
+
+
+def _found(scores: Scores, layers: Sequence[LayerError], measures: Measures, terms: Sequence[Term]) -> dict[str, Any]:
+    """Return what an ``Evaluation`` says of quality."""
+    figures: dict[str, Any] = scores.figures()
+    ratios = {"perplexity": figures.get("perplexity_ratio", math.nan)}
+    return figures | {
+        "intervals": scores.intervals(measures.resamples, measures.seed),
+        "layers": layers,
+        "departs": measures.departs if layers else None,
+        "departing": first_departing(layers, measures.departs),
+        "gate": judged(terms, figures | of_layers(layers), ratios),
+    }
 
 
 def _terms(measures: Measures, *, compared: bool) -> list[Term]:
