@@ -6,6 +6,9 @@ import _thread
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -161,3 +164,15 @@ def test_checks_say_what_one_process_says(source: Path, nodes: Any) -> None:
     assert ingot.compare(source, "s3://bucket/small.zt", **ray) == ingot.compare(source, "s3://bucket/small.zt")
     assert ingot.verify("s3://bucket/small.zt", **ray) == ingot.verify("s3://bucket/small.zt")
     assert killed
+
+
+def test_an_address_where_no_cluster_is(source: Path) -> None:
+    """In a process of its own: this one is connected already."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+    script = "import sys, ingot; ingot.convert(*sys.argv[1:3], engine='ray', address=sys.argv[3])"
+    command = [sys.executable, "-c", script, source, source.parent / "x.zt", place]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert f"{place}: expected a Ray cluster that answers" in done.stderr
+    assert "[cluster.address]" in done.stderr
+    assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]

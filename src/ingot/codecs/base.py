@@ -163,7 +163,7 @@ def forget(encoder: object) -> None:
         release()
 
 
-def ready(encoder: Encoder) -> None:
+def ready(encoder: object) -> None:
     """Ask for the optional packages that an encoder works with: its ``ready``, if it has one.
 
     Plans and listings make encoders without them; who encodes asks before the first byte is read. Raises

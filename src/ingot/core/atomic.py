@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ingot.core.disk import occupied, require_disk
 from ingot.core.oserrors import write_error
@@ -112,7 +112,10 @@ class Staging:
 
     @property
     def shared_files(self) -> str | None:
-        """The whole path of ``files`` where it lies beside the target, so that who sees the one sees the other."""
+        """The whole path of ``files`` where it lies beside the target, so that who sees the one sees the other.
+
+        None elsewhere: where files go that others have made, ``TakesOver`` tells.
+        """
         return str(self.files.absolute())
 
     def share(self) -> str:
@@ -121,13 +124,6 @@ class Staging:
         It goes when the staging folder does.
         """
         return str(self._parts.absolute())
-
-    def take_over(self, files: Mapping[str, str]) -> None:
-        """Publish files of the shared folder, given by the names under which they are staged, in place of those.
-
-        Only where ``shared_files`` is None: elsewhere other processes write into ``files``.
-        """
-        raise NotImplementedError
 
     def require_room(self, nbytes: int, where: str = "") -> None:
         """Refuse an artifact of at least so many bytes for which the disk has no room, beside what is staged already.
@@ -262,6 +258,15 @@ class Staging:
             if folder.exists():
                 shutil.rmtree(folder)
         self.journal.unlink(missing_ok=True)
+
+
+@runtime_checkable
+class TakesOver(Protocol):
+    """A ``Staging`` that publishes files which other processes have put into its shared folder as a whole."""
+
+    def take_over(self, files: Mapping[str, str]) -> None:
+        """Publish these files of the shared folder, by the names that they are to have, beside what is in ``files``."""
+        ...
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, overwrite: bool = True) -> None:

@@ -243,7 +243,7 @@ class _Run:
             {"written": record, "nbytes": nbytes, "error": asdict(error), "params": params, "notes": notes}
         )
         self.done.append(Done(event.step, nbytes, error, notes))
-        event.running.forget()
+        event.step.forget()
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the leading records whose bytes are all there."""

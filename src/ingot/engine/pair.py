@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
 from typing import Any
 
-from ingot.codecs import base as codecs_base
 from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import scratch
@@ -43,8 +42,8 @@ class Diff(Step):
         return self.base.nbytes + self.tensor.nbytes
 
     @property
-    def held(self) -> int:
-        return codecs_base.held(self.encoder)
+    def encoders(self) -> Sequence[DeltaEncoder]:
+        return (self.encoder,)
 
     def chunking(self, room: Room) -> Chunking:
         tensor, encoder, codec = self.tensor, self.encoder, self.codec
@@ -138,6 +137,3 @@ class _Comparing(Running):
         if self._rebuilt is not None:
             found["digests"][str(RESULT)] = hex_of(self._rebuilt)
         return {**found, "moved": self._moved}
-
-    def forget(self) -> None:
-        codecs_base.forget(self.step.encoder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,15 +171,12 @@ class Encode(Step):
     source: int = field(default=0, kw_only=True)
 
     @property
-    def held(self) -> int:
-        return base.held(self.encoder)
+    def encoders(self) -> Sequence[Encoder]:
+        return (self.encoder,)
 
     @property
     def scratch(self) -> int:
         return base.scratch(self.encoder)
-
-    def ready(self) -> None:
-        base.ready(self.encoder)
 
     def chunking(self, room: Room) -> Chunking:
         tensor, encoder = self.tensor, self.encoder
@@ -266,6 +263,3 @@ class _Encoding(Running):
         for wait in waits:
             wait.result()
         return Encoded(parts, error)
-
-    def forget(self) -> None:
-        base.forget(self.step.encoder)

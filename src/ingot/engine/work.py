@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ingot.codecs import base
+from ingot.codecs.base import Encoder
+from ingot.codecs.delta.base import DeltaEncoder
 from ingot.core.stats import ErrorStats
 from ingot.engine.watch import Feed, Watches
 from ingot.model.spec import TensorSpec
@@ -97,9 +100,14 @@ class Step(ABC):
         return self.tensor
 
     @property
+    def encoders(self) -> Sequence[Encoder | DeltaEncoder]:
+        """What encodes here, and may need packages for it or hold memory."""
+        return ()
+
+    @property
     def held(self) -> int:
         """Bytes held from the fit passes until the tensor is written."""
-        return 0
+        return sum(base.held(encoder) for encoder in self.encoders)
 
     @property
     def scratch(self) -> int:
@@ -113,8 +121,15 @@ class Step(ABC):
         """
         return None
 
-    def ready(self) -> None:  # noqa: B027 - most need none
+    def ready(self) -> None:
         """Ask for the optional packages that are needed; raises ``MissingExtraError``."""
+        for encoder in self.encoders:
+            base.ready(encoder)
+
+    def forget(self) -> None:
+        """Let go of what fit passes found, when the tensor is written."""
+        for encoder in self.encoders:
+            base.forget(encoder)
 
     @abstractmethod
     def chunking(self, room: Room) -> Chunking:
@@ -151,9 +166,6 @@ class Running(ABC):
     def notes(self) -> dict[str, Any]:
         """Return what the chunks told, as JSON takes it: digests by point, and what else the step found out."""
         return {"digests": {str(point): feed.hex for point, feed in self.feeds.items() if feed.own}}
-
-    def forget(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of what fit passes found, when the tensor is written."""
 
 
 class Sequencer:

@@ -6,8 +6,8 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from ingot.core.progress import Progress
 from ingot.engine.cluster.notes import Task
@@ -76,48 +76,61 @@ def hand_out(
         process does all.
     """
     stop = stop or threading.Event()
-    left, tries, running = deque(tasks), Counter[str](), dict[Future[R], Task]()
-    failed: tuple[Task, BaseException] | None = None
+    state = _Handing[R](pool, deque(tasks))
     try:
-        while (left or running) and not stop.is_set():
-            while left and len(running) < _AHEAD * max(pool.slots, 1):
-                task = left.popleft()
-                running[submit(task)] = task
+        while (state.left or state.running) and not stop.is_set():
+            while state.left and len(state.running) < _AHEAD * max(pool.slots, 1):
+                task = state.left.popleft()
+                state.running[submit(task)] = task
                 if stop.is_set():
                     return
-            for future in wait(running, _WAIT, FIRST_COMPLETED).done:
-                task = running.pop(future)
+            for future in wait(state.running, _WAIT, FIRST_COMPLETED).done:
+                task = state.running.pop(future)
                 try:
                     result = future.result()
                 except Exception as error:
                     if stop.is_set():
                         return
-                    tries[task.name] += 1
-                    final = _final(pool, task, error, tries[task.name])
-                    if final is None:
-                        left.appendleft(task)
-                    elif failed is None or _place(task) < _place(failed[0]):
-                        failed = task, final
+                    state.fails(task, error)
                     continue
                 settle(task, result)
-            if failed is not None:
-                left, running = _before(failed[0], left, running)
-        if failed is not None:
-            raise failed[1]
+            state.leave_out_later()
+        if state.failed is not None:
+            raise state.failed[1]
     finally:
-        for future in running:
+        for future in state.running:
             future.cancel()
 
 
-def _before(
-    failed: Task, left: deque[Task], running: dict[Future[R], Task]
-) -> tuple[deque[Task], dict[Future[R], Task]]:
-    """Return the tasks that come before one that failed; the others are not waited for."""
-    for future, task in running.items():
-        if _place(task) > _place(failed):
-            future.cancel()
-    earlier = deque(task for task in left if _place(task) < _place(failed))
-    return earlier, {future: task for future, task in running.items() if _place(task) < _place(failed)}
+@dataclass(slots=True)
+class _Handing(Generic[R]):
+    """Tasks on their way: those that nobody has yet, those that are run, and the first one in order that failed."""
+
+    pool: Pool
+    left: deque[Task]
+    running: dict[Future[R], Task] = field(default_factory=dict)
+    tries: Counter[str] = field(default_factory=Counter)
+    failed: tuple[Task, BaseException] | None = None
+
+    def fails(self, task: Task, error: Exception) -> None:
+        """Take in an error of a task: it is tried again, first of all, or fails."""
+        self.tries[task.name] += 1
+        final = _final(self.pool, task, error, self.tries[task.name])
+        if final is None:
+            self.left.appendleft(task)
+        elif self.failed is None or _place(task) < _place(self.failed[0]):
+            self.failed = task, final
+
+    def leave_out_later(self) -> None:
+        """Where a task has failed, wait for none but those before it."""
+        if self.failed is None:
+            return
+        place = _place(self.failed[0])
+        for future, task in self.running.items():
+            if _place(task) > place:
+                future.cancel()
+        self.left = deque(task for task in self.left if _place(task) < place)
+        self.running = {future: task for future, task in self.running.items() if _place(task) < place}
 
 
 def _place(task: Task) -> tuple[int, int]:

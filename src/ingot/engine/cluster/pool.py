@@ -94,10 +94,12 @@ class Processes:
             pickle.dump((function, arguments), process.stdin)
             process.stdin.flush()
             good, result = pickle.load(process.stdout)  # noqa: S301 - of a process of our own
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
+        except BaseException as error:  # whatever it is: what goes in and comes out is not in step any more
             self._own.process = None
             self._forget(process)
-            raise WorkerLost(f"process {process.pid} ended") from error
+            if isinstance(error, (EOFError, OSError, pickle.UnpicklingError)):
+                raise WorkerLost(f"process {process.pid} ended") from error
+            raise
         if good:
             return result  # type: ignore[no-any-return]
         raise result
@@ -145,11 +147,29 @@ def worker_name() -> str:
 
 
 def answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
-    """Return whether a function did its work, and what it returned or raised."""
+    """Return whether a function did its work, and what it returned or raised: an error that can be pickled."""
     try:
         return True, function(*arguments)
     except Exception as error:
-        return False, error
+        return False, _portable(error)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that another process can read: itself, or one that tells of it."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - made just now
+    except Exception:
+        return RuntimeError(f"a worker, {worker_name()}, ended with {type(error).__name__}: {str(error)[:2000]}")
+    return error
+
+
+def packed_answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Return an ``answer`` as bytes; of a result that cannot be pickled the error that says so."""
+    found = answer(function, arguments)
+    try:
+        return pickle.dumps(found)
+    except Exception as error:
+        return pickle.dumps((False, _portable(error)))
 
 
 def serve() -> None:
@@ -162,7 +182,7 @@ def serve() -> None:
     waiting: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
     threading.Thread(target=_receive, args=(waiting,), daemon=True).start()
     while True:
-        pickle.dump(answer(*waiting.get()), results)
+        results.write(packed_answer(*waiting.get()))
         results.flush()
 
 

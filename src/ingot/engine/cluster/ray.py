@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ingot.core.extras import require
-from ingot.engine.cluster.pool import answer
-from ingot.errors import ResourceError
+from ingot.engine.cluster.listening import refusal, require_cluster
+from ingot.engine.cluster.pool import packed_answer
 
 R = TypeVar("R")
 _STOPPING = 10.0  # seconds
@@ -34,19 +35,15 @@ class RayPool:
         self._own = not self._ray.is_initialized()
         if self._own:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user wants it
+            require_cluster(address)
             try:
                 self._ray.init(
                     address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False
                 )
             except (ConnectionError, ValueError) as error:
-                raise ResourceError(
-                    f"expected a Ray cluster that answers, found none ({str(error)[:200]}): start one by `ray start`, "
-                    "or give its --address",
-                    rule="cluster.address",
-                    where=address,
-                ) from error
+                raise refusal(f"found none ({str(error)[:200]})", address) from error
         self.lost: tuple[type[BaseException], ...] = (require("ray.exceptions", "ray").RayError,)
-        self._call = self._ray.remote(answer).options(
+        self._call = self._ray.remote(packed_answer).options(
             num_cpus=threads, max_retries=0, scheduling_strategy="SPREAD", name="ingot"
         )
         self._threads = threads
@@ -63,10 +60,10 @@ class RayPool:
         self._running.add(reference)
         future: Future[R] = Future()
 
-        def done(answered: Future[tuple[bool, Any]]) -> None:
+        def done(answered: Future[bytes]) -> None:
             self._running.discard(reference)
             try:
-                good, result = answered.result()
+                good, result = pickle.loads(answered.result())  # noqa: S301 - of a worker of our own
             except BaseException as error:
                 good, result = False, error
             if not future.set_running_or_notify_cancel():

@@ -17,7 +17,7 @@ from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources, cut
 from ingot.engine.steps import Encode
 from ingot.engine.work import Step
-from ingot.formats.base import Skips
+from ingot.formats.by_many import Skips
 from ingot.model import bytesource
 from ingot.model.bytesource import Buffer
 from ingot.model.limits import require_in_proportion
@@ -175,7 +175,7 @@ def make(plan: Plan, task: Task, parts: PartsFile, places: Places | None, resour
                 assert places is not None
                 places.position = number + 1
                 made.append(Made(number, error, notes, written=record))
-            event.running.forget()
+            event.step.forget()
 
         drive(pipeline, opened, finished, lambda count, item: None)
     parts.close()

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from ingot.core.atomic import TakesOver
 from ingot.core.progress import Progress
 from ingot.engine.cluster.crew import Crew
 from ingot.engine.cluster.elsewhere import elsewhere
@@ -22,7 +23,7 @@ from ingot.engine.execute import Executed, Input, Target, execute
 from ingot.engine.journal import intact
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
-from ingot.formats.base import Skips, WholeFiles
+from ingot.formats.by_many import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
 from ingot.ops.convert.planfile import OpenedPlan, open_plan, read_plan
@@ -72,7 +73,7 @@ def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: R
     folder = share(staging.share(), create=True)
     folder.write(f"{key}/{_PLAN}", by.plan)
     files = staging.shared_files if plan.size_exact else None
-    whole = _whole_files(plan, target) if staging.shared_files is None else None
+    whole = _whole_files(plan, target) if isinstance(staging, TakesOver) else None
     known = _known(folder, key, LocalTarget(staging.files)) if staging.resuming else []
     done = {item.number for note in known for item in note.made}
     progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
@@ -84,6 +85,7 @@ def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: R
 
     def beside(place: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
         if whole is not None:
+            assert isinstance(staging, TakesOver)
             staging.take_over(crew.whole)
         return target.beside(place, written)
 

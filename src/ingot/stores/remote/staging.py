@@ -90,7 +90,7 @@ class RemoteStaging(Staging):
         return f"{self._shared.public}/"
 
     def take_over(self, files: Mapping[str, str]) -> None:
-        """As ``Staging``: the store copies their bytes by itself."""
+        """As ``TakesOver``: the store copies their bytes by itself."""
         assert self._shared is not None
         self._taken = {name: self._shared.within(path).path for name, path in files.items()}
 
