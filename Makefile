@@ -158,6 +158,7 @@ fuzz: $(VENV)/.installed $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz/fuzz_gguf.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_zt2.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_onnx.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_dialects.py -max_total_time=$(FUZZ_SECONDS)
 
 damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.testing.matrix import explore
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
 DEMO = Path(ingot.__file__).parent / "demo" / "data"
@@ -127,3 +128,15 @@ def test_codes_are_those_of_the_documents_formula(tmp_path: Path) -> None:
     for suffix in ("q", "s", "shape"):
         name = f"tensors/layers__0__mlp__w__{suffix}.npy"
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
+def test_layers_of_every_family_that_fit(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="names of llama.cpp are those of the package gguf")
+    found = [item for item in explore(("npydir",)) if item.made is not None]
+    rows = [item for item in found if item.made.params["bits"] != 8 or item.made.params["granularity"] == "row"]
+    layers = {f"{item.family}.{index}": item for index, item in enumerate(rows)}  # bytes have scales of rows there
+    assert len(layers) > 50
+    ingot.save(tmp_path / "m", {name: item.made for name, item in layers.items()}, format="npydir")
+    stranger = Squish(tmp_path / "m")
+    for name, item in layers.items():
+        assert np.array_equal(stranger.load(name).astype(np.float32), item.source.numpy("f32")), (name, item.what)

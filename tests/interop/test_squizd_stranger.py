@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.testing.matrix import explore
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "squizd" / "valid"
 HALVES = {"f16": "e", "f32": "f", "f64": "d", "i64": "q", "i32": "i", "i16": "h", "i8": "b"}
@@ -363,3 +364,13 @@ def test_a_stranger_reads_a_draft_head(convert: Callable[..., Path], tmp_path: P
     found = Stranger(path.read_bytes()).draft
     assert sorted(found) == sorted(head)
     assert all(np.array_equal(found[name], value) for name, value in head.items())
+
+
+def test_layers_of_every_family_that_fit(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="names of llama.cpp are those of the package gguf")
+    found = [item for item in explore(("squizd",)) if item.made is not None]
+    layers = {f"{item.family}.{index}": item for index, item in enumerate(found)}
+    assert len(layers) > 50
+    ingot.save(tmp_path / "m.squizd", {name: item.made for name, item in layers.items()})
+    for name, values in Stranger((tmp_path / "m.squizd").read_bytes()).tensors.items():
+        assert np.array_equal(values, layers[name].source.numpy("f32")), (name, layers[name].what)

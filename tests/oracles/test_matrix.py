@@ -1,6 +1,7 @@
 """Every family into every format: the table in spec/interop.md is what happens, and exact cells have equal values.
 
-Values are decoded here by NumPy from the specifications, and where they are installed by the package gguf and by MLX.
+Values are decoded here by NumPy from the specifications, and where they are installed by the package gguf, by MLX and
+by coremltools. Strangers read what SQUIZD and Squish's arrays take in ``tests/interop``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.tensor import Tensor
-from ingot.testing.matrix import Found, explore, table
+from ingot.testing.matrix import SHAPE, Found, explore, table
 from ingot.testing.reference import ggml
 
 from .common import Stored
@@ -88,6 +89,45 @@ def test_mlx_decodes_equal_values(found: list[Found]) -> None:
         assert np.array_equal(np.array(made), reference(item.source)), (item.family, item.what)
         seen.add((item.family, item.what))
     assert len(seen) > 20
+
+
+def test_mlx_computes_what_grades_say(found: list[Found]) -> None:
+    """Where the type's grade is missing MLX rounds twice, and values differ; elsewhere its values are ours."""
+    mx = pytest.importorskip("mlx.core")
+    seen = set()
+    for item in found:
+        if item.made is None or item.target != "mlx" or item.made is item.source or not integers(item.made):
+            continue
+        scales, zeros = (mx.array(item.made.parts[role].array().reshape(SHAPE[0], -1)) for role in ("scales", "zeros"))
+        packed = mx.array(np.frombuffer(item.made.parts["packed_weight"].view(), "<u4")).reshape(SHAPE[0], -1)
+        how = {"group_size": item.made.params["group_size"], "bits": item.made.params["bits"]}
+        made = np.array(mx.dequantize(packed, scales, zeros, **how))
+        own = reference(item.source).astype(made.dtype)
+        wide = made.dtype == np.float32
+        assert ("type" in item.equal) == wide, (item.family, item.what)
+        assert not wide or np.array_equal(made, own)
+        seen.add((wide, bool(np.array_equal(made, own))))
+    assert seen >= {(True, True), (False, False)}
+
+
+@pytest.mark.slow  # that package takes long to import
+def test_coremltools_decodes_equal_values(found: list[Found]) -> None:
+    ios18 = pytest.importorskip("coremltools.converters.mil.mil.ops.defs.iOS18")
+    seen = set()
+    for item in found:
+        if item.made is None or item.target != "coreml" or (item.family, item.what, item.group) in seen:
+            continue
+        bits, signed = item.made.params["bits"], item.made.params["signed"]
+        codes = spread(np.frombuffer(item.made.parts["packed_weight"].view(), np.uint8).reshape(SHAPE[0], -1), bits)
+        codes = codes - (codes >> (bits - 1) << bits) if signed else codes
+        scales = item.made.parts["scales"].array().reshape(SHAPE[0], -1)
+        points = np.full(scales.shape, item.made.params.get("zero_point", 0), scales.dtype)
+        if "zeros" in item.made.parts:
+            points = item.made.parts["zeros"].array().reshape(scales.shape)
+        made = ios18.constexpr_blockwise_shift_scale.decompress(codes, scales, points)
+        assert np.array_equal(made, reference(item.source).astype(scales.dtype)), (item.family, item.what, item.group)
+        seen.add((item.family, item.what, item.group))
+    assert len(seen) > 50
 
 
 def integers(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.base import Layout
+from ingot.model.layouts.base import InSteps, Layout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor, require_writable
 
@@ -186,6 +186,11 @@ class RepackReader(Protocol):
         ...
 
 
+INTEGERS, SCALES, IN_F32, IN_TYPE = GRADES = ("integers", "scales", "f32", "type")
+"""In what a repacked tensor can equal its source (``spec/interop.md``, "Grades"): integers, scales, values in f32,
+values in the target's type as its programs compute them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Repacked:
     """A stored tensor in another layout of its codec: the same integers and scales, no value goes through floats.
@@ -226,6 +231,17 @@ class Repacked:
     def exact(self) -> bool:
         """Whether every value decodes to the same bits, in the tensor's own type at least."""
         return self.why_not is None
+
+    def equal(self, *, steps: bool) -> tuple[str, ...]:
+        """Return the ``GRADES`` in which the result equals the tensor; what there is none of is equal.
+
+        ``steps``: who reads it rounds each step of ``s * q + o`` to the type of the scales, where values here are
+        those of f32 rounded once.
+        """
+        if not self.exact:
+            return ()
+        lacking = {IN_F32: self.rounded, IN_TYPE: steps and isinstance(self.layout, InSteps) and self.layout.in_steps}
+        return tuple(grade for grade in GRADES if not lacking.get(grade))
 
 
 def cannot(layout: Layout, why: str) -> Repacked:

@@ -31,6 +31,14 @@ def in_python(code: str, *texts: str) -> Sequence[str]:
 
 
 @runtime_checkable
+class RoundsSteps(Protocol):
+    """A format whose programs round the product of a code and its scale, and then the sum with an offset, each to the
+    type of the scales; others compute in f32 and round once."""
+
+    rounds_steps: bool
+
+
+@runtime_checkable
 class Runnable(Protocol):
     """A format that other programs run."""
 

@@ -14,11 +14,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from ingot.codecs.base import IN_F32
 from ingot.codecs.table import CODECS
 from ingot.core.config import CONFIG
 from ingot.core.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
+from ingot.formats.base import Format
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.table import FORMATS
@@ -29,7 +31,9 @@ from ingot.model.layouts.families import CODEBOOKS, OWN
 from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import HIGH_FIRST, Run, ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
+from ingot.model.report import Texts
 from ingot.model.tensor import Array, Tensor
+from ingot.ops.convert.grades import equality
 from ingot.ops.convert.into_graph import into_graph
 from ingot.ops.convert.keep import as_stored
 from ingot.ops.convert.options import ConvertOptions
@@ -67,6 +71,10 @@ TARGETS = (
     "bitsandbytes",
     "onnx MatMul",
     "onnx Gemm",
+    "zt2",
+    "squizd",
+    "coreml",
+    "npydir",
 )
 GRAPHS = {"onnx MatMul": "MatMul", "onnx Gemm": "Gemm"}
 """Operators that take a matrix in a given graph: ``MatMul`` one turned, ``Gemm`` (``transB``) one as most have it."""
@@ -79,7 +87,8 @@ class Found:
     """One layer of a family, and how one format takes it.
 
     ``group`` are the columns that share a scale (None: a row), ``few`` whether scales have few bits. ``made`` is the
-    layer as the format has it; None where it is decoded. ``rounded``: values are equal in the layer's type only.
+    layer as the format has it; None where it is decoded. ``rounded``: values are equal in the layer's type only;
+    ``equal`` are the grades of what is repacked.
     ``known``: alone it is decoded, as part of a model of a known architecture it is moved or repacked.
     """
 
@@ -92,44 +101,44 @@ class Found:
     made: Tensor | None
     rounded: bool = False
     known: bool = False
+    equal: Texts = ()
 
 
-def explore() -> list[Found]:
+def explore(targets: Sequence[str] = TARGETS) -> list[Found]:
     """Return every layer of every family beside every format; needs the package gguf, for names."""
     with TemporaryDirectory() as folder:
         return [
             Found(family, what, group, few, target, source, *_way(source, target, Path(folder)))
             for family, what, group, few, source in _sources()
-            for target in TARGETS
+            for target in targets
         ]
 
 
-def _way(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, bool, bool]:
-    """Return the tensor as a format has it, whether rounded, and whether it gets there in a model that is known."""
-    if target in GRAPHS:
-        return *_in_graph(source, target, folder), False
-    made, rounded = _taken(source, target)
-    if made is not None or source.codec != ScaledCodebookLayout.codec:
-        return made, rounded, False
+def _way(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, bool, bool, Texts]:
+    """Return the tensor as a format has it, whether rounded, whether it gets there in a model that is known, grades."""
+    made, equal = _in_graph(source, target, folder) if target in GRAPHS else _taken(source, target)
+    if made is not None or target in GRAPHS or source.codec != ScaledCodebookLayout.codec:
+        return made, bool(equal) and IN_F32 not in equal, False, equal
     rounded, known = _in_model(source, target, folder / CONFIG)
-    return None, rounded, known
+    return None, rounded, known, ()
 
 
-def _taken(source: Tensor, target: str) -> tuple[Tensor | None, bool]:
-    return _made(source, as_stored(source, FORMATS[target], ""))
+def _taken(source: Tensor, target: str) -> tuple[Tensor | None, Texts]:
+    format = FORMATS[target]
+    return _made(source, as_stored(source, format, ""), format)
 
 
-def _made(source: Tensor, step: Step | None) -> tuple[Tensor | None, bool]:
+def _made(source: Tensor, step: Step | None, format: Format) -> tuple[Tensor | None, Texts]:
     if not isinstance(step, Repack):
-        return (None if step is None else source), False
+        return (None if step is None else source), ()
     made = repacked(step.repack, source)
-    return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), step.repack.rounded
+    return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), equality(step, format, ()) or ()
 
 
-def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, bool]:
+def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, Texts]:
     """Return the tensor as a graph has it whose one weight it is; None where it is decoded, and for stacks."""
     if len(source.shape) != 2:
-        return None, False
+        return None, ()
     path, turned = folder / f"{target}.onnx", target == "onnx MatMul"
     if not path.exists():
         graph = Graph()
@@ -139,8 +148,9 @@ def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None,
     with into_graph(_alone(source), path) as view:
         (placed,) = view.values()
         if placed.codec == DenseLayout.codec:
-            return None, False
-        return _made(placed, as_stored(placed, OnnxFormat().fit(view.attachments), ""))
+            return None, ()
+        format = OnnxFormat().fit(view.attachments)
+        return _made(placed, as_stored(placed, format, ""), format)
 
 
 def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:

@@ -21,7 +21,7 @@ def repack(tensor: Tensor, layout: BlocksLayout, inner: Repacked, mask: Mask) ->
     def reader() -> BlocksRepackReader:
         return BlocksRepackReader(inner, mask)
 
-    return Repacked(layout, parts, inner.rows, inner.step, inner.memory, inner.why_not, reader)
+    return Repacked(layout, parts, inner.rows, inner.step, inner.memory, inner.why_not, reader, inner.rounded)
 
 
 class BlocksRepackReader:

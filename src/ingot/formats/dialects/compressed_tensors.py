@@ -235,10 +235,15 @@ def _refuses_rows(spec: TensorSpec, layout: AffineLayout) -> str | None:
     return "its integers are unsigned with the zero point in the middle, or signed bytes without"
 
 
+def _groups(stated: Config) -> Config:
+    """Return the groups of layers; none where something else stands in their place."""
+    groups = stated.get("config_groups")
+    return groups if isinstance(groups, dict) else {}
+
+
 def _formats(stated: Config) -> Iterator[Any]:
     yield stated.get("format", "dense")
-    groups = stated.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
+    for group in _groups(stated).values():
         if isinstance(group, dict):
             yield group.get("format") or "dense"
 
@@ -248,8 +253,8 @@ def _widths(stated: Config) -> tuple[int, ...]:
 
     Raises ``FormatError`` ``compressed-tensors.config``.
     """
-    groups, widths = stated.get("config_groups"), set()
-    for name, group in groups.items() if isinstance(groups, dict) else ():
+    widths = set()
+    for name, group in _groups(stated).items():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             continue
@@ -266,8 +271,7 @@ def _widths(stated: Config) -> tuple[int, ...]:
 
 def _float_layers(entries: Entries, stated: Config, dtype: str) -> Iterator[Layer]:
     """Layers of floats: bytes of numbers, or numbers of less bits packed in bytes."""
-    groups = stated.get("config_groups")
-    kinds = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if groups else []
+    kinds = [group.get("weights") for group in _groups(stated).values() if isinstance(group, dict)]
     floats = [kind for kind in kinds if isinstance(kind, dict) and kind.get("type") == "float"]
     for key in entries:
         packed = key.endswith(PACKED_WEIGHT) and entries[key].dtype == "u8"

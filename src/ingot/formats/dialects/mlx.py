@@ -69,6 +69,7 @@ class MlxFormat(PackingDialect):
     config_keys = KEYS
     codecs = (AffineLayout.codec, ScaledCodebookLayout.codec)
     one_head = True
+    rounds_steps = True
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization`` is that of an MLX folder with packed layers."""

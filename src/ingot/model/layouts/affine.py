@@ -126,6 +126,11 @@ class AffineLayout:
         return isinstance(self.zero, Offsets)
 
     @property
+    def in_steps(self) -> bool:
+        """Whether the type of the scales, which is that of the offsets, would round ``s * q`` before ``z`` is added."""
+        return self.offset and self.scales != "f32"
+
+    @property
     def zero_point(self) -> int | None:
         """The one zero point of every code, if the layout states one."""
         return self.zero.point if isinstance(self.zero, Constant) else None

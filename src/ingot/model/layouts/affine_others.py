@@ -56,7 +56,8 @@ def alternatives(layout: AffineLayout, tensor: Described) -> Iterator[Alternativ
     yield replace(in_rows, signed=False, zero=Constant(1 << (stored.bits - 1)))
     yield replace(in_rows, signed=True, zero=NO_ZERO)
     yield from forms_of(in_rows, tensor.shape)
-    if stored.scales != tensor.dtype == "f32":  # who has one type for values and scales
+    if stored.scales != "f32":  # who has one type of scales, which holds them
         wide = replace(in_rows, signed=False, scales="f32")
         yield replace(wide, zero=Constant(1 << (stored.bits - 1)))
         yield replace(wide, zero=POINTS)
+        yield replace(wide, signed=True, zero=NO_ZERO)

@@ -10,8 +10,12 @@ from ingot.model.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A checkpoint under other names: what was done, and what else to tell of it."""
+    """A checkpoint under other names: what was done, and what else to tell of it.
+
+    Values of the tensors ``rounded`` are equal in their own type, and not all of them in f32.
+    """
 
     checkpoint: Checkpoint
     notes: Sequence[str] = ()
     done: str = ""
+    rounded: frozenset[str] = frozenset()

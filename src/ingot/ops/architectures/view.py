@@ -6,7 +6,7 @@ Rows are put in order and experts stacked in the packed form; only small vectors
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -119,7 +119,14 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
         _labelled(change(view, changes), {"metadata": metadata, "companions": None}),
         _lost([*lost, *plan.lost, *unsaid]),
         _told(plan, f"llama.cpp's architecture {family.arch}"),
+        _named(plan, inverted),
     )
+
+
+def _named(plan: _Plan, names: Collection[str]) -> frozenset[str]:
+    """Return what tensors are called afterwards, each or in a stack with others."""
+    stacks = (new for new, members in plan.stacks.items() if not set(names).isdisjoint(members))
+    return frozenset((*stacks, *(plan.names[name] for name in names if name in plan.names)))
 
 
 def _behind_padding(view: Checkpoint, config: Mapping[str, Any]) -> tuple[Checkpoint, int]:

@@ -25,6 +25,7 @@ from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.budget import budgeted
 from ingot.ops.convert.budget_report import BudgetReport
+from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.overlay import laid_over
@@ -117,7 +118,7 @@ class Prepared:
 
     ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
     ``read`` bytes were read to make the views, tensors ``without`` are left out of them. ``budget`` is
-    what made the recipe.
+    what made the recipe; values of the tensors ``inexact`` are not all equal in f32.
     """
 
     source: Source
@@ -132,6 +133,7 @@ class Prepared:
     rounding: Rounding | None = None
     original: Checkpoint | None = None
     budget: BudgetReport | None = None
+    inexact: frozenset[str] = frozenset()
 
     @property
     def weights(self) -> Checkpoint:
@@ -187,9 +189,19 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         lost = unsaid(source, plan)
         told = [*(message for _, message in remarks(source)), *view.notes, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
-        without, rounding, original = tied.without, view.rounding, view.weights
         return Prepared(
-            source, checkpoint, plan, target, recipe, tied.untie, notes, view.read, without, rounding, original
+            source,
+            checkpoint,
+            plan,
+            target,
+            recipe,
+            tied.untie,
+            notes,
+            view.read,
+            tied.without,
+            view.rounding,
+            view.weights,
+            inexact=view.inexact,
         )
     except BaseException:
         close()
@@ -291,7 +303,10 @@ def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
         destination=prepared.place.location,
         format=plan.format.name,
         recipe=plan.recipe,
-        tensors=[tensor_report(done.step, done.nbytes, done.error) for done in executed.done],
+        tensors=[
+            tensor_report(done.step, done.nbytes, done.error, equality(done.step.origin, plan.format, prepared.inexact))
+            for done in executed.done
+        ],
         source_nbytes=sum(tensor.nbytes for tensor in source.catalog.tensors.values()),
         source_size=source.stored(),
         size=executed.size,

@@ -7,10 +7,11 @@ from typing import Any
 
 from ingot.core.layers import equal_layers
 from ingot.engine.work import Step
-from ingot.model.report import Column, Figure, Line, Report, Table
+from ingot.model.report import Column, Figure, Line, Report, Table, Texts
 from ingot.ops.attachments import KINDS
 from ingot.ops.codec_name import codec_name
 from ingot.ops.convert.convert import Prepared
+from ingot.ops.convert.grades import counted, equality, said
 from ingot.ops.convert.report import action_of
 
 _TENSORS = (
@@ -24,6 +25,7 @@ _TENSORS = (
     Column("params", "data"),
     Column("source_nbytes", "bytes"),
     Column("nbytes", "bytes"),
+    Column("equal", "texts"),
 )
 _GROUPS = (
     Column("", head="tensor"),
@@ -43,6 +45,8 @@ def dry_run(prepared: Prepared) -> Report:
     plan = prepared.plan
     carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.kinds()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
+    equal = [equality(step, plan.format, prepared.inexact) for step in plan.steps]
+    grades, repacked = counted(equal), len(equal) - equal.count(None)
     figures = [
         Figure("format", plan.format.name),
         Figure("recipe", plan.recipe),
@@ -50,6 +54,8 @@ def dry_run(prepared: Prepared) -> Report:
         Figure("size_exact", plan.size_exact, "flag"),
         Figure("notes", [*carried, *prepared.notes], "texts"),
         Figure("warnings", plan.warnings, "texts"),
+        Figure("grades", grades, "counts"),
+        Figure("equal", said(repacked, grades), data=False),
         Figure("count", len(plan.steps), "count", data=False),
         Figure("nbytes", plan.size, "position", data=False),
         Figure("bits", 8 * plan.size / elements, "bits", data=False),
@@ -60,13 +66,14 @@ def dry_run(prepared: Prepared) -> Report:
             f"{{count}} tensors, recipe {{recipe}}, format {{format}}: {exactly} {{nbytes}} bytes ({{size}}), "
             "{bits} bits per weight; nothing was written"
         ),
+        *([Line("equal, {equal}")] if repacked else []),
         Line("note: {item}", each="notes"),
     ]
-    report = Report(figures, lines, [_tensors(plan.steps), _groups(plan.steps)])
+    report = Report(figures, lines, [_tensors(plan.steps, equal), _groups(plan.steps)])
     return report if prepared.budget is None else prepared.budget.around(report)
 
 
-def _tensors(steps: Sequence[Step]) -> Table:
+def _tensors(steps: Sequence[Step], equal: Sequence[Texts | None]) -> Table:
     rows = [
         (
             step.tensor.name,
@@ -79,8 +86,9 @@ def _tensors(steps: Sequence[Step]) -> Table:
             step.spec.params,
             step.in_bytes,
             step.out_bytes,
+            grades,
         )
-        for step in steps
+        for step, grades in zip(steps, equal, strict=True)
     ]
     return Table("tensors", _TENSORS, rows, shown=False)
 

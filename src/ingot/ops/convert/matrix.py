@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ingot.core.options import takes
-from ingot.engine.steps import DECODED, MOVED, REPACKED, Repack
+from ingot.engine.steps import DECODED, MOVED, REPACKED
 from ingot.errors import CodecError, IngotError, MissingExtraError, UnsupportedError
 from ingot.formats.base import Fitting, Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.report import Bytes, Column, Count, Figure, Line, Report, Shown, Table, table_of
+from ingot.model.report import Bytes, Column, Count, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
 from ingot.model.tensor import Tensor
+from ingot.ops.convert.grades import counted, equality, said
 from ingot.ops.convert.keep import kept, obstacle
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
 from ingot.ops.convert.report import action_of
@@ -29,8 +30,8 @@ REFUSED = "refused"
 class Way:
     """What becomes of one tensor in one format, and why it is not kept as it is stored.
 
-    ``action`` is moved, repacked, decoded or refused; ``nbytes`` are those of the parts. ``rounded``: its values are
-    equal in its own type, not in f32.
+    ``action`` is moved, repacked, decoded or refused; ``nbytes`` are those of the parts. ``equal``, of what is
+    repacked: in which grades it is equal (``integers``, ``scales``, ``f32``, ``type``).
     """
 
     format: str
@@ -39,13 +40,16 @@ class Way:
     action: str
     source_nbytes: Bytes
     nbytes: Bytes
-    rounded: bool = False
+    equal: Texts | None = None
     why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One format: how many tensors, and how many of their stored bytes, go which way; the first obstacle."""
+    """One format: how many tensors, and how many of their stored bytes, go which way; the first obstacle.
+
+    ``grades`` counts the repacked ones that are equal in each grade.
+    """
 
     format: str
     moved: Count = 0
@@ -56,9 +60,9 @@ class Target:
     decoded_nbytes: Bytes = 0
     refused: Count = 0
     refused_nbytes: Bytes = 0
-    rounded: Count = 0
     nbytes: Bytes = 0
     obstacle: str | None = None
+    grades: Counts = field(default_factory=lambda: counted(()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +121,25 @@ def _ways(checkpoint: Checkpoint, options: MatrixOptions, format: Format, stack:
     place = Destination("", True, format, format.file_name(STEM))
     wanted = ConvertOptions(options.src, "", keep_names=options.keep_names)
     try:
-        view = viewed(checkpoint, place, wanted, frozenset()).checkpoint
+        seen = viewed(checkpoint, place, wanted, frozenset())
+        view = seen.checkpoint
         stack.callback(view.close)
         format = format.fit(view.attachments) if isinstance(format, Fitting) else format
     except (UnsupportedError, MissingExtraError) as error:
         for tensor in checkpoint.values():
             yield _refused(format, tensor, error)
         return
-    yield from (_way(format, view, name) for name in view)
+    yield from (_way(format, view[name], seen.inexact) for name in view)
 
 
-def _way(format: Format, view: Checkpoint, name: str) -> Way:
-    tensor = view[name]
+def _way(format: Format, tensor: Tensor, inexact: frozenset[str]) -> Way:
     try:
         step = kept(tensor, format)
     except (UnsupportedError, CodecError) as error:
         return _refused(format, tensor, error)
     why = obstacle(tensor, format) if step.action == DECODED and tensor.codec != DenseLayout.codec else None
-    rounded = isinstance(step, Repack) and step.repack.rounded
-    codec = tensor.decoded_from or tensor.codec
-    return Way(format.name, name, codec, action_of(step), tensor.nbytes, step.out_bytes, rounded, why)
+    codec, equal = tensor.decoded_from or tensor.codec, equality(step, format, inexact)
+    return Way(format.name, tensor.name, codec, action_of(step), tensor.nbytes, step.out_bytes, equal, why)
 
 
 def _refused(format: Format, tensor: Tensor, error: IngotError) -> Way:
@@ -161,9 +164,9 @@ def _target(format: str, ways: Sequence[Way]) -> Target:
         nbytes(DECODED),
         count(REFUSED),
         nbytes(REFUSED),
-        sum(way.rounded for way in ways),
         sum(way.nbytes for way in ways),
         f"{first.name}: {first.why}" if first else None,
+        counted(way.equal for way in ways),
     )
 
 
@@ -185,17 +188,12 @@ def _shown(targets: Sequence[Target]) -> Table:
 
 
 def _obstacles(targets: Sequence[Target]) -> list[str]:
-    """Return the first obstacle of each format, those with the same one together, and what is equal only rounded."""
+    """Return the first obstacle of each format and the grades of what is repacked, formats of the same together."""
     alike: dict[str, list[str]] = {}
     for of in targets:
         if of.obstacle:
             alike.setdefault(of.obstacle, []).append(of.format)
-    found = [f"{', '.join(formats)}: {obstacle}" for obstacle, formats in alike.items()]
-    return [
-        *found,
-        *(
-            f"{of.format}: {of.rounded} repacked are equal in their own type, not in f32"
-            for of in targets
-            if of.rounded
-        ),
-    ]
+    for of in targets:
+        if of.repacked:
+            alike.setdefault(f"equal, {said(of.repacked, of.grades)}", []).append(of.format)
+    return [f"{', '.join(formats)}: {told}" for told, formats in alike.items()]

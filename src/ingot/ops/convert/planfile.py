@@ -240,7 +240,16 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
         opened.checkpoint.close()
         raise
     source, checkpoint, place = opened.source, opened.checkpoint, opened.place
-    return Prepared(source, checkpoint, plan, place, untie=data.untie, notes=data.notes, read=opened.read)
+    return Prepared(
+        source,
+        checkpoint,
+        plan,
+        place,
+        untie=data.untie,
+        notes=data.notes,
+        read=opened.read,
+        inexact=opened.inexact,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +263,7 @@ class OpenedPlan:
     format: Format
     writing: WriteOptions
     read: int
+    inexact: frozenset[str]
 
     def plan(self, numbers: range) -> ConvertPlan:
         """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
@@ -287,7 +297,7 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.fit(checkpoint.attachments) if isinstance(place.format, Fitting) else place.format
         format = format.compacting() if isinstance(format, FullSize) and writing.compact else format
-        return OpenedPlan(data, source, checkpoint, place, format, writing, view.read)
+        return OpenedPlan(data, source, checkpoint, place, format, writing, view.read, view.inexact)
     except BaseException:
         close()
         raise

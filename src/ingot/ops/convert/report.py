@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
-from ingot.engine.steps import DECODED, MOVED
+from ingot.engine.steps import DECODED, MOVED, REPACKED
 from ingot.engine.work import Step
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.report import (
@@ -29,6 +29,7 @@ from ingot.model.report import (
     table_of,
 )
 from ingot.ops.convert.budget_report import BudgetReport
+from ingot.ops.convert.grades import counted, said
 from ingot.ops.worst import loss, worst_of
 
 
@@ -38,6 +39,7 @@ class TensorReport:
     error where lossy.
 
     ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
+    ``equal``, of what was repacked: in which grades it is equal (``integers``, ``scales``, ``f32``, ``type``).
     ``sparsity`` is the share of the values that structured pruning left out, 0 to 1; they count in the error.
     """
 
@@ -53,6 +55,7 @@ class TensorReport:
     nbytes: Bytes
     error: Mapping[str, float] | None = None
     sparsity: Ratio = 0.0
+    equal: Texts | None = None
 
     @property
     def elements(self) -> int:
@@ -105,6 +108,11 @@ class ConvertReport(Shown):
         return dict(Counter(tensor.action for tensor in self.tensors))
 
     @property
+    def grades(self) -> Counts:
+        """How many of the repacked tensors are equal in each grade."""
+        return counted(tensor.equal for tensor in self.tensors)
+
+    @property
     def pruned(self) -> Sequence[TensorReport]:
         """The tensors that lack blocks."""
         return [tensor for tensor in self.tensors if tensor.sparsity]
@@ -132,6 +140,7 @@ class ConvertReport(Shown):
             Figure("share", share, "ratio", data=False),
             Figure("pruned", len(self.pruned), "count", data=False),
             Figure("commands", self.commands, "texts", data=False),
+            Figure("equal", said(self.actions.get(REPACKED, 0), self.grades), data=False),
         ]
         resumed = "; {resumed} from an earlier run" if self.resumed else ""
         lines = [
@@ -140,6 +149,8 @@ class ConvertReport(Shown):
             Line("{source_size} -> {size} ({share}), {bits_per_weight} bits per weight", "size"),
             Line("{seconds}, {speed}", "time"),
         ]
+        if REPACKED in self.actions:
+            lines.append(Line("{equal}", "equal"))
         if self.pruned:
             lines.append(Line("{pruned} tensors, {sparsity} of their weights, in whole blocks of channels", "pruned"))
         if self.companions:
@@ -154,7 +165,7 @@ class ConvertReport(Shown):
         return report if self.budget is None else self.budget.around(report)
 
 
-_COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions")
+_COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions", "grades")
 
 
 def action_of(step: Step) -> str:
@@ -162,8 +173,8 @@ def action_of(step: Step) -> str:
     return DECODED if step.action == MOVED and step.tensor.decoded_from else step.action
 
 
-def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorReport:
-    """Describe a finished step."""
+def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Texts | None) -> TensorReport:
+    """Describe a finished step, of which ``equal`` are the grades in which what was repacked is equal."""
     return TensorReport(
         name=step.tensor.name,
         shape=step.tensor.shape,
@@ -177,6 +188,7 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None) -> TensorRe
         nbytes=nbytes,
         error=error.summary() if error is not None and error.count else None,
         sparsity=_sparsity(step.spec.params) if step.spec.codec == BlocksLayout.codec else 0.0,
+        equal=equal,
     )
 
 

@@ -30,7 +30,8 @@ from ingot.recipes.recipe import Recipe
 class Viewed:
     """A checkpoint as it is to be converted, remarks for the report, and the bytes that were read to make it.
 
-    ``weights`` is the checkpoint as quantizers see it: under names of the source.
+    ``weights`` is the checkpoint as quantizers see it: under names of the source. ``inexact`` are tensors whose values
+    are equal in their own type, and not all of them in f32.
     """
 
     checkpoint: Checkpoint
@@ -38,6 +39,7 @@ class Viewed:
     read: int = 0
     rounding: Rounding | None = None
     weights: Checkpoint | None = None
+    inexact: frozenset[str] = frozenset()
 
 
 def viewed(
@@ -96,7 +98,7 @@ def viewed(
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
     behind += [stays] if stays else []
     notes = (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind)
-    return Viewed(view, notes, pruned.read, rounding, weights)
+    return Viewed(view, notes, pruned.read, rounding, weights, there.rounded)
 
 
 def _told(translated: Translated) -> list[str]:

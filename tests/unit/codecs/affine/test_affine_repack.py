@@ -97,7 +97,7 @@ def test_what_is_nearest_to_as_stored_comes_first() -> None:
     others = repacks(CODEC, source)
     assert [repack.layout.attributes().get("zero_kind") for repack in others] == [None] * 6 + ["offset"] * 2 + [
         None
-    ] * 4
+    ] * 5
     found = [
         (repack.layout.attributes()["signed"], repack.layout.attributes()["packing"], repack.layout.scales)
         for repack in others[:6]
@@ -110,8 +110,8 @@ def test_what_is_nearest_to_as_stored_comes_first() -> None:
         (True, "rows_lsb", "f32"),
         (True, "flat_lsb", "f32"),
     ]
-    assert [repack.layout.zero for repack in others[8:]] == [Constant(8), NO_ZERO, Constant(8), POINTS]
-    assert [repack.layout.scales for repack in others[8:]] == ["f16", "f16", "f32", "f32"]  # one type, as ONNX has
+    assert [repack.layout.zero for repack in others[8:]] == [Constant(8), NO_ZERO, Constant(8), POINTS, NO_ZERO]
+    assert [repack.layout.scales for repack in others[8:]] == ["f16"] * 2 + ["f32"] * 3  # one type, as ONNX has
 
 
 @pytest.mark.parametrize("granularity", ["group", "row", "tensor"])

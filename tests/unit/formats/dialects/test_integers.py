@@ -360,6 +360,8 @@ I32 = np.int32
             "compressed-tensors.config",
         ),
         ("ct", say(config_groups=[]), "compressed-tensors.shape"),
+        ("ct", say(config_groups="pack-quantized"), "compressed-tensors.shape"),
+        ("ct", say(config_groups=[4, 32]), "compressed-tensors.shape"),
         ("ct", say(format="sparse-bitmask"), "model.quantized"),
         ("ct", say(format=["pack-quantized"]), "model.quantized"),
     ],

@@ -214,7 +214,6 @@ def test_names_that_would_share_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"bits": 8, "scales": "f16"},
         {"bits": 4, "group": 64, "scales": "f32"},
         {"bits": 2, "scales": "f32"},
         {"bits": 8, "group": 60, "scales": "f32"},
@@ -237,6 +236,21 @@ def test_what_has_no_form_is_refused_by_name_and_decoded_by_conversions(
     report = ingot.convert(tmp_path / "a.zt", tmp_path / "squish", None, "npydir")
     assert [item.action for item in report.tensors] == ["decoded"]
     assert not any(item.status == "differs" for item in ingot.compare(tmp_path / "a.zt", tmp_path / "squish").tensors)
+
+
+@pytest.mark.parametrize(
+    "options", ['bits = 8, scales = "f16"', 'bits = 3, group = 64, symmetric = false, scales = "bf16"']
+)
+def test_scales_become_f32_where_its_forms_have_them_so(tmp_path: Path, options: str) -> None:
+    (tmp_path / "r.toml").write_text(f'name = "r"\n[[rules]]\ncodec = "affine"\noptions = {{ {options} }}\n')
+    ingot.save(tmp_path / "a.safetensors", {"w": RNG.normal(0, 1, (4, 128)).astype(ml_dtypes.bfloat16)})
+    ingot.convert(tmp_path / "a.safetensors", tmp_path / "a.zt", tmp_path / "r.toml")
+    report = ingot.convert(tmp_path / "a.zt", tmp_path / "squish", None, "npydir")
+    assert [(item.action, item.equal) for item in report.tensors] == [
+        ("repacked", ["integers", "scales", "f32", "type"])
+    ]
+    with ingot.open(tmp_path / "a.zt") as stored, ingot.open(tmp_path / "squish") as moved:
+        assert np.array_equal(stored["w"].numpy("f32"), moved["w"].numpy("f32"))
 
 
 def test_a_single_file_cannot_be_a_directory(source: Path, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import ingot
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError, MissingExtraError
+from ingot.model.layouts.scaled_codebook import SECOND
+from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.matrix import Matrix, matrix
 from ingot.testing.codecs import encode_tensor
@@ -22,10 +24,15 @@ WAYS = {
     "blocks": ("ggml_blocks", {"type": "q4_0"}),
     "minima": ("ggml_blocks", {"type": "q4_1"}),
     "nested": ("ggml_blocks", {"type": "q6_k"}),
+    "products": ("ggml_blocks", {"type": "q4_k"}),
     "reciprocal": ("scaled_codebook", {"table": "f4_e2m1fn", "group": 16, "scales": "f8_e4m3fn", "second": "divide"}),
     "integers": ("affine", {"bits": 4, "group": 64}),
     "dense": ("dense", {}),
 }
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 32, "vocab_size": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 FORMATS = ("zt", "gguf", "gptq", "compressed-tensors", "modelopt", "mlx", "safetensors")
 
 
@@ -71,8 +78,42 @@ def test_obstacles_are_the_nearest_layout_s(found: Matrix) -> None:
     assert "offset" in why["gptq", "minima"]
     assert "second scale" in why["gguf", "reciprocal"]
     assert "groups of" in why["mlx", "nested"]
-    rounded = {way.format for way in found.ways if way.rounded}
-    assert rounded <= {"modelopt"}
+
+
+def test_grades_are_told_of_what_is_repacked(source: Path, found: Matrix, tmp_path: Path) -> None:
+    every = ["integers", "scales", "f32", "type"]
+    told = {(way.format, way.name.removesuffix(".weight")): way.equal for way in found.ways}
+    assert all((way.equal is None) == (way.action != "repacked") for way in found.ways)
+    assert told["mlx", "minima"] == every[:3]  # MLX rounds the product and the sum to f16 each
+    assert told["mlx", "products"] == told["gptq", "blocks"] == told["gguf", "integers"] == every
+    assert told["modelopt", "reciprocal"] in (every, ["integers", "scales", "type"])
+    for format in ("mlx", "modelopt"):
+        (target,) = (item for item in found.targets if item.format == format)
+        report = ingot.convert(source, tmp_path / format, format=format)
+        assert {tensor.name.removesuffix(".weight"): tensor.equal for tensor in report.tensors} == {
+            name: grades for (of, name), grades in told.items() if of == format
+        }
+        assert target.grades == report.grades
+        assert report.grades["integers"] == target.repacked > 0
+
+
+def test_reciprocals_that_a_view_makes_are_not_told_equal_in_f32(tmp_path: Path) -> None:
+    """In GGUF the second scale of NVFP4 is a tensor of its own, which a view makes of compressed-tensors' divisor."""
+    values = (np.random.default_rng(8).standard_normal((32, 256)) * 0.05).astype(np.float16)
+    codec, options = WAYS["reciprocal"]
+    made = encode_tensor(CODECS[codec], values, options, dtype="bf16")
+    second = np.array([1.1], np.float32)  # x / 1.1 and x * (1 / 1.1) differ for half of all x
+    parts = {**made.parts, SECOND: memory_part(second, "f32")}
+    name = "model.layers.0.mlp.up_proj.weight"
+    (tmp_path / "m").mkdir()
+    ingot.save(tmp_path / "m" / "model.zt", {name: replace(made, name=name, parts=parts)})
+    (tmp_path / "m" / "config.json").write_text(json.dumps(LLAMA))
+    (way,) = (way for way in matrix(tmp_path / "m", to=["gguf"]).ways if way.name == "blk.0.ffn_up.weight")
+    assert way.why is None, way
+    assert (way.action, way.equal) == ("repacked", ["integers", "scales", "type"])
+    report = ingot.convert(tmp_path / "m", tmp_path / "m.gguf")
+    assert report.grades == {"integers": 1, "scales": 1, "f32": 0, "type": 1}
+    assert "reciprocal" in " ".join(report.notes)
 
 
 def test_every_format_is_asked_and_says_why_it_refuses(source: Path) -> None:
@@ -89,8 +130,14 @@ def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert [target["format"] for target in told["targets"]] == ["gguf", "awq"]
     assert len(told["tensors"]) == 2 * len(WAYS)
+    assert [target["grades"]["integers"] for target in told["targets"]] == [1, 2]
+    assert {grade for way in told["tensors"] for grade in way["equal"] or ()} == {"integers", "scales", "f32", "type"}
     assert run(["matrix", str(source), "--to", "gguf"]) == 0
-    assert "reciprocal.weight" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "reciprocal.weight" in shown
+    assert "of 1 repacked: integers of 1, scales of 1, values in f32 of 1, values in the target's type of 1" in shown
+    assert run(["convert", str(source), "out", "--format", "mlx", "--dry-run"]) == 0
+    assert "values in the target's type of" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_missing_extra_is_an_obstacle_like_others(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
