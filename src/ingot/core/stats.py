@@ -64,6 +64,10 @@ class ErrorStats:
             return 1.0 if self.squared_reference == self.squared_other else 0.0
         return max(-1.0, min(1.0, self.dot / norms))
 
+    def sums(self) -> dict[str, float]:
+        """The sums that are not zero, by name: what ``ErrorStats(**sums)`` is made of again."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name))}
+
     def summary(self) -> dict[str, float]:
         """The figures that reports print."""
         return {"max_abs": self.max_abs, "rms": self.rms, "snr_db": self.snr_db, "cosine": self.cosine}

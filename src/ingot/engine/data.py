@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -48,8 +47,21 @@ def spec_data(spec: TensorSpec) -> dict[str, Any]:
         "shape": list(spec.shape),
         "dtype": spec.dtype,
         "codec": spec.codec,
-        "parts": [asdict(part) for part in spec.parts],
+        "parts": [_part_data(part) for part in spec.parts],
         "params": plain(spec.params),
+    }
+
+
+def _part_data(part: PartSpec) -> dict[str, Any]:
+    """As ``dataclasses.asdict``, which takes ten times as long."""
+    return {
+        "role": part.role,
+        "dtype": part.dtype,
+        "length": part.length,
+        "type": part.type,
+        "encoding": part.encoding,
+        "uncompressed_length": part.uncompressed_length,
+        "limit": part.limit,
     }
 
 

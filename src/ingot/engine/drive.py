@@ -40,7 +40,7 @@ def drive(
             advance(0, event.step.tensor.name)
         elif isinstance(event, Chunk):
             assert sink is not None
-            encoded = event.result.result()
+            encoded = event.result()
             sink.write(encoded.parts)
             if encoded.settle is not None:
                 encoded.settle()

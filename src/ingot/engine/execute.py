@@ -179,9 +179,9 @@ class _Run:
             "name": ascii(self._target.name),
             "options": asdict(plan.options),
             "metadata": ascii(plan.metadata),
-            "steps": [step_data(step) for step in plan.steps],
         }
-        self._journal = Journal(LocalTarget(staging.folder), fingerprint(identities, what))
+        stamp = fingerprint(identities, what, map(step_data, plan.steps))
+        self._journal = Journal(LocalTarget(staging.folder), stamp)
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
         ends = _ends(records)
@@ -240,7 +240,7 @@ class _Run:
         nbytes, notes = sum(blob[2] for blob in record["blobs"]), event.running.notes()
         params = dict(event.step.spec.params)  # with what fit passes learnt, which no plan knows
         self._journal.append(
-            {"written": record, "nbytes": nbytes, "error": asdict(error), "params": params, "notes": notes}
+            {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}
         )
         self.done.append(Done(event.step, nbytes, error, notes))
         event.step.forget()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,15 +26,18 @@ from ingot.stores.local import LocalTarget
 CHUNK = 1 << 22
 
 
-def fingerprint(identities: Sequence[Any], what: Mapping[str, Any]) -> str:
+def fingerprint(identities: Sequence[Any], what: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> str:
     """Return a digest of all that determines the output.
 
     ``identities`` are those of the sources: their files' headers and the stamps of the open files, so that what was
-    read and what is noted are the same. ``what`` is the plan; Ingot's version is in the digest because another version
-    may encode differently.
+    read and what is noted are the same. ``what`` and ``steps`` are the plan; Ingot's version is in the digest because
+    another version may encode differently.
     """
-    text = msgspec.json.encode({"ingot": ingot.__version__, "files": identities, "what": what}, order="sorted")
-    return hashlib.sha256(text).hexdigest()
+    encode = msgspec.json.Encoder(order="sorted").encode
+    digest = hashlib.sha256(encode({"ingot": ingot.__version__, "files": identities, "what": what}))
+    for step in steps:
+        digest.update(encode(step))
+    return digest.hexdigest()
 
 
 class Journal:

@@ -3,7 +3,7 @@
 Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut
 into chunks.
 What bounds memory is one ``Budget`` that a chunk's cost is taken from before it is read and given back after it is
-written.
+written. Small tensors are handed from thread to thread many at a time: waking a thread takes longer than they do.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
 
 from ingot.core.buffers import recycling
 from ingot.core.parallel import Halt, Workers, adopt
 from ingot.engine.watch import Watches
-from ingot.engine.work import Chunking, Encoded, Running, Step
+from ingot.engine.work import Chunking, Encoded, Running, Step, Work
 
 Watching = Callable[[Step], Watches]
+
+# A batch is handed on when its chunks take so many bytes of budget, or when it has so many events.
+_BATCH_BYTES, _BATCH_EVENTS = 1 << 18, 192
 
 
 def nothing(step: Step) -> Watches:
@@ -35,6 +38,13 @@ class Budget:
         self._used = 0
         self._changed = threading.Condition()
         self._stopped = False
+
+    def take_now(self, amount: int) -> bool:
+        """Take ``amount`` if it fits without waiting."""
+        with self._changed:
+            fits = self._used == 0 or self._used + amount <= self.limit
+            self._used += amount if fits else 0
+            return fits and not self._stopped
 
     def take(self, amount: int) -> bool:
         """Wait until ``amount`` fits; False if the pipeline was stopped meanwhile."""
@@ -54,13 +64,68 @@ class Budget:
             self._changed.notify_all()
 
 
+Outcome = Encoded | BaseException
+
+
+@dataclass(slots=True)
+class Batch:
+    """Events that are handed on together, and the works of their chunks, which one thread of the pool does in order."""
+
+    events: list[Event] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    cost: int = 0
+    outcomes: Future[list[Outcome]] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self.cost >= _BATCH_BYTES or len(self.events) >= _BATCH_EVENTS
+
+    def chunk(self, work: Work, in_bytes: int, cost: int) -> None:
+        """Add a chunk that ``work`` makes."""
+        self.events.append(Chunk(self, len(self.works), in_bytes, cost))
+        self.works.append(work)
+        self.cost += cost
+
+    def submit(self, pool: Workers) -> None:
+        """Let the pool do the works."""
+        if self.works:
+            works, self.works = self.works, []
+            self.outcomes = pool.submit(_outcomes, works)
+
+
+def _outcomes(works: list[Work]) -> list[Outcome]:
+    """Do all, whatever becomes of one: threads may wait for one after it."""
+    works.reverse()
+    return [_outcome(works.pop()) for _ in range(len(works))]  # what is done holds its input no longer
+
+
+def _outcome(work: Work) -> Outcome:
+    try:
+        return work()
+    except BaseException as error:
+        return error
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One chunk on its way: ``in_bytes`` of the source are behind it, ``cost`` is what it took from the budget."""
 
-    result: Future[Encoded]
+    batch: Batch
+    index: int
     in_bytes: int
     cost: int
+
+    def result(self) -> Encoded:
+        """Wait for what became of the chunk, and let go of it; raises what its work raised."""
+        assert self.batch.outcomes is not None
+        outcomes = self.batch.outcomes.result()
+        outcome, outcomes[self.index] = outcomes[self.index], _TAKEN
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+_TAKEN = RuntimeError("this chunk was taken before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +191,8 @@ class Pipeline:
         self._budget = Budget(budget)
         self._stop = threading.Event()
         self._recycling = recycling(recycled)
-        self._queue: Queue[Event | BaseException | None] = Queue(maxsize=4 * workers + 8)
+        self._queue: Queue[Batch | BaseException | None] = Queue(maxsize=4 * workers + 8)
+        self._batch = Batch()
         self.pool = Workers(workers, "ingot-encode")
         self._halt = Halt()
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
@@ -149,13 +215,13 @@ class Pipeline:
         while (item := self._get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield item
+            yield from item.events
 
     def done(self, chunk: Chunk) -> None:
         """Give a written chunk's memory back."""
         self._budget.give(chunk.cost)
 
-    def _get(self) -> Event | BaseException | None:
+    def _get(self) -> Batch | BaseException | None:
         while True:
             try:
                 return self._queue.get(timeout=0.5)  # a bounded wait, so that Ctrl-C is seen on every platform
@@ -163,7 +229,7 @@ class Pipeline:
                 if not self._reader.is_alive() and self._queue.empty():
                     return None
 
-    def _put(self, item: Event | BaseException | None) -> bool:
+    def _put(self, item: Batch | BaseException | None) -> bool:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.5)
@@ -172,24 +238,41 @@ class Pipeline:
             return True
         return False
 
+    def _flush(self) -> bool:
+        """Hand on the events that wait; False if the pipeline was stopped."""
+        batch, self._batch = self._batch, Batch()
+        try:
+            batch.submit(self.pool)
+        except RuntimeError:  # the pool takes no more work
+            if not self._stop.is_set():
+                raise
+        return not self._stop.is_set() and (not batch.events or self._put(batch))
+
+    def _take(self, cost: int) -> bool:
+        """Take a chunk's memory; what would have to be written before there is room is handed on."""
+        return self._budget.take_now(cost) or (self._flush() and self._budget.take(cost))
+
     def _read(self) -> None:
         adopt(self._halt)
         try:
             for step, shape in zip(self._steps, self._chunkings, strict=True):
                 if not self._read_step(step, shape):
                     return
-            self._put(None)
+            if self._flush():
+                self._put(None)
         except BaseException as error:
-            self._put(error)
+            if self._flush():
+                self._put(error)
 
     def _read_step(self, step: Step, shape: Chunking) -> bool:
         running = step.begin(shape, self._watching(step), measured=self._measured)
         learnt = running.learn()
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
-        if not self._put(Begin(step, running)):
-            return False
-        for work, in_bytes in running.work(lambda: self._budget.take(shape.cost)):
-            if self._stop.is_set() or not self._put(Chunk(self.pool.submit(work), in_bytes, shape.cost)):
+        self._batch.events.append(Begin(step, running))
+        for work, in_bytes in running.work(lambda: self._take(shape.cost)):
+            self._batch.chunk(work, in_bytes, shape.cost)
+            if self._batch.is_full and not self._flush():
                 return False
-        return self._put(End(step, running))
+        self._batch.events.append(End(step, running))
+        return not self._batch.is_full or self._flush()

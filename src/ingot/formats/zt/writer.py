@@ -19,7 +19,7 @@ from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt.layout import MAGIC, align, place
 from ingot.formats.zt.manifest import Blob, build, describe, footed
-from ingot.formats.zt.specs import attributes_of, check_spec, check_written
+from ingot.formats.zt.specs import attributes_of, check_spec, check_written, layout_order
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -163,7 +163,7 @@ class ZtWriter:
         except (KeyError, TypeError, ValueError):
             fits = False
         if fits:
-            order = _layout_order(spec.parts)
+            order = layout_order(spec.parts)
             offsets, tail = place(self._tail, [blobs[index].length for index in order])
             fits = offsets == [blobs[index].offset for index in order]
         if not fits:
@@ -179,7 +179,7 @@ class ZtWriter:
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes: parts whose lengths are known."""
         spec = self._order.expect(name)
-        _, self._tail = place(self._tail, [spec.parts[index].length or 0 for index in _layout_order(spec.parts)])
+        _, self._tail = place(self._tail, [spec.parts[index].length or 0 for index in layout_order(spec.parts)])
         self._order.restored(name)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ class ZtWriter:
 
     def _accept(self, spec: TensorSpec, blobs: Sequence[Blob]) -> None:
         entry = describe(spec, attributes_of(spec), blobs)
-        check_written(spec.name, entry)
+        check_written(spec, entry)
         self._objects[spec.name] = entry
 
     def _has_chunks(self, blob: Blob) -> bool:
@@ -246,8 +246,3 @@ class ZtWriter:
             if blob.spool is not None:
                 blob.spool.close()
                 blob.spool = None
-
-
-def _layout_order(parts: Sequence[PartSpec]) -> list[int]:
-    """Parts of known length come first in the file, then the others, each in the spec's order."""
-    return sorted(range(len(parts)), key=lambda index: parts[index].length is None)

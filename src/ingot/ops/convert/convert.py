@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ingot.core.config import CONFIG
+from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.engine.execute import Executed, Target, execute
@@ -298,15 +299,17 @@ def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigC
 
 def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
     source, plan = prepared.source, prepared.plan
+    with gc_paused():  # many small objects, none of them garbage
+        tensors = [
+            tensor_report(done.step, done.nbytes, done.error, equality(done.step.origin, plan.format, prepared.inexact))
+            for done in executed.done
+        ]
     return ConvertReport(
         source=source.location,
         destination=prepared.place.location,
         format=plan.format.name,
         recipe=plan.recipe,
-        tensors=[
-            tensor_report(done.step, done.nbytes, done.error, equality(done.step.origin, plan.format, prepared.inexact))
-            for done in executed.done
-        ],
+        tensors=tensors,
         source_nbytes=sum(tensor.nbytes for tensor in source.catalog.tensors.values()),
         source_size=source.stored(),
         size=executed.size,
