@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import file_bytes
-from ingot.core.parallel import default_workers, ordered
+from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.model.bytesource import Stamp
@@ -60,9 +60,9 @@ def tensor_ids(
     chosen: Sequence[Tensor] = list(tensors)
     require_in_proportion(chosen, "content id")
     state = Progress(sum(tensor.nbytes for tensor in chosen), progress)
-    workers = default_workers() if workers is None else workers
+    digests = ordered_together(tensor_digest, chosen, lambda tensor: tensor.nbytes + tensor.size, workers)
     ids = {}
-    for tensor, digest in ordered(lambda item: (item, tensor_digest(item)), chosen, workers):
+    for tensor, digest in zip(chosen, digests, strict=True):
         ids[tensor.name] = TensorId(tensor.dtype, tensor.shape, digest)
         state.advance(tensor.nbytes, tensor.name)
     return ids

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.core import cgroup, parallel
-from ingot.core.parallel import default_workers, for_ranges, ordered
+from ingot.core.parallel import default_workers, for_ranges, ordered, ordered_together
 from ingot.errors import UsageError
 
 
@@ -89,6 +89,28 @@ def test_a_caller_that_stops_early_leaves_no_thread():
     assert next(results) == 0
     results.close()
     assert ingot_threads() == []
+
+
+@given(st.lists(st.sampled_from([0, 1, 1 << 10, 1 << 20])), st.integers(0, 3))
+def test_light_items_share_a_thread_and_come_in_order(weights, workers):
+    def work(item):
+        return item, threading.get_ident()
+
+    items = list(enumerate(weights))
+    found = list(ordered_together(work, items, lambda item: item[1], workers))
+    assert [item for item, _ in found] == items
+
+
+def test_light_items_are_handed_on_together_and_heavy_ones_alone():
+    """Two heavy items meet at a barrier, so two threads have them; of light ones one thread has all."""
+    barrier = threading.Barrier(2)
+
+    def heavy(item):
+        barrier.wait(30)
+        return item
+
+    assert list(ordered_together(heavy, range(2), lambda _: 1 << 20, 2)) == [0, 1]
+    assert len(set(ordered_together(lambda _: threading.get_ident(), range(50), lambda _: 1, 2))) == 1
 
 
 @pytest.mark.parametrize(("workers", "window"), [(-1, None), (2, 0)])

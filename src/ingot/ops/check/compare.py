@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ingot.core.floats import FLOATS
+from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
-from ingot.core.parallel import default_workers, ordered
+from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import chunks, matrix_of
@@ -185,7 +186,8 @@ def _sides(options: CompareOptions, *, whole: bool) -> Iterator[tuple[Checkpoint
         open_checkpoint(options.b, io="pread", max_decompressed=limit) as second,
     ):
         for checkpoint in (first, second):
-            require_in_proportion(checkpoint.values(), checkpoint.location)
+            with gc_paused():  # all tensors are made: many small objects, none of them garbage
+                require_in_proportion(checkpoint.values(), checkpoint.location)
             if whole:
                 checkpoint.require_whole()
         with ExitStack() as stack:
@@ -230,8 +232,8 @@ def _opened(options: CompareOptions) -> Iterator[Opened[Pair]]:
 
 def _here(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
     """Compare tensors in this process."""
-    workers = default_workers()
-    for (old, other), found in zip(pairs, ordered(_pair, pairs, workers, 2 * workers), strict=True):
+    found_of = ordered_together(_pair, pairs, lambda pair: sum(tensor.nbytes + tensor.size for tensor in pair))
+    for (old, other), found in zip(pairs, found_of, strict=True):
         state.advance(old.nbytes + other.nbytes, old.name)
         yield found
 

@@ -17,8 +17,9 @@ from ingot.codecs.sparse.blocks import stored_matrix
 from ingot.codecs.table import CODECS
 from ingot.core import checksums
 from ingot.core.dtypes import DTYPES
+from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
-from ingot.core.parallel import default_workers, ordered
+from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import CodecError, FormatError, IngotError, IntegrityError, ResourceError, UsageError
@@ -152,13 +153,14 @@ def _opened(options: VerifyOptions) -> Iterator[Opened[Tensor]]:
 
 
 def _tensors(source: Source) -> list[Tensor]:
-    return list(checkpoint_of(source).values())
+    with gc_paused():  # many small objects, none of them garbage
+        return list(checkpoint_of(source).values())
 
 
 def _here(tensors: Sequence[Tensor], state: Progress) -> Iterator[list[Finding]]:
     """Check tensors in this process."""
-    workers = default_workers()
-    for tensor, findings in zip(tensors, ordered(_tensor, tensors, workers, 2 * workers), strict=True):
+    checked = ordered_together(_tensor, tensors, lambda tensor: tensor.nbytes + tensor.size)
+    for tensor, findings in zip(tensors, checked, strict=True):
         state.advance(tensor.nbytes, tensor.name)
         yield findings
 

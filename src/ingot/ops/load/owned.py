@@ -11,6 +11,7 @@ from ingot.codecs.base import empty
 from ingot.codecs.dense.codec import DenseReader
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, little_endian
+from ingot.core.gcpause import gc_paused
 from ingot.core.parallel import default_workers, ordered
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
@@ -51,12 +52,14 @@ def load_owned(
     for name in chosen:
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)
-    require_room((checkpoint[name] for name in chosen), checkpoint.location, retyped=True)
+    with gc_paused():  # many small objects, none of them garbage
+        tensors = {name: checkpoint[name] for name in chosen}
+        require_room(tensors.values(), checkpoint.location, retyped=True)
     if names is None or set(chosen) == set(checkpoint):
         checkpoint.require_whole()
     arrays: dict[str, Array] = dict.fromkeys(chosen, np.empty(0))
     workers = min(default_workers(), _MAX_WORKERS) if workers is None else workers
-    batches = _batches([checkpoint[name] for name in arrays], arrays)
+    batches = _batches(tensors.values(), arrays)
     for _ in ordered(_run, batches, 0 if workers <= 1 else workers, 2 * max(1, workers)):
         pass
     return arrays
@@ -67,7 +70,7 @@ def _run(batch: list[_Job]) -> None:
         job()
 
 
-def _batches(tensors: list[Tensor], arrays: dict[str, Array]) -> Iterator[list[_Job]]:
+def _batches(tensors: Iterable[Tensor], arrays: dict[str, Array]) -> Iterator[list[_Job]]:
     """Cut the work into lists of jobs that each move about ``BATCH`` bytes or one big piece."""
     batch: list[_Job] = []
     size = 0

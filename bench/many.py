@@ -1,0 +1,115 @@
+"""What a tensor costs whatever its size: operations on 100 to 100,000 small tensors, beside ``safetensors``.
+
+    python bench/many.py --counts 100 1000 10000 100000 --json many.json
+
+Each operation runs in a process of its own, on tensors of 512 bytes; its row is the processor time and the peak of
+memory above those of the same operation on one tensor, divided by the number of tensors. So imports do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from safetensors.numpy import load_file, save_file
+
+import ingot
+import ingot.numpy
+from ingot.core.memory import peak_rss
+
+SHAPE = (16, 16)
+
+
+def make(path: Path, count: int) -> None:
+    """Write so many f16 matrices under the names of a model of experts."""
+    rng = np.random.default_rng(0)
+    names = (f"model.layers.{index // 64}.mlp.experts.{index % 64}.w{index}.weight" for index in range(count))
+    save_file({name: rng.integers(0, 0x3C00, SHAPE, np.uint16).view(np.float16) for name in names}, path)
+
+
+def operations(folder: Path) -> dict[str, Callable[[], object]]:
+    """Return what is measured; ``source.safetensors`` and ``source.zt`` lie in the folder."""
+    dense, zt = folder / "source.safetensors", folder / "source.zt"
+    return {
+        "list .zt": lambda: [ingot.open(zt)[name] for name in ingot.open(zt)],
+        "load .zt": lambda: ingot.numpy.load_file(zt),
+        "load .safetensors": lambda: ingot.numpy.load_file(dense),
+        "safetensors loads": lambda: load_file(dense),
+        "verify .zt": lambda: ingot.verify(zt),
+        "compare both": lambda: ingot.compare(dense, zt),
+        "convert to .zt": lambda: ingot.convert(dense, folder / "result.zt", overwrite=True),
+    }
+
+
+def measure_here(folder: Path, name: str) -> dict[str, float]:
+    """Run one operation in this process."""
+    process = psutil.Process()
+    before, memory = process.cpu_times(), peak_rss()
+    started = time.perf_counter()
+    kept = operations(folder)[name]()
+    seconds, after = time.perf_counter() - started, process.cpu_times()
+    del kept
+    spent = after.user + after.system - before.user - before.system
+    return {"processor": spent, "wall": seconds, "memory": peak_rss() - memory}
+
+
+def measure(folder: Path, name: str) -> dict[str, float]:
+    """Run one operation in a process of its own."""
+    command = [sys.executable, __file__, "--here", str(folder), name]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def prepare(root: Path, count: int) -> Path:
+    """Make both sources of so many tensors."""
+    folder = root / str(count)
+    folder.mkdir()
+    make(folder / "source.safetensors", count)
+    ingot.convert(folder / "source.safetensors", folder / "source.zt")
+    return folder
+
+
+def run(counts: Sequence[int]) -> dict[str, dict[int, dict[str, float]]]:
+    """Return by operation and number of tensors what each of them costs."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        one = prepare(Path(temporary), 1)
+        base = {name: measure(one, name) for name in operations(one)}
+        for count in counts:
+            folder = prepare(Path(temporary), count)
+            for name, fixed in base.items():
+                each = measure(folder, name)
+                found.setdefault(name, {})[count] = {key: (each[key] - fixed[key]) / count for key in each}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        print(json.dumps(measure_here(Path(asked.here[0]), asked.here[1])))
+        return
+    found = run(asked.counts)
+    print("µs of processor time a tensor (bytes of memory)")
+    print(f"{'':20}" + "".join(f"{count:>18,}" for count in asked.counts))
+    for name, rows in found.items():
+        cells: list[str] = [f"{row['processor'] * 1e6:.1f} ({row['memory']:.0f})" for row in rows.values()]
+        print(f"{name:20}" + "".join(f"{cell:>18}" for cell in cells))
+    if asked.json:
+        result: dict[str, Any] = {"shape": SHAPE, "operations": found}
+        asked.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
