@@ -40,7 +40,7 @@ def operations(folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is measured; ``source.safetensors`` and ``source.zt`` lie in the folder."""
     dense, zt = folder / "source.safetensors", folder / "source.zt"
     return {
-        "list .zt": lambda: [ingot.open(zt)[name] for name in ingot.open(zt)],
+        "list .zt": lambda: list(ingot.open(zt).values()),
         "load .zt": lambda: ingot.numpy.load_file(zt),
         "load .safetensors": lambda: ingot.numpy.load_file(dense),
         "safetensors loads": lambda: load_file(dense),
