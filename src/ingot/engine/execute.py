@@ -59,10 +59,17 @@ class Done:
 class Observer:
     """Who looks on while values pass. This one looks at nothing."""
 
+    def points(self, step: Step) -> Sequence[int]:
+        """Return the points of a step of which the digest of the values that pass there is wanted.
+
+        Whoever does the step hashes them (``Done.digest``), unless several do.
+        """
+        return ()
+
     def watching(self, plan: Plan, resumed: int) -> AbstractContextManager[Watching]:
         """Return what tells for each step what is hashed, for as long as the plan runs.
 
-        The first ``resumed`` steps were written by an earlier run, and do not pass.
+        The first ``resumed`` steps were written by an earlier run, and do not pass; nor do those done ``elsewhere``.
         """
         return _unwatched()
 

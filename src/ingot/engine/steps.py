@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -185,7 +185,7 @@ class Encode(Step):
         per_row = self._cost_per_element(room.measured) * matrix[1]
         return cost.by_rows(matrix, per_row, cost.fixed_cost(tensor), room, step)
 
-    def pieces(self) -> tuple[int, int] | None:
+    def pieces(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
         """As ``Step.pieces``.
 
         Not cut is what is learnt of all rows first, or encoded of all at once, what is compressed afterwards, in frames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -78,6 +78,8 @@ class Step(ABC):
     exact: bool = True
 
     encodes_parts: ClassVar[bool] = True
+    elsewhere: ClassVar[bool] = False
+    """Whether another process does it, so that no values pass here."""
 
     @property
     def origin(self) -> Step:
@@ -114,12 +116,17 @@ class Step(ABC):
         """Bytes that one thread needs beside its chunk."""
         return 0
 
-    def pieces(self) -> tuple[int, int] | None:
+    def pieces(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
         """Return the rows, and the number at whose multiples they may be cut into pieces that several processes do.
 
-        None where they may not.
+        None where they may not. The digests of what passes at the points ``hashed`` are wanted: who cuts finds them out
+        otherwise.
         """
         return None
+
+    def joined(self, notes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the notes of a step that was done in pieces."""
+        return notes[0]
 
     def ready(self) -> None:
         """Ask for the optional packages that are needed; raises ``MissingExtraError``."""

@@ -35,6 +35,7 @@ class Elsewhere(Step):
     store: Store = field(kw_only=True)
 
     encodes_parts: ClassVar[bool] = False
+    elsewhere: ClassVar[bool] = True
 
     @property
     def origin(self) -> Step:
@@ -53,7 +54,7 @@ class Elsewhere(Step):
         return Chunking(self.out_bytes, 1, piece, min(piece, max(self.out_bytes, 1)))
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
-        assert not watches, "workers hash no values"
+        assert not watches, "who makes it hashes its values"
         return _Waiting(shape, step=self)
 
 
@@ -108,4 +109,5 @@ class _Waiting(Running):
             )
 
     def notes(self) -> dict[str, Any]:
-        return {**super().notes(), **self._pieces[0].notes}
+        found = [made.notes for made in self._pieces]
+        return dict(found[0] if len(found) == 1 else self.step.of.joined(found))

@@ -12,10 +12,11 @@ from ingot.core.stats import ErrorStats
 from ingot.engine.cluster.notes import Made, Task
 from ingot.engine.drive import Sink, drive
 from ingot.engine.frames import TensorSink
-from ingot.engine.pipeline import Begin, End, Pipeline
+from ingot.engine.pipeline import Begin, End, Pipeline, Watching
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources, cut
 from ingot.engine.steps import Encode
+from ingot.engine.watch import ContentWatch, Lane, Watches
 from ingot.engine.work import Step
 from ingot.formats.by_many import Skips
 from ingot.model import bytesource
@@ -125,7 +126,24 @@ class PartsFile:
             self._sink.close()
 
 
-def make(plan: Plan, task: Task, parts: PartsFile, places: Places | None, resources: Resources) -> list[Made]:
+def _watching(lane: Lane, hashed: Sequence[Sequence[int]]) -> Watching:
+    """Return what hashes so many points of each step, which come in order."""
+    watch, following = ContentWatch(lane), iter(hashed)
+
+    def of_step(step: Step) -> Watches:
+        return dict.fromkeys(next(following), watch)
+
+    return of_step
+
+
+def make(
+    plan: Plan,
+    task: Task,
+    parts: PartsFile,
+    places: Places | None,
+    resources: Resources,
+    hashed: Sequence[Sequence[int]],
+) -> list[Made]:
     """Run a task.
 
     Parameters
@@ -139,6 +157,8 @@ def make(plan: Plan, task: Task, parts: PartsFile, places: Places | None, resour
         Of the whole plan: where tensors are put that have one.
     resources : Resources
         Of this worker.
+    hashed : sequence of sequence of int
+        The points of each step at which values that pass are hashed, but for pieces of one.
 
     Raises
     ------
@@ -148,15 +168,20 @@ def make(plan: Plan, task: Task, parts: PartsFile, places: Places | None, resour
     chunkings, budget, recycled = cut(plan.steps, resources, measured=plan.measured)
     if task.rows is not None:
         chunkings = [replace(chunkings[0], first=task.rows[0], last=task.rows[1])]
+        hashed = [()]
     made: list[Made] = []
-    with Pipeline(
-        plan.steps,
-        chunkings,
-        workers=resources.workers,
-        budget=budget,
-        measured=plan.measured,
-        recycled=recycled,
-    ) as pipeline:
+    with (
+        Lane("values") as lane,
+        Pipeline(
+            plan.steps,
+            chunkings,
+            workers=resources.workers,
+            budget=budget,
+            measured=plan.measured,
+            recycled=recycled,
+            watching=_watching(lane, hashed),
+        ) as pipeline,
+    ):
 
         def opened(event: Begin) -> Sink:
             step, pending = event.step, resources.workers + 2

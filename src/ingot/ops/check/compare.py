@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from ingot.ops.options import is_elsewhere
 from ingot.stores.table import location_of
 
 if TYPE_CHECKING:
-    from ingot.ops.check.cluster import Opened
+    from ingot.ops.cluster.spread import Opened
 
 IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
@@ -163,7 +163,7 @@ def compare(options: CompareOptions) -> CompareReport:
     UsageError
         ``cluster.engine``.
     IngotError
-        What opening and decoding raise, and with workers ``ops.check.cluster.spread``.
+        What opening and decoding raise, and with workers ``ops.cluster.spread.spread``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is read
     with sides(options) as (first, second):
@@ -210,13 +210,15 @@ def _elsewhere(options: CompareOptions, first: Checkpoint, second: Checkpoint) -
         return _here
 
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
-        from ingot.ops.check.cluster import Check, spread
+        from ingot.engine.cluster.pool import pool_of
+        from ingot.ops.cluster.spread import Inquiry, Wanted, spread
 
         addresses = {"a": address_of(options.a), "b": address_of(options.b)}
         there = replace(options, progress=None)
-        check = Check(_opened, _pair, there, addresses, [first.identity(), second.identity()])
-        sizes = [old.nbytes + other.nbytes for old, other in pairs]
-        return spread(check, sizes, options.engine, options.address, state)
+        inquiry = Inquiry(_opened, _pair, there, addresses, [first.identity(), second.identity()])
+        wanted = [Wanted(number, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
+        with closing(pool_of(options.engine, options.address)) as pool:
+            return spread(inquiry, wanted, pool, state)
 
     return by_workers
 
@@ -224,7 +226,7 @@ def _elsewhere(options: CompareOptions, first: Checkpoint, second: Checkpoint) -
 @contextmanager
 def _opened(options: CompareOptions) -> Iterator[Opened[Pair]]:
     """Open the pairs again, in a worker; digests over whole files are the driver's business."""
-    from ingot.ops.check.cluster import Opened
+    from ingot.ops.cluster.spread import Opened
 
     with _sides(options, whole=False) as (first, second):
         yield Opened(_pairs(first, second)[0], [first.identity(), second.identity()])

@@ -40,7 +40,7 @@ from ingot.ops.remarks import remarks
 from ingot.stores.table import location_of
 
 if TYPE_CHECKING:
-    from ingot.ops.check.cluster import Opened
+    from ingot.ops.cluster.spread import Opened
 
 _CHUNK = 4 << 20
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
@@ -108,7 +108,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
         ``verify.repair``: ``repair`` without ``origin``; what ``ops.check.seal.repair`` raises; no such path,
         or nothing there that looks like a checkpoint; ``cluster.engine``.
     IntegrityError, ResourceError, MissingExtraError
-        Of workers, as ``ops.check.cluster.spread``.
+        Of workers, as ``ops.cluster.spread.spread``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
@@ -134,11 +134,13 @@ def _elsewhere(options: VerifyOptions, source: Source) -> ByTensor:
         return _here
 
     def by_workers(tensors: Sequence[Tensor], state: Progress) -> Iterable[list[Finding]]:
-        from ingot.ops.check.cluster import Check, spread
+        from ingot.engine.cluster.pool import pool_of
+        from ingot.ops.cluster.spread import Inquiry, Wanted, spread
 
-        there = replace(options, progress=None)
-        check = Check(_opened, _tensor, there, {"path": source.url}, source.identity())
-        return spread(check, [tensor.nbytes for tensor in tensors], options.engine, options.address, state)
+        inquiry = Inquiry(_opened, _tensor, replace(options, progress=None), {"path": source.url}, source.identity())
+        wanted = [Wanted(number, tensor.nbytes) for number, tensor in enumerate(tensors)]
+        with closing(pool_of(options.engine, options.address)) as pool:
+            return spread(inquiry, wanted, pool, state)
 
     return by_workers
 
@@ -146,7 +148,7 @@ def _elsewhere(options: VerifyOptions, source: Source) -> ByTensor:
 @contextmanager
 def _opened(options: VerifyOptions) -> Iterator[Opened[Tensor]]:
     """Open the tensors again, in a worker."""
-    from ingot.ops.check.cluster import Opened
+    from ingot.ops.cluster.spread import Opened
 
     with closing(open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)) as source:
         yield Opened(_tensors(source), source.identity())

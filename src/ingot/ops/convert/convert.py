@@ -58,7 +58,7 @@ from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of
 
 if TYPE_CHECKING:
-    from ingot.ops.convert.cluster import Cluster
+    from ingot.ops.cluster.distribute import Cluster
 
 
 @takes(ConvertOptions, "convert")
@@ -106,11 +106,12 @@ def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
     """Return who does the steps where this process does not; errors as ``plan_json``."""
     if not is_elsewhere(options.engine, options.address):
         return None
-    from ingot.ops.convert.cluster import Cluster
-    from ingot.ops.convert.planfile import plan_json
+    from ingot.engine.cluster.pool import pool_of
+    from ingot.ops.cluster.distribute import Cluster
+    from ingot.ops.convert.planfile import plan_json, shared
 
-    plan = plan_json(prepared, options)
-    return Cluster(options.engine, options.address, options.max_ram, options.threads or 1, plan)
+    plan, threads = plan_json(prepared, options), options.threads or 1
+    return Cluster(partial(pool_of, options.engine, options.address, threads), options.max_ram, threads, plan, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +275,7 @@ def run(
         inputs = (prepared.checkpoint,)
         if cluster is None:
             return _report(prepared, execute(prepared.plan, inputs, target, resources))
-        from ingot.ops.convert.cluster import distribute
+        from ingot.ops.cluster.distribute import distribute
 
         return _report(prepared, distribute(prepared.plan, inputs, target, resources, cluster))
 

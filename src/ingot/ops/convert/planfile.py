@@ -18,10 +18,12 @@ from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.engine.bind import RULE as STEP
 from ingot.engine.bind import StepData, bound_steps
-from ingot.engine.data import step_data
+from ingot.engine.data import spec_of, step_data
 from ingot.engine.resources import Resources
 from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import Fitting, Format, FullSize, WriteOptions
+from ingot.formats.base import Fitting, Format, FormatWriter, FullSize, WriteOptions
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
 from ingot.ops.convert.convert import Prepared, refuse_same, run, with_config
@@ -278,6 +280,34 @@ class OpenedPlan:
             recipe=self.data.recipe,
             warnings=self.data.warnings,
         )
+
+    @property
+    def names(self) -> Sequence[str]:
+        """As ``ops.cluster.distribute.Shared.names``."""
+        return [str(step.spec["name"]) for step in self.data.steps]
+
+    def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
+        """As ``Shared.hashed``: nothing is."""
+        return [()] * len(numbers)
+
+    def writer(self, target: Target) -> FormatWriter:
+        """As ``Shared.writer``."""
+        plan = self.plan(range(0))
+        artifact = Artifact([spec_of(step.spec) for step in self.data.steps], plan.metadata, plan.attachments)
+        return self.format.writer(target, self.place.name, artifact, self.writing)
+
+    def require_unchanged(self) -> None:
+        """As ``Shared.require_unchanged``."""
+        self.checkpoint.require_unchanged()
+
+    def close(self) -> None:
+        """As ``Shared.close``."""
+        self.checkpoint.close()
+
+
+def shared(address: str) -> OpenedPlan:
+    """Open a plan, in a worker's process; errors as ``execute``."""
+    return open_plan(read_plan(address))
 
 
 def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:

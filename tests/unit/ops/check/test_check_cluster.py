@@ -22,7 +22,7 @@ from ingot.engine.cluster.handing import hand_out
 from ingot.engine.cluster.notes import Task
 from ingot.engine.cluster.pool import Processes
 from ingot.errors import IngotError
-from ingot.ops.check import cluster
+from ingot.ops.cluster import spread
 from ingot.testing.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     damage(tmp_path / "b.zt", tmp_path / "damaged.zt", NAMES[2], NAMES[4])
     monkeypatch.setattr(tasks, "LEAST", 1 << 10)
     yield tmp_path
-    cluster._KEPT.close()
+    spread._KEPT.close()
 
 
 def damage(path: Path, out: Path, *names: str) -> None:
@@ -149,13 +149,13 @@ def test_the_error_is_that_of_the_first_task_that_has_one() -> None:
 def test_workers_that_find_another_file_are_refused(
     folder: Path, hire: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = cluster.work
+    real = spread.work
 
-    def replaced(check: Any, task: Any) -> Any:
+    def replaced(*told: Any) -> Any:
         (folder / "b.zt").write_bytes((folder / "damaged.zt").read_bytes())
-        return real(check, task)
+        return real(*told)
 
-    monkeypatch.setattr(cluster, "work", replaced)
+    monkeypatch.setattr(spread, "work", replaced)
     hire(Inline())
     with pytest.raises(IngotError) as caught:
         compare(folder, engine="processes")
@@ -165,8 +165,8 @@ def test_workers_that_find_another_file_are_refused(
 def test_workers_of_another_version_are_refused(
     folder: Path, hire: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = cluster.work
-    monkeypatch.setattr(cluster, "work", lambda check, task: real(replace(check, version="0.0.9"), task))
+    real = spread.work
+    monkeypatch.setattr(spread, "work", lambda asked, *told: real(replace(asked, version="0.0.9"), *told))
     hire(Inline())
     with pytest.raises(IngotError) as caught:
         verify(folder, engine="processes")

@@ -1,32 +1,32 @@
-"""A conversion whose steps are done by many workers: the driver plans, hands out tasks, and publishes."""
+"""A plan whose steps are done by many workers: the driver plans, hands out tasks, and publishes."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Protocol
 
 from ingot.core.atomic import TakesOver
 from ingot.core.progress import Progress
 from ingot.engine.cluster.crew import Crew
 from ingot.engine.cluster.elsewhere import elsewhere
 from ingot.engine.cluster.notes import Made, Note, Task, note_json, note_of
-from ingot.engine.cluster.pool import Pool, pool_of, worker_name
+from ingot.engine.cluster.pool import Pool, worker_name
 from ingot.engine.cluster.tasks import runs_of
 from ingot.engine.cluster.worker import Kept, PartsFile, Places, Prefixed, has_place, make
-from ingot.engine.data import spec_of
-from ingot.engine.execute import Executed, Input, Target, execute
+from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
 from ingot.engine.journal import intact
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
+from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
-from ingot.ops.convert.planfile import OpenedPlan, open_plan, read_plan
 from ingot.stores.local import LocalTarget
 from ingot.stores.shared import SharedFolder
 from ingot.stores.table import share
@@ -39,27 +39,54 @@ _COPIED = 5_000_000_000  # the largest file that an object store copies by itsel
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Who does a conversion's steps: ``engine`` is ``processes`` or ``ray``.
+    """Who does a plan's steps: ``pool`` starts them, or connects to them.
 
-    ``plan`` is the plan as JSON; ``max_ram`` and ``threads`` are each worker's.
+    ``plan`` is the plan as JSON, which ``opened``, a function of a module, opens by its address. ``max_ram`` and
+    ``threads`` are each worker's.
     """
 
-    engine: str
-    address: str | None
+    pool: Callable[[], Pool]
     max_ram: int | str | None
     threads: int
     plan: bytes
+    opened: Callable[[str], Shared]
 
-    def pool(self) -> Pool:
-        """Start, or connect to, the workers; errors as ``pool_of``."""
-        return pool_of(self.engine, self.address, self.threads)
+
+class Shared(Protocol):
+    """A plan in a worker's process, whose sources are open and proven to be what it was made for."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The tensors that all its steps write, in order."""
+        ...
+
+    def plan(self, numbers: range) -> Plan:
+        """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
+        ...
+
+    def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
+        """Return the points of each of these steps whose values are hashed."""
+        ...
+
+    def writer(self, target: bytesource.Target) -> FormatWriter:
+        """Return a writer of all tensors."""
+        ...
+
+    def require_unchanged(self) -> None:
+        """Refuse sources that were written to since they were opened."""
+        ...
+
+    def close(self) -> None:
+        """Close the sources."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is told once: addresses of the plan and of where it leaves files; ``files`` is the folder in which
-    tensors have their places, where workers see it."""
+    """What a worker is told once: how to open the plan, its address, and that of where to leave files; ``files`` is the
+    folder in which tensors have their places, where workers see it."""
 
+    opened: Callable[[str], Shared]
     parts: str
     key: str
     files: str | None
@@ -67,7 +94,14 @@ class Job:
     threads: int
 
 
-def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: Resources, by: Cluster) -> Executed:
+def distribute(
+    plan: Plan,
+    inputs: Sequence[Input],
+    target: Target,
+    resources: Resources,
+    by: Cluster,
+    observer: Observer = OBLIVIOUS,
+) -> Executed:
     """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and ``Crew``."""
     staging, key, progress = target.staging, sha256(by.plan).hexdigest()[:16], resources.progress
     folder = share(staging.share(), create=True)
@@ -77,7 +111,7 @@ def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: R
     known = _known(folder, key, LocalTarget(staging.files)) if staging.resuming else []
     done = {item.number for note in known for item in note.made}
     progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
-    job = Job(staging.share(), key, files, by.max_ram, by.threads)
+    job = Job(by.opened, staging.share(), key, files, by.max_ram, by.threads)
     pool = by.pool()
 
     def submit(task: Task) -> Future[Note]:
@@ -89,20 +123,21 @@ def distribute(plan: Plan, inputs: Sequence[Input], target: Target, resources: R
             staging.take_over(crew.whole)
         return target.beside(place, written)
 
-    tasks = tasks_of(plan, done, pool.slots) if whole is None else tasks_by_file(plan, done, whole)
+    hashed = [observer.points(step) for step in plan.steps]
+    tasks = tasks_of(plan, done, pool.slots, hashed) if whole is None else tasks_by_file(plan, done, whole)
     with Crew(pool, tasks, submit, known, progress) as crew:
         steps = [elsewhere(step, number, crew, folder.store) for number, step in enumerate(plan.steps)]
         quiet = replace(resources, progress=Progress(progress.total))  # the crew tells of what is read
         shared = replace(target, beside=beside, kept=_ends(known), scattered=whole is not None)
-        executed = execute(replace(plan, steps=steps), inputs, shared, quiet)
+        executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
     return replace(executed, done=[replace(item, step=item.step.origin) for item in executed.done])
 
 
-def tasks_of(plan: Plan, done: set[int], slots: int) -> list[Task]:
+def tasks_of(plan: Plan, done: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:
     """Cut the steps that are not done into tasks, of consecutive steps; a step that is more than a worker's share of
-    all into several."""
+    all into several. ``hashed`` are the points of each step whose values are wanted the digests of."""
     sizes = [step.in_bytes for step in plan.steps]
-    return runs_of(sizes, slots, done, lambda number: plan.steps[number].pieces())
+    return runs_of(sizes, slots, done, lambda number: plan.steps[number].pieces(hashed[number]))
 
 
 def tasks_by_file(plan: Plan, done: set[int], files: Sequence[str]) -> list[Task]:
@@ -185,7 +220,7 @@ class _Opened:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.plan: OpenedPlan = open_plan(read_plan(f"{job.parts.rstrip('/')}/{job.key}/{_PLAN}"))
+        self.plan = job.opened(f"{job.parts.rstrip('/')}/{job.key}/{_PLAN}")
         self._places: Places | None = None
 
     def places(self, number: int) -> Places | None:
@@ -206,7 +241,7 @@ class _Opened:
     def close(self) -> None:
         """Close all files."""
         self._leave()
-        self.plan.checkpoint.close()
+        self.plan.close()
 
     def _leave(self) -> None:
         if self._places is not None:
@@ -214,30 +249,27 @@ class _Opened:
             self._places = None
 
     def _writer(self, target: bytesource.Target) -> Places | None:
-        opened = self.plan
-        specs = [spec_of(step.spec) for step in opened.data.steps]
-        plan = opened.plan(range(0))
-        artifact = Artifact(specs, plan.metadata, plan.attachments)
-        writer = opened.format.writer(target, opened.place.name, artifact, opened.writing)
-        return Places(writer, [spec.name for spec in specs]) if isinstance(writer, Skips) else None
+        writer = self.plan.writer(target)
+        return Places(writer, self.plan.names) if isinstance(writer, Skips) else None
 
 
 _KEPT = Kept[Job, _Opened](lambda job: closing(_Opened(job)))
 
 
 def work(job: Job, task: Task) -> Note:
-    """Do a task, in a worker's process; errors as ``engine.cluster.worker.make`` and ``open_plan``."""
+    """Do a task, in a worker's process; errors as ``engine.cluster.worker.make`` and of opening the plan."""
     started = time.perf_counter()
     try:
         opened = _KEPT.opened(job)
         resources = Resources(job.max_ram, job.threads, without_ceiling=_IN_FLIGHT)
-        plan = opened.plan.plan(range(task.start, task.stop))
+        numbers = range(task.start, task.stop)
+        plan, hashed = opened.plan.plan(numbers), opened.plan.hashed(numbers)
         folder, name = share(job.parts), f"{job.key}/{task.name}.{secrets.token_hex(4)}"
         with folder.adding() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
             whole = opened.whole(Prefixed(adding.files, f"{name}.")) if task.files else None
-            made = make(plan, task, parts, whole or opened.places(task.start), resources)
-            opened.plan.checkpoint.require_unchanged()
+            made = make(plan, task, parts, whole or opened.places(task.start), resources, hashed)
+            opened.plan.require_unchanged()
             if job.files is not None:
                 written = {blob[0] for item in made if item.written for blob in item.written["blobs"]}
                 LocalTarget(job.files).flush(sorted(written))
