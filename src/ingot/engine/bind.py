@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from ingot.codecs.base import repack
+from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.structs import warm
 from ingot.engine.data import spec_data, unplain
-from ingot.engine.specs import encoded_spec
+from ingot.engine.pair import Diff
+from ingot.engine.route import Patch, Route
+from ingot.engine.specs import difference_spec, encoded_spec
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import FormatError, IngotError
 from ingot.formats.accepts import accepts, recoded
 from ingot.formats.base import Format
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
@@ -25,9 +31,12 @@ RULE = "plan.step"
 
 @warm
 class StepData(Struct, frozen=True, forbid_unknown_fields=True):
-    """A step as ``data.step_data`` writes those of one tensor."""
+    """A step as ``data.step_data`` writes it.
 
-    kind: Literal["move", "repack", "encode"]
+    ``hashed`` are points at which values that pass are hashed.
+    """
+
+    kind: Literal["move", "repack", "encode", "diff", "patch"]
     spec: dict[str, Any]
     action: str
     rule: str
@@ -35,10 +44,19 @@ class StepData(Struct, frozen=True, forbid_unknown_fields=True):
     source: int
     tensor: str
     options: dict[str, Any] = {}
+    layers: list[tuple[int, str]] = []
+    hashed: list[int] = []
 
 
-def bound_steps(steps: Sequence[StepData], sources: Sequence[Mapping[str, Tensor]], format: Format) -> Iterator[Step]:
+def bound_steps(
+    steps: Sequence[StepData],
+    sources: Sequence[Mapping[str, Tensor]],
+    format: Format,
+    routes: Mapping[str, Route] = MappingProxyType({}),
+) -> Iterator[Step]:
     """Yield runnable steps.
+
+    ``routes`` are those of a patch, whose sources are a base and its deltas; those of a diff are base and fine-tune.
 
     What a step writes is worked out anew from the tensor and the step's options, and compared: the data of another
     model, or data that somebody wrote by hand, never become bytes that are silently wrong.
@@ -50,7 +68,7 @@ def bound_steps(steps: Sequence[StepData], sources: Sequence[Mapping[str, Tensor
     """
     for number, data in enumerate(steps):
         try:
-            yield _bound(data, sources, format)
+            yield _bound(data, sources, format, routes)
         except (ValueError, TypeError, KeyError, OverflowError, IngotError) as error:
             if isinstance(error, FormatError) and error.rule == RULE:
                 raise
@@ -58,7 +76,9 @@ def bound_steps(steps: Sequence[StepData], sources: Sequence[Mapping[str, Tensor
             raise _refused(number, data, told) from error
 
 
-def _bound(data: StepData, sources: Sequence[Mapping[str, Tensor]], format: Format) -> Step:
+def _bound(
+    data: StepData, sources: Sequence[Mapping[str, Tensor]], format: Format, routes: Mapping[str, Route]
+) -> Step:
     if not 0 <= data.source < len(sources) or data.tensor not in sources[data.source]:
         raise ValueError("expected a tensor of a source, found none of this name")
     tensor = sources[data.source][data.tensor]
@@ -71,6 +91,10 @@ def _bound(data: StepData, sources: Sequence[Mapping[str, Tensor]], format: Form
             step = _repack(data, tensor, format)
         case "encode":
             step = _encode(data, tensor)
+        case "diff":
+            step = _diff(data, tensor, sources)
+        case "patch":
+            step = _patch(data, routes)
     if spec_data(step.spec) != data.spec:
         raise ValueError("expected what this step makes of the tensor, found something else")
     reason = format.refuses(step.spec)
@@ -96,11 +120,39 @@ def _encode(data: StepData, tensor: Tensor) -> Encode:
         raise ValueError("expected a tensor that can be decoded, and one of the known actions")
     options = unplain(data.options)
     encoder = CODECS.get_or_refuse(_codec(data.spec)).encoder(tensor.shape, tensor.dtype, options)
-    encodings = {str(part["encoding"]) for part in data.spec["parts"]}
-    spec: TensorSpec = encoded_spec(tensor.name, tensor, encoder, "raw" if encodings <= {"raw"} else max(encodings))
+    spec: TensorSpec = encoded_spec(tensor.name, tensor, encoder, _encoding(data.spec))
     exact = encoder.lossless  # never as the data says: what is not exact is measured, and told
     action = data.action if exact else ENCODED
     return Encode(tensor, spec, action, data.rule, exact, encoder=encoder, options=options, source=data.source)
+
+
+def _diff(data: StepData, tensor: Tensor, sources: Sequence[Mapping[str, Tensor]]) -> Diff:
+    base = sources[0][data.tensor]
+    if data.source != 1 or base.shape != tensor.shape:
+        raise ValueError("expected a tensor of the fine-tune, and one of its shape in the base")
+    CODECS[base.codec].check(base)
+    options, codec = unplain(data.options), delta_codec(_codec(data.spec))
+    encoder = codec.encoder(tensor.shape, tensor.dtype, options)
+    spec = difference_spec(tensor, codec, encoder, _encoding(data.spec))
+    exact = encoder.lossless
+    return Diff(tensor, spec, ENCODED, data.rule, exact, base=base, codec=codec, encoder=encoder, options=options)
+
+
+def _patch(data: StepData, routes: Mapping[str, Route]) -> Patch:
+    route = routes[data.tensor]
+    if route.born != data.source or [(layer.stage, layer.dtype) for layer in route.layers] != data.layers:
+        raise ValueError("expected the way that a tensor comes about by these deltas, found another")
+    options = unplain(data.options)
+    tensor = replace(route.origin, dtype=route.dtype)
+    encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)
+    spec = encoded_spec(route.name, tensor, encoder, "raw")
+    return Patch(tensor, spec, rule=data.rule, exact=data.exact, route=route, encoder=encoder, options=options)
+
+
+def _encoding(spec: Mapping[str, Any]) -> str:
+    """Return how a spec's parts are encoded: those that are at all, all alike."""
+    encodings = {str(part["encoding"]) for part in spec["parts"]}
+    return "raw" if encodings <= {"raw"} else max(encodings)
 
 
 def _codec(spec: Mapping[str, Any]) -> str:

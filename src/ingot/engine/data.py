@@ -31,11 +31,13 @@ def step_data(step: Step) -> dict[str, Any]:
             found = {"kind": "encode", **data, "source": step.source, "tensor": step.tensor.name}
             return found | {"options": plain(step.options)}
         case Diff():
-            return {"kind": "diff", **data, "tensor": step.tensor.name, "options": plain(step.options)}
+            named = {"source": 1, "tensor": step.tensor.name}
+            return {"kind": "diff", **data, **named, "options": plain(step.options)}
         case Patch():
             route = step.route
             stages = [[layer.stage, layer.dtype] for layer in route.layers]
-            return {"kind": "patch", **data, "born": route.born, "layers": stages, "options": plain(step.options)}
+            named = {"source": route.born, "tensor": route.name, "layers": stages}
+            return {"kind": "patch", **data, **named, "options": plain(step.options)}
         case _:
             raise TypeError(f"no data for a step {type(step).__name__}")
 

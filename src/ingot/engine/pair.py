@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +18,11 @@ from ingot.core.floats import FLOATS
 from ingot.core.stats import measure
 from ingot.engine import cost
 from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.steps import skips_rows
 from ingot.engine.watch import BASE, RESULT, Watches
 from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
 from ingot.errors import IngotError
+from ingot.model.slices import Skipping
 from ingot.model.tensor import Array, Tensor
 
 
@@ -46,17 +48,37 @@ class Diff(Step):
         return (self.encoder,)
 
     def chunking(self, room: Room) -> Chunking:
-        tensor, encoder, codec = self.tensor, self.encoder, self.codec
-        elementwise = codec.elementwise and CODECS[self.base.codec].elementwise
-        matrix = matrix_of(tensor) if elementwise else tensor.matrix_shape
+        tensor, encoder, matrix = self.tensor, self.encoder, self._matrix()
         rebuilt = 0 if encoder.lossless else 8
         per_element = cost.per_element(self.base, tensor) + 2 * self.out_bytes / max(tensor.size, 1) + 8 + rebuilt
-        step: int | None = encoder.step
-        if encoder.single_chunk:
-            step = None
-        elif codec.elementwise and matrix[1]:
-            step = encoder.step // gcd(encoder.step, matrix[1])
+        step = None if encoder.single_chunk else self._unit(matrix)
         return cost.by_rows(matrix, per_element * matrix[1], cost.fixed_cost(self.base, tensor), room, step)
+
+    def pieces(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
+        """As ``Step.pieces``, and ``Encode.pieces`` says what is not cut.
+
+        Nor is what patching gives, and is wanted the digest of, where only the delta's own bytes tell it.
+        """
+        encoder, pair = self.encoder, (self.base, self.tensor)
+        whole = encoder.fit_passes or encoder.single_chunk or (RESULT in hashed and not encoder.lossless)
+        compressed = any(part.encoding != "raw" for part in self.spec.parts)
+        if whole or compressed or not all(map(skips_rows, pair)):
+            return None
+        matrix = self._matrix()
+        return matrix[0], self._unit(matrix)
+
+    def joined(self, notes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """As ``Step.joined``."""
+        return {**notes[0], "moved": sum(item["moved"] for item in notes)}
+
+    def _matrix(self) -> tuple[int, int]:
+        elementwise = self.codec.elementwise and CODECS[self.base.codec].elementwise
+        return matrix_of(self.tensor) if elementwise else self.tensor.matrix_shape
+
+    def _unit(self, matrix: tuple[int, int]) -> int:
+        """Return the rows at whose multiples chunks begin."""
+        step = self.encoder.step
+        return step // gcd(step, matrix[1]) if self.codec.elementwise and matrix[1] else step
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
         return _Comparing(shape, step=self, watches=watches, measured=measured and self.tensor.dtype in FLOATS)
@@ -94,18 +116,21 @@ class _Comparing(Running):
         if RESULT in self.watches and not step.encoder.lossless:
             self._rebuilt = Blake3()
         share = step.in_bytes / max(shape.rows, 1)
-        kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], 0
-        while start < shape.rows or start == 0:
+        kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], shape.first
+        for reader in readers if start else ():
+            assert isinstance(reader, Skipping)
+            reader.skip(start * shape.cols)
+        while start < shape.end or start == 0:
             if not take():
                 return
-            stop = min(start + shape.chunk_rows, shape.rows)
+            stop = min(start + shape.chunk_rows, shape.end)
             rows = [scratch((stop - start, shape.cols), kind) for kind in kinds]
             for reader, out in zip(readers, rows, strict=True):
                 reader.read_into(out)
             waits = [feed.take(rows[point]) for point, feed in self.feeds.items()]
             yield partial(self._encode, rows[0], rows[1], start, waits), int(stop * share) - int(start * share)
             start = max(stop, 1)
-        for reader in readers:
+        for reader in readers if shape.last is None else ():
             reader.finish()
 
     def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> Encoded:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.delta.base import DeltaEncoder
+from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
@@ -47,6 +47,11 @@ def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, enc
         parts = tuple(replace(part, length=None, encoding=encoding, uncompressed_length=part.length) for part in parts)
     dtype = str(encoder.params.get("dtype", "")) or _stored_dtype(parts, tensor.dtype)
     return TensorSpec(name, tensor.shape, dtype, encoder.codec, parts, dict(encoder.params))
+
+
+def difference_spec(tensor: Tensor, codec: DeltaCodec, encoder: DeltaEncoder, encoding: str) -> TensorSpec:
+    """Return the spec of the difference that ``encoder`` of ``codec`` will write, of which ``tensor`` is the result."""
+    return encoded_spec(tensor.name, replace(tensor, dtype=tensor.dtype if codec.exact else "f32"), encoder, encoding)
 
 
 def _stored_dtype(parts: Sequence[PartSpec], default: str) -> str:

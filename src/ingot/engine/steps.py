@@ -156,6 +156,13 @@ class _Repacking(Running):
         reader.finish()
 
 
+def skips_rows(tensor: Tensor) -> bool:
+    """Whether rows of a tensor can be read without those before, and no digest proves it only as a whole."""
+    codec = CODECS[tensor.codec]
+    stored = any(part.encoding != "raw" or part.digest is not None for part in tensor.parts.values())
+    return codec.streams and not stored and isinstance(codec.reader(tensor), Skipping)
+
+
 @dataclass(frozen=True)
 class Encode(Step):
     """Encodes decoded values.
@@ -192,10 +199,9 @@ class Encode(Step):
         across pieces, and what a digest proves only as a whole.
         """
         tensor, encoder = self.tensor, self.encoder
-        whole = encoder.fit_passes or encoder.single_chunk or not CODECS[tensor.codec].streams
+        whole = encoder.fit_passes or encoder.single_chunk
         encoded = any(part.encoding != "raw" or part.length is None for part in self.spec.parts)
-        stored = any(part.encoding != "raw" or part.digest is not None for part in tensor.parts.values())
-        if whole or encoded or stored or not isinstance(CODECS[tensor.codec].reader(tensor), Skipping):
+        if whole or encoded or not skips_rows(tensor):
             return None
         rows, cols = matrix_of(tensor, encoder.codec)
         return rows, row_step(CODECS[encoder.codec], encoder, cols)

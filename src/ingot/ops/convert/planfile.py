@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -42,6 +42,7 @@ VERSION = 3
 RULE = "plan.json"
 _LARGEST = 1 << 30
 _VIEWED = ("prune", "prune_block", "metadata", "keep_names")
+P = TypeVar("P", bound=Struct)
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
 
@@ -203,7 +204,7 @@ def execute(options: ExecuteOptions) -> ConvertReport:
         As ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
-    data = read_plan(options.plan)
+    data = read_plan(options.plan, PlanData)
     with _prepared(data, options.out) as prepared:
         progress = Progress(prepared.plan.in_bytes, options.progress)
         resources = Resources(options.max_ram, options.threads, progress)
@@ -211,8 +212,8 @@ def execute(options: ExecuteOptions) -> ConvertReport:
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def read_plan(path: AnyPath) -> PlanData:
-    """Return what a file holds; errors as ``execute`` and ``stores.table.locate``."""
+def read_plan(path: AnyPath, kind: type[P]) -> P:
+    """Return the plan of some kind that a file holds; errors as ``execute`` and ``stores.table.locate``."""
     where = location_of(path)
     store, name = locate(path)
     if not name:
@@ -226,9 +227,9 @@ def read_plan(path: AnyPath) -> PlanData:
             where=where,
         )
     try:
-        return msgspec.convert(found, PlanData)
+        return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise FormatError(RULE, f"expected a plan of a conversion: {error}", where=where) from error
+        raise FormatError(RULE, f"expected a plan of this kind: {error}", where=where) from error
 
 
 def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
@@ -307,7 +308,7 @@ class OpenedPlan:
 
 def shared(address: str) -> OpenedPlan:
     """Open a plan, in a worker's process; errors as ``execute``."""
-    return open_plan(read_plan(address))
+    return open_plan(read_plan(address, PlanData))
 
 
 def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
@@ -323,7 +324,7 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         planned = [str(step.spec.get("name")) for step in data.steps]
         view = viewed(checkpoint_of(source), place, options, frozenset(data.view.without), planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close
-        _require_same(checkpoint.identity(), data.source.identity, source.location)
+        require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.fit(checkpoint.attachments) if isinstance(place.format, Fitting) else place.format
         format = format.compacting() if isinstance(format, FullSize) and writing.compact else format
@@ -338,7 +339,8 @@ def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
         raise FormatError(STEP, "expected each tensor once, in the order in which the format wants them")
 
 
-def _require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
+def require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
+    """Refuse a source that is not the one whose identity a plan states: ``IntegrityError`` ``plan.source``."""
     if not same_identity(found, expected):
         raise IntegrityError(
             "plan.source",

@@ -30,6 +30,7 @@ from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.measure import sample_of
+from ingot.ops.delta.pairs import Both
 from ingot.ops.delta.strategy import EXACT, Storage, is_matrix
 
 Pair = tuple[Tensor, Tensor]
@@ -121,19 +122,34 @@ def choose(
     UsageError
         ``delta.target``: neither or both given, out of range, or not to be had with these candidates.
     """
-    if (target_size is None) == (max_error is None):
-        raise UsageError("expected a target size or a largest error for strategy auto", rule="delta.target")
-    if max_error is not None and not 0 <= max_error < inf:
-        raise UsageError(f"expected a largest error of at least 0, found {max_error}", rule="delta.target")
+    require_one(target_size, max_error)
     measured = []
     for (base, tuned), measurement in zip(pairs, ordered(lambda pair: measure(*pair), pairs, workers), strict=True):
         measured.append(measurement)
         if progress is not None:
             progress.advance(base.nbytes + tuned.nbytes, tuned.name)
+    return chosen(measured, target_size, max_error)
+
+
+def require_one(target_size: float | str | None, max_error: float | None) -> None:
+    """Raise ``UsageError`` ``delta.target`` unless there is one of both."""
+    if (target_size is None) == (max_error is None):
+        raise UsageError("expected a target size or a largest error for strategy auto", rule="delta.target")
+    if max_error is not None and not 0 <= max_error < inf:
+        raise UsageError(f"expected a largest error of at least 0, found {max_error}", rule="delta.target")
+
+
+def chosen(measured: Sequence[Measured], target_size: int | None, max_error: float | None) -> dict[str, Storage]:
+    """Return how to store what was measured; options and errors as ``choose``."""
     if max_error is not None:
         return {item.name: _within(item, max_error).storage for item in measured}
     assert target_size is not None
     return _allocate(measured, target_size - OVERHEAD * len(measured))
+
+
+def measure_both(both: Both) -> Measured:
+    """As ``measure``, of a pair."""
+    return measure(*both.pair)
 
 
 def measure(base: Tensor, tuned: Tensor) -> Measured:

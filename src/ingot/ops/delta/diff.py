@@ -9,47 +9,42 @@ a ``.wdelta`` of a sharded base reads the base once more, in the order of its sh
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ingot.codecs.delta.base import DeltaEncoder, delta_codec, difference
-from ingot.codecs.reach import reaching
-from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.memory import anonymous_rss, parse_size
 from ingot.core.options import takes
-from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
-from ingot.engine.chunks import pieces
+from ingot.engine.bind import bound_steps
 from ingot.engine.execute import Executed, Target, execute
-from ingot.engine.pair import Diff
 from ingot.engine.plan import Plan
 from ingot.engine.resources import RESERVE, Resources
 from ingot.engine.route import is_opaque
-from ingot.engine.specs import encoded_spec
-from ingot.engine.steps import ENCODED, Encode, Move
 from ingot.engine.work import Step
-from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
-from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
-from ingot.model.tensor import Tensor
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
-from ingot.ops.delta.auto import PER_PAIR, choose, target_bytes
-from ingot.ops.delta.inputs import alike, changed_elements, check_inputs, require_same_keys, same_tensors
+from ingot.ops.delta.auto import PER_PAIR, choose, chosen, measure_both, require_one, target_bytes
+from ingot.ops.delta.draft import Draft, Drafted
+from ingot.ops.delta.inputs import changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
+from ingot.ops.delta.pairs import Asking, ByWorkers, Here, Reading, digest_of, pairs_of
 from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, TensorDiff
-from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, DEFAULTS, EXACT, SMALL, UNSCALED, Storage, choices
+from ingot.ops.delta.strategy import BY_CONTAINER, DEFAULTS, Storage
 from ingot.ops.destination import Destination, destination, stage
-from ingot.ops.identity import tensor_digest
 from ingot.ops.in_memory import opened
 from ingot.ops.open import Source, weights_of
+from ingot.ops.options import AnyPath, is_elsewhere
+
+if TYPE_CHECKING:
+    from ingot.engine.cluster.pool import Pool
 
 VERSION = 1
 PATCH = "safetensors"
@@ -90,17 +85,35 @@ def diff(options: DiffOptions) -> DiffReport:
             rule="delta.container",
             where=target.location,
         )
+    elsewhere = is_elsewhere(options.engine, options.address)
     with ExitStack() as stack:
         sources = []
         for weights in (options.base, options.finetuned):
-            if options.resume and isinstance(weights, Mapping):
-                raise UsageError("expected files to resume a run of, found a state dict", rule="delta.resume")
+            _require_file(weights, options, elsewhere=elsewhere)
             source = opened(weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
             stack.callback(source.close)
             refuse_same(source, target)
             sources.append(source)
-        report = _Diff(sources, target, options).run()
+        pool = stack.enter_context(closing(_pool(options))) if elsewhere else None
+        report = _Diff(sources, target, options, pool).run()
     return replace(report, seconds=time.perf_counter() - started)
+
+
+def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *, elsewhere: bool) -> None:
+    """Refuse a state dict where a file is wanted."""
+    if not isinstance(weights, Mapping):
+        return
+    if elsewhere:
+        raise UsageError("expected files that workers can open, found a state dict", rule="cluster.engine")
+    if options.resume:
+        raise UsageError("expected files to resume a run of, found a state dict", rule="delta.resume")
+
+
+def _pool(options: DiffOptions) -> Pool:
+    """Start, or connect to, the workers; errors as ``pool_of``."""
+    from ingot.engine.cluster.pool import pool_of
+
+    return pool_of(options.engine, options.address, options.threads or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +128,25 @@ class _Planned:
 class _Diff:
     """One run."""
 
-    def __init__(self, sources: Sequence[Source], target: Destination, options: DiffOptions) -> None:
-        self._sources, self._place, self._options = sources, target, options
-        strategy = self._strategy = options.strategy or DEFAULTS[target.format.name]
+    def __init__(self, sources: Sequence[Source], target: Destination, options: DiffOptions, pool: Pool | None) -> None:
+        self._sources, self._place, self._options, self._pool = sources, target, options, pool
+        container = target.format.name
+        strategy = self._strategy = options.strategy or DEFAULTS[container]
+        self._draft = Draft(container, strategy, options.strategy is None, options.options)
+        assert self._draft.asked  # a strategy that is known
         self._base, self._tuned = (weights_of(source) for source in sources)
-        self._wdelta = target.format.name == PARENT
-        self._patch = target.format.name == PATCH
-        self._auto = strategy == AUTO and target.format.name == "zt"
-        if not self._auto and (options.target_size, options.max_error) != (None, None):
+        self._pairs = pairs_of(self._base, self._tuned)
+        self._wdelta, self._patch = container == PARENT, container == PATCH
+        if not self._draft.auto and (options.target_size, options.max_error) != (None, None):
             raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
-        # What options are for: the strategy's matrices.
-        self._asked = EXACT if self._auto else choices(strategy, "", (SMALL, SMALL), "f32", target.format.name)
         self._storages: Mapping[str, Storage] = {}
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.progress)
         self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
-        self._workers = self._resources.workers
+        self._asking: Asking = Here(self._pairs, self._resources.workers)
+        if pool is not None:
+            urls = [source.url for source in sources]
+            how = Reading(urls[0], urls[1], options.io, options.verify, options.max_decompressed)
+            self._asking = ByWorkers(self._pairs, sources, how, pool, self._progress)
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._counts: Mapping[str, int] = {}
         self._same: dict[str, str] = {}
@@ -153,24 +170,42 @@ class _Diff:
                 known=self._same | self._moved,
                 same=self._same,
                 metadata=self._metadata,
-                workers=self._workers,
+                digests=self._digests,
                 progress=self._progress,
                 wdelta=self._wdelta,
                 shards=self._shards,
             )
             target = Target(staging, place.name, lambda made, _: copy_companions(companions, made))
-            executed = execute(planned.plan, self._sources, target, self._resources, observer)
+            executed = self._execute(planned.plan, target, observer)
         return self._report(planned, observer.info, executed)
+
+    def _execute(self, plan: Plan, target: Target, observer: Identify) -> Executed:
+        if self._pool is None:
+            return execute(plan, self._sources, target, self._resources, observer)
+        from ingot.ops.cluster.distribute import Cluster, distribute
+        from ingot.ops.delta.planfile import delta_plan_json, shared, source_data
+
+        pool, options = self._pool, self._options
+        read = [
+            source_data(checkpoint, source.url, options.io, options.verify, options.max_decompressed)
+            for checkpoint, source in zip((self._base, self._tuned), self._sources, strict=True)
+        ]
+        told = delta_plan_json("diff", plan, read, self._place, observer.points)
+        cluster = Cluster(lambda: pool, options.max_ram, options.threads or 1, told, shared)
+        return distribute(plan, self._sources, target, self._resources, cluster, observer)
+
+    def _digests(self, side: int, names: Sequence[str]) -> Mapping[str, str]:
+        return dict(zip(names, self._asking.each(digest_of, names, [(side,)] * len(names)), strict=True))
 
     def _prepared(self) -> _Planned:
         """Find out what is the same, choose how the rest is stored, and plan it."""
         if self._wdelta:
             self._shards = parent_orders(self._base, sorted(self._tuned)).get("shards")
         else:
-            self._same = same_tensors(self._base, self._tuned, self._workers, self._progress)
+            self._same = same_tensors(self._pairs, self._asking, self._progress)
         if self._patch:  # a header comes before what it describes
-            self._counts = changed_elements(self._base, self._tuned, self._same, self._workers)
-        self._storages = {**(self._measured() if self._auto else {}), **self._options.storages}
+            self._counts = changed_elements(self._pairs, self._same, self._asking)
+        self._storages = {**(self._measured() if self._draft.auto else {}), **self._options.storages}
         steps, changes, exact = self._steps()
         if any(step.spec.params.get("layout") == 2 for step in steps):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
@@ -196,99 +231,47 @@ class _Diff:
     def _measured(self) -> dict[str, Storage]:
         """Choose how each tensor's difference is stored, for strategy ``auto``."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
-        pairs = [(self._base[item.name], item) for item in changed if item.name in self._base]
-        pairs = [pair for pair in pairs if alike(*pair) and not is_opaque(pair[1])]
-        paired = {tuned.name for _, tuned in pairs}
+        alike = [item for item in changed if self._pairs[item.name].is_alike and not is_opaque(item)]
+        pairs = [self._pairs[item.name].pair for item in alike]
+        paired = {tuned.name for tuned in alike}
         whole = sum(item.nbytes for item in changed if item.name not in paired)
-        size = self._options.target_size
+        size, error = self._options.target_size, self._options.max_error
         budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
+        if self._pool is not None:
+            require_one(budget, error)
+            return chosen(list(self._asking.each(measure_both, list(paired))), budget, error)
         self._progress.total += sum(base.nbytes + tuned.nbytes for base, tuned in pairs)
         self._progress.advance(0)
-        workers, max_ram = self._workers, self._options.max_ram
+        workers, max_ram = self._resources.workers, self._options.max_ram
         if max_ram is not None:
             workers = max(1, min(workers, (parse_size(max_ram) - anonymous_rss() - RESERVE) // PER_PAIR))
-        return choose(
-            pairs,
-            target_size=budget,
-            max_error=self._options.max_error,
-            workers=workers,
-            progress=self._progress,
-        )
+        return choose(pairs, target_size=budget, max_error=error, workers=workers, progress=self._progress)
 
     def _steps(self) -> tuple[list[Step], dict[str, Change], dict[str, bool]]:
         """Return what is stored in the container's order; of every tensor what changes, and whether exactly."""
-        steps: list[Step] = []
-        changes: dict[str, Change] = {}
-        exact: dict[str, bool] = {}
         names = sorted(self._tuned) if self._wdelta else list(self._tuned)
-        changed = [self._tuned[name] for name in names if name not in self._same]
-        located = ordered(self._located, changed, self._workers)
-        for name in names:
-            tensor = self._tuned[name]
-            op, step = "same", None
-            if name not in self._same:
-                op, step = next(located)
-                steps.append(step)
-            changes[name] = Change(op, tensor.dtype)
-            exact[name] = step is None or step.exact
+        drafted = dict(self._drafted([name for name in names if name not in self._same]))
+        self._moved = {name: item.digest for name, item in drafted.items() if item.digest is not None}
+        changes = {
+            name: Change(drafted[name].op if name in drafted else "same", self._tuned[name].dtype) for name in names
+        }
+        exact = {name: name not in drafted or drafted[name].step.exact for name in names}
+        steps = [item.step for item in drafted.values()]
         order = self._place.format.order([step.spec for step in steps])
         return [steps[index] for index in order], changes, exact
 
-    def _located(self, tensor: Tensor) -> tuple[str, Step]:
-        try:
-            return self._step(tensor, self._storage(tensor))
-        except IngotError as error:
-            small = UNSCALED.get(self._place.format.name)
-            if error.rule == "codec.underflow" and small is not None and self._options.strategy is None:
-                return self._step(tensor, small)
-            raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
+    def _drafted(self, names: Sequence[str]) -> Iterator[tuple[str, Drafted]]:
+        """Yield the steps of tensors."""
+        told = [(self._storages.get(name), self._counts.get(name)) for name in names]
+        if self._pool is None:
+            yield from zip(names, self._asking.each(self._draft.drafted, names, told), strict=True)
+            return
+        from ingot.ops.delta.draft import DraftData
 
-    def _storage(self, tensor: Tensor) -> Storage:
-        storage = self._storages.get(tensor.name, EXACT if self._auto else None)
-        if storage is not None:
-            return storage
-        return choices(self._strategy, tensor.name, tensor.shape, tensor.dtype, self._place.format.name)
-
-    def _step(self, tensor: Tensor, storage: Storage) -> tuple[str, Step]:
-        base = self._base.get(tensor.name)
-        if is_opaque(tensor):
-            self._moved[tensor.name] = tensor_digest(tensor)
-            return "replace", self._checked(Move(tensor, tensor.spec(), source=1))
-        if base is None or not (self._wdelta or alike(base, tensor)):
-            return "replace", self._whole(tensor)
-        codec = delta_codec(storage.codec)
-        extra = self._options.options if storage == self._asked else {}
-        if self._patch:
-            extra = {**extra, "count": self._counts[tensor.name]}
-
-        def made(options: Mapping[str, Any]) -> DeltaEncoder:
-            return codec.encoder(tensor.shape, tensor.dtype, options)
-
-        options = {**storage.options, **extra}
-        try:
-            encoder = made(options)
-        except UnsupportedError:  # complex numbers
-            if not codec.exact:
-                raise
-            return "replace", self._whole(tensor)
-        differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
-        encoder, more = reaching(encoder, made, options, differences)
-        default = replace(tensor, dtype=tensor.dtype if codec.exact else "f32")
-        spec = encoded_spec(tensor.name, default, encoder, storage.encoding)
-        pair = partial(Diff, base=base, codec=codec, encoder=encoder, options={**options, **more})
-        return "apply", self._checked(pair(tensor, spec, ENCODED, storage.codec, encoder.lossless))
-
-    def _whole(self, tensor: Tensor) -> Step:
-        codec = FLOAT_ENTROPY if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else DenseLayout.codec
-        encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
-        spec = encoded_spec(tensor.name, tensor, encoder, "raw")
-        return self._checked(Encode(tensor, spec, ENCODED, codec, encoder=encoder, source=1))
-
-    def _checked(self, step: Step) -> Step:
-        reason = self._place.format.refuses(step.spec)
-        if reason is not None:
-            raise UnsupportedError(f"{self._place.format.name} cannot carry this: {reason}", rule="delta.container")
-        return step
+        found = list(self._asking.each(DraftData(self._draft), names, told))
+        steps = bound_steps([item.step for item in found], [self._base, self._tuned], self._place.format)
+        for name, item, step in zip(names, found, steps, strict=True):
+            yield name, Drafted(item.op, step, item.digest)
 
     def _unknown_base(self) -> Identity:
         """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""

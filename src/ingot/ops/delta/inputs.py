@@ -9,7 +9,6 @@ import numpy as np
 from ingot.codecs.delta.sparse_patch import words
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import DTYPES, file_bytes
-from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.route import is_opaque
@@ -18,24 +17,23 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
 from ingot.ops.delta.chain import base_routes
+from ingot.ops.delta.pairs import Asking, Both
 from ingot.ops.identity import tensor_digest
 
 _COMPARED = 1 << 20
 
 
-def same_tensors(
-    base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], workers: int, progress: Progress
-) -> dict[str, str]:
+def same_tensors(pairs: Mapping[str, Both], asking: Asking, progress: Progress) -> dict[str, str]:
     """Return the digests of the tensors whose values are those of the base, bit for bit.
 
     Reads those once, others up to the first chunk that differs.
     """
-    pairs = [(base[name], tensor) for name, tensor in tuned.items() if name in base and alike(base[name], tensor)]
+    names = [name for name, both in pairs.items() if both.is_alike]
     digests = {}
-    for (first, other), digest in ordered(lambda pair: (pair, _common_digest(*pair)), pairs, workers):
+    for name, digest in zip(names, asking.each(common_digest, names), strict=True):
         if digest is not None:
-            digests[other.name] = digest
-            progress.advance(first.nbytes + other.nbytes, other.name)
+            digests[name] = digest
+            progress.advance(pairs[name].nbytes, name)
     return digests
 
 
@@ -66,15 +64,15 @@ def _keys(container: str, expected: str, found: str, name: str) -> UnsupportedEr
     return UnsupportedError(f"a {kind} needs {expected}, found {found}; write a .zt", rule="delta.keys", where=name)
 
 
-def changed_elements(
-    base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], same: Container[str], workers: int
-) -> dict[str, int]:
+def changed_elements(pairs: Mapping[str, Both], same: Container[str], asking: Asking) -> dict[str, int]:
     """Return how many elements of each tensor differ in their bits; those in ``same`` and packed ones are left out."""
-    pairs = [(base[name], tensor) for name, tensor in tuned.items() if name not in same and not is_opaque(tensor)]
-    return dict(ordered(lambda pair: (pair[1].name, _changed(*pair)), pairs, workers))
+    names = [name for name, both in pairs.items() if name not in same and not is_opaque(both.pair[1])]
+    return dict(zip(names, asking.each(changed, names), strict=True))
 
 
-def _changed(first: Tensor, other: Tensor) -> int:
+def changed(both: Both) -> int:
+    """Return how many elements of two tensors differ in their bits."""
+    first, other = both.pair
     matrix = matrix_of(first, other.codec)
     step = max(1, _COMPARED // max(matrix[1], 1))
     pairs = zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True)
@@ -95,11 +93,12 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
 
 def equal_values(first: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
-    return _common_digest(first, other) is not None
+    return common_digest(Both(first, other)) is not None
 
 
-def _common_digest(first: Tensor, other: Tensor) -> str | None:
+def common_digest(both: Both) -> str | None:
     """Return the digest of two tensors of one shape and type that have the same values, bit for bit, else None."""
+    first, other = both.pair
     if is_opaque(first) or is_opaque(other) or DTYPES[first.dtype].bits < 8:  # packed bytes, which chunks are not
         digest = tensor_digest(first)
         return digest if digest == tensor_digest(other) else None

@@ -16,13 +16,13 @@ from ingot.engine.execute import Done, Observer
 from ingot.engine.pair import Diff
 from ingot.engine.pipeline import Watching
 from ingot.engine.plan import Plan
-from ingot.engine.steps import Move
+from ingot.engine.steps import Encode
 from ingot.engine.watch import BASE, RESULT, ContentWatch, Lane, ParentWatch, Watch, Watches
 from ingot.engine.work import Step
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import DeltaInfo, Identity
 from ingot.ops.delta.parent import parent_hash
-from ingot.ops.identity import TensorId, content_of, tensor_ids
+from ingot.ops.identity import TensorId, content_of
 
 PARENT = "wdelta"
 """The name of ``.wdelta``'s parent hash in ``Identity.hashes``, and of the format."""
@@ -47,6 +47,8 @@ class Identify(Observer):
         Whether the parent hash of a ``.wdelta`` is asked for in place of contents.
     shards : sequence of str, optional
         The order in which the parent hash of a sharded base goes.
+    digests : callable
+        Returns the digests of tensors of the base (0) or the fine-tune (1), by name: of what did not pass.
     """
 
     base: Checkpoint
@@ -55,29 +57,39 @@ class Identify(Observer):
     known: Mapping[str, str]
     same: Mapping[str, str]
     metadata: Callable[[DeltaInfo], Mapping[str, Any]]
-    workers: int
+    digests: Callable[[int, Sequence[str]], Mapping[str, str]]
     progress: Progress
     wdelta: bool = False
     shards: Sequence[str] | None = None
     _parent: Callable[[], str] = field(default=str, init=False)
 
+    def points(self, step: Step) -> Sequence[int]:
+        match step:
+            case Diff():
+                return () if self.wdelta and self.shards is None else (BASE,) if self.wdelta else (BASE, RESULT)
+            case Encode():
+                return () if self.wdelta else (RESULT,)
+        return ()
+
     @contextmanager
     def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
         with Lane("base") as base, Lane("tuned") as tuned, Workers(1, "ingot-parent") as pool:
-            watches: dict[int, Watch] = {BASE: ContentWatch(base)}
-            if not self.wdelta:
-                watches[RESULT] = ContentWatch(tuned)
-            elif self.shards is not None or resumed:  # not in the order of steps, or not from the first one on
+            watches: dict[int, Watch] = {BASE: ContentWatch(base), RESULT: ContentWatch(tuned)}
+            parent: ParentWatch | None = None
+            if self.wdelta and self.shards is None and not resumed and not any(step.elsewhere for step in plan.steps):
+                parent = ParentWatch(base)
+                self._parent = lambda: parent.hex
+            elif self.wdelta:  # not in the order of steps, not from the first one on, or not here
                 order = self.shards if self.shards is not None else sorted(self.tuned)
                 beside: Future[str] = pool.submit(parent_hash, self.base, order)
                 self._parent = beside.result
-                watches = watches if self.shards is not None else {}
-            else:
-                parent = ParentWatch(base)
-                watches, self._parent = {BASE: parent}, lambda: parent.hex
 
             def of_step(step: Step) -> Watches:
-                return watches if isinstance(step, Diff) else {key: watches[key] for key in watches if key == RESULT}
+                if step.elsewhere:
+                    return {}
+                if parent is not None and isinstance(step, Diff):
+                    return {BASE: parent}
+                return {point: watches[point] for point in self.points(step)}
 
             yield of_step
 
@@ -98,12 +110,15 @@ class Identify(Observer):
             if digest is not None
         }
         rest = [tensor for name, tensor in self.base.items() if name not in found]
-        found |= tensor_ids(rest, workers=self.workers)
+        others = self.digests(BASE, [tensor.name for tensor in rest])
         for tensor in rest:
+            found[tensor.name] = TensorId(tensor.dtype, tensor.shape, others[tensor.name])
             self.progress.advance(tensor.nbytes, tensor.name)
         return content_of(found)
 
     def _result_content(self, done: Sequence[Done]) -> str:
-        written = {item.step.spec.name: item.digest(RESULT) or "" for item in done if not isinstance(item.step, Move)}
-        digests = written | dict(self.known)
+        passed = {item.step.spec.name: item.digest(RESULT) for item in done}
+        digests = {name: digest for name, digest in passed.items() if digest is not None} | dict(self.known)
+        # Of what was done in pieces, which gives the fine-tune's values bit for bit (``Diff.pieces``).
+        digests |= self.digests(RESULT, [name for name in self.tuned if name not in digests])
         return content_of({name: TensorId(item.dtype, item.shape, digests[name]) for name, item in self.tuned.items()})

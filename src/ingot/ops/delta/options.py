@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.core.options import about
 from ingot.ops.options import (
+    ADDRESS,
     DIGEST,
     IO,
     LIMITS,
@@ -19,6 +20,7 @@ from ingot.ops.options import (
     THREADS,
     AnyPath,
     Digest,
+    about_engine,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from ingot.ops.delta.strategy import Storage
 
     StateDict = Mapping[str, Any]
+
+
+ENGINE = about_engine("the bytes are the same. --max-ram and --threads are each worker's then.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class DiffOptions:
     options: Mapping[str, Any] = field(
         default_factory=dict, metadata=about("Codec option for the strategy's matrices: NAME=VALUE.", "--option")
     )
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
     storages: Mapping[str, Storage] = field(
         default_factory=dict,
         metadata=about("How single tensors are stored, by name, whatever the strategy says of them.", command=False),

@@ -1,0 +1,147 @@
+"""The steps of a diff: how the difference of one pair of tensors is stored, as a step that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ingot.codecs.delta.base import DeltaEncoder, delta_codec, difference
+from ingot.codecs.reach import reaching
+from ingot.codecs.table import CODECS, FLOAT_ENTROPY
+from ingot.engine.bind import StepData
+from ingot.engine.chunks import pieces
+from ingot.engine.data import step_data
+from ingot.engine.pair import Diff
+from ingot.engine.route import is_opaque
+from ingot.engine.specs import difference_spec, encoded_spec
+from ingot.engine.steps import ENCODED, Encode, Move
+from ingot.engine.work import Step
+from ingot.errors import IngotError, UnsupportedError
+from ingot.formats.table import FORMATS
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.tensor import Tensor
+from ingot.ops.delta.inputs import alike
+from ingot.ops.delta.pairs import Both
+from ingot.ops.delta.strategy import AUTO, EXACT, SMALL, UNSCALED, Storage, choices
+from ingot.ops.identity import tensor_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What becomes of a tensor of the fine-tune: ``op`` of ``model.delta.Change``, and the step that stores it.
+
+    ``digest`` is that of values that only move.
+    """
+
+    op: str
+    step: Step
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is asked of a delta in ``container``; ``default`` tells that nobody named the strategy."""
+
+    container: str
+    strategy: str
+    default: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def auto(self) -> bool:
+        """Whether measured storages are given, and all others are exact."""
+        return self.strategy == AUTO and self.container == "zt"
+
+    @property
+    def asked(self) -> Storage:
+        """The strategy's storage of matrices, which ``options`` are for; raises ``UsageError`` ``delta.strategy``."""
+        return EXACT if self.auto else choices(self.strategy, "", (SMALL, SMALL), "f32", self.container)
+
+    def drafted(self, both: Both, storage: Storage | None = None, count: int | None = None) -> Drafted:
+        """Return the step of a tensor that is not the same in both.
+
+        Parameters
+        ----------
+        both : Both
+        storage : Storage, optional
+            How the difference is stored; by default as the strategy has it.
+        count : int, optional
+            How many elements differ, for those that need it known.
+
+        Raises
+        ------
+        UnsupportedError, CodecError
+        """
+        tensor = both.tuned
+        assert tensor is not None
+        try:
+            return self._drafted(both.base, tensor, storage or self._storage(tensor), count)
+        except IngotError as error:
+            small = UNSCALED.get(self.container)
+            if error.rule == "codec.underflow" and small is not None and self.default:
+                return self._drafted(both.base, tensor, small, count)
+            raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
+
+    def _storage(self, tensor: Tensor) -> Storage:
+        if self.auto:
+            return EXACT
+        return choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
+
+    def _drafted(self, base: Tensor | None, tensor: Tensor, storage: Storage, count: int | None) -> Drafted:
+        if is_opaque(tensor):
+            return self._checked("replace", Move(tensor, tensor.spec(), source=1), tensor_digest(tensor))
+        if base is None or not (self.container == "wdelta" or alike(base, tensor)):
+            return self._whole(tensor)
+        codec = delta_codec(storage.codec)
+        extra = self.options if storage == self.asked else {}
+
+        def made(options: Mapping[str, Any]) -> DeltaEncoder:
+            return codec.encoder(tensor.shape, tensor.dtype, options)
+
+        options = {**storage.options, **extra, **({} if count is None else {"count": count})}
+        try:
+            encoder = made(options)
+        except UnsupportedError:  # complex numbers
+            if not codec.exact:
+                raise
+            return self._whole(tensor)
+        differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
+        encoder, more = reaching(encoder, made, options, differences)
+        spec = difference_spec(tensor, codec, encoder, storage.encoding)
+        told = (tensor, spec, ENCODED, storage.codec, encoder.lossless)
+        return self._checked("apply", Diff(*told, base=base, codec=codec, encoder=encoder, options={**options, **more}))
+
+    def _whole(self, tensor: Tensor) -> Drafted:
+        codec = FLOAT_ENTROPY if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else DenseLayout.codec
+        encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
+        spec = encoded_spec(tensor.name, tensor, encoder, "raw")
+        return self._checked("replace", Encode(tensor, spec, ENCODED, codec, encoder=encoder, source=1))
+
+    def _checked(self, op: str, step: Step, digest: str | None = None) -> Drafted:
+        reason = FORMATS[self.container].refuses(step.spec)
+        if reason is not None:
+            raise UnsupportedError(f"{self.container} cannot carry this: {reason}", rule="delta.container")
+        return Drafted(op, step, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedData:
+    """``Drafted`` on its way to another process."""
+
+    op: str
+    step: StepData
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftData:
+    """A draft whose steps are wanted as data; called with what ``Draft.drafted`` takes."""
+
+    draft: Draft
+
+    def __call__(self, both: Both, storage: Storage | None = None, count: int | None = None) -> DraftedData:
+        found = self.draft.drafted(both, storage, count)
+        return DraftedData(found.op, msgspec.convert(step_data(found.step), StepData), found.digest)
