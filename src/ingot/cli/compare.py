@@ -10,9 +10,7 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar, reader_may_leave
 from ingot.cli.render import render
-from ingot.errors import UsageError
 from ingot.ops.check.options import CompareOptions
-from ingot.ops.options import is_elsewhere
 
 if TYPE_CHECKING:
     from ingot.model.report import Report
@@ -65,9 +63,9 @@ def _cost(options: CompareOptions, delta: str, top: int, *, quiet: bool) -> tupl
     """Return whether a delta is exact, and what it costs, largest error first."""
     from ingot.ops.delta.cost import cost_report, delta_cost
 
-    if is_elsewhere(options.engine, options.address):
-        raise UsageError(f"expected the engine local with --delta, found {options.engine}", rule="cluster.engine")
-    limit = options.max_decompressed
+    limit, by = options.max_decompressed, (options.engine, options.address)
     with progress_bar("comparing", quiet=quiet) as progress:
-        costs = delta_cost(options.a, delta, options.b, max_decompressed=limit, progress=progress)
+        costs = delta_cost(
+            options.a, delta, options.b, max_decompressed=limit, progress=progress, engine=by[0], address=by[1]
+        )
     return all(item.exact for item in costs), cost_report(options.a, delta, options.b, costs, top)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from os import PathLike
@@ -15,14 +17,18 @@ from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import chunks
+from ingot.engine.cluster.pool import pool_of
 from ingot.engine.route import Route
 from ingot.errors import IntegrityError
 from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.delta.chain import Link, link_of, stages
+from ingot.ops.cluster.spread import Inquiry, Opened, Wanted, spread
+from ingot.ops.delta.chain import link_of, stages
 from ingot.ops.delta.report import TensorDiff, tensors_table
 from ingot.ops.identity import tensor_digest
+from ingot.ops.open import address_of
 from ingot.ops.open import open as open_checkpoint
+from ingot.ops.options import is_elsewhere
 from ingot.stores.table import location_of
 
 AnyPath = str | PathLike[str]
@@ -35,8 +41,12 @@ def delta_cost(
     *,
     max_decompressed: int | str | None = None,
     progress: ProgressCallback | None = None,
+    engine: str = "local",
+    address: str | None = None,
 ) -> list[TensorDiff]:
     """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in chunks; ``max_decompressed`` as for ``open``.
+
+    ``engine`` and ``address`` say who does the work, as of ``ingot.compare``; the result is the same.
 
     Returns
     -------
@@ -50,9 +60,51 @@ def delta_cost(
         has other tensors than the delta gives.
     FormatError
         ``part.max-decompressed``: a compressed part of one of the three states more.
+    UsageError
+        ``cluster.engine``; with workers errors as ``ops.cluster.spread.spread``.
     """
-    opened = partial(open_checkpoint, io="pread", max_decompressed=max_decompressed)
-    with opened(base) as first, opened(delta) as second, opened(finetuned) as tuned:
+    elsewhere, asked = is_elsewhere(engine, address), _Asked(base, delta, finetuned, max_decompressed)
+    with _opened(asked) as opened:
+        state = Progress(sum(item.tuned.nbytes for item in opened.items), progress)
+        if elsewhere:
+            paths = {"base": base, "delta": delta, "finetuned": finetuned}
+            addresses = {name: address_of(path) for name, path in paths.items()}
+            inquiry = Inquiry(_opened, _cost, asked, addresses, opened.identity)
+            wanted = [Wanted(number, item.tuned.nbytes) for number, item in enumerate(opened.items)]
+            with closing(pool_of(engine, address)) as pool:
+                return spread(inquiry, wanted, pool, state)
+        costs = []
+        for item in ordered(_cost, opened.items, default_workers()):
+            costs.append(item)
+            state.advance(item.tuned_nbytes, item.name)
+        return costs
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a delta's cost is asked of."""
+
+    base: AnyPath
+    delta: AnyPath
+    finetuned: AnyPath
+    max_decompressed: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A tensor of the fine-tune, how it comes about by the delta, and what that stores for it."""
+
+    route: Route
+    tuned: Tensor
+    op: str
+    stored: Tensor | None
+
+
+@contextmanager
+def _opened(asked: _Asked) -> Iterator[Opened[_Item]]:
+    """Open all three, in a worker too; errors as ``delta_cost``."""
+    opened = partial(open_checkpoint, io="pread", max_decompressed=asked.max_decompressed)
+    with opened(asked.base) as first, opened(asked.delta) as second, opened(asked.finetuned) as tuned:
         link = link_of(second)
         routes = stages(first, [link])[-1]
         odd = set(routes) ^ set(tuned)
@@ -62,13 +114,9 @@ def delta_cost(
                 f"expected the tensors of the delta's result, found {min(odd)[:200]!r} in only one of them",
                 where=tuned.location,
             )
-        state = Progress(tuned.nbytes, progress)
-        pairs = [(routes[name], tensor) for name, tensor in tuned.items()]
-        costs = []
-        for item in ordered(lambda pair: _cost(pair[0], pair[1], link), pairs, default_workers()):
-            costs.append(item)
-            state.advance(tuned[item.name].nbytes, item.name)
-        return costs
+        ops = {name: change.op for name, change in link.info.tensors.items()}
+        items = [_Item(routes[name], item, ops.get(name, "same"), second.get(name)) for name, item in tuned.items()]
+        yield Opened(items, [first.identity(), second.identity(), tuned.identity()])
 
 
 def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequence[TensorDiff], top: int = 0) -> Report:
@@ -94,23 +142,22 @@ def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequen
     return Report(figures, (), tables, closing)
 
 
-def _cost(route: Route, tuned: Tensor, link: Link) -> TensorDiff:
+def _cost(item: _Item) -> TensorDiff:
+    route, tuned, stored = item.route, item.tuned, item.stored
     if route.shape != tuned.shape or route.dtype != tuned.dtype:
         raise IntegrityError(
             "delta.tuned",
             f"expected shape {list(route.shape)} in {route.dtype}, found {list(tuned.shape)} in {tuned.dtype}",
             where=tuned.name,
         )
-    op = link.info.tensors[route.name].op if route.name in link.info.tensors else "same"
-    stored = link.checkpoint.get(route.name)
     same, error = _values(route, tuned)
     return TensorDiff(
         name=route.name,
         shape=route.shape,
         dtype=route.dtype,
-        op=op,
-        codec=stored.codec if stored else "",
-        nbytes=stored.nbytes if stored else 0,
+        op=item.op,
+        codec=stored.codec if stored is not None else "",
+        nbytes=stored.nbytes if stored is not None else 0,
         tuned_nbytes=tuned.nbytes,
         exact=same,
         error=None if same or not error.count else error.summary(),

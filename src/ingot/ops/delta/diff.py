@@ -60,7 +60,7 @@ def diff(options: DiffOptions) -> DiffReport:
     ``Tensor`` objects by name, an open checkpoint. The strategy ``exact`` gives the fine-tune back bit
     for bit, others are smaller (``ops.delta.strategy``). New, reshaped and retyped tensors are stored whole; equal ones
     are not stored. A ``.wdelta`` knows the strategies of that format, ``.safetensors`` a sparse patch. With ``resume``
-    the output is byte for byte that of an uninterrupted run.
+    the output is byte for byte that of an uninterrupted run. It is the same whoever the ``engine`` has do the work.
 
     Returns
     -------
@@ -69,7 +69,8 @@ def diff(options: DiffOptions) -> DiffReport:
     Raises
     ------
     UsageError
-        ``delta.container``, ``delta.strategy``, an option; ``delta.resume``: a run of state dicts cannot be resumed.
+        ``cluster.engine``, ``delta.container``, ``delta.strategy``, an option; ``delta.resume``: a run of state dicts
+        cannot be resumed.
     CodecError
         A value that the strategy cannot store, such as a NaN in a quantized difference.
     UnsupportedError

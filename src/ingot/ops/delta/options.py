@@ -104,6 +104,8 @@ class PatchOptions:
     format: str | None = field(
         default=None, metadata=about("Target format; default: by the suffix, or the base's.", "--format", "-f")
     )
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
     digest: Digest | None = field(default="crc32c", metadata=DIGEST)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 
 from ingot.codecs.table import CODECS
@@ -14,7 +15,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
 from ingot.core.progress import Progress
-from ingot.engine.execute import Target, execute
+from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
 from ingot.engine.route import Patch, Route
@@ -35,7 +36,7 @@ from ingot.ops.delta.proof import Proof
 from ingot.ops.delta.report import PatchReport
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
-from ingot.ops.options import AnyPath
+from ingot.ops.options import AnyPath, is_elsewhere
 
 
 @takes(PatchOptions, "patch")
@@ -55,11 +56,12 @@ def patch(options: PatchOptions) -> PatchReport:
         ``delta.base``: the base, or the order of the chain, is wrong; ``delta.result``: the result is not what the
         delta promises. Nothing is published.
     UsageError
-        ``delta.none``, ``delta.of-delta``, ``delta.no-identity``, ``delta.no-result``, an option.
+        ``cluster.engine``, ``delta.none``, ``delta.of-delta``, ``delta.no-identity``, ``delta.no-result``, an option.
     FormatError, CodecError, UnsupportedError, ResourceError
         As ``ingot.convert``.
     """
     started = time.perf_counter()
+    elsewhere = is_elsewhere(options.engine, options.address)
     chain = [options.deltas] if isinstance(options.deltas, str | PathLike) else list(options.deltas)
     if not chain:
         raise UsageError("expected at least one delta, found none", rule="patch.option")
@@ -75,7 +77,7 @@ def patch(options: PatchOptions) -> PatchReport:
         target = _destination(options.out, options.format, sources[0])
         for source in sources:
             refuse_same(source, target)
-        report = _Patch(sources, target, options).run()
+        report = _Patch(sources, target, options).run(elsewhere=elsewhere)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -95,7 +97,7 @@ class _Patch:
         progress = Progress(read, options.progress)
         self._resources = Resources(options.max_ram, options.threads, progress)
 
-    def run(self) -> PatchReport:
+    def run(self, *, elsewhere: bool) -> PatchReport:
         options, place = self._options, self._place
         stage_routes = stages(self._base, self._links)
         require_in_proportion((route.origin for route in stage_routes[-1].values()), place.location)
@@ -106,7 +108,10 @@ class _Patch:
         overwrite, resume = options.overwrite, options.resume
         with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
             target = Target(staging, place.name, lambda made, _: copy_companions(companions, made))
-            executed = execute(plan, self._sources, target, self._resources, proof)
+            if elsewhere:
+                executed = self._distribute(plan, target, proof)
+            else:
+                executed = execute(plan, self._sources, target, self._resources, proof)
         return PatchReport(
             base=self._sources[0].location,
             deltas=[source.location for source in self._sources[1:]],
@@ -123,6 +128,20 @@ class _Patch:
             result_id=proof.result_id,
             resumed=executed.resumed,
         )
+
+    def _distribute(self, plan: Plan, target: Target, proof: Proof) -> Executed:
+        from ingot.engine.cluster.pool import pool_of
+        from ingot.ops.cluster.distribute import Cluster, distribute
+        from ingot.ops.delta.planfile import delta_plan_json, shared, source_data
+
+        options, threads = self._options, self._options.threads or 1
+        how = (options.io, options.check_digests, options.max_decompressed)
+        checkpoints = [self._base, *(link.checkpoint for link in self._links)]
+        read = [source_data(item, source.url, *how) for item, source in zip(checkpoints, self._sources, strict=True)]
+        told = delta_plan_json("patch", plan, read, self._place, proof.points)
+        pool = partial(pool_of, options.engine, options.address, threads)
+        cluster = Cluster(pool, options.max_ram, threads, told, shared)
+        return distribute(plan, self._sources, target, self._resources, cluster, proof)
 
     def _plan(self, routes: dict[str, Route], first: Sequence[str]) -> Plan:
         """Make every tensor, in the order in which what is proven is hashed best."""

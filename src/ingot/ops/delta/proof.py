@@ -90,6 +90,11 @@ class Proof(Observer):
         orders = parent_orders({name: route.origin for name, route in self._stages[0].items()}, names)
         return orders.get("shards", orders["sorted"])
 
+    def points(self, step: Step) -> Sequence[int]:
+        if not isinstance(step, Patch):
+            return ()
+        return [stage for stage in sorted(self._contents) if self._on_the_way(stage, step)]
+
     @contextmanager
     def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
         with ExitStack() as stack:

@@ -13,12 +13,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from msgspec import structs
 
 import ingot
+from ingot.engine.bind import bound_steps
 from ingot.engine.cluster import tasks
 from ingot.engine.cluster.pool import Processes
+from ingot.engine.data import step_data
 from ingot.errors import IngotError
+from ingot.formats.table import FORMATS
 from ingot.ops.cluster import distribute, spread
+from ingot.ops.delta.cost import delta_cost
+from ingot.ops.delta.draft import Draft, DraftData
+from ingot.ops.delta.pairs import pairs_of
 from ingot.testing.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]
@@ -172,6 +179,72 @@ def test_a_driver_that_ends_leaves_what_the_next_one_takes(folder: Path, hire: C
     assert (folder / "x.zt").read_bytes() == (folder / "here" / "x.zt").read_bytes()
 
 
+def patch(folder: Path, out: str, **more: Any) -> Any:
+    return ingot.patch(folder / "base.safetensors", [folder / "d1.zt", folder / "d2.zt"], folder / out, **more)
+
+
+@pytest.fixture
+def chain(folder: Path) -> Path:
+    """Two deltas, one after the other: a lossy one that removes a tensor and brings one, and an exact one."""
+    diff(folder, "d1.zt", strategy="int8")
+    ingot.patch(folder / "base.safetensors", folder / "d1.zt", folder / "first.safetensors")
+    with ingot.open(folder / "first.safetensors") as first:
+        second = {name: tensor.numpy().copy() for name, tensor in first.items()}
+    second[NAMES[0]] = moved(np.random.default_rng(9), second[NAMES[0]])
+    ingot.save(folder / "second.safetensors", second)
+    diff(folder, "d2.zt", ("first", "second"))
+    return folder
+
+
+@pytest.mark.parametrize("out", ["x.safetensors", "x.zt", "x.squizd"])
+def test_a_patch_has_the_bytes_of_a_local_run_and_is_proven(chain: Path, out: str, hire: Callable[..., None]) -> None:
+    done, events = list[Any](), list[Any]()
+    here = patch(chain, f"here/{out}", progress=done.append)
+    pool = Inline(lambda count: EOFError() if count % 3 == 1 else None)
+    hire(pool)
+    found = patch(chain, out, engine="processes", progress=events.append)
+    assert len(pool.tasks) > 4
+    assert (chain / out).read_bytes() == (chain / "here" / out).read_bytes()
+    assert told(found) == told(here)
+    assert found.verified
+    assert (events[-1].done, events[-1].total) == (done[-1].done, done[-1].total)
+
+
+def test_a_patch_of_another_base_is_refused(chain: Path, hire: Callable[..., None]) -> None:
+    rng = np.random.default_rng(11)
+    with ingot.open(chain / "base.safetensors") as base:
+        other = {name: moved(rng, tensor.numpy()) for name, tensor in base.items()}
+    ingot.save(chain / "base.safetensors", other, overwrite=True)
+    hire(Inline())
+    with pytest.raises(IngotError) as caught:
+        patch(chain, "x.zt", engine="processes")
+    assert caught.value.rule == "delta.base"
+    assert not (chain / "x.zt").exists()
+
+
+def test_a_delta_of_the_other_tool_is_proven_by_its_parent_hash(folder: Path, hire: Callable[..., None]) -> None:
+    """The driver reads the base for it, in order."""
+    diff(folder, "d.wdelta", ALIKE)
+    told = (folder / "alike.safetensors", folder / "d.wdelta")
+    ingot.patch(*told, folder / "here.safetensors")
+    hire(Inline(), Inline())
+    assert ingot.patch(*told, folder / "x.safetensors", engine="processes").verified_base
+    assert (folder / "x.safetensors").read_bytes() == (folder / "here.safetensors").read_bytes()
+    with pytest.raises(IngotError) as caught:
+        ingot.patch(folder / "tuned.safetensors", told[1], folder / "y.safetensors", engine="processes")
+    assert caught.value.rule == "delta.base"
+
+
+def test_what_a_delta_costs_is_told_by_workers_too(folder: Path, hire: Callable[..., None]) -> None:
+    diff(folder, "d.zt", strategy="int4")
+    paths = [folder / name for name in ("base.safetensors", "d.zt", "more.safetensors")]
+    pool, events = Inline(lambda count: EOFError() if count == 2 else None), list[Any]()
+    hire(pool)
+    assert delta_cost(*paths, engine="processes", progress=events.append) == delta_cost(*paths)
+    assert len(pool.tasks) > 3
+    assert events[-1].done == events[-1].total
+
+
 @pytest.mark.parametrize("more", [{"engine": "fog"}, {"engine": "processes", "address": "host:1"}])
 def test_an_unknown_engine_is_refused(folder: Path, more: dict[str, Any]) -> None:
     with pytest.raises(IngotError) as caught:
@@ -183,3 +256,26 @@ def test_a_state_dict_is_for_this_process_alone(folder: Path) -> None:
     with pytest.raises(IngotError) as caught:
         ingot.diff({"a": np.zeros(3)}, folder / "tuned.safetensors", folder / "x.zt", engine="processes")
     assert caught.value.rule == "cluster.engine"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensor": "model.norm"},  # in neither
+        {"tensor": "norm"},  # of another shape
+        {"source": 0},
+        {"kind": "patch"},
+        {"options": {"bits": 3}},
+        {"kind": "move"},
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused(folder: Path, change: dict[str, Any]) -> None:
+    """As plans of conversions are: what it writes is worked out anew."""
+    with ingot.open(folder / "base.safetensors") as base, ingot.open(folder / "tuned.safetensors") as tuned:
+        sources, format = [base, tuned], FORMATS["zt"]
+        both = pairs_of(base, tuned)[NAMES[0]]
+        step = DraftData(Draft("zt", "int4", default=False))(both).step
+        assert step_data(next(bound_steps([step], sources, format)))["spec"] == step.spec
+        with pytest.raises(IngotError) as caught:
+            list(bound_steps([structs.replace(step, **change)], sources, format))
+    assert caught.value.rule == "plan.step"
