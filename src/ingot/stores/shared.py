@@ -74,6 +74,14 @@ class SharedFolder(ABC):
     def sizes(self, folder: str) -> Mapping[str, int]:
         """Return the names of the files directly in a folder, hidden ones left out, and their bytes."""
 
+    def states(self, folder: str) -> Mapping[str, str]:
+        """Return, for the files of ``sizes``, what tells each from another under its name: its bytes, and an ETag."""
+        return {name: str(size) for name, size in self.sizes(folder).items()}
+
+    def state(self, name: str) -> str:
+        """Return what ``states`` says of a file; errors as ``Store.stat``."""
+        return str(self.store.stat(name).size)
+
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
         """Put a small file in place, or in the place of another, whole or not at all."""

@@ -61,7 +61,8 @@ class Made:
 class Note:
     """A finished task: by whom, in how many seconds, what was made.
 
-    ``files`` are those that it left: of the task's, where it has some, in their order.
+    ``files`` are those that it left: of the task's, where it has some, in their order. ``states`` are what the store
+    says of each: bytes, and a version's name where it has one.
     """
 
     task: Task
@@ -69,6 +70,7 @@ class Note:
     seconds: float
     made: Sequence[Made]
     files: Sequence[str] = ()
+    states: Sequence[str] = ()
 
 
 def note_json(note: Note) -> bytes:
@@ -88,6 +90,7 @@ def note_of(data: bytes) -> Note:
         float(found["seconds"]),
         [_made_of(item) for item in found["made"]],
         [str(name) for name in found["files"]],
+        [str(state) for state in found["states"]],
     )
 
 

@@ -185,29 +185,23 @@ def _ends(known: Sequence[Note]) -> dict[str, int]:
 
 def _known(folder: SharedFolder, key: str, files: LocalTarget) -> list[Note]:
     """Return what an interrupted run's workers have left whole, each step once; pieces of steps are done again."""
-    sizes, found, seen = folder.sizes(key), list[Note](), set[int]()
+    states, found, seen = folder.states(key), list[Note](), set[int]()
 
-    def whole(task: Task, left: Sequence[str], made: Made) -> bool:
-        if task.files and made.written is not None:
-            names = {file: name.rpartition("/")[2] for file, name in zip(task.files, left, strict=True)}
-            blobs = made.written["blobs"]
-            return all(offset + length <= sizes.get(names[file], 0) for file, offset, length, _ in blobs)
-        if made.written is not None:
+    def whole(note: Note, made: Made) -> bool:
+        if made.written is not None and not note.task.files:
             return intact(made.written, files.store())
-        return not made.file or sizes.get(made.file.rpartition("/")[2], 0) >= made.offset + made.nbytes
+        left = dict(zip(note.files, note.states, strict=False))
+        wanted = [made.file] if made.written is None else note.files
+        return all(states.get(name.rpartition("/")[2]) == left.get(name, "") for name in wanted if name)
 
-    for name in sorted(sizes):
+    for name in sorted(states):
         if name == _PLAN or not name.endswith(".json"):
             continue
         try:
             note = note_of(folder.store.read(f"{key}/{name}", _LARGEST, "cluster.note"))
         except (ValueError, TypeError, KeyError):
             continue
-        made = [
-            item
-            for item in note.made
-            if note.task.rows is None and item.number not in seen and whole(note.task, note.files, item)
-        ]
+        made = [item for item in note.made if note.task.rows is None and item.number not in seen and whole(note, item)]
         if note.task.files and len(made) < len(note.made):
             continue  # as a whole or not at all
         seen.update(item.number for item in made)
@@ -275,7 +269,8 @@ def work(job: Job, task: Task) -> Note:
                 LocalTarget(job.files).flush(sorted(written))
             left = [f"{name}.{file}" for file in task.files] or ([] if parts.is_empty else [parts.name])
             adding.publish(left)
-        note = Note(task, worker_name(), time.perf_counter() - started, made, left)
+            states = [folder.state(item) for item in left]
+        note = Note(task, worker_name(), time.perf_counter() - started, made, left, states)
         folder.write(f"{name}.json", note_json(note))
     except BaseException:
         _KEPT.close()  # a writer may be inside a tensor

@@ -37,7 +37,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate, location_of, write_file
 
-VERSION = 3
+VERSION = 4
 """Of the fields and of what they mean; another one is refused, never guessed at."""
 RULE = "plan.json"
 _LARGEST = 1 << 30

@@ -63,6 +63,12 @@ class RemoteShared(SharedFolder):
     def sizes(self, folder: str) -> dict[str, int]:
         return {name: stamp.size for name, stamp in self.stamps(folder).items() if not name.startswith(".")}
 
+    def states(self, folder: str) -> dict[str, str]:
+        return {name: _told(stamp) for name, stamp in self.stamps(folder).items() if not name.startswith(".")}
+
+    def state(self, name: str) -> str:
+        return _told(self.client.state(self.key(name)))
+
     def stamps(self, folder: str) -> dict[str, Stamp]:
         """Return the files directly in a folder, and their states, by one listing."""
         prefix = self.key(folder)
@@ -129,6 +135,10 @@ class RemoteShared(SharedFolder):
                 shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
         return found
+
+
+def _told(stamp: Stamp) -> str:
+    return f"{stamp.size} {stamp.etag}"
 
 
 def _lent(around: Path) -> tuple[Path, int | None]:

@@ -214,6 +214,24 @@ def test_shards_of_a_bucket_are_made_by_workers(source: Path, bucket: WebServer,
     assert len(put) == 5
 
 
+def test_a_shard_that_was_left_and_is_another_now_is_made_again(
+    source: Path, bucket: WebServer, hire: Callable[..., None]
+) -> None:
+    """Of as many bytes: the store's name of its version tells."""
+    more: dict[str, Any] = {"format": "safetensors", "recipe": "bf16", "max_shard": 40_000}
+    ingot.convert(source, source.parent / "here", **more)
+    second = Inline()
+    hire(Inline(lambda count: KeyError() if count == 3 else None), second)
+    with pytest.raises(KeyError):
+        ingot.convert(source, "s3://bucket/x", engine="processes", resume=True, **more)
+    left = sorted(name for name in bucket.files if name.endswith(".safetensors"))
+    assert len(left) == 2
+    bucket.files[left[0]] = bytes(len(bucket.files[left[0]]))
+    ingot.convert(source, "s3://bucket/x", engine="processes", resume=True, **more)
+    assert len(second.tasks) == 2
+    assert bucket.files == {f"x/{name}": data for name, data in files(source.parent / "here").items()}
+
+
 def test_bytes_that_were_left_and_are_others_now_are_refused(source: Path, hire: Callable[..., None]) -> None:
     out = source.parent / "x.squizd"
     hire(Inline(lambda count: KeyError() if count == 4 else None), Inline())
