@@ -22,6 +22,7 @@ import ingot
 from ingot.engine.cluster import tasks
 from ingot.errors import IngotError
 from ingot.model.store import Listing
+from ingot.ops.delta.cost import delta_cost
 from ingot.stores.table import from_url
 from ingot.testing.s3 import bucket, environment, moto
 
@@ -176,3 +177,35 @@ def test_an_address_where_no_cluster_is(source: Path) -> None:
     assert f"{place}: expected a Ray cluster that answers" in done.stderr
     assert "[cluster.address]" in done.stderr
     assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("out", "more"), [("x.zt", {}), ("y.zt", {"strategy": "auto", "max_error": 0.1}), ("x.wdelta", {})]
+)
+def test_diffs_and_patches_while_processes_are_killed(source: Path, out: str, more: dict[str, Any], nodes: Any) -> None:
+    """The one of a bucket with one of here: the delta, its patch and its cost."""
+    folder, rng = source.parent, np.random.default_rng(6)
+    with ingot.open(source) as base:
+        weights = {name: tensor.numpy().copy() for name, tensor in base.items()}
+    tuned = {name: (w * (1 + 0.01 * rng.standard_normal(w.shape))).astype(np.float32) for name, w in weights.items()}
+    tuned[NAMES[3]] = weights[NAMES[3]]
+    ingot.save(folder / "tuned.safetensors", tuned)
+    ingot.convert(folder / "tuned.safetensors", "s3://bucket/tuned.safetensors", overwrite=True)
+    here = ingot.diff(source, folder / "tuned.safetensors", folder / f"here-{out}", **more)
+    chosen, killed = random.Random(5), list[int]()
+
+    def kill(event: ingot.ProgressEvent) -> None:
+        if len(killed) < 3 and event.rates and (found := workers()):
+            killed.append(chosen.choice(found))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    ray: dict[str, Any] = {"engine": "ray", "address": nodes.address}
+    there = ingot.diff(source, "s3://bucket/tuned.safetensors", folder / out, **ray, progress=kill, **more)
+    assert killed
+    assert (folder / out).read_bytes() == (folder / f"here-{out}").read_bytes()
+    assert (there.base_id, there.result_id, there.parent_hash) == (here.base_id, here.result_id, here.parent_hash)
+    ingot.patch(source, folder / out, folder / "here.safetensors")
+    assert ingot.patch(source, folder / out, folder / "p.safetensors", **ray).verified_base
+    assert (folder / "p.safetensors").read_bytes() == (folder / "here.safetensors").read_bytes()
+    paths = (source, folder / out, folder / "tuned.safetensors")
+    assert delta_cost(*paths, **ray) == delta_cost(*paths)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ingot
+from ingot.engine.cluster import pool
+from ingot.engine.cluster.pool import Processes
 from ingot.errors import IngotError
 from ingot.model.store import Listing
 from ingot.stores.remote import client
@@ -17,6 +20,7 @@ from ingot.stores.table import from_url, share
 from ingot.testing.libraries import contents, folder, moved, weights
 from ingot.testing.proxy import FaultyProxy
 from ingot.testing.s3 import bucket, environment, moto, seaweed
+from ingot.testing.workers import Inline
 
 MOTO = os.environ.get("INGOT_MOTO_SERVER", "")
 WEED = os.environ.get("INGOT_WEED", "")
@@ -94,3 +98,33 @@ def test_a_library_is_kept_in_a_bucket(tmp_path: Path) -> None:
     assert library.verify() == []
     library.get("org/tuned", tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tuned)
+
+
+def test_shards_that_workers_made_are_copied_by_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver puts the index alone, and after a run that ended takes over what workers have left there."""
+    more: dict[str, Any] = {"format": "safetensors", "recipe": "bf16", "max_shard": 4_000_000}
+    ingot.save(tmp_path / "m.safetensors", WEIGHTS)
+    ingot.convert(tmp_path / "m.safetensors", tmp_path / "here", **more)
+    copied, put = list[str](), list[str]()
+    real_copy, real_put = client.Client.copy, client.Client.put
+    monkeypatch.setattr(client.Client, "copy", lambda self, key, to: (copied.append(to), real_copy(self, key, to))[1])
+    monkeypatch.setattr(client.Client, "put", lambda self, key, path: (put.append(key), real_put(self, key, path))[1])
+    pools = iter((Inline(lambda count: KeyError() if count == 3 else None), Inline(), Processes(1)))
+    monkeypatch.setattr(pool, "Processes", lambda: next(pools))
+    with pytest.raises(KeyError):
+        ingot.convert(tmp_path / "m.safetensors", "s3://bucket/made", engine="processes", resume=True, **more)
+    made = [key for key in put if ".ingot-partial" in key]
+    assert len(made) == 2
+    for out in ("made", "again"):
+        copied.clear()
+        put.clear()
+        resumed = {"resume": out == "made"}
+        ingot.convert(tmp_path / "m.safetensors", f"s3://bucket/{out}", engine="processes", **resumed, **more)
+        there, here = from_url(f"s3://bucket/{out}"), tmp_path / "here"
+        assert sorted(there.list().files) == sorted(path.name for path in here.iterdir())
+        assert all(there.read(path.name, 1 << 30, "test") == path.read_bytes() for path in here.iterdir())
+        assert len(copied) == 3
+        assert [key for key in put if key.endswith(".safetensors") and ".ingot-partial" not in key] == []
+        assert len([key for key in put if ".ingot-partial" in key]) == (1 if out == "made" else 0)
+    objects = client.Client.stamps(share("s3://bucket/made").client, "")  # SeaweedFS keeps folders without any
+    assert [key for key in objects if ".ingot-partial" in key] == []
