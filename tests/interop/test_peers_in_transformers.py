@@ -29,6 +29,8 @@ RULES = {
     "zero points": ("affine", 'bits = 4, group = 128, symmetric = false, scales = "bf16"'),
     "int8": ("affine", 'bits = 8, group = "row", symmetric = true, scales = "bf16"'),
     "fp8": ("scaled_codebook", 'table = "f8_e4m3fn", group = [128, 128]'),
+    "fp8 whole": ("scaled_codebook", 'table = "f8_e4m3fn", group = "tensor"'),
+    "fp8 powers": ("scaled_codebook", 'table = "f8_e4m3fn", group = [128, 128], scales = "f8_e8m0fnu"'),
     "mxfp4": ("scaled_codebook", 'table = "f4_e2m1fn", group = 32, scales = "f8_e8m0fnu"'),
     "nvfp4": ("scaled_codebook", 'table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "divide"'),
     "nf4": ("scaled_codebook", 'table = "nf4", group = 64, flat = true, order = "high_first"'),
@@ -80,6 +82,27 @@ def test_compressed_tensors(rule: str, model: Path, tmp_path: Path) -> None:
     found, wanted = logits(peer), logits(load_model(folder))
     assert torch.equal(found, wanted)
     assert not torch.equal(wanted, logits(loaded(model)))
+
+
+@pytest.mark.parametrize("rule", ["fp8", "fp8 whole", "fp8 powers"])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of transformers, that there is no GPU
+def test_fp8(rule: str, model: Path, tmp_path: Path) -> None:
+    """Decoded by transformers as it loads them, for there is no GPU."""
+    folder = packed(model, tmp_path, rule, "fp8")
+    assert torch.equal(logits(loaded(folder)), logits(load_model(folder)))
+    assert not torch.equal(logits(load_model(folder)), logits(loaded(model)))
+
+
+@pytest.mark.parametrize(("rule", "format"), [("int4", "compressed-tensors"), ("fp8", "fp8"), ("nf4", "bitsandbytes")])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tied_heads(rule: str, format: str, model: Path, tmp_path: Path) -> None:
+    """A head without weights of its own is no packed layer: it would be one with scales that are not there."""
+    config = transformers.AutoConfig.from_pretrained(model, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "tied")
+    folder = packed(tmp_path / "tied", tmp_path, rule, format)
+    peer = loaded(folder)
+    assert torch.equal(logits(peer.train()), logits(load_model(folder)))
 
 
 @pytest.mark.parametrize("rule", ["int4", "zero points", "int8", "fp8", "mxfp4", "nvfp4"])

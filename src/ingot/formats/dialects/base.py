@@ -37,6 +37,9 @@ HUGGING_FACE = "quantization_config"
 PACKING_KEYS = ("quantization", HUGGING_FACE, "compression_config")
 """Keys of ``config.json`` that some dialect says its packing by; none of them is true of another's files."""
 
+_HEAD = "lm_head"
+_WITH_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+
 Entries = Mapping[str, Tensor]
 """What the headers of a folder's files name: dense tensors, in order."""
 Config = Mapping[str, Any]
@@ -290,6 +293,18 @@ def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
 
 def _made(make: Callable[[bytes], bytes], stored: Part) -> bytes:
     return make(bytes(stored.view()))
+
+
+def tied_head(artifact: Artifact) -> list[str]:
+    """Return the module of the head where no tensor is its own: what is tied is as dense as the embeddings are.
+
+    A loader that has a list of what is dense asks it alone: transformers gives any other layer scales that are not there.
+    """
+    config = {} if artifact.config is None else parse_config(artifact.config, "model.config", CONFIG)
+    kinds = config.get("architectures")
+    speaks = isinstance(kinds, list) and any(str(kind).endswith(_WITH_HEAD) for kind in kinds)
+    head = any(spec.name.endswith(_HEAD + WEIGHT) for spec in artifact.tensors)
+    return [_HEAD] if speaks and not head and config.get("tie_word_embeddings") is not False else []
 
 
 def taken_together(entries: Entries, stem: str, suffixes: Collection[str], rule: str) -> dict[str, Tensor]:

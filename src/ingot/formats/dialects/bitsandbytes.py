@@ -159,7 +159,7 @@ class BitsandbytesFormat(PackingDialect):
             "bnb_4bit_use_double_quant": first.nested is not None,
             "bnb_4bit_quant_storage": "uint8",
         }
-        dense = module_names(artifact.tensors, self.codecs)
+        dense = module_names(artifact, self.codecs)
         return {HUGGING_FACE: {**keys, "llm_int8_skip_modules": dense}}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
+from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect, tied_head
 from ingot.formats.dialects.compressed_floats import float_kind, float_layer, float_pieces, format_of, refuses_floats
 from ingot.formats.dialects.compressed_integers import (
     G_IDX,
@@ -156,6 +156,7 @@ class CompressedTensorsFormat(PackingDialect):
                 dense.append(name)
         if not groups:
             return {}
+        dense.extend(tied_head(artifact))
         formats = {kind.format for kind, _ in groups}
         return {
             HUGGING_FACE: {

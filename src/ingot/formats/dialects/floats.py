@@ -9,7 +9,8 @@ from typing import Any
 
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.dialects.base import Config, Entries, Layer
+from ingot.formats.dialects.base import WEIGHT, Config, Entries, Layer, tied_head
+from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import ROW, WHOLE, Group
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.scaled_codebook import (
@@ -153,10 +154,11 @@ def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
     return layout
 
 
-def module_names(specs: Collection[TensorSpec], codecs: Collection[str]) -> list[str]:
-    """Return the modules whose matrices stay dense."""
-    return [
-        spec.name.removesuffix(".weight")
-        for spec in specs
-        if spec.codec not in codecs and len(spec.shape) == 2 and spec.name.endswith(".weight")
+def module_names(artifact: Artifact, codecs: Collection[str]) -> list[str]:
+    """Return the modules whose matrices stay dense, and the head that is tied to one."""
+    dense = [
+        spec.name.removesuffix(WEIGHT)
+        for spec in artifact.tensors
+        if spec.codec not in codecs and len(spec.shape) == 2 and spec.name.endswith(WEIGHT)
     ]
+    return [*dense, *tied_head(artifact)]

@@ -138,7 +138,7 @@ class ModelOptFormat(PackingDialect):
                 "quant_method": "modelopt",
                 "quant_algo": "MIXED_PRECISION" if mixed else kinds.pop(),
                 "producer": {"name": "modelopt"},
-                "ignore": module_names(artifact.tensors, self.codecs),
+                "ignore": module_names(artifact, self.codecs),
                 **({"group_size": groups.pop()} if len(groups) == 1 else {}),
                 **({"has_zero_point": False} if integers else {}),
                 **({"pre_quant_scale": any(layout.factors for layout in integers)} if integers else {}),

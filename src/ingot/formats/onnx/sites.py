@@ -16,8 +16,10 @@ from ingot.model.layouts.affine import (
     CODES,
     NO_ZERO,
     POINTS,
+    ROW,
     ROWS_LSB,
     SCALES,
+    WHOLE,
     ZEROS,
     AffineLayout,
     Group,
@@ -27,7 +29,7 @@ from ingot.model.layouts.affine import Constant as OnePoint
 from ingot.model.layouts.base import Layout, Shape
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.grid import on_grid
-from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout, Tiles
+from ingot.model.layouts.scaled_codebook import INDICES, Grid, ScaledCodebookLayout, Tiles
 from ingot.model.spec import PartSpec, TensorSpec
 
 LEFT_RULE = "onnx.left"
@@ -188,9 +190,18 @@ def _coded(constant: Constant, scales: Constant, zero: Constant | None, dims: Sh
         raise LeftError("its zero points are not all 0")
     if len(constant.dims) != 2 or not prod(constant.dims):
         raise LeftError("it is no matrix")
-    tall, wide = (-(-size // own) for size, own in zip(constant.dims, dims, strict=True))
-    small = ScaledCodebookLayout(8, Tiles(tall, wide), dtype, scales=dtype, values=type.dtype)
+    small = ScaledCodebookLayout(8, _tiles(constant.dims, dims), dtype, scales=dtype, values=type.dtype)
     return {INDICES: Slot(constant, "u8"), SCALES: Slot(scales, dtype)}, small
+
+
+def _tiles(shape: Shape, dims: Shape) -> Grid:
+    """Return what shares one of ``dims`` scales of a matrix."""
+    tall, wide = (-(-size // own) for size, own in zip(shape, dims, strict=True))
+    if prod(dims) == 1:
+        return WHOLE
+    if tall == 1 and shape[1] % wide == 0:
+        return ROW if wide == shape[1] else Group(wide)
+    return Tiles(tall, wide)
 
 
 def _raw_bytes(constant: Constant) -> bytes:

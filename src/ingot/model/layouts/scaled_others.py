@@ -55,9 +55,12 @@ def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
             yield Run(columns)
         case Group(columns):
             yield Run(columns)
+            yield Tiles(1, columns)
             yield from (Group(size) for size in (16, 32) if size < columns and columns % size == 0)
         case Run(elements) if cols and cols % elements == 0:
             yield Group(elements)
+        case Tiles(1, columns) if cols and cols % columns == 0:
+            yield Group(columns)
         case Row() if cols:
             yield Group(cols)
         case Whole() if cols:
@@ -73,4 +76,6 @@ def same_scales(one: Grid, other: Grid, cols: int) -> bool:
 def _plain(grid: Grid, cols: int) -> Grid:
     if isinstance(grid, Row):
         return Group(cols)
+    if isinstance(grid, Tiles) and grid.rows == 1 and cols and cols % grid.columns == 0:
+        return Group(grid.columns)
     return Group(grid.elements) if isinstance(grid, Run) and cols % grid.elements == 0 else grid

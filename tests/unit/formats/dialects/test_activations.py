@@ -154,6 +154,59 @@ def test_static_scales_of_fp8(tmp_path: Path) -> None:
     assert "activation_scheme (static)" in note
 
 
+def test_inputs_that_have_one_scale_stay_static(tmp_path: Path) -> None:
+    """Beside weights that have one: from fp8 and from ModelOpt, by way of `.zt` too; what is dynamic is no loss."""
+    entries = {**fp8(UP, ()), f"{UP}.input_scale": np.ones((), np.float32)}
+    theirs = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    ours = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    for number, quantization in enumerate((theirs, ours)):
+        source = folder(tmp_path / str(number), entries, quantization)
+        config, _ = converted(source, "fp8")
+        assert (config["activation_scheme"], config["weight_block_size"]) == ("static", None)
+        ingot.convert(source, tmp_path / f"{number}-zt", format="zt")
+        assert converted(tmp_path / f"{number}-zt", "fp8")[0] == config
+    other = folder(tmp_path / "2", entries, {**ours, "activation_scheme": "dynamic"})
+    config, note = converted(other, "fp8")
+    assert config["activation_scheme"] == "dynamic"
+    for format in ("fp8", "compressed-tensors", "zt"):
+        assert not note
+        _, note = converted(other.rename(tmp_path / f"from-{format}"), format)
+        other = tmp_path / f"from-{format}"
+    assert not note
+
+
+@pytest.mark.parametrize("format", ["compressed-tensors", "fp8", "modelopt", "bitsandbytes"])
+@pytest.mark.parametrize(
+    ("config", "head", "names"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}, False, True),
+        ({"architectures": ["LlamaForCausalLM"]}, False, True),
+        ({"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}, False, False),
+        ({"architectures": ["BertModel"]}, False, False),
+        ({"architectures": ["LlamaForCausalLM"]}, True, True),  # a dense matrix of its own
+    ],
+)
+def test_tied_heads_are_dense(format: str, config: dict[str, Any], head: bool, names: bool, tmp_path: Path) -> None:
+    """A loader with a list of what is dense would look for packed weights of all others; by way of `.zt`."""
+    options = {
+        "modelopt": 'table = "f8_e4m3fn", group = "tensor"',
+        "bitsandbytes": 'table = "nf4", group = 64, flat = true, order = "high_first"',
+    }.get(format, 'table = "f8_e4m3fn", group = [128, 128]')
+    weights = {"model.embed_tokens.weight": np.ones((16, 64), np.float16), f"{UP}.weight": np.eye(64, dtype=np.float16)}
+    weights |= {"lm_head.weight": np.ones((16, 64), np.float16)} if head else {}
+    (tmp_path / "in").mkdir()
+    ingot.save(tmp_path / "in" / "model.safetensors", weights)
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config))
+    rule = f'match = "{UP}.weight"\ncodec = "scaled_codebook"\noptions = {{ {options} }}'
+    (tmp_path / "r.toml").write_text(f'name = "x"\n[[rules]]\n{rule}\n')
+    ingot.convert(tmp_path / "in", tmp_path / "zt", tmp_path / "r.toml", format="zt")
+    report = ingot.convert(tmp_path / "zt", tmp_path / "out", format=format)
+    assert "decoded" not in report.actions
+    stated = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    key = {"compressed-tensors": "ignore", "modelopt": "ignore", "fp8": "modules_to_not_convert"}
+    assert ("lm_head" in stated[key.get(format, "llm_int8_skip_modules")]) is names
+
+
 def test_caches_of_modelopt(tmp_path: Path) -> None:
     quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
     quantization["kv_cache_scheme"] = KV

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UnsupportedError
 from ingot.model.layouts.scaled_codebook import NF4
 
 BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -28,6 +28,17 @@ def made(folder: Path, tensors: Mapping[str, np.ndarray], quantization: Mapping[
     stated = {"model_type": "llama", **config, "quantization_config": dict(quantization)}
     (folder / "config.json").write_text(json.dumps(stated))
     return folder
+
+
+def stored(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """What the one file of a folder has, by name: type, shape, bytes."""
+    raw = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    entries = {name: entry for name, entry in json.loads(raw[8:start]).items() if name != "__metadata__"}
+    return {
+        name: (entry["dtype"], entry["shape"], raw[slice(*(start + at for at in entry["data_offsets"]))])
+        for name, entry in entries.items()
+    }
 
 
 def codes(*shape: int, most: int = 256) -> np.ndarray:
@@ -269,5 +280,68 @@ def test_recipes_make_what_is_written(format: str, tmp_path: Path) -> None:
         assert all(checkpoint[name].numpy("f32").tobytes() == source[name].numpy("f32").tobytes() for name in source)
         error = np.square(checkpoint[match].numpy("f32") - weights[match].astype(np.float32)).mean()
         assert error < 0.02 * np.square(weights[match].astype(np.float32)).mean()
-    head = (tmp_path / "moved" / "model.safetensors").read_bytes()
-    assert set(json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")])) - {"__metadata__"} == keys
+    assert set(stored(tmp_path / "moved")) == keys
+
+
+@pytest.mark.parametrize(
+    ("scales", "stated", "wanted"),
+    [
+        (SCALES, FP8_CONFIG, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        (np.float32(0.3), {"quant_method": "fp8"}, {"quant_method": "fp8", "weight_block_size": None}),
+        (
+            codes(130, 1, most=100).astype(np.float32),
+            {"quant_method": "fbgemm_fp8", "activation_scale_ub": 900.0},
+            {"quant_method": "fbgemm_fp8", "activation_scale_ub": 900.0},
+        ),
+        (
+            codes(130, 5, most=140).view(E8M0),
+            {"quant_method": "fp8", "weight_block_size": [1, 40]},
+            {"quant_method": "fp8", "weight_block_size": [1, 40], "scale_fmt": "ue8m0"},
+        ),
+        (
+            np.exp2(codes(3, 4, most=9).astype(np.float32)),
+            {"quant_method": "fp8", "weight_block_size": [64, 64], "scale_fmt": "ue8m0"},
+            {"quant_method": "fp8", "weight_block_size": [64, 64], "scale_fmt": "ue8m0"},
+        ),
+    ],
+)
+def test_fp8_is_written_on_its_own_grid(
+    scales: np.ndarray, stated: dict[str, Any], wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    """Blocks of any size, one scale, rows: the bytes that were read, directly and but for words by way of `.zt`."""
+    rows = "weight_scale" if stated["quant_method"] != "fp8" else "weight_scale_inv"
+    source = made(tmp_path / "in", fp8(scales, rows), stated)
+    assert ingot.convert(source, tmp_path / "out", format="fp8").actions == {"moved": 2}
+    ingot.convert(source, tmp_path / "x", format="zt")
+    ingot.convert(tmp_path / "x", tmp_path / "again", format="fp8")
+    for folder in ("out", "again"):
+        assert stored(tmp_path / folder) == stored(source)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert {key: config.get(key) for key in (*wanted, "scale_fmt")} == {"scale_fmt": None, **wanted}
+
+
+def test_fp8_has_one_grid_in_a_folder(tmp_path: Path) -> None:
+    """A matrix that is no larger than a block lies on any; others not, but compressed-tensors takes them all."""
+    small = {"s.weight": WEIGHT[:128, :128].copy(), "s.weight_scale_inv": np.ones((1, 1), np.float32)}
+    source = made(tmp_path / "in", {**fp8(SCALES), **small}, FP8_CONFIG)
+    assert ingot.convert(source, tmp_path / "out", format="fp8").actions == {"moved": 3}
+    assert stored(tmp_path / "out") == stored(source)
+    ingot.convert(made(tmp_path / "one", small, FP8_CONFIG), tmp_path / "alone", format="fp8")
+    kept = json.loads((tmp_path / "alone" / "config.json").read_text())["quantization_config"]
+    assert kept["weight_block_size"] == [128, 128]
+    other = {"s.weight": WEIGHT, "s.weight_scale_inv": np.ones((), np.float32)}
+    mixed = made(tmp_path / "mixed", {**fp8(SCALES), **other}, FP8_CONFIG)
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.convert(mixed, tmp_path / "no", format="fp8")
+    assert caught.value.rule == "fp8.mixed"
+    assert not (tmp_path / "no").exists()
+    assert ingot.convert(mixed, tmp_path / "yes", format="compressed-tensors").actions == {"moved": 3}
+
+
+def test_stacks_of_experts_in_blocks_are_written(tmp_path: Path) -> None:
+    entries, stated, name, values = stacked()
+    source = made(tmp_path / "in", entries, stated)
+    ingot.convert(source, tmp_path / "out", format="fp8")
+    assert stored(tmp_path / "out") == stored(source)
+    with ingot.open(tmp_path / "out") as checkpoint:
+        assert np.array_equal(checkpoint[name].numpy("f32"), values)
