@@ -123,9 +123,10 @@ WRITTEN: dict[str, dict[str, Any] | None] = {
     "linear-8": {"bits": 8, "group": "tensor"},
     "dense": None,
     "given-nbits-4": None,
+    "given-fp8-blocks": None,
 }
 """What Ingot makes of the peers' dense model by options of ``affine``; None for what it makes of one with codes."""
-GIVEN = "given-nbits-4"
+GIVEN, BLOCKS = "given-nbits-4", "given-fp8-blocks"
 
 
 def write(name: str, path: Path) -> None:
@@ -135,6 +136,14 @@ def write(name: str, path: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ingot.convert(peers / "nbits-4-16-zeros.onnx", Path(folder) / "m.zt")
             ingot.convert(Path(folder) / "m.zt", path, graph=peers / "dense.onnx")
+        return
+    if name == BLOCKS:  # FP8 in blocks, [outputs, inputs], into a MatMul
+        with tempfile.TemporaryDirectory() as folder:
+            with ingot.open(peers / "dense.onnx") as checkpoint:
+                ingot.save(Path(folder) / "m.zt", {"w": checkpoint["w"].numpy().T})
+            rule = Rule(Choice("scaled_codebook", {"table": "f8_e4m3fn", "group": [8, 16]}), match=("w",))
+            ingot.convert(Path(folder) / "m.zt", Path(folder) / "q.zt", recipe=Recipe("test", (rule,)))
+            ingot.convert(Path(folder) / "q.zt", path, graph=peers / "dense.onnx")
         return
     if options is None:
         ingot.convert(peers / "nbits-4-16-zeros.onnx", path, recipe="decompress")

@@ -46,6 +46,7 @@ def test_exact_cells_have_equal_values(found: list[Found]) -> None:
             continue
         wanted = known.setdefault(id(item.source), reference(item.source))
         made = reference(item.made)
+        made = made.T if item.target == "onnx MatMul" and item.made.shape != item.source.shape else made
         if item.rounded:
             assert not np.array_equal(made, wanted)
             made, wanted = made.astype(ml_dtypes.bfloat16), wanted.astype(ml_dtypes.bfloat16)

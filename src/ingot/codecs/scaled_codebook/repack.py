@@ -13,7 +13,7 @@ from ingot.codecs.scaled_codebook.decode import codebook_of, second_of
 from ingot.codecs.scaled_codebook.tables import TABLES, numbers
 from ingot.core.dtypes import DTYPES, from_file
 from ingot.core.floats import cast
-from ingot.model.layouts.affine import Group, Whole
+from ingot.model.layouts.affine import Group, Row, Whole
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.scaled_codebook import (
     CODEBOOK,
@@ -24,7 +24,9 @@ from ingot.model.layouts.scaled_codebook import (
     SCALES,
     SECOND,
     SMALL_SCALES,
+    Grid,
     ScaledCodebookLayout,
+    Tiles,
 )
 from ingot.model.layouts.scaled_others import same_scales
 from ingot.model.part import PartReader
@@ -60,8 +62,10 @@ def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookL
     whole = isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole)
     memory = cols * stored.bits // 4 + 8 + 12 * stored.groups(cols) + 12 * target.groups(cols) + (4 if whole else 0)
     step = 8 // gcd(8, cols * stored.bits) if cols else 1
+    spread = isinstance(stored.grid, Tiles) and not same_scales(stored.grid, target.grid, cols)
+    held = 5 * stored.scale_count(tensor.shape) if spread else 0  # all of them, and in f32
     return Repacked(
-        target, parts, rows if cols else 0, step, memory, None, lambda: _Reader(made, rows, cols), second.rounded
+        target, parts, rows if cols else 0, step, memory, None, lambda: _Reader(made, rows, cols), second.rounded, held
     )
 
 
@@ -95,8 +99,24 @@ def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout
     if same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, Whole):
         return True
     one, other = stored.grid, target.grid
+    if isinstance(one, Tiles):
+        tall, wide = _tile(other, cols)
+        whole = wide >= cols <= one.columns
+        return tall > 0 and one.rows % tall == 0 and (one.columns % wide == 0 or whole) and not stored.nested
     fits = isinstance(one, Group) and isinstance(other, Group) and one.columns % other.columns == 0
     return fits and not stored.nested
+
+
+def _tile(grid: Grid, cols: int) -> tuple[int, int]:
+    """Return the rows and columns of a matrix that share a scale; no rows where that is no block."""
+    match grid:
+        case Tiles(tall, wide):
+            return tall, wide
+        case Group(columns):
+            return 1, columns
+        case Row():
+            return 1, cols
+    return 0, 1
 
 
 def _other_table(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> str | None:
@@ -177,6 +197,7 @@ class _Reader:
         self._indices = parts[INDICES].reader()
         self._scales = parts[SCALES].reader()
         self._count = made.stored.scale_count(made.tensor.shape)
+        self._whole: Array | None = None  # scales of blocks of which each row gets its share
 
     def read(self, rows: int) -> dict[str, Array]:
         made, first, last = self._made, self._row, self._row + rows
@@ -206,6 +227,8 @@ class _Reader:
         stored, target = made.stored, made.target
         if isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole):
             return self._filled(first, last, target.scale_count(made.tensor.shape))
+        if isinstance(stored.grid, Tiles) and not same_scales(stored.grid, target.grid, self._cols):
+            return self._spread(first, last, stored.grid)
         start, stop = (count * row // total for row in (first, last))
         width = DTYPES[stored.scales].bits // 8
         raw = _next(self._scales, (stop - start) * width)
@@ -222,6 +245,18 @@ class _Reader:
         scale = self._typed(np.frombuffer(one, np.uint8), 0, 1)
         share = count * last // max(self._rows, 1) - count * first // max(self._rows, 1)
         return np.repeat(scale, share)
+
+    def _spread(self, first: int, last: int, grid: Tiles) -> Array:
+        """Return the scales of rows on a finer grid than that of the blocks in which they lie."""
+        made = self._made
+        if self._whole is None:
+            raw = _next(self._scales, self._count * DTYPES[made.stored.scales].bits // 8)
+            self._whole = self._typed(raw, 0, self._count).reshape(-1, made.stored.groups(self._cols))
+        tall, wide = _tile(made.target.grid, self._cols)
+        across = -(-self._cols // wide)
+        start, stop = (-(-row // tall) for row in (first, last))
+        lines = np.arange(start, stop) * tall // grid.rows
+        return self._whole[lines][:, np.arange(across) * wide // grid.columns].reshape(-1)
 
     def _typed(self, raw: Array, start: int, stop: int) -> Array:
         """Return stored scales as the target has them."""

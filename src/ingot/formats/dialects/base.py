@@ -298,7 +298,7 @@ def _made(make: Callable[[bytes], bytes], stored: Part) -> bytes:
 def tied_head(artifact: Artifact) -> list[str]:
     """Return the module of the head where no tensor is its own: what is tied is as dense as the embeddings are.
 
-    A loader that has a list of what is dense asks it alone: transformers gives any other layer scales that are not there.
+    A loader that has a list of what is dense asks it alone: transformers takes all other layers for packed.
     """
     config = {} if artifact.config is None else parse_config(artifact.config, "model.config", CONFIG)
     kinds = config.get("architectures")

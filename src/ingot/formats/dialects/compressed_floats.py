@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import WEIGHT, Entries, Layer
-from ingot.formats.dialects.floats import POWERS, SCALE_TYPES, block_size, fp4_layer, fp8_layer, layout_to_write
+from ingot.formats.dialects.floats import (
+    POWERS,
+    SCALE_TYPES,
+    block_size,
+    fp4_layer,
+    fp8_layer,
+    grid_of,
+    layout_to_write,
+)
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.layouts.affine import Group, Row, Whole
 from ingot.model.layouts.scaled_codebook import (
@@ -73,8 +81,10 @@ def float_layer(entries: Entries, stem: str, kinds: Sequence[Mapping[str, Any]],
     for size in sorted(sizes if len(shape) > 1 else ()):
         if shape[-1] % size == 0 and scales.shape == (*shape[:-1], shape[-1] // size):
             return _groups(entries, keys, dtype, size)
-    block = next((kind["block_structure"] for kind in kinds if kind.get("block_structure")), None)
-    return fp8_layer(entries, key, scale, DIALECT, dtype, block_size(block, DIALECT))
+    stated = (kind["block_structure"] for kind in kinds if kind.get("block_structure"))
+    blocks = [block_size(block, DIALECT) for block in stated] if len(shape) > 1 else []
+    fits = (block for block in blocks if grid_of(shape, scales.shape, block) is not None)
+    return fp8_layer(entries, key, scale, DIALECT, dtype, next(fits, next(iter(blocks), None)))
 
 
 def _four_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:

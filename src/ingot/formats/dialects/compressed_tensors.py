@@ -272,14 +272,20 @@ def _widths(stated: Config) -> tuple[int, ...]:
 
 def _float_layers(entries: Entries, stated: Config, dtype: str) -> Iterator[Layer]:
     """Layers of floats: bytes of numbers, or numbers of less bits packed in bytes."""
-    kinds = [group.get("weights") for group in _groups(stated).values() if isinstance(group, dict)]
-    floats = [kind for kind in kinds if isinstance(kind, dict) and kind.get("type") == "float"]
+    floats, named = [], dict[str, list[Config]]()
+    for group in _groups(stated).values():
+        kind, targets = (group.get("weights"), group.get("targets")) if isinstance(group, dict) else (None, None)
+        if not isinstance(kind, dict) or kind.get("type") != "float":
+            continue
+        floats.append(kind)
+        for target in targets if isinstance(targets, list) else ():
+            named.setdefault(str(target), []).append(kind)
     for key in entries:
         packed = key.endswith(PACKED_WEIGHT) and entries[key].dtype == "u8"
         if not packed and not (key.endswith(WEIGHT) and entries[key].dtype in FP8):
             continue
         stem = key.removesuffix(PACKED_WEIGHT if packed else WEIGHT)
-        yield float_layer(entries, stem, floats, dtype)
+        yield float_layer(entries, stem, named.get(stem, floats), dtype)
 
 
 def _kind(layout: Any) -> Kind:

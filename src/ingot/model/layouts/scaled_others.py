@@ -19,8 +19,7 @@ from ingot.model.layouts.scaled_codebook import (
     Tiles,
 )
 
-BLOCK = Tiles(128, 128)
-"""Blocks of FP8 as DeepSeek has them."""
+_WORTH = 64  # elements of a block whose one scale is worth repeating for its rows or columns
 
 
 def alternatives(layout: ScaledCodebookLayout, tensor: Described) -> Iterator[ScaledCodebookLayout]:
@@ -61,11 +60,13 @@ def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
             yield Group(elements)
         case Tiles(1, columns) if cols and cols % columns == 0:
             yield Group(columns)
+        case Tiles(tall, wide) if len(shape) == 2 and cols and tall * wide >= _WORTH:
+            yield ROW if wide >= cols else Group(wide) if cols % wide == 0 else Tiles(1, wide)
+            yield Tiles(tall, 1)
         case Row() if cols:
             yield Group(cols)
         case Whole() if cols:
             yield ROW
-            yield BLOCK
 
 
 def same_scales(one: Grid, other: Grid, cols: int) -> bool:

@@ -17,7 +17,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.ops.convert.plan import decide, layers_of
 from ingot.ops.destination import Destination
 from ingot.ops.views.names import rename
-from ingot.ops.views.turn import turn, turned_integers
+from ingot.ops.views.turn import turn, turned_codes
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
 
@@ -91,7 +91,7 @@ def as_weights(view: Checkpoint, place: Destination) -> Checkpoint:
     if view.format != OnnxFormat.name or not _goes_by_names(place.format):
         return view
     format = OnnxFormat().fit(view.attachments)
-    coded = {name for name in view if format.turned_name(name, _BITS) and turned_integers(view[name]) is not None}
+    coded = {name for name in view if format.turned_name(name, _BITS) and turned_codes(view[name]) is not None}
     packed = [name for name in view if format.is_turned(name) or name in coded]
     wanted = {name: _weight(format.original(name), view.called.get(name)) for name in packed}
     counts = Counter(wanted.values())

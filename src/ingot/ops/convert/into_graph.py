@@ -19,7 +19,9 @@ from ingot.formats.onnx.format import OnnxFormat
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.families import DTYPE
 from ingot.model.layouts.ggml import GgmlBlocksLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.words import WordsLayout
 from ingot.model.lazy import Lazy
 from ingot.model.tensor import Tensor
@@ -30,6 +32,7 @@ from ingot.ops.convert.keep import as_stored
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.views.attach import each
 from ingot.ops.views.turn import turned_matrix
+from ingot.ops.views.turn_bytes import turned_bytes
 
 AnyPath = str | PathLike[str]
 _BITS = 4
@@ -192,7 +195,7 @@ class _Matched:
         """Return the name that a tensor has in the graph, and what makes it."""
         place, tensor, site = pair.place, self._checkpoint[pair.tensor], self._graph[pair.place]
         if not self._multiplied(place):
-            return place, self._as_integers(tensor, place, site.dtype)
+            return place, self._as_codes(tensor, place, site.dtype)
         packs = self._format.is_turned(place)
         dense = self._format.turned_name(place, _BITS) if packs else place
         assert dense is not None
@@ -200,19 +203,24 @@ class _Matched:
         found = self._packed(tensor, place, site.dtype) if outputs else None
         if found is not None:
             return found.name, lambda: found
-        return dense, (lambda: turned_matrix(tensor, dense)) if outputs else self._as_integers(
-            tensor, dense, site.dtype
-        )
+        return dense, self._turned(tensor, dense, site.dtype) if outputs else self._as_codes(tensor, dense, site.dtype)
 
-    def _as_integers(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
+    def _as_codes(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
         """As the graph takes it where it lies as it does there."""
+        return lambda: self._fitting(_codes(tensor, name, dtype)) or renamed(tensor, name)
+
+    def _turned(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
+        """As the graph takes it where it lies the other way round: FP8 with its blocks, all else decoded."""
 
         def make() -> Tensor:
-            found = _integers(tensor, name, dtype)
-            fits = found is not None and as_stored(found, self._format, "") is not None
-            return found if found is not None and fits else renamed(tensor, name)
+            found = turned_bytes(tensor)
+            return self._fitting(found and _small_floats(found, name, dtype)) or turned_matrix(tensor, name)
 
         return make
+
+    def _fitting(self, tensor: Tensor | None) -> Tensor | None:
+        """Return codes that the graph can have; None where it cannot."""
+        return None if tensor is None or as_stored(tensor, self._format, "") is None else tensor
 
     def _packed(self, tensor: Tensor, place: str, dtype: str) -> Tensor | None:
         """Return the integers of a matrix [outputs, inputs] as ``MatMulNBits`` can have them; None where it cannot."""
@@ -246,6 +254,20 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
         return None
     params = replace(layout, dtype=dtype).attributes()
     return replace(found, name=name, dtype=dtype, params=params, decoder=CODECS[found.codec], origin=None)
+
+
+def _codes(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
+    """Return a tensor's integers, or its small floats, as values of ``dtype``; None where it has none."""
+    return _integers(tensor, name, dtype) or _small_floats(tensor, name, dtype)
+
+
+def _small_floats(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
+    if tensor.codec != ScaledCodebookLayout.codec:
+        return None
+    CODECS[tensor.codec].check(tensor)
+    layout = ScaledCodebookLayout.of(tensor)
+    made = replace(layout, dtype=DTYPE) if dtype == DTYPE else layout  # products are numbers of f32
+    return replace(tensor, name=name, dtype=made.dtype, params=made.attributes(), origin=None)
 
 
 def _whole(tensor: Tensor, layout: AffineLayout) -> bool:

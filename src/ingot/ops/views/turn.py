@@ -33,8 +33,7 @@ from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.views.common import Make, require_known, view_of
-
-_HELD = 1 << 26  # bytes of columns that are read at a time: each column is a journey through the whole matrix
+from ingot.ops.views.turn_bytes import HELD, turned_bytes
 
 
 def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
@@ -73,13 +72,13 @@ def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 def turned_matrix(tensor: Tensor, name: str) -> Tensor:
     """Return a matrix, or a stack of them, turned; as ``turn``."""
     shape, row = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]), DTYPES[tensor.dtype]
-    flipped = _flipped(tensor) or turned_integers(tensor)
+    flipped = turned_codes(tensor) or _flipped(tensor)
     if flipped is not None:
         return replace(flipped, name=name, shape=shape, origin=None)
     columns = _Columns(tensor)
     first = next(iter(tensor.parts.values()))
     width = shape[-1] * row.bits // 8
-    source = MadeSource(first.source, prod(shape[:-1]), width, columns.read, _HELD, columns.held)
+    source = MadeSource(first.source, prod(shape[:-1]), width, columns.read, HELD, columns.held)
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: {DATA}")
     codec = CODECS[DenseLayout.codec]
     told = "" if tensor.codec == DenseLayout.codec else tensor.codec
@@ -97,6 +96,12 @@ def _flipped(tensor: Tensor) -> Tensor | None:
         return None
     layout = ScaledCodebookLayout.of(apart)
     return replace(apart, params=replace(layout, transposed=not layout.transposed).attributes())
+
+
+def turned_codes(tensor: Tensor) -> Tensor | None:
+    """Return the integers or the FP8 numbers of a matrix turned, some columns at a time; None where it has none, or
+    where rows would share scales otherwise."""
+    return turned_bytes(tensor) if tensor.codec == ScaledCodebookLayout.codec else turned_integers(tensor)
 
 
 def turned_integers(tensor: Tensor) -> Tensor | None:
@@ -129,7 +134,7 @@ def turned_integers(tensor: Tensor) -> Tensor | None:
         return packed
 
     stored = tensor.parts[CODES]
-    source = MadeSource(stored.source, cols, rows // per_byte, codes, _HELD)
+    source = MadeSource(stored.source, cols, rows // per_byte, codes, HELD)
     parts = {CODES: Part("u8", source.size, source, where=stored.where)}
     size, count = DTYPES[layout.scales].bits // 8, layout.scale_count(tensor.shape)
     across = 1 if layout.per_tensor else count // cols

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.model.layouts.affine import Group
-from ingot.model.layouts.scaled_codebook import DIVIDE, MULTIPLY, ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import DIVIDE, MULTIPLY, ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import repacked
@@ -63,3 +64,33 @@ def test_a_second_scale_of_one_may_go_and_come() -> None:
     back = CODEC.repack(made, NVFP4)
     assert back.exact
     assert not CODEC.repack(tensor(0.5), replace(NVFP4, second=None)).exact
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (70, 90), (1, 96), (200, 16)])
+@pytest.mark.parametrize("tile", [(32, 16), (64, 3), (128, 128), (7, 90), (1, 48)])
+@pytest.mark.parametrize("chunk", [1, 9, 10_000])
+def test_scales_of_blocks_are_repeated_for_rows_or_columns(
+    shape: tuple[int, int], tile: tuple[int, int], chunk: int
+) -> None:
+    """On every grid that is offered values stay, in chunks of any number of rows."""
+    rng, (rows, cols) = np.random.default_rng(3), shape
+    layout = ScaledCodebookLayout(8, Tiles(*tile), "f32", values="f8_e4m3fn")
+    parts = {
+        "indices": rng.integers(0, 120, shape, np.uint8),
+        "scales": rng.uniform(0.1, 1, (-(-rows // tile[0]), -(-cols // tile[1]))).astype(np.float32),
+    }
+    one, finer = Tensor.from_parts(layout, parts, shape), 0
+    for other in layout.alternatives(one):
+        if other.second is not None:
+            continue
+        way = CODEC.repack(one, other)
+        assert way.exact, way.why_not
+        reader, pieces = way.reader(), list[dict[str, np.ndarray]]()
+        for start in range(0, rows, chunk):
+            pieces.append(reader.read(min(chunk, rows - start)))
+        reader.finish()
+        joined = {role: np.concatenate([piece[role].reshape(-1) for piece in pieces]) for role in parts}
+        made = replace(Tensor.from_parts(other, joined, shape), decoder=CODEC)
+        assert made.numpy("f32").tobytes() == replace(one, decoder=CODEC).numpy("f32").tobytes()
+        finer += len(joined["scales"]) > parts["scales"].size
+    assert finer >= (tile[0] * tile[1] >= 64 and tile[0] > 1 and rows > 1)

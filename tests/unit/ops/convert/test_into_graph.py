@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -214,6 +215,55 @@ def test_stacks_of_square_matrices_have_a_way_round_too(tmp_path: Path) -> None:
     graph.node("MatMul", ["x", "e.weight"], ["y"])
     ingot.save(tmp_path / "w.zt", held)
     require_refused(tmp_path, graph, "e.weight")
+
+
+FP8 = {"table": "f8_e4m3fn"}
+
+
+@pytest.mark.parametrize(
+    ("options", "action"),
+    [
+        ({"group": [32, 16]}, "repacked"),  # one scale for a block of several rows is repeated
+        ({"group": [16, 128]}, "repacked"),  # a block that is wider than the matrix
+        ({"group": "row"}, "moved"),
+        ({"group": "tensor"}, "moved"),
+        ({"group": 32, "scales": "f8_e8m0fnu"}, "repacked"),  # exponents become f32
+    ],
+)
+def test_fp8_moves_whichever_way_round_the_graph_takes_it(options: dict[str, Any], action: str, tmp_path: Path) -> None:
+    """Out of it again too, [outputs, inputs], into a folder."""
+    graph = Graph()
+    graph.constant(UP, numbers((64, 32), 1), "float")
+    graph.constant(DOWN, numbers((32, 32), 2), "float")
+    graph.node("MatMul", ["x", UP], ["h"])
+    graph.node("Gemm", ["h", DOWN], ["y"], [("transB", 1)])
+    held = {UP: numbers((32, 64), 5), DOWN: numbers((32, 32), 6)}
+    rule = Rule(Choice("scaled_codebook", {**FP8, **options}), match=("*",))
+    source = packed(tmp_path, Recipe("test", (rule,)), {name: w.astype(ml_dtypes.bfloat16) for name, w in held.items()})
+    report = ingot.convert(source, tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    assert report.actions == {action: 2}
+    assert operators(tmp_path / "o.onnx") == ["DequantizeLinear", "DequantizeLinear", "MatMul", "Gemm"]
+    back = ingot.convert(tmp_path / "o.onnx", tmp_path / "back", format="compressed-tensors")
+    assert "decoded" not in back.actions
+    with ingot.open(source) as one, ingot.open(tmp_path / "o.onnx") as made, ingot.open(tmp_path / "back") as folder:
+        for name in held:
+            values = one[name].numpy("f32")
+            assert np.array_equal(made[name].numpy("f32"), values.T if name == UP else values)
+            assert folder[name].codec == "scaled_codebook"
+            assert np.array_equal(folder[name].numpy("f32"), values)
+
+
+def test_fp8_in_blocks_is_decoded_for_an_old_graph(tmp_path: Path) -> None:
+    """Blocks of DequantizeLinear are of opset 21."""
+    graph = Graph(opsets={"": 20})
+    graph.constant(UP, numbers((64, 32), 1), "float")
+    graph.node("MatMul", ["x", UP], ["h"])
+    rule = Rule(Choice("scaled_codebook", {**FP8, "group": [16, 16]}), match=("*",))
+    source = packed(tmp_path, Recipe("test", (rule,)), {UP: numbers((32, 64), 5)})
+    report = ingot.convert(source, tmp_path / "o.onnx", graph=graph_at(tmp_path, graph))
+    assert report.actions == {"decoded": 1}
+    with ingot.open(source) as one, ingot.open(tmp_path / "o.onnx") as made:
+        assert np.array_equal(made[UP].numpy("f32"), one[UP].numpy("f32").T)
 
 
 def test_what_came_out_of_a_graph_goes_into_it_again(tmp_path: Path) -> None:
