@@ -82,9 +82,9 @@ def float_layer(entries: Entries, stem: str, kinds: Sequence[Mapping[str, Any]],
         if shape[-1] % size == 0 and scales.shape == (*shape[:-1], shape[-1] // size):
             return _groups(entries, keys, dtype, size)
     stated = (kind["block_structure"] for kind in kinds if kind.get("block_structure"))
-    blocks = [block_size(block, DIALECT) for block in stated] if len(shape) > 1 else []
-    fits = (block for block in blocks if grid_of(shape, scales.shape, block) is not None)
-    return fp8_layer(entries, key, scale, DIALECT, dtype, next(fits, next(iter(blocks), None)))
+    known = [block_size(block, DIALECT) for block in stated] if len(shape) > 1 else []
+    fits = (each for each in known if grid_of(shape, scales.shape, each) is not None)
+    return fp8_layer(entries, key, scale, DIALECT, dtype, next(fits, next(iter(known), None)))
 
 
 def _four_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:

@@ -19,7 +19,6 @@ from ingot.formats.onnx.format import OnnxFormat
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.families import DTYPE
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.words import WordsLayout
@@ -266,7 +265,7 @@ def _small_floats(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
         return None
     CODECS[tensor.codec].check(tensor)
     layout = ScaledCodebookLayout.of(tensor)
-    made = replace(layout, dtype=DTYPE) if dtype == DTYPE else layout  # products are numbers of f32
+    made = replace(layout, dtype=dtype) if dtype == "f32" else layout  # products are numbers of f32
     return replace(tensor, name=name, dtype=made.dtype, params=made.attributes(), origin=None)
 
 
