@@ -5,13 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
+from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
 from ingot.formats.zt2.format import Zt2Format
+from ingot.formats.zt2.manifest import Object
 from ingot.formats.zt2.reader import read_manifest
 from ingot.formats.zt2.types import types_stored
 from ingot.model.bytesource import MemorySource
@@ -172,3 +178,85 @@ def test_compressed_and_appended_parts_of_the_package() -> None:
         with pytest.raises(IngotError) as caught:
             opened(bytes(damaged)).catalog.tensors["a"].parts["data"].view()
         assert caught.value.rule == "part.zstd"
+
+
+with zipfile.ZipFile(HERE / "peer.zip") as _archive:
+    PROFILES = _archive.read("profiles.zt")
+LEFT_OPEN = {
+    "2 i32 {} none",
+    "4 i32 {} none",
+    "8 i32 {} none",
+}  # codes that share a signed word, of which nothing tells
+
+
+def test_profiles_of_the_package_decode_by_the_words_of_the_document() -> None:
+    """Small floats with exponents along any axis; integers however they lie, their zero points and scales."""
+    objects, catalog, seen = read_manifest(MemorySource(PROFILES))[1].objects, opened(PROFILES).catalog, 0
+    for name, obj in objects.items():
+        tensor = replace(catalog.tensors[name], decoder=CODECS.get(catalog.tensors[name].codec))
+        words = name.split()
+        open_ = " ".join((*words[:2], "{}", words[3])) in LEFT_OPEN
+        assert (tensor.codec == obj.layout) == open_, name
+        if not open_:
+            decode = small_floats if obj.layout == "zt.mx/1" else integers
+            np.testing.assert_array_equal(tensor.numpy("f32"), decode(obj), name)
+            seen += 1
+    assert seen > 150
+
+
+def kind_of(dtype: str) -> Any:
+    return ml_dtypes.bfloat16 if dtype == "bf16" else f"<{dtype[0]}{int(dtype[1:]) // 8}"
+
+
+def stored(obj: Object, role: str, dtype: Any) -> np.ndarray[Any, Any]:
+    start, length = obj.parts[role].blob
+    return np.frombuffer(PROFILES[start : start + length], dtype)
+
+
+def exponents(obj: Object) -> np.ndarray[Any, Any]:
+    return np.ldexp(np.float32(1), stored(obj, "scales", "u1").astype(int) - 127)
+
+
+def small_floats(obj: Object) -> np.ndarray[Any, Any]:
+    """``value(i) = decode(scales[b]) * decode(data[i])``, blocks in the order of the tensor's axes."""
+    about, along = dict(obj.attributes), list(obj.shape)
+    along[about["axis"]] //= about["block_size"]
+    data = stored(obj, "data", "u1")
+    if obj.parts["data"].type == "f4_e2m1":
+        data = np.stack([data & 15, data >> 4], 1).reshape(-1).view(ml_dtypes.float4_e2m1fn)
+    else:
+        data = data.view(ml_dtypes.float8_e4m3fn)
+    values = data.astype(np.float32).reshape(obj.shape)
+    return values * exponents(obj).reshape(along).repeat(about["block_size"], about["axis"])
+
+
+def integers(obj: Object) -> np.ndarray[Any, Any]:
+    """``value = (q - zero) * scale(g)``."""
+    about, shape = dict(obj.attributes), tuple(obj.shape)
+    bits, axis, group, packing = about["bits"], about["axis"], about["group_size"], about["packing"]
+
+    def codes(role: str, count: int) -> np.ndarray[Any, Any]:
+        words = stored(obj, role, kind_of(packing["word"])).astype(np.uint64)
+        places = np.arange(0, int(packing["word"][1:]), bits)
+        places = places if packing["order"] == "lsb_first" else places[::-1]
+        found = (words[:, None] >> places.astype(np.uint64) & np.uint64((1 << bits) - 1)).reshape(-1)[:count]
+        signed = obj.parts["data"].dtype == "i8"
+        return (found.astype(np.uint8).view(np.int8) if signed else found).astype(np.float32)
+
+    along = [size if at == axis else 1 for at, size in enumerate(shape)]
+    if group:
+        along = [size // group if at == axis else size for at, size in enumerate(shape)]
+
+    def spread(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        numbers = numbers.reshape(along).astype(np.float32)
+        return numbers.repeat(group, axis) if group else np.broadcast_to(numbers, shape)
+
+    kind, point = obj.parts["scales"].dtype, about["zero_point"]
+    scales = exponents(obj) if about["scale_form"] == "e8m0_exponent" else stored(obj, "scales", kind_of(kind))
+    zero: Any = np.float32(point.get("value", 0))
+    if point.get("packing") == "same_as_data":
+        zero = spread(codes("zeros", prod(along)))
+    elif point["form"] == "tensor":
+        kind = obj.parts["zeros"].dtype
+        zero = spread(stored(obj, "zeros", kind_of(kind)))
+    return (codes("data", prod(shape)).reshape(shape) - zero) * spread(scales)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
+from ingot.core.dtypes import DTYPES
 from ingot.errors import CodecError, FormatError
 from ingot.formats.zt2.checks import number, others, refuse, require_parts, require_size
+from ingot.formats.zt2.made import (
+    Made,
+    converted,
+    holds,
+    powers_of_two,
+    same,
+    turned_codes,
+    turned_words,
+    unpacked,
+)
 from ingot.formats.zt2.manifest import Object, stated
 from ingot.formats.zt2.meaning import Meaning, Written
-from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of
+from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of, types_here
 from ingot.model.layouts.affine import (
     CODES,
     FLAT_LSB,
@@ -38,6 +51,7 @@ QUANT_GROUP = "zt.quant_group/1"
 _BITS = (2, 3, 4, 5, 6, 8)
 _KEYS = ("bits", "group_size", "axis", "packing", "scale_form", "zero_point")
 _F32, _NARROW, _EXPONENT = "f32_factors", "f16_factors", "e8m0_exponent"
+_SMALL = ("f8_e4m3fn", "f8_e5m2")
 _LSB, _MSB, _PLAIN, _PACKED = "lsb_first", "msb_first", "plain", "same_as_data"
 
 
@@ -112,34 +126,64 @@ def _require_count(where: str, obj: Object, role: str, counts: set[int]) -> None
 
 
 def read_group(obj: Object) -> Meaning | None:
-    """Return the codec's attributes; None for what it has no words for, or the document leaves open: signed codes that
-    share a word, packed or integer zero points, words of several bytes filled from the top."""
+    """Return the codec's attributes and what is made for it; None for what the document leaves open: codes without a
+    zero point that share a signed word, factors of f32 that are used as narrower ones."""
     attributes = dict(stated(obj.attributes) or {})
     bits, group, axis, packing, form, point = (attributes.pop(key) for key in _KEYS)
-    parts = {role: (part.dtype, stated(part.type)) for role, part in obj.parts.items()}
-    stored, scales = parts["data"][0], parts["scales"][0]
-    signed = stored.startswith("i")
-    grid = _grid(obj, group, axis)
+    if not group and not prod(obj.shape):
+        return None
+    signed, made = _signed(obj, packing["per_word"], point), dict[str, Made]()
+    scales = _scales(obj, form, made)
+    if signed is None or scales is None:
+        return None
     order = _packing(obj.shape, bits, packing["order"], packing["word"])
-    dtype = attributes.pop("dtype", "f32" if form == _F32 else scales)
-    plain = (parts["scales"][1], parts["data"][1]) == (None, None) and scales in SCALE_DTYPES
-    if grid is None or order is None or not plain or form == _EXPONENT or (signed and packing["per_word"] != 1):
-        return None
-    if form == _NARROW and scales == "f32":
-        return None
-    zero = _zero(point, signed, bits, parts)
+    if order is None:
+        order = _turned(obj, bits, packing["word"], made)
+    grid = _grid(obj, group, axis)
+    known = AffineLayout(bits, grid, order, signed, NO_ZERO, "f32", scales)
+    zero = _zero(obj, known, made)
     if zero is None:
         return None
-    layout = AffineLayout(bits, grid, order, signed, zero, str(dtype), scales)
-    roles = {"data": CODES, "scales": SCALES, **({"zeros": ZEROS} if layout.zeros else {})}
-    return Meaning(layout.codec, {**attributes, **layout.attributes()}, roles, {CODES: ("u8", None)})
+    dtype = attributes.pop("dtype", "f32" if form != _NARROW else scales)
+    layout = replace(known, zero=zero, dtype=str(dtype))
+    roles = {"data": CODES, "scales": SCALES, **({"zeros": ZEROS} if "zeros" in obj.parts else {})}
+    return Meaning(layout.codec, {**attributes, **layout.attributes()}, roles, {CODES: ("u8", None)}, made)
 
 
-def _grid(obj: Object, group: int, axis: int) -> Grid | None:
+def _signed(obj: Object, per_word: int, point: Mapping[str, Any]) -> bool | None:
+    """Return whether codes are signed: those of a signed word of their own are. Where several share one, there is no
+    sign but the word's, and a zero point tells that they count from 0; None where nothing does."""
+    if not obj.parts["data"].dtype.startswith("i"):
+        return False
+    if per_word == 1:
+        return True
+    return False if point["form"] == "tensor" or point.get("value", 0) > 0 else None
+
+
+def _scales(obj: Object, form: str, made: dict[str, Made]) -> str | None:
+    """Return the type of scales here: as stored, or f32 that are made of exponents and small floats."""
+    part = obj.parts["scales"]
+    dtype, kind = types_here(part.dtype, stated(part.type))
+    if kind is None and dtype in SCALE_DTYPES:
+        return None if form == _NARROW and dtype == "f32" else dtype
+    if form == _EXPONENT:
+        make: Callable[[bytes], bytes] = powers_of_two
+    elif form == _F32 and kind in _SMALL:
+        make = partial(converted, stored=kind, dtype="f32")
+    else:
+        return None
+    made[SCALES] = Made("scales", "f32", 4 * (part.nbytes or 0), make)
+    return "f32"
+
+
+def _grid(obj: Object, group: int, axis: int) -> Grid:
     shape, last = obj.shape, len(obj.shape) - 1
     if not group:
-        per_row = len(shape) == 2 and axis == 0 and obj.parts["scales"].nbytes == _bytes_of_scales(obj, shape[0])
-        return ROW if per_row else None
+        if obj.parts["scales"].nbytes != _bytes_of_scales(obj, shape[axis]):
+            return Group(1)  # one for each element
+        if len(shape) == 2 and axis == 0:
+            return ROW
+        return Blocks(tuple(1 if dimension == axis else size for dimension, size in enumerate(shape)))
     if axis == last:
         return ROW if group == shape[axis] else Group(group)
     return Blocks(tuple(group if dimension == axis else 1 for dimension in range(len(shape))))
@@ -151,22 +195,61 @@ def _bytes_of_scales(obj: Object, count: int) -> int | None:
 
 
 def _packing(shape: Shape, bits: int, order: str, word: str) -> str | None:
-    """Return what one stream of words is here; None where bytes of a word are in another order than codes."""
+    """Return what one stream of words is here; None where bytes of a word are in another order than codes, and where a
+    row begins within a byte whose first code lies in the high bits."""
     whole = shape[-1] * bits % 8 == 0
     if order == _LSB:
         return ROWS_LSB if whole else FLAT_LSB
-    return ROWS_MSB if whole and (word == "u8" or bits == 8 * ITEM_BYTES[word]) else None
+    return ROWS_MSB if whole and word == "u8" else None
 
 
-def _zero(
-    point: Mapping[str, Any], signed: bool, bits: int, parts: Mapping[str, tuple[str, str | None]]
-) -> Zero | None:
+def _turned(obj: Object, bits: int, word: str, made: dict[str, Made]) -> str:
+    """Return the packing of codes that are made of words whose first code lies in the high bits."""
+    width, nbytes = ITEM_BYTES[word], obj.parts["data"].nbytes or 0
+    if obj.shape[-1] * bits % 8 == 0:
+        made[CODES] = Made("data", "u8", nbytes, partial(turned_words, width=width))
+        return ROWS_MSB
+    own = -(-prod(obj.shape) * bits // 8)
+    made[CODES] = Made("data", "u8", own, partial(turned_codes, width=width, bits=bits))
+    return FLAT_LSB
+
+
+def _zero(obj: Object, layout: AffineLayout, made: dict[str, Made]) -> Zero | None:
+    """Return the kind of zero points; None for those of which no floats can be made."""
+    point = (stated(obj.attributes) or {})["zero_point"]
     if point["form"] == "none":
         return NO_ZERO
-    if point["form"] == "implied":
-        lowest = -(1 << (bits - 1)) if signed else 0
-        return Constant(point["value"]) if lowest <= point["value"] < lowest + (1 << bits) else None
-    return POINTS if point["packing"] == _PLAIN and parts["zeros"] == parts["scales"] else None
+    low, value = int(layout.no_zero), point.get("value")
+    if point["form"] == "implied" and low <= value < low + (1 << layout.bits):
+        return Constant(value)
+    count, part = layout.scale_count(tuple(obj.shape)), obj.parts.get("zeros")
+    if part is None:
+        make = partial(same, value=value, count=count, dtype=layout.scales) if holds(value, layout.scales) else None
+    elif point["packing"] == _PLAIN and (part.dtype, stated(part.type)) == (layout.scales, None):
+        return POINTS if part.nbytes == nbytes_of(part.dtype, None, count) else None
+    else:
+        make = _zeros_read(obj, layout, count)
+    if make is None:
+        return None
+    stored = "scales" if part is None else "zeros"
+    made[ZEROS] = Made(stored, layout.scales, count * DTYPES[layout.scales].bits // 8, make)
+    return POINTS
+
+
+def _zeros_read(obj: Object, layout: AffineLayout, count: int) -> Callable[[bytes], bytes] | None:
+    """Return what makes floats of stored zero points; None where these are of a type that says no numbers here."""
+    attributes, part = stated(obj.attributes) or {}, obj.parts["zeros"]
+    packing = attributes["packing"]
+    dtype, kind = types_here(part.dtype, stated(part.type))
+    if attributes["zero_point"]["packing"] == _PLAIN or packing["per_word"] == 1:
+        known = kind in _SMALL if kind else dtype != "bool"
+        known = known and part.nbytes == nbytes_of(part.dtype, stated(part.type), count)  # else it means two things
+        return partial(converted, stored=kind or dtype, dtype=layout.scales) if known else None
+    word, high = packing["word"], packing["order"] == _MSB
+    if kind is not None or dtype not in (word, f"i{word[1:]}") or (part.nbytes or 0) * 8 < count * layout.bits:
+        return None
+    width, bits = ITEM_BYTES[word], layout.bits
+    return partial(unpacked, width=width, bits=bits, count=count, dtype=layout.scales, high_first=high)
 
 
 def write_group(spec: TensorSpec) -> Written | None:

@@ -124,6 +124,8 @@ def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool)
         for stored, blob in obj.parts.items():
             role = found.roles.get(stored, stored)
             parts[role] = part(name, stored, blob, found.types.get(role))
+        stored_parts = {stored: parts[found.roles.get(stored, stored)] for stored in obj.parts}
+        parts |= {role: made.part(stored_parts[made.stored]) for role, made in found.made.items()}
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
         return Tensor(
             name, obj.shape, logical_dtype(found.codec, found.attributes, types), found.codec, parts, found.attributes

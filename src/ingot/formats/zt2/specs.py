@@ -93,7 +93,7 @@ def _means_same(spec: TensorSpec, written: Written) -> bool:
         for role, part in obj.parts.items()
     } | dict(found.types)
     own = {part.role: (part.dtype, None if part.type == part.dtype else part.type) for part in spec.parts}
-    if types != own or found.codec != spec.codec:
+    if types != own or found.codec != spec.codec or found.made:
         return False
     if logical_dtype(found.codec, found.attributes, own) != spec.dtype:
         return False

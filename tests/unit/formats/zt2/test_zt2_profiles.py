@@ -32,9 +32,12 @@ from ingot.model.layouts.affine import (
     Zero,
 )
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
+
+
+GROUP = Group(32)
 
 
 def blocks(kind: str) -> Tensor:
@@ -44,8 +47,8 @@ def blocks(kind: str) -> Tensor:
     return Tensor.from_parts(layout, {"blocks": data}, (3, 512))
 
 
-def small(values: str, bits: int, factor: float | None = None) -> Tensor:
-    layout = ScaledCodebookLayout(bits, Group(32), "f32", scales="f8_e8m0fnu", values=values, factor=factor)
+def small(values: str, bits: int, factor: float | None = None, grid: Group | Tiles = GROUP) -> Tensor:
+    layout = ScaledCodebookLayout(bits, grid, "f32", scales="f8_e8m0fnu", values=values, factor=factor)
     specs = layout.part_specs((4, 64))
     rng = np.random.default_rng(2)
     parts = {
@@ -62,10 +65,16 @@ def small(values: str, bits: int, factor: float | None = None) -> Tensor:
         (blocks("q6_k"), "gguf.q6_k/1", {"elems_per_block": 256, "block_bytes": 210}),
         (small("f4_e2m1fn", 4), "zt.mx/1", {"axis": 1, "block_size": 32, "scale_form": "e8m0_exponent"}),
         (small("f8_e4m3fn", 8), "zt.mx/1", {"axis": 1, "block_size": 32, "scale_form": "e8m0_exponent"}),
+        (
+            small("f8_e4m3fn", 8, grid=Tiles(2, 1)),
+            "zt.mx/1",
+            {"axis": 0, "block_size": 2, "scale_form": "e8m0_exponent"},
+        ),
+        (small("f4_e2m1fn", 4, grid=Tiles(3, 1)), "ingot.scaled_codebook/1", None),
         (small("i8", 8, 2.0**-6), "zt.mx/1", {"axis": 1, "block_size": 32, "scale_form": "e8m0_exponent"}),
         (small("i8", 8), "ingot.scaled_codebook/1", None),
     ],
-    ids=["q4_0", "q6_k", "mxfp4", "mxfp8", "mxint8", "i8-without-its-factor"],
+    ids=["q4_0", "q6_k", "mxfp4", "mxfp8", "columns", "columns-in-part", "mxint8", "i8-without-its-factor"],
 )
 def test_profiles_there_and_back(
     tmp_path: Path, tensor: Tensor, layout: str, attributes: dict[str, object] | None
@@ -80,9 +89,6 @@ def test_profiles_there_and_back(
         for found in (two["x"], one["x"]):
             assert found.layout == tensor.layout
             assert found.numpy().tobytes() == tensor.numpy().tobytes()
-
-
-GROUP = Group(32)
 
 
 def integers(
@@ -174,6 +180,7 @@ def group_object(attributes: dict[str, object], zeros: dict[str, object] | None 
     return msgspec.convert(entry, Object)
 
 
+POINTED = AffineLayout(4, Group(32), ROWS_LSB, False, POINTS, "f32", "f16")
 WORDS = {"word": "u32", "order": "lsb_first", "per_word": 8}
 
 
@@ -192,26 +199,45 @@ WORDS = {"word": "u32", "order": "lsb_first", "per_word": 8}
         ),
         (
             group_object({**grouped(32, 1, NONE), "packing": {**WORDS, "order": "msb_first"}}, data=part("u32", 128)),
-            None,
+            AffineLayout(4, Group(32), ROWS_MSB, False, NO_ZERO, "f32", "f16"),
         ),
         (group_object({**grouped(32, 1, NONE), "packing": WORDS}, data=part("i32", 128)), None),  # signed codes?
-        (group_object(grouped(32, 1, {"form": "tensor", "packing": "same_as_data"}), zeros=part("u8", 4)), None),
-        (group_object(grouped(32, 1, PLAIN), zeros=part("u8", 8)), None),
-        (group_object(grouped(32, 1, {"form": "implied", "value": 16})), None),
+        (
+            group_object({**grouped(32, 1, {"form": "implied", "value": 8}), "packing": WORDS}, data=part("i32", 128)),
+            AffineLayout(4, Group(32), ROWS_LSB, False, Constant(8), "f32", "f16"),
+        ),
+        (group_object(grouped(32, 1, {"form": "tensor", "packing": "same_as_data"}), zeros=part("u8", 4)), POINTED),
+        (group_object(grouped(32, 1, PLAIN), zeros=part("u8", 8)), POINTED),
+        (group_object(grouped(32, 1, PLAIN), zeros=part("u8", 8, 2, "f8_e5m2fnuz")), None),
+        (group_object(grouped(32, 1, {"form": "implied", "value": 16})), POINTED),
+        (group_object(grouped(32, 1, {"form": "implied", "value": 2049})), None),  # no number of f16
         (
             group_object({**grouped(32, 1, NONE), "scale_form": "e8m0_exponent"}, scales=part("u8", 8, 1, "f8_e8m0")),
-            None,
+            AffineLayout(4, Group(32), ROWS_LSB, False, NO_ZERO, "f32", "f32"),
         ),
+        (group_object({**grouped(32, 1, NONE), "scale_form": "f16_factors"}, scales=part("f32", 32, 1)), None),
     ],
 )
 def test_affine_integers_of_others(obj: Object, layout: AffineLayout | None) -> None:
-    """What the document says in full is decoded, anything else listed."""
+    """What the document says in full is decoded, anything else listed; parts are as the codec has them."""
     check_object("x.zt", "t", obj)
     found = meaning(obj)
     if layout is None:
         assert found.codec == GROUPED
     else:
         assert found.attributes == layout.attributes()
+        sizes = {spec.role: (spec.dtype, spec.length) for spec in layout.part_specs(tuple(obj.shape))}
+        assert all((made.dtype, made.nbytes) == sizes[role] for role, made in found.made.items())
+
+
+def test_zero_points_that_no_float_is_are_refused() -> None:
+    """Of integers that scales' type has not, once they are read."""
+    made = meaning(group_object(grouped(32, 1, PLAIN), zeros=part("i32", 32))).made["zeros"]
+    assert np.frombuffer(made.make(np.array([2048, -3], "<i4").tobytes()), "<f2").tolist() == [2048, -3]
+    for value in (2049, 1 << 30, -(1 << 31)):
+        with pytest.raises(IngotError) as caught:
+            made.make(np.array([value], "<i4").tobytes())
+        assert caught.value.rule == "zt2.zero-point"
 
 
 @pytest.mark.parametrize(
