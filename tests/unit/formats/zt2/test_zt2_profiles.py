@@ -36,7 +36,6 @@ from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 
-
 GROUP = Group(32)
 
 
