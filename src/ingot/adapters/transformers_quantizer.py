@@ -21,10 +21,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     AUTO_QUANTIZER_MAPPING,
+    AutoHfQuantizer,
     register_quantization_config,
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer
+from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ingot.adapters.options import LoadOptions
@@ -44,6 +46,7 @@ from ingot.ops.save import save
 from ingot.ops.squish.status import is_squish_directory
 from ingot.stores.table import from_url, locate
 
+_LOGGER = logging.get_logger(__name__)
 METHOD = "ingot"
 _FILE = "model.zt"
 # Of from_pretrained: what says where a model of the Hub is got from, or nothing that matters to a folder.
@@ -162,7 +165,8 @@ def _inside(path: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
-    """Whether Ingot is to load: by the caller's wish, or a local folder that transformers finds no weights in."""
+    """Whether Ingot is to load: by the caller's wish, or a local folder that transformers finds no weights in, or that
+    it cannot load here, which is told."""
     if isinstance(asked, IngotConfig):
         return True
     if asked is not None or options.get("gguf_file") or options.get("state_dict") is not None:
@@ -178,8 +182,26 @@ def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
     except IngotError:
         return False
     # Safetensors are transformers' own, unless config.json says of their packing what transformers does not know.
-    mine = not isinstance(format, SafetensorsFormat) or format.name != "safetensors"
-    return mine and of_config(config, CONFIG) is None
+    mine = not isinstance(format, SafetensorsFormat) or format.name != SafetensorsFormat.name
+    return mine and (of_config(config, CONFIG) is None or _cannot(path, config))
+
+
+def _cannot(path: Any, config: Mapping[str, Any]) -> bool:
+    """Whether transformers has no quantizer for what a ``config.json`` says is packed, or that one refuses, for want of
+    a package or a GPU; tells so. What only the attempt shows is left to transformers."""
+    stated: Any = config.get("quantization_config")
+    known: Callable[[Any], bool] = AutoHfQuantizer.supports_quant_method
+    try:
+        if known(stated):
+            AutoHfQuantizer.from_config(stated, pre_quantized=True).validate_environment(device_map=None)
+            return False
+        reason = "it has no quantizer for this"
+    except (ImportError, RuntimeError) as error:
+        reason = str(error)
+    except Exception:
+        return False
+    _LOGGER.warning("Ingot loads %s, as transformers cannot here: %s", path, reason)
+    return True
 
 
 def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from transformers import AutoModel, AutoModelForCausalLM
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.base import HfQuantizer
 
 import ingot
 import ingot.hf
+from ingot.adapters import transformers_quantizer
 from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear
 from ingot.errors import UnsupportedError
 from ingot.testing.models import make, output_of
@@ -116,3 +120,81 @@ def test_other_folders_are_left_to_transformers(folders: Path, tmp_path: Path) -
     assert torch.equal(output_of(plain), output_of(mine))
     with pytest.raises(ValueError, match="config"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+DIALECTS = {
+    "gptq": ("affine", 'bits = 4, group = 32, symmetric = true, scales = "f16"'),
+    "awq": ("affine", 'bits = 4, group = 32, symmetric = false, scales = "f16"'),
+    "compressed-tensors": ("affine", 'bits = 4, group = 32, symmetric = true, scales = "f16"'),
+    "fp8": ("scaled_codebook", 'table = "f8_e4m3fn", group = "tensor"'),
+    "modelopt": ("scaled_codebook", 'table = "f8_e4m3fn", group = "tensor"'),
+}
+
+
+@pytest.fixture(scope="module")
+def dialects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("dialects")
+    make("llama", root / "plain", "float16", hidden_size=64, intermediate_size=64)
+    (root / "zt").mkdir()
+    for name, (codec, options) in DIALECTS.items():
+        rule = f'match = "*_proj.weight"\ncodec = "{codec}"\noptions = {{ {options} }}'
+        (root / "r.toml").write_text(f'name = "r"\n[[rules]]\n{rule}\n')
+        ingot.convert(root / "plain", root / "zt" / name, root / "r.toml", format="zt")
+        ingot.convert(root / "zt" / name, root / name, format=name)
+    return root
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_folders_of_packages_that_are_not_there_are_ours(
+    name: str, dialects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers says: it misses a package, or knows no such packing. What it then says is told, once."""
+
+    def missing(*args: object, **kwargs: object) -> None:
+        raise ImportError("pip install what-packed-it")
+
+    told: list[str] = []
+    monkeypatch.setattr(transformers_quantizer._LOGGER, "warning", lambda *said: told.append(said[0] % said[1:]))
+    if name != "modelopt":  # of which transformers has no quantizer
+        method = json.loads((dialects / name / "config.json").read_text())["quantization_config"]["quant_method"]
+        monkeypatch.setattr(AUTO_QUANTIZER_MAPPING[method], "__init__", missing)
+    model = AutoModelForCausalLM.from_pretrained(dialects / name)
+    assert len(told) == 1
+    assert ("it has no quantizer" in told[0]) == (name == "modelopt")
+    assert ("pip install" in told[0]) == (name != "modelopt")
+    wanted = output_of(ingot.load_model(dialects / name, keep_packed=True))
+    assert torch.equal(output_of(model), wanted)
+    model.save_pretrained(tmp_path / "copy")
+    assert torch.equal(output_of(AutoModelForCausalLM.from_pretrained(tmp_path / "copy")), wanted)
+    asked = AutoModelForCausalLM.from_pretrained(dialects / name, quantization_config=ingot.hf.IngotConfig())
+    assert torch.equal(output_of(asked), wanted)
+    assert len(told) == 1
+
+
+def test_folders_whose_package_is_there_are_left_to_it(dialects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for who asks for Ingot."""
+    seen: list[object] = []
+
+    class Theirs(HfQuantizer):  # type: ignore[misc, unused-ignore]
+        def __init__(self, config: object, **options: object) -> None:
+            self.quantization_config = config
+
+        def validate_environment(self, *args: object, **kwargs: object) -> None:
+            seen.append(self)
+
+        def is_serializable(self) -> bool:
+            return False
+
+        @property
+        def is_trainable(self) -> bool:
+            return False
+
+    def usual(*args: object, **kwargs: object) -> str:
+        return "theirs"
+
+    monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, "gptq", Theirs)
+    theirs = transformers_quantizer._loading(usual)
+    assert theirs(transformers.LlamaForCausalLM, dialects / "gptq") == "theirs"
+    assert seen
+    model = theirs(transformers.LlamaForCausalLM, dialects / "gptq", quantization_config=ingot.hf.IngotConfig())
+    assert torch.equal(output_of(model), output_of(ingot.load_model(dialects / "gptq")))

@@ -50,7 +50,8 @@ def turned_codes(data: bytes, width: int, bits: int) -> bytes:
     """Return words whose first code lies in the high bits as a stream whose first code lies in the low ones."""
     stream = np.frombuffer(turned_words(data, width), np.uint8)
     codes = stream[:, None] >> np.arange(8 - bits, -1, -bits, dtype=np.uint8) & ((1 << bits) - 1)
-    return (codes << np.arange(0, 8, bits, dtype=np.uint8)).sum(axis=1, dtype=np.uint8).tobytes()
+    low: Array = (codes << np.arange(0, 8, bits, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
+    return low.tobytes()
 
 
 def powers_of_two(data: bytes) -> bytes:

@@ -223,6 +223,7 @@ def _zero(obj: Object, layout: AffineLayout, made: dict[str, Made]) -> Zero | No
     if point["form"] == "implied" and low <= value < low + (1 << layout.bits):
         return Constant(value)
     count, part = layout.scale_count(tuple(obj.shape)), obj.parts.get("zeros")
+    make: Callable[[bytes], bytes] | None
     if part is None:
         make = partial(same, value=value, count=count, dtype=layout.scales) if holds(value, layout.scales) else None
     elif point["packing"] == _PLAIN and (part.dtype, stated(part.type)) == (layout.scales, None):
