@@ -58,24 +58,6 @@ inline float value_of(std::uint8_t code, const float* table) {
   return table[code];
 }
 
-// out[i] = scale * value of codes[i], for codes of any kind.
-template <Dtype kDtype, ScaledValues kValues>
-void convert(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
-             TypeOf<kDtype>* __restrict out) {
-  if constexpr (kDtype == Dtype::f32) {
-    for (std::size_t i = 0; i < n; ++i) out[i] = scale * value_of<kValues>(codes[i], table);
-    return;
-  }
-  alignas(64) float block[kBlock];
-  std::size_t start = 0;
-  for (; start + kBlock <= n; start += kBlock) {
-    for (std::size_t i = 0; i < kBlock; ++i) block[i] = scale * value_of<kValues>(codes[start + i], table);
-    store_block<kDtype>(block, kBlock, out + start);
-  }
-  for (std::size_t i = start; i < n; ++i) block[i - start] = scale * value_of<kValues>(codes[i], table);
-  store_block<kDtype>(block, n - start, out + start);
-}
-
 // Codes below 16 of one group: its sixteen products are made once and looked up. `table` has 16 entries.
 template <Dtype kDtype>
 void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
@@ -92,6 +74,62 @@ inline __m256i store_sixteen(__m512 values) {
   const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+
+// The magnitudes of E4M3 as bf16, which has them all: code 127 is NaN.
+struct Magnitudes {
+  alignas(64) std::uint16_t bits[128];
+  constexpr Magnitudes() : bits{} {
+    for (int code = 0; code < 128; ++code) {
+      const int exponent = code >> 3, mantissa = code & 7;
+      int power = exponent + 120, kept = mantissa;  // 2^(e - 7) with bf16's bias of 127
+      if (exponent == 0 && mantissa != 0) {
+        for (power = 121; kept < 8; --power) kept <<= 1;
+        kept &= 7;
+      }
+      bits[code] = static_cast<std::uint16_t>(code == 127 ? 0x7fc0 : code == 0 ? 0 : power << 7 | kept << 4);
+    }
+  }
+};
+constexpr Magnitudes kMagnitudes;
+
+// Codes of E4M3, thirty-two at a time: each is looked up as bf16, and multiplied in f32. Returns how many are done. A
+// scale that is NaN is left to others: what stays of its payload needs more care than the rounding here takes.
+template <Dtype kDtype>
+std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, float scale,
+                         TypeOf<kDtype>* __restrict out) {
+  if (scale != scale) return 0;
+  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512i first = _mm512_load_si512(kMagnitudes.bits), second = _mm512_load_si512(kMagnitudes.bits + 32);
+  const __m512i third = _mm512_load_si512(kMagnitudes.bits + 64), fourth = _mm512_load_si512(kMagnitudes.bits + 96);
+  const __m512i sign = _mm512_set1_epi16(static_cast<short>(0x8000)), upper = _mm512_set1_epi16(0x40);
+  const auto product = [&](__m512i bits) { return _mm512_mul_ps(factor, _mm512_castsi512_ps(bits)); };
+  std::size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+    const __m512i low = _mm512_permutex2var_epi16(first, at, second), high = _mm512_permutex2var_epi16(third, at, fourth);
+    const __m512i magnitude = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(at, upper), high);
+    const __m512i value = _mm512_or_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(at, 8), sign));
+    if constexpr (kDtype == Dtype::bf16) {  // in lanes of eight, apart and together again
+      const __m512i one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7fff), none = _mm512_setzero_si512();
+      const auto rounded = [&](__m512i bits) {
+        const __m512i made = _mm512_castps_si512(product(bits));
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(made, 16), one);
+        return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(made, half), odd), 16);
+      };
+      _mm512_storeu_si512(out + i, _mm512_packus_epi32(rounded(_mm512_unpacklo_epi16(none, value)),
+                                                       rounded(_mm512_unpackhi_epi16(none, value))));
+    } else {
+      for (int part = 0; part < 2; ++part) {
+        const __m256i some = part == 0 ? _mm512_castsi512_si256(value) : _mm512_extracti64x4_epi64(value, 1);
+        const __m512 made = product(_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16));
+        if constexpr (kDtype == Dtype::f32) _mm512_storeu_ps(out + i + 16 * part, made);
+        if constexpr (kDtype == Dtype::f16)
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16 * part), store_sixteen<kDtype>(made));
+      }
+    }
+  }
+  return i;
 }
 
 template <Dtype kDtype>
@@ -179,6 +217,32 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
 }
 
 #endif
+
+// out[i] = scale * value of codes[i], for codes of any kind.
+template <Dtype kDtype, ScaledValues kValues>
+void convert(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
+             TypeOf<kDtype>* __restrict out) {
+#if defined(__AVX512BW__)
+  if constexpr (kValues == ScaledValues::e4m3) {
+    const std::size_t done = convert_e4m3<kDtype>(codes, n, scale, out);
+    codes += done;
+    out += done;
+    n -= done;
+  }
+#endif
+  if constexpr (kDtype == Dtype::f32) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = scale * value_of<kValues>(codes[i], table);
+    return;
+  }
+  alignas(64) float block[kBlock];
+  std::size_t start = 0;
+  for (; start + kBlock <= n; start += kBlock) {
+    for (std::size_t i = 0; i < kBlock; ++i) block[i] = scale * value_of<kValues>(codes[start + i], table);
+    store_block<kDtype>(block, kBlock, out + start);
+  }
+  for (std::size_t i = start; i < n; ++i) block[i - start] = scale * value_of<kValues>(codes[i], table);
+  store_block<kDtype>(block, n - start, out + start);
+}
 
 // What one run of codes that share a scale becomes.
 template <Dtype kDtype>

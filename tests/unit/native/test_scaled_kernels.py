@@ -68,7 +68,8 @@ def test_high_bits_first(count: int, dtype: str) -> None:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_eight_bits(name: str, dtype: str) -> None:
     codes = np.concatenate([np.arange(256, dtype=np.uint8)] * 2)
-    for scale in (1.0, 3.3e-5, 1e30):
+    small, odd = (2.0**-9, 1e-36, 1e-38, 2.0**-130, 1e-45), (0.0, -0.0, np.inf, -np.inf, np.nan)
+    for scale in (1.0, -0.37, 3.3e-5, 448.0, 1e5, 1e30, 3e38, *small, *odd):
         scales, grid = np.full(9, scale, np.float32), (100, 100, 0)
         wanted = reference.decode(codes, numbers(name), scales, grid, dtype)
         assert same(decode(codes, 8, name, scales, grid, dtype), wanted)
