@@ -14,6 +14,7 @@ from typing import Any
 
 from ingot.adapters.eval_gate import Term, Verdict, judged, parse_gate, require_measured
 from ingot.adapters.eval_receipt import write_receipt
+from ingot.adapters.eval_report import report_of
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.adapters.layer_errors import LayerError, LayerErrors, first_departing, of_layers
 from ingot.adapters.load_report import LoadReport
@@ -28,6 +29,7 @@ from ingot.core.extras import require
 from ingot.core.memory import peak_rss
 from ingot.core.progress import Progress
 from ingot.errors import UsageError
+from ingot.model.report import Report, Shown
 from ingot.ops.check.receipt import require_place
 from ingot.stores.table import location_of, read_start
 
@@ -38,7 +40,7 @@ _LOGITS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Shown):
     """Figures of one model on one text.
 
     ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window but the first, given those
@@ -84,6 +86,10 @@ class Evaluation:
     def met(self) -> bool:
         """Whether the model keeps to the gate; so it does where there is none."""
         return all(verdict.met for verdict in self.gate)
+
+    def report(self) -> Report:
+        """Return the figures, the layers and what the gate found."""
+        return report_of(self)
 
 
 @dataclass(slots=True)

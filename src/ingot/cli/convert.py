@@ -68,14 +68,13 @@ def command(
 
 def _dry_run(options: ConvertOptions, plan_out: str | None, *, quiet: bool, json: bool) -> None:
     from ingot.ops.convert.convert import prepare
-    from ingot.ops.convert.dry_run import dry_run
     from ingot.ops.convert.planfile import save_plan
 
     with prepare(options) as prepared:
         if plan_out is not None:
             save_plan(prepared, options, plan_out)
         _warn(prepared.plan.warnings)
-        render(dry_run(prepared), json=json, quiet=quiet)
+        render(prepared.report(), json=json, quiet=quiet)
 
 
 def _warn(warnings: Sequence[str]) -> None:

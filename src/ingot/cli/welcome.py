@@ -9,7 +9,7 @@ JOBS = {
     "Move them to another container": "ingot convert gptq-folder model.gguf",
     "Look, check, compare": "ingot verify small.zt",
     "Keep fine-tunes as deltas": "ingot diff base tuned -o tuned.zt",
-    "Run and evaluate them": 'ingot generate folder "The list"',
+    "Run and evaluate them": 'ingot generate folder "Once upon a time"',
     "Make them for one machine": "ingot plan folder --chip m4",
 }
 

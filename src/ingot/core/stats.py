@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, log10, sqrt
+from math import inf, isfinite, log10, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,11 @@ class ErrorStats:
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between the two as vectors; 1 where both are zero."""
+        """Cosine of the angle between the two as vectors; 1 where both are zero, NaN where squares are too large."""
         norms = sqrt(self.squared_reference) * sqrt(self.squared_other)
         if norms == 0:
             return 1.0 if self.squared_reference == self.squared_other else 0.0
-        return max(-1.0, min(1.0, self.dot / norms))
+        return max(-1.0, min(1.0, self.dot / norms)) if isfinite(norms) else nan
 
     def sums(self) -> dict[str, float]:
         """The sums that are not zero, by name: what ``ErrorStats(**sums)`` is made of again."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-PROMPT = "The list"
+PROMPT = "Once upon a time"
 
 
 @dataclass(frozen=True, slots=True)

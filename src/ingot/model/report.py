@@ -6,6 +6,7 @@ A report object of an operation is a dataclass whose annotations say what its nu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -129,14 +130,14 @@ class Report:
         return report_html(self)
 
 
-class Shown:
+class Shown(ABC):
     """What has a report of itself, which notebooks show."""
 
     __slots__ = ()
 
+    @abstractmethod
     def report(self) -> Report:
         """Return all that there is to tell."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()

@@ -184,7 +184,9 @@ def test_commands(demo: Path, small: Path, capsys: pytest.CaptureFixture[str]) -
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
     options = ["--text", str(demo / "heldout.txt"), "--window", "64", "--sequences", "2"]
     assert run(["eval", str(small), *options, "--reference", str(demo)]) == 0
-    assert "top-1 agreement" in capsys.readouterr().out
+    figures = capsys.readouterr().out
+    assert "top-1 agreement" in figures
+    assert figures.splitlines()[2].startswith("perplexity ")
     assert run(["eval", str(small), *options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sequences"] == 2
     assert run(["eval", str(small / "model.zt"), "--text", "/nowhere/text"]) != 0

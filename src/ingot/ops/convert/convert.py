@@ -22,10 +22,12 @@ from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.words import WordsLayout
+from ingot.model.report import Report, Shown
 from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.budget import budgeted
 from ingot.ops.convert.budget_report import BudgetReport
+from ingot.ops.convert.dry_run import dry_run
 from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
@@ -115,7 +117,7 @@ def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Shown):
     """A conversion that is planned and not begun: the opened source, the views over it, the plan, the destination.
 
     ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
@@ -141,6 +143,10 @@ class Prepared:
     def weights(self) -> Checkpoint:
         """The source as quantizers see it."""
         return self.original or self.checkpoint
+
+    def report(self) -> Report:
+        """Return which rule hits which tensor, and the resulting size."""
+        return dry_run(self.plan, self.notes, self.budget, self.inexact)
 
     def __enter__(self) -> Prepared:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ingot.core.layers import equal_layers
@@ -10,8 +10,9 @@ from ingot.engine.work import Step
 from ingot.model.report import Column, Figure, Line, Report, Table, Texts
 from ingot.ops.attachments import KINDS
 from ingot.ops.codec_name import codec_name
-from ingot.ops.convert.convert import Prepared
+from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.grades import counted, equality, said
+from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import action_of
 
 _TENSORS = (
@@ -40,19 +41,21 @@ _GROUPS = (
 )
 
 
-def dry_run(prepared: Prepared) -> Report:
-    """Return which rule hits which tensor, and the resulting size."""
-    plan = prepared.plan
+def dry_run(plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None, inexact: Collection[str]) -> Report:
+    """Return which rule hits which tensor, and the resulting size.
+
+    Of the tensors ``inexact`` the values are not all equal in f32.
+    """
     carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.kinds()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
-    equal = [equality(step, plan.format, prepared.inexact) for step in plan.steps]
+    equal = [equality(step, plan.format, inexact) for step in plan.steps]
     grades, repacked = counted(equal), len(equal) - equal.count(None)
     figures = [
         Figure("format", plan.format.name),
         Figure("recipe", plan.recipe),
         Figure("size", plan.size, "bytes"),
         Figure("size_exact", plan.size_exact, "flag"),
-        Figure("notes", [*carried, *prepared.notes], "texts"),
+        Figure("notes", [*carried, *notes], "texts"),
         Figure("warnings", plan.warnings, "texts"),
         Figure("grades", grades, "counts"),
         Figure("equal", said(repacked, grades), data=False),
@@ -70,7 +73,7 @@ def dry_run(prepared: Prepared) -> Report:
         Line("note: {item}", each="notes"),
     ]
     report = Report(figures, lines, [_tensors(plan.steps, equal), _groups(plan.steps)])
-    return report if prepared.budget is None else prepared.budget.around(report)
+    return report if budget is None else budget.around(report)
 
 
 def _tensors(steps: Sequence[Step], equal: Sequence[Texts | None]) -> Table:

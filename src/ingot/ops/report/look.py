@@ -40,7 +40,8 @@ _RULE = "report.json"
 @dataclass(frozen=True, slots=True)
 class Row:
     """One tensor. ``error`` is the root of the sum of squared errors over that of squared values of A, ``changed`` the
-    share of values that are others; these and ``cosine`` are None where nothing was compared."""
+    share of values that are others; these and ``cosine`` are None where nothing was compared, or where squares of
+    values are too small or too large to be numbers."""
 
     name: str
     layer: int | None
@@ -182,7 +183,8 @@ def _row(tensor: Tensor, found: TensorComparison | None, action: str) -> Row:
     stats = found.stats
     if stats is None:
         return replace(row, status=found.status)
-    return replace(row, status=found.status, error=_relative(stats), cosine=stats.cosine, changed=_changed(stats))
+    cosine = stats.cosine if math.isfinite(stats.cosine) else None
+    return replace(row, status=found.status, error=_relative(stats), cosine=cosine, changed=_changed(stats))
 
 
 def _missing(found: TensorComparison) -> Row:
@@ -193,7 +195,8 @@ def _missing(found: TensorComparison) -> Row:
 def _relative(stats: ErrorStats) -> float | None:
     if not stats.squared_reference:
         return 0.0 if not stats.squared_error else None
-    return math.sqrt(stats.squared_error / stats.squared_reference)
+    ratio = math.sqrt(stats.squared_error / stats.squared_reference)
+    return ratio if math.isfinite(ratio) else None
 
 
 def _changed(stats: ErrorStats) -> float:

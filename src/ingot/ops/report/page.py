@@ -174,7 +174,8 @@ def _layer_error(cells: Sequence[Cell], layer: int) -> float:
     """Return a layer's relative error, of all its tensors together."""
     them = [item for item in cells if item.layer == layer and item.error is not None]
     total = sum(item.squared for item in them)
-    return math.sqrt(sum((item.error or 0.0) ** 2 * item.squared for item in them) / total) if total else 0.0
+    mean = sum((item.error or 0.0) * (item.error or 0.0) * item.squared for item in them) / total if total else 0.0
+    return math.sqrt(mean) if math.isfinite(mean) else 0.0
 
 
 def _values(found: Look) -> str:

@@ -18,6 +18,7 @@ _SLICES = 8
 _LARGEST = 1 << 22  # elements of one index of the first dimension: more are not decoded for a picture
 _RUN = 64
 _LEVELS = 256
+_WIDEST = float(np.finfo(np.float64).max) / 4  # twice as much is a number too
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def histogram(tensor: Tensor, reference: Tensor | None) -> Histogram | None:
     both = both[np.isfinite(both)]
     if not both.size:
         return None
-    edge = float(np.quantile(np.abs(both), 0.999)) * 1.05 or 1.0
+    edge = min(float(np.quantile(np.abs(both), 0.999)) * 1.05, _WIDEST) or 1.0
     levels, run = _levels(tensor)
     return Histogram(
         tensor.name,

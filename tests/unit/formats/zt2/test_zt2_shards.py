@@ -22,7 +22,6 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.dry_run import dry_run
 from ingot.ops.convert.options import ConvertOptions
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryTarget
@@ -99,7 +98,7 @@ def test_a_base_is_known_by_its_parts_and_hashed_by_verify_alone(
         ingot.save(tmp_path / "new.zt", {"w": BASE})
         options = ConvertOptions(tmp_path / "new.zt", tmp_path / "v1.zt", container=2, overlay=tmp_path / "base.zt")
         with prepare(options) as prepared:
-            assert dry_run(prepared)
+            assert prepared.report()
     assert [item.rule for item in ingot.verify(root) if item.level == "error"] == ["zt2.shard-digest"]
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,15 +15,17 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.main import run
 from ingot.errors import FormatError, UsageError
+from ingot.ops.check.compare import CompareReport
 from ingot.ops.check.receipt import add_receipt
+from ingot.ops.convert.convert import prepare
 from ingot.ops.report.look import Look, look
 from ingot.ops.report.page import page
 from ingot.ops.report.sample import BINS, histogram
 from ingot.ops.report.svg import Piece, heat, treemap
 
 VOID = ("meta", "input", "br")
-HOSTILE = 'model.layers.1.</script><img src="http://x/y">\u202e.weight'
 
 
 class Elements(HTMLParser):
@@ -53,14 +56,27 @@ class Elements(HTMLParser):
             self.texts[self.inside[-1]] = self.texts.get(self.inside[-1], "") + data
 
 
-@pytest.fixture
-def pair(model: Path, tmp_path: Path) -> tuple[Path, Path]:
-    ingot.convert(model, tmp_path / "int4.zt", "int4")
-    return model, tmp_path / "int4.zt"
+@pytest.fixture(scope="module")
+def pair(weights: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A file of weights, and what int4 makes of it; tests only read them."""
+    folder = tmp_path_factory.mktemp("pair")
+    ingot.save(folder / "model.safetensors", weights)
+    ingot.convert(folder / "model.safetensors", folder / "int4.zt", "int4")
+    return folder / "model.safetensors", folder / "int4.zt"
 
 
-def test_errors_are_those_of_compare(pair: tuple[Path, Path]) -> None:
-    found, compared = look(*pair), ingot.compare(*pair)
+@pytest.fixture(scope="module")
+def looked(pair: tuple[Path, Path]) -> Look:
+    return look(*pair, histograms=5)
+
+
+@pytest.fixture(scope="module")
+def compared(pair: tuple[Path, Path]) -> CompareReport:
+    return ingot.compare(*pair)
+
+
+def test_errors_are_those_of_compare(looked: Look, compared: CompareReport) -> None:
+    found = looked
     by_name = {row.name: row for row in found.rows}
     assert set(by_name) == {item.name for item in compared.tensors}
     for item in compared.tensors:
@@ -85,8 +101,8 @@ def test_tensors_that_only_one_has_are_listed(pair: tuple[Path, Path], tmp_path:
     assert (status["lm_head.weight"], status["more"]) == ("only in A", "only in B")
 
 
-def test_histograms_are_of_bounded_samples_and_have_the_grid(pair: tuple[Path, Path]) -> None:
-    found = look(*pair, histograms=5)
+def test_histograms_are_of_bounded_samples_and_have_the_grid(pair: tuple[Path, Path], looked: Look) -> None:
+    found = looked
     assert len(found.histograms) == 5
     for item in found.histograms:
         assert len(item.counts) == BINS
@@ -150,29 +166,81 @@ def check(text: str, found: Look) -> Elements:
     return elements
 
 
-def test_the_page_asks_for_nothing_and_is_small(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    found = look(*pair)
-    check(page(found), found)
+def test_the_page_asks_for_nothing_and_is_small(looked: Look, tmp_path: Path) -> None:
+    check(page(looked), looked)
     rng = np.random.default_rng(0)
     names = [
         f"model.layers.{n}.{part}" for n in range(125) for part in map("self_attn.{}_proj.weight".format, "qkvoabcd")
     ]
     ingot.save(tmp_path / "many.safetensors", {name: rng.standard_normal((4, 8)) for name in names})
-    many = look(tmp_path / "many.safetensors", tmp_path / "many.safetensors")
+    many = look(tmp_path / "many.safetensors")
+    with_errors = [replace(row, status="differs", error=0.123456, cosine=0.999, changed=1.0) for row in many.rows]
+    many = replace(many, reference="many.safetensors", rows=with_errors)
     text = page(many)
     assert len(many.rows) == 1000
     assert len(text.encode()) <= 2 << 20
     check(text, many)
 
 
-def test_names_from_files_are_text(tmp_path: Path) -> None:
-    ingot.save(tmp_path / "h.safetensors", {HOSTILE: np.ones((4, 4), np.float32)}, {"<b>": "</script><script>alert(1)"})
-    found = look(tmp_path / "h.safetensors")
+HOSTILE = "</script></title></style><!--<img src='http://x/y' onerror=\"x()\">]]>&lt;{}%s\u2028\u202e\x00\n"
+
+
+def page_of_words(folder: Path, words: str) -> str:
+    """Make a page of files that say ``words`` wherever a file may say what it likes."""
+    folder.mkdir()
+    name = f"model.layers.1.{words.replace(chr(0), '')}.weight"
+    ingot.save(folder / "a.safetensors", {name: np.ones((4, 4), np.float32)}, {f"k{words}": f"v{words}"})
+    (folder / "config.json").write_text(json.dumps({"model_type": words}))
+    (folder / f"{words.translate({ord('/'): None, 0: None})}.model").write_text("")
+    add_receipt(folder, {"of": {"kind": f"of{words}"}, "figures": {f"figure{words}": 1.0}})
+    (folder / "e.json").write_text(json.dumps({"model": f"model{words}", "perplexity": 1.5}))
+    (folder / "c.json").write_text(json.dumps({"tensors": [{"name": name, "action": words}]}))
+    found = look(folder / "a.safetensors", conversion=folder / "c.json", evaluations=[folder / "e.json"])
+    text = page(replace(found, receipts=[*found.receipts, *look(folder).receipts]))
+    check(text, found)
+    return text
+
+
+def test_whatever_files_say_is_text(tmp_path: Path) -> None:
+    """Names and metadata, files beside the weights, receipts, evaluations, a conversion: none becomes an element."""
+    text = page_of_words(tmp_path / HOSTILE.replace("/", "").replace("\0", ""), HOSTILE)
+    plain = page_of_words(tmp_path / "plain", "plain")
+    assert [tag for tag, _ in Elements(text).found] == [tag for tag, _ in Elements(plain).found]
+    assert "<!--" not in text
+    assert not set("\u2028\u202e\0") & set(text)
+    for told in ("model.layers.1.", "k", "v", "figure", "model"):
+        assert f"{told}</script></title>" in unescape(text), told
+
+
+def test_values_whose_squares_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the page nor its data has what JSON lacks; what cannot be said is left out."""
+    first = {
+        "model.layers.0.mlp.up_proj.weight": np.full((4, 8), 1e200),
+        "model.layers.0.mlp.down_proj.weight": np.array([[np.nan, np.inf], [1, 2]], np.float32),
+        "model.layers.1.mlp.up_proj.weight": np.full((4, 8), 1.7e308),
+        "model.layers.1.mlp.down_proj.weight": np.full((4, 8), 1e-150),
+        "model.layers.2.mlp.up_proj.weight": np.ones((4, 8)),
+    }
+    ingot.save(tmp_path / "a.safetensors", first)
+    ingot.save(tmp_path / "b.safetensors", {name: values[::-1] * np.float32(-1) for name, values in first.items()})
+    found = look(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    errors = {row.name: row.error for row in found.rows}
+    assert errors["model.layers.0.mlp.up_proj.weight"] is None
+    assert errors["model.layers.2.mlp.up_proj.weight"] == 2.0
     text = page(found)
-    elements = check(text, found)
-    assert [tag for tag, _ in elements.found].count("script") == 1
-    assert "\u202e" not in text
-    assert 'src="http://x/y"' in unescape(text)
+    check(text, found)
+    assert not re.search(r"[\s\">-](?:nan|inf)\b", text)
+    assert run(["report", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [row["error"] for row in told["tensors"]] == list(errors.values())
+
+
+def test_constants_that_json_lacks_are_refused(model: Path, tmp_path: Path) -> None:
+    for text in ('{"perplexity": NaN}', '{"perplexity": 1, "kl": Infinity}', '{"perplexity": 1, "kl": -Infinity}'):
+        (tmp_path / "eval.json").write_text(text)
+        with pytest.raises(FormatError) as caught:
+            look(model, evaluations=[tmp_path / "eval.json"])
+        assert caught.value.rule == "report.json"
 
 
 def test_evaluations_and_a_conversion_are_taken_from_files(model: Path, tmp_path: Path) -> None:
@@ -259,12 +327,15 @@ def test_what_hardly_differs_looks_alike() -> None:
     assert colours(0.0, 0.0) == [0, 0]
 
 
-def test_notebooks_show_checkpoints_and_reports(pair: tuple[Path, Path]) -> None:
+def test_notebooks_show_checkpoints_reports_and_plans(pair: tuple[Path, Path], compared: CompareReport) -> None:
     with ingot.open(pair[1]) as checkpoint:
         shown = checkpoint._repr_html_()
     assert "int4.zt" in shown
     assert "affine" in shown
-    for item in (ingot.compare(*pair), ingot.report(*pair)):
-        elements = Elements(item._repr_html_())  # type: ignore[attr-defined]
-        assert not {tag for tag, _ in elements.found} & {"script", "style", "img"}
-    assert "mlp.down_proj" in ingot.compare(*pair)._repr_html_()
+    assert "mlp.down_proj" in compared._repr_html_()
+    with prepare(pair[0], "not-written.zt", "int4") as prepared:
+        assert "nothing was written" in prepared._repr_html_()
+        items = (compared, ingot.report(pair[0]), ingot.plan(pair[1], "m4"), prepared)
+        for shown in (item._repr_html_() for item in items):
+            assert "<table" in shown or "<pre" in shown
+            assert not {tag for tag, _ in Elements(shown).found} & {"script", "style", "img"}
