@@ -7,7 +7,7 @@ Checked: relative links and their anchors; paths and make targets named in the t
 parses; Python and TOML blocks compile; the table of formats and codecs equals ``ingot formats``; every rule that the
 source raises is on a spec page and every rule on a spec page is in the source; the version is the same everywhere; the
 tables of benchmarks and of the demo are those that ``tools/bench_table.py`` renders; every test that the page of
-statements names is there.
+statements names is there; the site's lists lead to every page of ``docs/``.
 """
 
 from __future__ import annotations
@@ -345,6 +345,21 @@ def check_index(root: Path) -> Iterator[str]:
             yield f"spec/README.md: does not list {page.name}"
 
 
+def check_site(root: Path) -> Iterator[str]:
+    """The site's lists lead to every page of ``docs/``, each once, and to no page that is not there."""
+    conf = root / "docs" / "site" / "conf.py"
+    lists = [each for each in ast.parse(conf.read_text("utf-8")).body if isinstance(each, ast.Assign)]
+    words = [node.value for each in lists for node in ast.walk(each) if isinstance(node, ast.Constant)]
+    named = [word for word in words if isinstance(word, str) and re.fullmatch(r"[\w-]+(?:/[\w-]+)+", word)]
+    pages = [path for path in sorted((root / "docs").rglob("*")) if path.suffix in (".md", ".rst")]
+    for page in (path.relative_to(root).with_suffix("").as_posix() for path in pages):
+        if named.count(page) != 1:
+            yield f"docs/site/conf.py: leads to {page} {named.count(page)} times, expected once"
+    for name in named:
+        if not any((root / f"{name}{suffix}").exists() for suffix in ("", ".md", ".rst")):
+            yield f"docs/site/conf.py: leads to {name}, which is not there"
+
+
 def named_tests(root: Path) -> list[str]:
     """Return the tests that the page of statements names, as pytest takes them."""
     page = root / "spec" / "conformance.md"
@@ -395,7 +410,7 @@ def faults(root: Path) -> list[str]:
         place = document.path.relative_to(root)
         checks = (check_links(document), check_paths(document, root), check_blocks(document), check_commands(document))
         found += [f"{place}: {fault}" for check in checks for fault in check]
-    for check in (check_rules, check_tables, check_index, check_named_tests, check_version):
+    for check in (check_rules, check_tables, check_index, check_site, check_named_tests, check_version):
         found += check(root)
     return found
 

@@ -52,10 +52,16 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
+_JOBS = (
+    *("docs/howto/smaller", "docs/howto/containers", "docs/howto/check"),
+    *("docs/howto/deltas", "docs/howto/run", "docs/howto/one-machine"),
+)
 # What leads from the first page to the others, and from the index of spec pages to these.
 _LEADS = {
     "README": (
         ("Start", ("docs/tour", "docs/choosing", "docs/coming-from", "examples/README")),
+        ("Learn", ("docs/tutorials/quantize", "docs/tutorials/fine-tunes", "docs/tutorials/remote")),
+        ("Do", _JOBS),
         ("Know", ("docs/containers", "docs/benchmarks", "docs/limits")),
         ("Look up", ("docs/site/commands", "docs/site/api", "spec/README")),
         ("Take part", ("CONTRIBUTING", "CHANGELOG", "src/ingot/demo/data/README")),

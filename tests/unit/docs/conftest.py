@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +17,8 @@ from typing import Any
 import pytest
 
 import ingot
+from ingot.cli.main import run
+from ingot.testing.web import WebServer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -63,3 +70,127 @@ def after_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(data, tmp_path / "ingot-demo" / "original", ignore=shutil.ignore_patterns("__*"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+# Pages that are done -------------------------------------------------------------------------------------------------
+
+SERVE = "python -m ingot.testing.web "
+ELLIPSIS = "..."
+
+
+class Reader:
+    """Does what a page says, block by block, in the current folder, and holds it to what it shows.
+
+    A command must end with the exit code that its line states, 0 if none. What stands under it it must have printed,
+    word for word however lines are broken; a line of three dots stands for any. Python runs as one session, and must
+    have printed the block of text that follows it. TOML goes into the file that the line before it names. The server
+    of a page runs in this process, at another port. Figures with a decimal point may differ by ``tolerance``.
+    """
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], exit_code: Callable[[str], int], tolerance: float) -> None:
+        self.capsys, self.exit_code, self.tolerance = capsys, exit_code, tolerance
+        self.server: WebServer | None = None
+        self.printed = ""
+        self.session: dict[str, Any] = {"__name__": "__main__"}
+        self.compared = 0
+
+    def read(self, page: Any, languages: Sequence[str] = ("console", "python", "text", "toml")) -> None:
+        lines = page.path.read_text("utf-8").splitlines()
+        for block in page.blocks:
+            if block.language not in languages:
+                continue
+            if block.language == "console":
+                self.console(block.text.replace("\\\n", " "))
+            elif block.language == "python":
+                exec(compile(self.here(block.text), str(page.path), "exec"), self.session)
+                self.printed = self.capsys.readouterr().out
+            elif block.language == "text":
+                self.compare(block.text, page.path.name)
+            else:
+                before = " ".join(lines[max(0, block.line - 4) : block.line - 1])
+                Path(re.findall(r"`([\w.-]+\.toml)`", before)[-1]).write_text(block.text, "utf-8")
+
+    def here(self, text: str) -> str:
+        """Return text with the address of this server for that of the page's."""
+        return text if self.server is None else re.sub(r"http://127\.0\.0\.1:\d+", self.server.url, text)
+
+    def console(self, text: str) -> None:
+        for piece in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            line, _, shown = piece.partition("\n")
+            stated = re.search(r"exit code (\d)", line)
+            code = self.execute(self.here(line))
+            out, err = self.capsys.readouterr()
+            assert code == (int(stated[1]) if stated else 0), f"{line}\n{out}\n{err}"
+            self.printed = f"{out}\n{err}"
+            self.compare(shown, line)
+
+    def execute(self, line: str) -> int:
+        words = shlex.split(line, comments=True)
+        if line.startswith(SERVE):
+            self.serve(Path(words[3]))
+        elif line.startswith("kill %1"):
+            self.stop()
+        elif words[0] == "ingot" and not {"|", ">", "&&"} & set(words):
+            return self.exit_code(line)
+        elif words[0] != "source":
+            done = subprocess.run(line, shell=True, check=False, capture_output=True, text=True)
+            print(done.stdout, done.stderr)
+            return done.returncode
+        return 0
+
+    def compare(self, shown: str, where: str) -> None:
+        found, at = self.printed.split(), 0
+        pieces = [piece.split() for piece in re.split(r"^\s*\.\.\.\s*$", self.here(shown), flags=re.MULTILINE)]
+        for index, wanted in enumerate(pieces):
+            places = range(at, 1 + (len(found) - len(wanted) if index else at))
+            place = next((i for i in places if all(map(self.same, wanted, found[i : i + len(wanted)]))), None)
+            assert place is not None, f"{where}: {' '.join(wanted)!r} is not in\n{self.printed}"
+            at = place + len(wanted)
+            self.compared += len(wanted)
+        assert at == len(found) or not shown.strip() or not pieces[-1], f"{where}: more than it shows\n{self.printed}"
+
+    def same(self, wanted: str, found: str) -> bool:
+        figures = [re.fullmatch(r"(-?\d+\.\d+)(\D*)", word) for word in (wanted, found)]
+        if not self.tolerance or None in figures:
+            return wanted == found
+        (first, unit), (second, other) = (figure.groups() for figure in figures if figure)
+        return unit == other and abs(float(first) - float(second)) <= self.tolerance * abs(float(first))
+
+    def serve(self, folder: Path) -> None:
+        self.stop()
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        self.server = WebServer(files, listing=True)
+        self.server.__enter__()
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.__exit__(None, None, None)
+        self.server = None
+
+
+def exit_code_of(line: str) -> int:
+    """Run a command; one with a ceiling of memory in a process of its own, for this one holds what all tests left."""
+    arguments = shlex.split(line, comments=True)[1:]
+    if "--max-ram" not in arguments:
+        return run(arguments)
+    done = subprocess.run([sys.executable, "-m", "ingot", *arguments], check=False, capture_output=True, text=True)
+    print(done.stdout, done.stderr)
+    return done.returncode
+
+
+@pytest.fixture
+def reader(
+    after_demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Reader]]:
+    """Makes readers of pages, in the folder that the demo leaves."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    made: list[Reader] = []
+
+    def reader(tolerance: float = 0.0) -> Reader:
+        made.append(Reader(capsys, exit_code_of, tolerance))
+        return made[-1]
+
+    yield reader
+    for item in made:
+        item.stop()

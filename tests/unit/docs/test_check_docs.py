@@ -158,6 +158,21 @@ def test_versions(check_docs, tmp_path):
     assert len(list(check_docs.check_version(tmp_path))) == 2
 
 
+def test_what_the_site_leads_to(check_docs, tmp_path):
+    (tmp_path / "docs/site").mkdir(parents=True)
+    (tmp_path / "docs/site/conf.py").write_text(
+        '_LEADS = {"README": ("docs/a", "docs/twice", "docs/twice", "spec/gone")}'
+    )
+    for name in ("a", "twice", "left-out"):
+        (tmp_path / f"docs/{name}.md").touch()
+    faults = [fault.partition("leads to ")[2] for fault in check_docs.check_site(tmp_path)]
+    assert faults == [
+        "docs/left-out 0 times, expected once",
+        "docs/twice 2 times, expected once",
+        "spec/gone, which is not there",
+    ]
+
+
 def test_tests_that_are_named(check_docs, tmp_path):
     for folder in ("spec", "tests", "src/ingot/testing"):
         (tmp_path / folder).mkdir(parents=True)

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,58 +17,21 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
-from ingot.testing.web import WebServer
 
 ROOT = Path(__file__).resolve().parents[3]
-
-SERVER = "127.0.0.1:8765"
 
 
 def blocks_of(page: Any, language: str) -> list[str]:
     return [block.text for block in page.blocks if block.language == language]
 
 
-def execute(line: str) -> int:
-    """Run a line; one with a ceiling of memory in a process of its own, for this one holds what all tests left."""
-    arguments = shlex.split(line, comments=True)[1:]
-    if "--max-ram" not in arguments:
-        return run(arguments)
-    return subprocess.run([sys.executable, "-m", "ingot", *arguments], check=False).returncode
-
-
 @pytest.fixture
-def server(after_demo: Path) -> Iterator[str]:
-    """What the tour's line with a server starts, at another port: its host and port."""
+def toured(after_demo: Path, tour_page: Any, reader: Callable[[], Any]) -> Path:
+    """The folder after all commands of the tour, each of which did what the page says."""
     pytest.importorskip("obstore")
-    root = after_demo / "ingot-demo"
-    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    with WebServer(files, listing=True) as running:
-        yield running.url.removeprefix("http://")
-
-
-@pytest.fixture
-def toured(
-    after_demo: Path, server: str, check_docs: ModuleType, tour_page: Any, capsys: pytest.CaptureFixture[str]
-) -> Path:
-    """The folder after all commands of the tour.
-
-    Each returned the exit code that the page gives, 0 if none, and printed, in this order, the lines that a console
-    block shows under it, up to an ellipsis.
-    """
-    (recipe,) = blocks_of(tour_page, "toml")
-    (after_demo / "mine.toml").write_text(recipe)
-    shown: dict[str, list[str]] = {}
-    for block in blocks_of(tour_page, "console"):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                shown[line] = []
-            elif line.strip() != "...":
-                shown[next(reversed(shown))].append(line)
-    for line, code in check_docs.tour(tour_page):
-        assert execute(line.replace(SERVER, server)) == code, line
-        wanted = shown[f"$ {line}"]
-        assert capsys.readouterr().out.splitlines()[: len(wanted)] == wanted
-    assert sum(map(len, shown.values())) >= 4
+    done = reader()
+    done.read(tour_page, ("console", "toml"))
+    assert done.compared >= 40
     return after_demo
 
 

@@ -99,7 +99,7 @@ class ConvertReport(Shown):
 
     @property
     def exact(self) -> bool:
-        """Whether every value of every tensor survives."""
+        """Whether the numbers of every tensor survive: values, or codes and scales that these are computed from."""
         return all(tensor.exact for tensor in self.tensors)
 
     @property
@@ -155,7 +155,7 @@ class ConvertReport(Shown):
             lines.append(Line("{pruned} tensors, {sparsity} of their weights, in whole blocks of channels", "pruned"))
         if self.companions:
             lines.append(Line("{companions}", "with"))
-        measured, told = loss(self.tensors, "every value is kept bit for bit" if self.exact else None)
+        measured, told = loss(self.tensors, _KEPT[REPACKED in self.actions] if self.exact else None)
         figures += measured
         lines += told
         lines.append(Line("{item}", "note", each="notes"))
@@ -166,6 +166,10 @@ class ConvertReport(Shown):
 
 
 _COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions", "grades")
+_KEPT = {
+    False: "every value is kept bit for bit",
+    True: "every number is kept bit for bit: values, or codes with their scales",
+}
 
 
 def action_of(step: Step) -> str:

@@ -1,0 +1,70 @@
+"""Tutorials and how-tos, done: each command and each block of Python, which print what the pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+MODELS = {"tutorials/quantize", "howto/run"}  # whose models compute: minutes with torch
+PAGES = sorted(
+    path.relative_to(DOCS).with_suffix("").as_posix()
+    for kind in ("tutorials", "howto")
+    for path in (DOCS / kind).glob("*.md")
+)
+
+
+def done(name: str, reader: Callable[..., Any], check_docs: ModuleType, tolerance: float = 0.0) -> Any:
+    reading = reader(tolerance)
+    reading.read(check_docs.read(DOCS / f"{name}.md"))
+    return reading
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in MODELS])
+def test_a_page_does_what_it_says(name: str, reader: Callable[..., Any], check_docs: ModuleType) -> None:
+    if "remote" in name:
+        pytest.importorskip("obstore")
+    assert done(name, reader, check_docs).compared >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_page_whose_models_compute(name: str, reader: Callable[..., Any], check_docs: ModuleType) -> None:
+    for needed in ("torch", "transformers"):
+        pytest.importorskip(needed)
+    assert done(name, reader, check_docs, 0.02).compared >= 10
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("```console\n$ ingot --version\n```", True),
+        ("```console\n$ ingot --version   # exit code 1\n```", False),
+        ("```console\n$ echo one two three\none\n  two three\n```", True),
+        ("```console\n$ echo one two three\none two four\n```", False),
+        ("```console\n$ echo one two three\ntwo three\n```", False),
+        ("```console\n$ echo one two three\n...\nthree\n```", True),
+        ("```console\n$ echo one two three\none two\n```", False),
+        ("```console\n$ echo one two three\none\n...\n```", True),
+        ("```console\n$ echo one two three\n...\nthree\n...\ntwo\n...\n```", False),
+        ("```console\n$ ingot verify gone    # exit code 2\nerror:\n...\n```", True),
+        ("```console\n$ ls gone\n```", False),
+        ("```python\nx = 1\n```\n```python\nprint(x + 1.004)\n```\n```text\n2.0\n```", True),
+        ("```python\nprint(2.5)\n```\n```text\n2.0\n```", False),
+        ("`a.toml`:\n\n```toml\nx = 1\n```\n```console\n$ cat a.toml\nx = 1\n```", True),
+    ],
+)
+def test_a_page_is_held_to_what_it_shows(
+    text: str, right: bool, reader: Callable[..., Any], check_docs: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "page.md").write_text(text)
+    reading, page = reader(0.01), check_docs.read(tmp_path / "page.md")
+    if right:
+        reading.read(page)
+        return
+    with pytest.raises(AssertionError):
+        reading.read(page)
