@@ -26,7 +26,11 @@ def help_briefly(command: Any) -> None:
     if brief:
         command.params.append(_help_all())
     examples, command.epilog = _examples(command.epilog or ""), None
-    command.get_params = partial(_untyped, command.get_params)
+    command.help = _unbroken(command.help or "")
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+    without_types(command)
     command.format_help = partial(_format, command, command.format_help, examples, brief=brief)
 
 
@@ -35,8 +39,18 @@ def _panel(parameter: Any) -> str | None:
     return panel
 
 
+def without_types(command: Any) -> None:
+    """Let a command's help not say of a flag that it is true or false."""
+    command.get_params = partial(_untyped, command.get_params)
+
+
+def _unbroken(text: str) -> str:
+    """Return a docstring with a line for each paragraph: terminals break it, not the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 def _untyped(get_params: Callable[[Any], Any], context: Any) -> Any:
-    """Return a command's parameters; of a flag the help need not say that it is true or false."""
+    """Return a command's parameters, flags without a type."""
     parameters = get_params(context)
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):

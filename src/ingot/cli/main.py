@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 
 import ingot
 from ingot.cli.commands import COMMANDS, convert_lightly
+from ingot.cli.help import without_types
 from ingot.cli.output import print_json, reader_may_leave
 from ingot.cli.tables import line
 from ingot.cli.welcome import welcome
@@ -39,6 +40,7 @@ class _Commands(TyperGroup):
         super().__init__(**attributes)
         self.commands: Any = COMMANDS
         convert_lightly(self)
+        without_types(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -55,7 +57,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="ingot",
     cls=_Commands,
-    help="Model weights at rest and on the move: convert, verify, compare, patch, plan and run, exactly or measured.",
+    help="Model weights, smaller, elsewhere, and provably the same: convert, check, compare, patch, plan and run.",
     pretty_exceptions_enable=False,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -162,7 +164,7 @@ def _described(error: Exception, text: str) -> str:
     name, near = getattr(error, "option_name", None), getattr(error, "possibilities", None)
     if isinstance(name, str) and near:
         return f"no such option: {name}{did_you_mean(name, near)}"
-    return " ".join(text.split())
+    return " ".join(text.split()).replace(": Value error, ", ": ")
 
 
 def _report(failure: Failure, json: bool, label: str = "error: ") -> int:

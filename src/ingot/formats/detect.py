@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingot.core.config import CONFIG
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Exported, Format, LastResort, LooksInside, Marked
-from ingot.formats.foreign import HEAD, WEIGHT_SUFFIXES, foreign_file
+from ingot.formats.foreign import CUT_OFF, HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
 
@@ -30,7 +31,7 @@ def detect_file(name: str, head: bytes) -> Format:
         ``detect.pickle``, ``detect.hdf5``, ...: another container, by its magic; ``detect.unknown``: none known.
     """
     if not head:
-        raise FormatError("detect.empty", "expected a checkpoint, found an empty file", where=name)
+        raise FormatError("detect.empty", f"expected a checkpoint, found an empty file; {CUT_OFF}", where=name)
     foreign = foreign_file(name, head)
     if foreign is not None:
         raise foreign
@@ -38,7 +39,8 @@ def detect_file(name: str, head: bytes) -> Format:
         if candidate.claims(name, head):
             return candidate
     raise UnsupportedError(
-        f"expected one of the formats {', '.join(FORMATS)}; found a file that begins with {head[:8]!r}",
+        f"expected weights in a format that `ingot formats` lists, found a file that begins with {head[:8]!r}; give "
+        "the file of the weights, or the folder that it lies in",
         rule="detect.unknown",
         where=name,
     )
@@ -103,9 +105,19 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     if store is not None:
         _refuse_foreign(names, store)
     raise UsageError(
-        f"expected a folder with a checkpoint ({', '.join(known)}), found none among its {len(names)} files",
+        f"expected a folder with a checkpoint ({', '.join(dict.fromkeys(known))}), found {_told(names)}",
         rule="detect.none",
     )
+
+
+def _told(names: Sequence[str]) -> str:
+    """Return what lies in a folder without a checkpoint, and what to do about it."""
+    if not names:
+        return "an empty folder; was the download complete?"
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    if CONFIG in names:
+        return f"{some}: a model without its weights; were they left out of the download?"
+    return f"{some}; give the folder of the weights, or their file"
 
 
 def _meant(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:

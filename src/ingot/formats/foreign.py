@@ -47,8 +47,8 @@ TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 _CONVERT = "convert it to safetensors with the tool that made it"
 _PICKLE = (
-    "a pickle can run code when it is loaded, so Ingot never opens one; weights of torch.save are read by torch, "
-    "under a name that ends in .bin or .pt"
+    "a pickle can run code when it is loaded, so Ingot opens none; what torch.save wrote it reads under a name that "
+    "ends in .bin or .pt; anything else, save as safetensors where it was made"
 )
 _AGAIN = "the download failed: look at what the file says, and download it again"
 

@@ -8,6 +8,7 @@ from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, UsageError, install_hint
 from ingot.stores.table import STORES, beside, location_of
 
+_OWN = ("file", "memory")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://.*", re.IGNORECASE)
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -27,8 +28,9 @@ def missing_path(text: str, found: IngotError | None = None) -> IngotError:
         return UsageError(message, rule="open.missing", where=location_of(text))
     if address is not None:
         return UsageError(
-            "expected a file or folder of this machine, or an address of a kind that is read; download it first, and "
-            "give the path",
+            "expected a file or folder of this machine, or an address of a kind that is read "
+            f"({', '.join(f'{known}:' for known in STORES if known not in _OWN)}); download it first, and give "
+            "the path",
             rule="open.url",
             where=location_of(text),
         )

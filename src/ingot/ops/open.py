@@ -301,6 +301,8 @@ def detect(store: Store, name: str) -> tuple[Format, str]:
 
 
 def _located(error: IngotError, location: str) -> IngotError:
+    if error.where and location.endswith(f"/{error.where}"):
+        error.where = location  # the same file, by its name alone
     return error if location in (error.where or "") else error.at(location)
 
 

@@ -108,7 +108,9 @@ def _no_recipe(text: str) -> UsageError:
         folder = PurePosixPath(text).parent
         others = [str(folder / name) for name in beside(text) or () if name.endswith(".toml")]
         return UsageError(
-            f"expected a recipe, found no such file{did_you_mean(text, others)}", rule="recipe.unknown", where=text
+            f"expected a recipe, found no such file{did_you_mean(text, others)}; `ingot recipes` lists the presets",
+            rule="recipe.unknown",
+            where=text,
         )
     return UsageError(
         f"expected a preset or a TOML file, found neither{did_you_mean(text, PRESETS)}; presets: {', '.join(PRESETS)}",

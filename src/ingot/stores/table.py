@@ -155,6 +155,9 @@ def locate_model(url: str | os.PathLike[str], *, io: str = "auto") -> tuple[Stor
             return STORES["hf"].locate(f"hf://{url}", io)
         except MissingExtraError:
             raise error from None
+        except IngotError as failed:
+            failed.message = f"no file or folder here has this name; as a name of the Hub: {failed.message}"
+            raise
 
 
 def locate_file(url: str | os.PathLike[str], *, io: str = "pread") -> tuple[Store, str]:

@@ -84,18 +84,24 @@ def test_a_folder_with_one_zt(names: list[str], entry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "rule"),
+    ("names", "rule", "told"),
     [
-        ([], "detect.none"),
-        (["optimizer.pt", "config.json"], "detect.none"),
-        (["a.zt", "b.zt"], "detect.several"),
-        (["model.zt", "model.safetensors"], "detect.several"),
+        ([], "detect.none", "found an empty folder; was the download complete?"),
+        (
+            ["optimizer.pt", "config.json"],
+            "detect.none",
+            "found optimizer.pt, config.json: a model without its weights",
+        ),
+        (list("abcde"), "detect.none", "found a, b, c and 2 more; give the folder of the weights"),
+        (["a.zt", "b.zt"], "detect.several", "name the file"),
+        (["model.zt", "model.safetensors"], "detect.several", "name the file"),
     ],
 )
-def test_a_folder_without_one_checkpoint(names: list[str], rule: str) -> None:
+def test_a_folder_without_one_checkpoint(names: list[str], rule: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         detect_folder(names)
     assert caught.value.rule == rule
+    assert told in caught.value.message
 
 
 def test_an_exported_program_is_passed_over_beside_the_weights_it_was_made_of() -> None:

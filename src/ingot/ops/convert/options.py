@@ -42,7 +42,7 @@ class ConvertOptions:
     src: AnyPath = field(metadata=about("A file or folder in any format, or org/name.", argument=True, metavar="SRC"))
     dst: AnyPath = field(
         metadata=about(
-            "A file, its format by the suffix, or a folder, where companions travel along.",
+            "File (its suffix is the format) or folder.",
             argument=True,
             metavar="DST",
         )

@@ -43,7 +43,11 @@ def link_of(checkpoint: Checkpoint) -> Link:
     """
     info = delta_of(checkpoint.metadata, checkpoint.location)
     if info is None:
-        raise UsageError("expected a delta, found ordinary weights", rule="delta.none", where=checkpoint.location)
+        raise UsageError(
+            "expected a delta, found ordinary weights; `ingot diff BASE TUNED -o delta.zt` makes one",
+            rule="delta.none",
+            where=checkpoint.location,
+        )
     return Link(checkpoint, info)
 
 

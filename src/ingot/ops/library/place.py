@@ -58,7 +58,9 @@ class Place:
         listing = self.folder.store.list()
         others = [name for name in (*listing.files, *listing.folders) if name not in _OWN and not name.startswith(".")]
         if others:
-            raise self._none(f"a folder with other things in it, such as {others[0][:80]!r}")
+            raise self._none(
+                f"a folder with other things in it, such as {others[0][:80]!r}; name a library, or a new folder"
+            )
 
     @property
     def location(self) -> str:
