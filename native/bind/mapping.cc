@@ -1,14 +1,10 @@
 #include <nanobind/ndarray.h>
-#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
 
 #include "bind/bind.h"
-
-#ifndef MAP_NORESERVE  // a hint that some systems do without
-#define MAP_NORESERVE 0
-#endif
+#include "core/mapping.h"
 
 namespace {
 
@@ -27,17 +23,19 @@ void bind_mapping(nb::module_& m) {
   m.def(
       "map_file",
       [](int descriptor, std::uint64_t offset, std::size_t size, bool writable) -> nb::object {
-        const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-        void* const start =
-            mmap(nullptr, size, protection, MAP_PRIVATE | MAP_NORESERVE, descriptor, static_cast<off_t>(offset));
-        if (start == MAP_FAILED) {
+        void* const start = ingot::map_file(descriptor, offset, size, writable);
+        if (start == nullptr) {
+#if defined(_WIN32)
+          PyErr_SetFromWindowsErr(0);  // of GetLastError
+#else
           PyErr_SetFromErrno(PyExc_OSError);
+#endif
           throw nb::python_error();
         }
         auto* const pages = new Pages{start, size};
         const nb::capsule owner(pages, [](void* held) noexcept {
           const auto* const gone = static_cast<Pages*>(held);
-          munmap(gone->start, gone->size);
+          ingot::unmap_file(gone->start, gone->size);
           delete gone;
         });
         if (writable) return nb::cast(Bytes(start, {size}, owner));

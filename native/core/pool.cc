@@ -2,8 +2,10 @@
 
 #include "core/float_mode.h"
 
+#if !defined(_WIN32)
 #include <pthread.h>
 #include <signal.h>
+#endif
 
 #include <atomic>
 #include <condition_variable>
@@ -39,6 +41,9 @@ struct Job {
   }
 };
 
+#if defined(_WIN32)
+struct SignalsBlocked {};  // Windows delivers Ctrl-C to a thread of its own
+#else
 // No signal is delivered to the calling thread, or to one that it starts, while this lives.
 class SignalsBlocked {
  public:
@@ -54,6 +59,7 @@ class SignalsBlocked {
  private:
   sigset_t before_;
 };
+#endif
 
 class Pool {
  public:
@@ -70,7 +76,7 @@ class Pool {
   std::size_t start(std::size_t wanted) {
     if (wanted > kMostThreads) wanted = kMostThreads;
     if (started_ >= wanted) return wanted;
-    const SignalsBlocked blocked;  // signals are the business of the interpreter's own threads
+    [[maybe_unused]] const SignalsBlocked blocked{};  // signals are the business of the interpreter's own threads
     try {
       for (; started_ < wanted; ++started_) std::thread([this] { serve(); }).detach();
     } catch (const std::exception&) {  // no thread, or no memory for one, to be had: as many as there are
@@ -137,8 +143,10 @@ class Pool {
 std::atomic<Pool*> the_pool{nullptr};
 
 Pool& pool() {
+#if !defined(_WIN32)
   static const int hooked = pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr); });
   static_cast<void>(hooked);
+#endif
   Pool* found = the_pool.load(std::memory_order_acquire);
   if (found) return *found;
   Pool* made = new Pool;

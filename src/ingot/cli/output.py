@@ -14,6 +14,7 @@ import typer
 
 from ingot.core.memory import format_size
 from ingot.core.progress import ProgressCallback, ProgressEvent
+from ingot.core.system import is_reader_gone
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]
@@ -49,7 +50,9 @@ def reader_may_leave() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not is_reader_gone(error):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

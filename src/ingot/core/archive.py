@@ -19,6 +19,7 @@ from typing import BinaryIO
 from ingot.core.archive_names import MOST_ENTRIES, Names
 from ingot.core.disk import require_disk
 from ingot.core.oserrors import read_error, write_error
+from ingot.core.system import open_flags
 from ingot.errors import FormatError, IngotError, IntegrityError
 
 MOST_BYTES = 1 << 40
@@ -193,7 +194,7 @@ class _Budget:
 
 def _unpack_file(archive: Archive, entry: Entry, target: Path, budget: _Budget, keep: bool) -> None:
     crc, count, head = 0, 0, b""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = open_flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW")
     with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - of a descriptor that was opened exclusively
         for data in archive.content(entry):
             head += data[: 4 - len(head)]

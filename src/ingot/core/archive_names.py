@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
+from ingot.core.system import is_name
 from ingot.errors import FormatError
 
 MOST_ENTRIES = 65_536
@@ -23,7 +24,12 @@ class Names:
         """Take in one entry; a folder's name ends with a slash."""
         path = name.removesuffix("/")
         pieces = path.split("/")
-        if any(piece in ("", ".", "..") for piece in pieces) or not name.isprintable() or set(name) & set("\\:"):
+        if (
+            any(piece in ("", ".", "..") for piece in pieces)
+            or not name.isprintable()
+            or set(name) & set("\\:")
+            or not all(map(is_name, pieces))
+        ):
             raise FormatError(
                 "archive.name", "expected a relative path without '..', backslash, colon or control", where=name[:200]
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from ingot.core.oserrors import write_error
 from ingot.core.parallel import ordered
 from ingot.core.paths import local_path
 from ingot.core.rename import exchange
+from ingot.core.system import flush, remove, remove_tree, rename, replace
 from ingot.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Staging:
                 self._publish_folder()
             else:
                 self._check_target()  # something may have appeared there meanwhile
-                (self.files / names[0]).replace(self.dst)
+                replace(self.files / names[0], self.dst)
             flush(self.dst.parent)
         except OSError as error:
             raise write_error(error, str(self.dst)) from error
@@ -168,13 +168,13 @@ class Staging:
             self._recover()
             self._empty()
             # The lock goes last and while it is held: whoever opened it before finds it unlinked and does not get it.
-            with contextlib.suppress(OSError):
-                (self.folder / "lock").unlink(missing_ok=True)
-                self.folder.rmdir()
+            self._remove_folder()
         except OSError as error:
             raise write_error(error, str(self.folder)) from error
         finally:
             self._lock.release(force=True)
+        if self.folder.exists():
+            self._remove_folder()  # Windows keeps a file that is open; there it goes only where nobody has it
 
     def keep(self) -> None:
         """Leave everything for a later run with ``resume=True``, and release the lock."""
@@ -217,7 +217,7 @@ class Staging:
                 with contextlib.suppress(OSError):  # not empty: it holds wanted files
                     path.rmdir()
             elif path not in wanted:
-                path.unlink()
+                remove(path)
 
     def _check_target(self) -> None:
         _check_target(self.dst, self._directory, self._overwrite)
@@ -232,14 +232,14 @@ class Staging:
         """
         self._check_target()  # something may have appeared there meanwhile
         if not self.dst.exists():
-            self.files.rename(self.dst)
+            rename(self.files, self.dst)
             return
         if exchange(self.files, self.dst):
             flush(self.folder)
             return
-        self.dst.rename(self._old)
+        rename(self.dst, self._old)
         try:
-            self.files.rename(self.dst)
+            rename(self.files, self.dst)
         except BaseException:
             self._recover()
             raise
@@ -249,15 +249,20 @@ class Staging:
         if not self._old.is_dir():
             return
         if self.dst.exists():
-            shutil.rmtree(self._old)
+            remove_tree(self._old)
         else:
-            self._old.rename(self.dst)
+            rename(self._old, self.dst)
 
     def _empty(self) -> None:
         for folder in (self.files, self._old, self._parts):
             if folder.exists():
-                shutil.rmtree(folder)
-        self.journal.unlink(missing_ok=True)
+                remove_tree(folder)
+        remove(self.journal)
+
+    def _remove_folder(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / "lock").unlink(missing_ok=True)
+            self.folder.rmdir()
 
 
 @runtime_checkable
@@ -287,7 +292,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
                 file.flush()
                 os.fsync(file.fileno())
             _check_target(dst, False, overwrite)
-            beside.replace(dst)
+            replace(beside, dst)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
@@ -368,15 +373,6 @@ def _claim(folder: Path, dst: Path) -> FileLock:
         rule="store.locked",
         where=str(dst),
     )
-
-
-def flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's entries, on disk before going on (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def flush_tree(folder: Path) -> None:

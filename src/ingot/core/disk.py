@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from ingot.core import system
 from ingot.core.memory import format_size
 from ingot.errors import ResourceError
 
@@ -47,5 +48,4 @@ def require_disk(nbytes: int, folder: Path, where: str) -> None:
 
 def occupied(folder: Path) -> int:
     """Return the bytes that files in ``folder`` take on the disk already."""
-    states = (path.lstat() for path in folder.rglob("*"))
-    return sum(min(state.st_size, state.st_blocks * 512) for state in states)
+    return sum(system.occupied(path.lstat()) for path in folder.rglob("*"))

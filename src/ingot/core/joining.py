@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingot.core.atomic import Staging, flush
+from ingot.core.atomic import Staging
 from ingot.core.oserrors import write_error
+from ingot.core.system import flush
 from ingot.errors import UsageError
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import resource
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 from ingot.core.cgroup import limit_files
+from ingot.core.system import peak_resident
 from ingot.errors import ResourceError, UsageError
 
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgtp]?)(i?)(b?)\s*\Z", re.IGNORECASE)
@@ -76,13 +75,12 @@ def peak_rss() -> int:
     """Return the highest resident set of this process so far in bytes, mapped files included.
 
     Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec, and psutil does not tell).
-    Else ``ru_maxrss``, in bytes on macOS and KiB elsewhere.
+    Else what the system's own call says (``core.system``).
     """
     high_water = _high_water()
     if high_water is not None:
         return high_water
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_resident()
 
 
 def available_ram() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from ingot.core.system import is_in_use
 from ingot.errors import IngotError, ResourceError, UsageError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -14,9 +15,16 @@ def write_error(error: OSError, where: str) -> IngotError:
     """Return what to raise when creating, writing or renaming ``where`` failed.
 
     Rules: ``store.disk-full`` (ENOSPC, EDQUOT), ``store.read-only`` (EROFS, EACCES, EPERM), ``store.file-too-large``
-    (EFBIG), ``store.name-too-long``, ``store.write-failed`` for the rest.
+    (EFBIG), ``store.name-too-long``, on Windows ``store.in-use``, ``store.write-failed`` for the rest.
     """
     code, reason = error.errno, error.strerror or str(error)
+    if is_in_use(error):
+        return ResourceError(
+            f"the file is open or mapped, in this process or another ({reason}): close what was opened from it, or "
+            "choose another target",
+            rule="store.in-use",
+            where=where,
+        )
     if code in _FULL:
         return ResourceError(
             f"the disk is full ({reason}): free some space or choose another disk", rule="store.disk-full", where=where

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # renameat2(2), linux/fs.h; renamex_np(2) of macOS, sys/stdio.h.
 _AT_FDCWD = -100
@@ -18,7 +19,9 @@ def exchange(first: Path, other: Path) -> bool:
 
     False where the system or the file system cannot do that, or refused: nothing has changed then.
     """
-    library = ctypes.CDLL(None, use_errno=True)
+    if sys.platform not in ("linux", "darwin"):  # Windows loads no library without a name either
+        return False
+    library: Any = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(first), os.fsencode(other)
     if sys.platform == "linux" and hasattr(library, "renameat2"):
         done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))

@@ -9,7 +9,7 @@ from ingot.errors import IngotError, UsageError, install_hint
 from ingot.stores.table import STORES, beside, location_of
 
 _OWN = ("file", "memory")
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://.*", re.IGNORECASE)
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://.*", re.IGNORECASE)
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

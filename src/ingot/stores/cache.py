@@ -11,10 +11,11 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from ingot.core.atomic import flush, flush_tree
+from ingot.core.atomic import flush_tree
 from ingot.core.oserrors import write_error
 from ingot.core.paths import local_path
 from ingot.core.rename import exchange
+from ingot.core.system import flush, remove_tree, rename
 from ingot.stores.local import LocalStore
 
 
@@ -77,9 +78,9 @@ def _settle(beside: Path, final: Path) -> None:
     try:
         beside.chmod(0o755)
         if final.is_dir() and not exchange(beside, final):
-            shutil.rmtree(final)
+            remove_tree(final)
         if beside.exists() and not final.exists():
-            beside.rename(final)
+            rename(beside, final)
         flush(final.parent)
     except OSError as error:
         if not final.is_dir():

@@ -9,17 +9,16 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import resource
 import stat
 import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from ingot.core import system
 from ingot.core.mapping import map_file
 from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
@@ -98,12 +97,12 @@ class OpenFiles:
 
 _OPEN = OpenFiles()
 _KEYS = itertools.count()
-os.register_at_fork(after_in_child=_OPEN.renew_lock)
+system.after_fork(_OPEN.renew_lock)
 
 
 def _most_open() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else min(_MOST, max(_LEAST, soft // 4))
+    most = system.most_open()
+    return _MOST if most is None else min(_MOST, max(_LEAST, most // 4))
 
 
 class PreadSource:
@@ -298,14 +297,10 @@ def unnamed(fill: Callable[[BinaryIO], object]) -> UnnamedSource:
     """
     folder = tempfile.gettempdir()
     try:
-        descriptor, name = tempfile.mkstemp(prefix="ingot-", dir=folder)
-        try:
-            with open(descriptor, "w+b") as out:  # noqa: PTH123 - of a descriptor
-                fill(out)
-                out.flush()
-                return UnnamedSource(os.dup(descriptor), name)
-        finally:
-            Path(name).unlink()
+        with tempfile.TemporaryFile(prefix="ingot-", dir=folder) as out:
+            fill(cast(BinaryIO, out))
+            out.flush()
+            return UnnamedSource(os.dup(out.fileno()), f"a temporary file in {folder}")
     except OSError as error:
         raise write_error(error, folder) from error
 
@@ -349,7 +344,7 @@ def open_regular(real: str, where: str) -> int:
 
 def _open(real: str) -> int:
     # O_NONBLOCK: were the file replaced by a fifo at this moment, open would wait for a writer.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    flags = system.open_flags("O_RDONLY", "O_NONBLOCK", "O_NOCTTY")
     try:
         return os.open(real, flags)
     except OSError as error:
@@ -364,7 +359,7 @@ def read_all(descriptor: int, offset: int, out: memoryview, where: str) -> None:
     rest = flat(out)
     while rest.nbytes:
         try:
-            count = os.preadv(descriptor, [rest[:MAX_CALL]], offset)
+            count = system.read_at(descriptor, rest[:MAX_CALL], offset)
         except OSError as error:
             raise read_error(error, where) from error
         if count == 0:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ingot.core.atomic import atomic_write, flush
+from ingot.core.atomic import atomic_write
 from ingot.core.joining import Joining
 from ingot.core.oserrors import write_error
+from ingot.core.system import flush, remove, remove_tree
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget
 
@@ -66,9 +66,9 @@ class LocalFolder(LocalStore):
         try:
             for path in paths:
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+                    remove_tree(path)
                 else:
-                    path.unlink(missing_ok=True)
+                    remove(path)
             for folder in dict.fromkeys(path.parent for path in paths):
                 if folder.is_dir():
                     flush(folder)

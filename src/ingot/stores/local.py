@@ -11,16 +11,16 @@ import stat
 import tempfile
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
-from urllib.parse import quote, unquote, urlsplit
+from typing import BinaryIO, cast
 
-from ingot.core.atomic import flush
+from ingot.core import system
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, Stamp
-from ingot.model.store import Listing, Store, checked_name
+from ingot.model.store import Listing, Store
 from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
+from ingot.stores.local_names import file_name, path_of, url_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
 from ingot.stores.scan import is_folder, is_regular, tree
@@ -66,7 +66,7 @@ class LocalStore(Store):
 
         A snapshot of the Hugging Face Hub's cache is made of links into the blobs beside it, which are its own.
         """
-        path = self._folder / checked_name(folder, self.location) if folder else self._folder
+        path = self._folder / file_name(folder, self.location) if folder else self._folder
         files, folders, links = [], [], []
         try:
             with os.scandir(path) as entries:
@@ -87,7 +87,7 @@ class LocalStore(Store):
 
     def exists(self, name: str) -> bool:
         """As ``Store.exists``, without a listing."""
-        return os.path.isfile(self._folder / checked_name(name, self.location))  # noqa: PTH113 - False for long names
+        return os.path.isfile(self._folder / file_name(name, self.location))  # noqa: PTH113 - False for long names
 
     def identity(self, folder: str = "") -> Hashable:
         """As ``Store.identity``: where links lead in the end."""
@@ -108,7 +108,7 @@ class LocalStore(Store):
         UsageError, ResourceError
             ``store.missing``, ``store.denied``, ``store.read-failed``.
         """
-        where = str(self._folder / checked_name(name, self.location))
+        where = str(self._folder / file_name(name, self.location))
         real = os.path.realpath(where)
         mode = self.io if self._asked != "auto" else _choose("auto", str(Path(real).parent))
         if mode == "pread":
@@ -122,7 +122,7 @@ class LocalStore(Store):
 
     def stat(self, name: str) -> Stamp:
         """Return the stamp of the open file, without mapping it; errors as ``open``."""
-        where = str(self._folder / checked_name(name, self.location))
+        where = str(self._folder / file_name(name, self.location))
         descriptor = open_regular(os.path.realpath(where), where)
         try:
             return stamp_of(descriptor)
@@ -131,7 +131,7 @@ class LocalStore(Store):
 
     def local_path(self, name: str = "") -> Path:
         """Return the path of a file or folder of the store; errors as of a name in ``open``."""
-        return self._folder / checked_name(name, self.location) if name else self._folder
+        return self._folder / file_name(name, self.location) if name else self._folder
 
     def location_of(self, name: str = "") -> str:
         """Return the path as it was given."""
@@ -173,7 +173,7 @@ class LocalTarget:
                 if name.as_posix() in sizes:
                     os.truncate(path, sizes[name.as_posix()])
                 elif not path.is_dir() or path.is_symlink():
-                    path.unlink()
+                    system.remove(path)
                 elif name not in kept:
                     path.rmdir()
         except OSError as error:
@@ -183,7 +183,7 @@ class LocalTarget:
         """Wait until what this process wrote into these files is on disk."""
         for name in names:
             try:
-                flush(self._folder / checked_name(name, str(self._folder)))
+                system.flush(self._folder / file_name(name, str(self._folder)))
             except OSError as error:
                 raise write_error(error, str(self._folder)) from error
 
@@ -192,7 +192,7 @@ class LocalTarget:
 
         A name such as ``tensors/a.npy`` makes the folder where there is none.
         """
-        path = self._folder / checked_name(name, str(self._folder))
+        path = self._folder / file_name(name, str(self._folder))
         try:
             return LocalSink(path)
         except IngotError:
@@ -216,7 +216,7 @@ class LocalSink:
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = system.open_flags("O_RDWR", "O_CREAT", "O_NOFOLLOW")
         try:
             self._descriptor = os.open(path, flags, 0o666)
         except OSError as error:
@@ -227,7 +227,7 @@ class LocalSink:
         rest = flat(memoryview(data))
         try:
             while rest.nbytes:
-                count = os.pwrite(self._descriptor, rest[:MAX_CALL], offset)
+                count = system.write_at(self._descriptor, rest[:MAX_CALL], offset)
                 offset += count
                 rest = rest[count:]
         except OSError as error:
@@ -246,7 +246,7 @@ class LocalSink:
 
     def scratch(self) -> BinaryIO:
         """Return an unnamed temporary file in the same folder."""
-        return tempfile.TemporaryFile(dir=Path(self.name).parent)
+        return cast(BinaryIO, tempfile.TemporaryFile(dir=Path(self.name).parent))
 
     def close(self) -> None:
         """Close the file; a second call does nothing. Flushing to disk is left to whoever publishes."""
@@ -268,27 +268,6 @@ def _roots(folder: Path) -> set[Path]:
     """Return the folders in which a store's files may lie: its own, or a cached snapshot's and that of its blobs."""
     root = Path(os.path.realpath(folder))
     return {root, root.parent.parent / "blobs"} if root.parent.name == "snapshots" else {root}
-
-
-def path_of(text: str) -> Path:
-    """Return the path that a ``file:`` address means; any other text is a path as it is.
-
-    Raises ``UsageError`` ``store.url`` for an address of another machine, or one without a whole path.
-    """
-    scheme, colon, rest = text.partition(":")
-    if not colon or scheme.lower() != "file":
-        return local_path(text)
-    address = urlsplit(rest, scheme="file")
-    if address.netloc not in ("", "localhost") or not address.path.startswith("/") or address.query or address.fragment:
-        raise UsageError(
-            "expected file:/// and a whole path, with %23 and %3F for # and ?", rule="store.url", where=text[:200]
-        )
-    return local_path(unquote(address.path, errors="surrogateescape"))
-
-
-def url_of(path: Path) -> str:
-    """Return the address of a path, which need not exist: from the root, links kept."""
-    return f"file://{quote(os.fsencode(path.absolute()))}"
 
 
 def _choose(io: str, folder: str) -> str:

@@ -8,7 +8,8 @@ from ingot.core.atomic import Staging, atomic_write
 from ingot.core.oserrors import read_error, write_error
 from ingot.errors import UsageError
 from ingot.model.store import Replaced
-from ingot.stores.local import LocalStore, path_of, url_of
+from ingot.stores.local import LocalStore
+from ingot.stores.local_names import path_of, url_of
 from ingot.stores.shared import LocalShared, SharedFolder
 
 

@@ -8,7 +8,6 @@ tells, which a killed process loses. In object stores, which have no locks, it i
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -18,12 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from ingot.core.atomic import SUFFIX, atomic_write, flush
+from ingot.core.atomic import SUFFIX, atomic_write
+from ingot.core.locks import lock
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.parallel import go_on, ordered
+from ingot.core.system import flush, open_flags, remove, remove_tree, replace
 from ingot.errors import ResourceError
-from ingot.model.store import Store, checked_name
+from ingot.model.store import Store
 from ingot.stores.local import LocalStore, LocalTarget
+from ingot.stores.local_names import file_name
 
 WAIT = 600.0
 """Seconds that adding and reading wait for somebody who removes."""
@@ -126,7 +128,7 @@ class LocalShared(SharedFolder):
 
     def sizes(self, folder: str) -> dict[str, int]:
         try:
-            with os.scandir(self._root / checked_name(folder, self.location)) as entries:
+            with os.scandir(self._root / file_name(folder, self.location)) as entries:
                 return {
                     entry.name: entry.stat(follow_symlinks=False).st_size
                     for entry in entries
@@ -147,9 +149,9 @@ class LocalShared(SharedFolder):
                 path = self.store.local_path(name)
                 folders[path.parent] = None
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+                    remove_tree(path)
                 else:
-                    path.unlink(missing_ok=True)
+                    remove(path)
             for folder in folders:
                 if folder.is_dir():
                     flush(folder)
@@ -163,12 +165,12 @@ class LocalShared(SharedFolder):
 
     @contextmanager
     def using(self, seconds: float = WAIT) -> Iterator[Use]:
-        with _locked(self._root / _LOCK, fcntl.LOCK_SH, seconds, self.location):
+        with _locked(self._root / _LOCK, False, seconds, self.location):
             yield Use()
 
     @contextmanager
     def alone(self, seconds: float) -> Iterator[Use]:
-        with _locked(self._root / _LOCK, fcntl.LOCK_EX, seconds, self.location):
+        with _locked(self._root / _LOCK, True, seconds, self.location):
             yield Use()
 
     @contextmanager
@@ -207,7 +209,7 @@ class _LocalAdding(Adding):
             for _ in ordered(lambda name: flush(self._beside / name), names, min(max(len(names) - 1, 0), _FLUSHING)):
                 pass
             for name, path in zip(names, paths, strict=True):
-                (self._beside / name).replace(path)
+                replace(self._beside / name, path)
             for parent in {path.parent for path in paths}:
                 flush(parent)
         except OSError as error:
@@ -215,34 +217,34 @@ class _LocalAdding(Adding):
 
 
 @contextmanager
-def _locked(path: Path, kind: int, seconds: float, where: str) -> Iterator[None]:
+def _locked(path: Path, exclusive: bool, seconds: float, where: str) -> Iterator[None]:
     """Hold a lock of the system on a file, which is free when the process ends, however it does."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(path, open_flags("O_RDWR", "O_CREAT", "O_NOFOLLOW"), 0o666)
     except OSError as error:
-        if kind == fcntl.LOCK_EX:
+        if exclusive:
             raise write_error(error, str(path)) from error
         try:  # who can only read may still lock what is there
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(path, open_flags("O_RDONLY", "O_NOFOLLOW"))
         except OSError:
             yield
             return
     try:
-        _wait(descriptor, kind, seconds, where)
+        _wait(descriptor, exclusive, seconds, where)
         yield
     finally:
         os.close(descriptor)
 
 
-def _wait(descriptor: int, kind: int, seconds: float, where: str) -> None:
+def _wait(descriptor: int, exclusive: bool, seconds: float, where: str) -> None:
     end = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            lock(descriptor, exclusive=exclusive)
         except BlockingIOError:
             pass
         except OSError as error:  # a file system without locks, on which nobody can be alone either
-            if kind == fcntl.LOCK_EX:
+            if exclusive:
                 raise write_error(error, where) from error
             return
         else:

@@ -108,7 +108,7 @@ STORES: Instances[Scheme] = Instances(
 )
 
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")  # one letter is a drive of Windows
 
 
 def from_url(url: str | os.PathLike[str], *, io: str = "auto") -> Store:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from ingot.core.parallel import default_workers
+from ingot.core.system import own_group
 
 R = TypeVar("R")
 
@@ -112,7 +113,7 @@ class Processes:
             command = [sys.executable, "-m", "ingot.engine.cluster.pool"]
             pipe = subprocess.PIPE
             # In a group of its own: Ctrl-C is for who handed out the tasks, and stops their workers.
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, process_group=0)  # noqa: S603
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, **own_group())  # noqa: S603
             self._running.add(process)
         return process
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.memory import parse_size
 from ingot.core.paths import local_path
+from ingot.core.system import replace
 from ingot.errors import UsageError
 from ingot.model.bytesource import Stamp
 
@@ -148,7 +149,7 @@ def _write(path: Path, data: memoryview) -> None:
     beside = path.with_name(f".{secrets.token_hex(8)}")
     try:
         beside.write_bytes(data)
-        beside.replace(path)
+        replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise

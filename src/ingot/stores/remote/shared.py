@@ -10,7 +10,6 @@ for so long finds its own lease gone (``Use.is_held``).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -22,8 +21,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
+from ingot.core import locks
 from ingot.core.oserrors import write_error
 from ingot.core.parallel import go_on, ordered
+from ingot.core.system import open_flags
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.bytesource import Stamp
 from ingot.stores.cache import default_cache
@@ -150,7 +151,7 @@ def _lent(around: Path) -> tuple[Path, int | None]:
         except (BlockingIOError, FileNotFoundError):
             continue  # somebody who removes those of the dead was there in between
         except OSError:
-            return path, None  # a file system without locks, where nobody removes any
+            return path, None  # no locks on folders, as on Windows: nobody removes any there
 
 
 def _locked(path: Path) -> int:
@@ -158,9 +159,9 @@ def _locked(path: Path) -> int:
 
     Raises ``BlockingIOError`` where another has it, ``FileNotFoundError`` where there is no folder, other ``OSError``s.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, open_flags("O_RDONLY", "O_DIRECTORY", "O_NOFOLLOW"))
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock(descriptor, exclusive=True)
         path.stat()
     except OSError:
         os.close(descriptor)

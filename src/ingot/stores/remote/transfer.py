@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from ingot.core.parallel import go_on
+from ingot.core.system import after_fork
 from ingot.errors import ResourceError
 
 PARALLEL = 16
@@ -41,7 +41,7 @@ class _Pool:
 
 
 _POOL = _Pool()
-os.register_at_fork(after_in_child=_POOL.after_fork)
+after_fork(_POOL.after_fork)
 
 
 def is_usable() -> bool:

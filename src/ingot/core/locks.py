@@ -1,0 +1,61 @@
+"""Locks of the system on open files: shared or exclusive, free when the file is closed or the process ends."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+# LockFileEx (fileapi.h) and what it fails with where somebody else has the lock (winerror.h).
+_FAIL_AT_ONCE, _EXCLUSIVE = 1, 2
+_HELD = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
+# Windows keeps others from reading what is locked: the byte lies far past the end of any file.
+_FAR = 0x7FFF_FFFF
+
+
+class _Overlapped(ctypes.Structure):
+    """OVERLAPPED of minwinbase.h: here where the locked byte lies."""
+
+    _fields_ = (
+        ("internal", ctypes.c_size_t),
+        ("internal_high", ctypes.c_size_t),
+        ("offset", ctypes.c_uint32),
+        ("offset_high", ctypes.c_uint32),
+        ("event", ctypes.c_void_p),
+    )
+
+
+def lock(descriptor: int, *, exclusive: bool) -> None:
+    """Lock an open file against other descriptors, or return at once where nobody's lock is in the way.
+
+    Raises ``BlockingIOError`` where somebody's is, another ``OSError`` where the file system has no locks.
+    """
+    try:
+        import fcntl  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        _lock_windows(descriptor, exclusive)
+        return
+    calls: Any = fcntl
+    calls.flock(descriptor, (calls.LOCK_EX if exclusive else calls.LOCK_SH) | calls.LOCK_NB)
+
+
+def _lock_windows(descriptor: int, exclusive: bool) -> None:
+    import msvcrt  # noqa: PLC0415 - of Windows alone
+
+    system, files = ctypes, msvcrt  # type: Any, Any
+    library = system.WinDLL("kernel32", use_last_error=True)
+    library.LockFileEx.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+        ctypes.POINTER(_Overlapped),
+    )
+    place = _Overlapped(0, 0, 0, _FAR, None)
+    flags = _FAIL_AT_ONCE | (_EXCLUSIVE if exclusive else 0)
+    if library.LockFileEx(files.get_osfhandle(descriptor), flags, 0, 1, 0, ctypes.byref(place)):
+        return
+    code = system.get_last_error()
+    if code in _HELD:
+        raise BlockingIOError(code, "another process has locked this file")
+    raise system.WinError(code)
