@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the native module for arm64 and runs its tests under qemu-user: `make arm64`. Needs from Debian: mmdebstrap,
 # g++-aarch64-linux-gnu, qemu-user; from the package index: wheels of the core dependencies for arm64 and Python 3.11.
-# TESTS says which tests; all of tests/unit/native take most of an hour on two processors.
+# TESTS says which tests. To build takes two minutes of processor time, all of tests/unit/native another ten or so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 home="${ARM64:-.venv.arm64}" python="${PYTHON:-python3}" suite="${SUITE:-bookworm}" # that suite has Python 3.11
@@ -31,6 +31,9 @@ mkdir -p "$home/package"
 cp -r src/ingot "$home/package/"
 rm -f "$home"/package/ingot/_native*.so
 cp "$home"/build/native/_native*.so "$home/package/ingot/_native.cpython-311-aarch64-linux-gnu.so" # the host's suffix
+# qemu-user cannot fork a process that has threads: it ends in an assertion of its own.
 # shellcheck disable=SC2086
 qemu-aarch64 -L "$INGOT_ARM64_ROOT" -E PYTHONPATH="$home/package:$home/site" -E OPENBLAS_NUM_THREADS=1 \
-    "$INGOT_ARM64_ROOT/usr/bin/python3.11" -m pytest -q -p no:cacheprovider --timeout=1800 ${TESTS:-tests/unit/native}
+    "$INGOT_ARM64_ROOT/usr/bin/python3.11" -m pytest -q -p no:cacheprovider --timeout=1800 \
+    --deselect tests/unit/native/test_affine_matmul_kernels.py::test_a_forked_process_has_threads_of_its_own \
+    ${TESTS:-tests/unit/native}

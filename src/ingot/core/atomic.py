@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from ingot.core import system
 from ingot.core.disk import occupied, require_disk
 from ingot.core.oserrors import write_error
 from ingot.core.parallel import ordered
@@ -173,8 +174,8 @@ class Staging:
             raise write_error(error, str(self.folder)) from error
         finally:
             self._lock.release(force=True)
-        if self.folder.exists():
-            self._remove_folder()  # Windows keeps a file that is open; there it goes only where nobody has it
+        if system.WINDOWS:  # which removes no file that is open: neither ours before, nor another's now
+            self._remove_folder()
 
     def keep(self) -> None:
         """Leave everything for a later run with ``resume=True``, and release the lock."""

@@ -23,10 +23,9 @@ def exchange(first: Path, other: Path) -> bool:
         return False
     library: Any = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(first), os.fsencode(other)
+    done: int | None = None
     if sys.platform == "linux" and hasattr(library, "renameat2"):
         done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
     elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
         done = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
-    else:
-        return False
-    return bool(done == 0)
+    return done == 0

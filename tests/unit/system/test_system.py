@@ -26,7 +26,7 @@ from ingot.stores.table import STORES, scheme_of
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "WINDOWS", True)
-    monkeypatch.setattr(system, "PATIENCE", 0.05)
+    monkeypatch.setattr(system, "PATIENCE", 60.0)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -148,6 +148,7 @@ class TestPatience:
             raise refusal(32)
 
         monkeypatch.setattr(os, "replace", busy)
+        monkeypatch.setattr(system, "PATIENCE", 0.0)
         with pytest.raises(PermissionError) as caught:
             system.replace(tmp_path / "a", tmp_path / "b")
         assert write_error(caught.value, "b").rule == "store.in-use"
