@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from ingot.adapters.torch import from_numpy
-from ingot.model.tensor import Array
+from ingot.adapters.torch import decodes_there, from_numpy
+from ingot.model.checkpoint import Checkpoint
 from ingot.ops.in_memory import open_bytes, save_bytes
 from ingot.ops.load.owned import load_owned
 from ingot.ops.open import open as open_checkpoint
@@ -21,15 +21,17 @@ def load_file(
 ) -> dict[str, Any]:
     """Load all tensors of a checkpoint file or folder, decoded, as ``torch.Tensor`` on ``device``.
 
+    Quantized matrices go to another device than the CPU packed, and are decoded there, with the same bits.
+
     Raises what ``ingot.open`` and ``Tensor.torch`` raise.
     """
     with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
-        return _tensors(load_owned(checkpoint), device)
+        return _loaded(checkpoint, device)
 
 
 def load(data: bytes, device: Any = "cpu") -> dict[str, Any]:
     """Load all tensors of a checkpoint that is a bytes object."""
-    return _tensors(load_owned(open_bytes(data)), device)
+    return _loaded(open_bytes(data), device)
 
 
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
@@ -42,6 +44,13 @@ def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
     return save_bytes(tensors, metadata)
 
 
-def _tensors(arrays: dict[str, Array], device: Any) -> dict[str, Any]:
-    """Hand the arrays over one by one, so that host and device never hold everything twice."""
-    return {name: from_numpy(arrays.pop(name), device) for name in list(arrays)}
+def _loaded(checkpoint: Checkpoint, device: Any) -> dict[str, Any]:
+    """Hand the tensors over one by one, so that host and device never hold everything twice."""
+    there = {name for name, tensor in checkpoint.items() if decodes_there(tensor, None, device)}
+    if there:
+        checkpoint.require_whole()
+    arrays = load_owned(checkpoint, [name for name in checkpoint if name not in there] if there else None)
+    return {
+        name: tensor.torch(device=device) if name in there else from_numpy(arrays.pop(name), device)
+        for name, tensor in checkpoint.items()
+    }

@@ -26,9 +26,17 @@ from ingot.model.tensor import Tensor
 SCRATCH = 8 << 20
 """Bytes of decoded weights that a larger product holds at a time; never less than a row."""
 
+KERNELS = frozenset({"cpu"})
+"""Kinds of devices that kernels of ours compute on; on all others torch's own operations do."""
+
 _scratch = threading.local()
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels of ours compute on a device."""
+    return device.type in KERNELS
 
 
 @dataclass(slots=True)
@@ -200,7 +208,7 @@ class PackedLinear(PackedWeight):
         """Return ``x @ w.T + bias`` for x [rows, in_features]; no gradient is recorded."""
         x = x.detach().contiguous()
         bias = None if bias is None else bias.detach()
-        if x.is_cpu and x.dtype in _NAMES:
+        if x.dtype in _NAMES and has_kernels(x.device):
             if x.shape[0] <= BATCH[_NAMES[x.dtype]] and self.matrix.direct:
                 return self._from_codes(x, bias, self.matrix.matmul_bits)
             if x.dtype != torch.float32 and self.matrix.many:
@@ -224,7 +232,7 @@ class PackedLinear(PackedWeight):
     def _in_blocks(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(x.shape[0], self.out_features)
         step = max(1, SCRATCH // max(1, self.in_features * x.element_size()))
-        native = x.is_cpu and x.dtype in _NAMES
+        native = x.dtype in _NAMES and has_kernels(x.device)
         for start in range(0, self.out_features, step):
             rows = slice(start, min(start + step, self.out_features))
             weights = self._decoded_here(rows, x.dtype) if native else self.decode(rows, x.dtype)

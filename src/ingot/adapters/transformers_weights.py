@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.adapters.torch import from_numpy
+from ingot.adapters.torch import decoded_there, from_numpy
 from ingot.codecs.base import FLOAT_TARGETS
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
@@ -106,6 +106,9 @@ def materialize(tensor: Tensor, dtype: Any, device: Any) -> Any:
     Lossy codecs decode into ``dtype`` at once: the float32 value is rounded once, and nothing is held twice.
     """
     target = None if dtype is None else resolve_dtype(dtype).name
+    found = decoded_there(tensor, target, device)
+    if found is not None:
+        return found
     if target in FLOAT_TARGETS and _decodes_to_any(tensor):
         return _placed(from_numpy(tensor.numpy(target)), device)
     value = from_numpy(tensor.private().numpy())

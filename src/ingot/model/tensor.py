@@ -32,6 +32,10 @@ FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
         ("jax", "ingot.adapters.jax:from_numpy"),
     ),
 )
+ON_DEVICE: Registry[Callable[[Tensor, Any, Any], Any]] = Registry(
+    "framework", (("pt", "ingot.adapters.torch:decoded_there"),)
+)
+"""What decodes a stored tensor on a device that has no kernels here; None where it is decoded here, and goes over."""
 _CODECS: Registry[Any] = Registry("table", (("codecs", "ingot.codecs.table:CODECS"),))
 TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.adapters.torch:to_numpy"),))
 
@@ -268,9 +272,14 @@ class Tensor:
     def to(self, framework: str, dtype: Any = None, device: Any = None, *, copy: bool = False) -> Any:
         """Return the decoded values as an array of ``framework``: ``np``, ``pt``, ``mlx`` or ``jax``.
 
-        ``copy`` as for ``numpy``; without it only ``np`` may give a view of the file, which is read-only.
+        ``copy`` as for ``numpy``; without it only ``np`` may give a view of the file, which is read-only. For ``pt``
+        quantized matrices go to a device other than the CPU packed, and are decoded there, with the same bits.
         """
         convert = FRAMEWORKS.get_or_refuse(framework)
+        if device is not None and framework in ON_DEVICE:
+            placed = ON_DEVICE[framework](self, dtype, device)
+            if placed is not None:
+                return placed
         tensor = self if copy or framework == "np" else self.private()
         return convert(tensor.numpy(dtype, copy=copy), device)
 

@@ -18,35 +18,11 @@ from ingot.adapters import packed_linear
 from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear, pack_linears
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
-from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
-from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.testing.codecs import encode_tensor
+from ingot.testing.packed import KINDS, PLAIN, matrix
 
-PLAIN = AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "f32")
-KINDS = (
-    PLAIN,
-    replace(PLAIN, signed=False, zero=POINTS),
-    replace(PLAIN, signed=False, zero=OFFSETS, grid=Group(64)),
-    replace(PLAIN, signed=False, zero=Constant(7)),
-    replace(PLAIN, bits=8, grid=ROW),
-    replace(PLAIN, bits=8, grid=WHOLE, signed=False, zero=POINTS),
-    replace(PLAIN, bits=3, grid=Group(7)),
-    replace(PLAIN, bits=5, packing="rows_msb", grid=ROW, zero=POINTS),
-    replace(PLAIN, packing="rows_msb"),
-    replace(PLAIN, packing="8_per_i32", signed=False),
-)
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-def matrix(params: AffineLayout, rows: int, cols: int, scale_dtype: str = "f16", seed: int = 0) -> PackedMatrix:
-    rng = np.random.default_rng(seed)
-    packed = rng.integers(0, 256, rows * params.row_bytes(cols), np.uint8)
-    shape = params.scale_shape(rows, cols)
-    scales = rng.normal(0, 0.02, shape).astype(numpy_dtype(scale_dtype))
-    return PackedMatrix(
-        params, (rows, cols), packed, scales, rng.normal(3, 1, shape).astype(scales.dtype) if params.zeros else None
-    )
 
 
 def near(found: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> None:
