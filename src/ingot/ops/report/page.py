@@ -207,7 +207,7 @@ def _quality(found: Look) -> str:
         known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         if known:
             chart = svg.dots(known, title, mark if title == "Perplexity" else None)
-            text += _figure(chart, f"{title}, in the order of the files.")
+            text += _figure(chart, f"{title}, in the order of the files, on a scale from the least to the largest.")
     return text + _wide(table_of("", found.scores, Score, _SCORE_HEADS))
 
 

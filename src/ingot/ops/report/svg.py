@@ -96,7 +96,7 @@ def _worst(largest: float, smallest: float, total: float, side: float) -> float:
 def columns(groups: Mapping[str, Sequence[Piece]], label: str, top: str, height: float = 150) -> str:
     """Return a column of stacked pieces for each group; ``top`` names the height of the highest."""
     most = max((sum(piece.amount for piece in pieces) for pieces in groups.values()), default=0.0) or 1.0
-    step = max(6.0, (WIDTH - 10) / max(len(groups), 1))
+    step = max(6.0, min(64.0, (WIDTH - 10) / max(len(groups), 1)))
     width, every = max(WIDTH, 10 + step * len(groups)), max(1, round(34 / step))
     body = [f'<line x1="0" y1="18" x2="{width:g}" y2="18" class="line"/>', _text(0, 13, top)]
     for index, (name, pieces) in enumerate(groups.items()):
@@ -104,7 +104,7 @@ def columns(groups: Mapping[str, Sequence[Piece]], label: str, top: str, height:
         for piece in pieces:
             high = height * piece.amount / most
             y -= high
-            body.append(_rect(5 + index * step, y, min(step - 1, 60), high, f"c{piece.colour}", piece.title))
+            body.append(_rect(5 + index * step, y, step - 1, high, f"c{piece.colour}", piece.title))
         if index % every == 0:
             body.append(_text(5 + index * step, height + 32, name))
     return _svg(width, height + 38, label, body)
