@@ -31,7 +31,8 @@ import numpy as np
 
 import ingot
 from ingot.engine.cluster import pool as pools
-from ingot.ops.convert import cluster, convert, planfile
+from ingot.ops.cluster import distribute
+from ingot.ops.convert import convert, planfile
 from ingot.ops.convert.options import ConvertOptions
 
 FP8, BF16 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.bfloat16)
@@ -77,10 +78,10 @@ class Inline:
     def __init__(self) -> None:
         self.opening = self.working = 0.0
 
-    def submit(self, function: Callable[..., Any], job: cluster.Job, task: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], job: distribute.Job, task: Any) -> Future[Any]:
         future: Future[Any] = Future()
         started = time.process_time()
-        cluster._KEPT.opened(job)
+        distribute._KEPT.opened(job)
         opened = time.process_time()
         future.set_result(function(job, task))
         self.opening, self.working = self.opening + opened - started, self.working + time.process_time() - opened
@@ -142,7 +143,7 @@ class Node:
     copying: float
 
 
-def _pieces(kind: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+def _pieces(kind: str, shape: tuple[int, ...], hashed: object) -> tuple[int, int] | None:
     return (shape[0], 1) if kind == "bf16" and len(shape) > 1 else None
 
 
@@ -165,7 +166,10 @@ def simulate(costs: Costs, node: Node, nodes: int, place: str) -> dict[str, Any]
     rate = min(node.network / node.cores * threads, node.store / slots)  # of one worker
     planned, opening = costs.plan * len(kinds), costs.read_plan * len(kinds)
     files = [str(end // SHARD) for end in accumulate(outs)]
-    tasks = cluster.tasks_by_file(plan, set(), files) if place == SHARDS else cluster.tasks_of(plan, set(), slots)
+    if place == SHARDS:
+        tasks = distribute.tasks_by_file(plan, set(), files)
+    else:
+        tasks = distribute.tasks_of(plan, set(), slots, [()] * len(kinds))
     free, done, through = [planned + opening] * slots, [0.0] * len(kinds), [place == ONE_FILE] * len(kinds)
     for task in tasks:
         steps = range(task.start, task.stop)

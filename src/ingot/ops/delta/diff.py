@@ -145,8 +145,8 @@ class _Diff:
         self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
         self._asking: Asking = Here(self._pairs, self._resources.workers)
         if pool is not None:
-            urls = [source.url for source in sources]
-            how = Reading(urls[0], urls[1], options.io, options.verify, options.max_decompressed)
+            paths = [path for path in (options.base, options.finetuned) if not isinstance(path, Mapping)]
+            how = Reading(paths[0], paths[1], options.io, options.verify, options.max_decompressed)
             self._asking = ByWorkers(self._pairs, sources, how, pool, self._progress)
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._counts: Mapping[str, int] = {}

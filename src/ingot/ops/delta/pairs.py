@@ -14,6 +14,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.cluster.spread import Inquiry, Opened, Wanted, spread
 from ingot.ops.identity import tensor_digest
 from ingot.ops.open import Source, open_source, weights_of
+from ingot.ops.options import AnyPath
 
 R = TypeVar("R")
 
@@ -77,8 +78,8 @@ class Here:
 class Reading:
     """Two artifacts, and how they are opened."""
 
-    base: str
-    tuned: str
+    base: AnyPath
+    tuned: AnyPath
     io: str
     verify: bool
     max_decompressed: int | str | None

@@ -180,6 +180,23 @@ def test_a_driver_that_ends_leaves_what_the_next_one_takes(folder: Path, hire: C
     assert (folder / "x.zt").read_bytes() == (folder / "here" / "x.zt").read_bytes()
 
 
+def test_an_error_is_that_of_a_local_run(folder: Path, hire: Callable[..., None]) -> None:
+    ingot.convert(folder / "more.safetensors", folder / "more.zt")
+    data = bytearray((folder / "more.zt").read_bytes())
+    with ingot.open(folder / "more.zt") as checkpoint:
+        data[checkpoint[NAMES[1]].parts["data"].offset + 5] ^= 1
+    (folder / "more.zt").write_bytes(data)
+    found = []
+    for engine in ("local", "processes"):
+        hire(Inline())
+        with pytest.raises(IngotError) as caught:
+            ingot.diff(folder / "base.safetensors", folder / "more.zt", folder / "x.zt", engine=engine)
+        found.append((caught.value.rule, str(caught.value)))
+    assert found[0] == found[1]
+    assert found[0][0] == "part.digest-mismatch"
+    assert not (folder / "x.zt").exists()
+
+
 def patch(folder: Path, out: str, **more: Any) -> Any:
     return ingot.patch(folder / "base.safetensors", [folder / "d1.zt", folder / "d2.zt"], folder / out, **more)
 
