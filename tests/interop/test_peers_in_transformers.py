@@ -160,3 +160,14 @@ def test_what_transformers_writes_by_bitsandbytes_opens(model: Path, tmp_path: P
     peer = transformers.AutoModelForCausalLM.from_pretrained(model, quantization_config=how)
     peer.save_pretrained(tmp_path / "theirs")
     require_equal_weights(peer, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(("rule", "format"), [("int4", "compressed-tensors"), ("nf4", "bitsandbytes")])
+def test_packages_that_are_there_stay_in_charge(rule: str, format: str, model: Path, tmp_path: Path) -> None:
+    """Of folders that ``ingot.hf`` would open where they are not."""
+    import ingot.hf
+
+    folder = packed(model, tmp_path, rule, format)
+    assert type(loaded(folder).hf_quantizer).__module__.startswith("transformers.")
+    asked = transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=ingot.hf.IngotConfig())
+    assert torch.equal(logits(asked), logits(load_model(folder, keep_packed=True)))

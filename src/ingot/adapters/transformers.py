@@ -16,7 +16,7 @@ from ingot.adapters.model_source import ModelSource, resolve
 from ingot.adapters.options import LoadOptions
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
-from ingot.adapters.transformers_packed import packable, put_packed
+from ingot.adapters.transformers_packed import made_bytes, packable, put_packed
 from ingot.adapters.transformers_weights import (
     NO_ROOM,
     STREAMED,
@@ -195,7 +195,7 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
     packed = plan.packed
     merged = merged_names(config, checkpoint)
     streamed = streamable(checkpoint, target, packed, merged) if options.stream else frozenset()
-    resident = copied_bytes(checkpoint, target, packed | streamed, merged)
+    resident = copied_bytes(checkpoint, target, packed | streamed, merged) + made_bytes(checkpoint, packed - merged)
     room = partial(_require_room, device, options.max_ram, checkpoint.location, streaming=options.stream)
     room(resident)
 

@@ -7,13 +7,17 @@ and a weight that transformers merged with others is loaded again, decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ingot.adapters.transformers_weights import PACKED, materialize
 from ingot.codecs.affine.matmul import PackedMatrix, stays_packed
+from ingot.codecs.affine.word_rows import rows_tensor
+from ingot.codecs.table import CODECS
 from ingot.core.extras import require
+from ingot.errors import IngotError
+from ingot.model.layouts.words import WordsLayout
 from ingot.model.tensor import Tensor
 
 
@@ -32,11 +36,32 @@ class StandIn:
 
 
 def packable(tensors: Mapping[str, Tensor], *, direct: bool = False) -> set[str]:
-    """Return the names of the tensors that a layer can compute from as they are stored.
+    """Return the names of the tensors that a layer can compute from as they are stored, or as rows of what is stored.
 
     Where ``direct``, only those that the kernels multiply with: the others are decoded anew for every product.
     """
-    return {name for name, tensor in tensors.items() if stays_packed(tensor, direct=direct)}
+    return {name for name, tensor in tensors.items() if stays_packed(in_rows(tensor), direct=direct)}
+
+
+def in_rows(tensor: Tensor) -> Tensor:
+    """Return integers in the words of GPTQ, AWQ and their like row by row, as layers compute from them: made when they
+    are read, in memory of their own. Any other tensor, and words in an order of their own, as it is.
+
+    Raises nothing: what does not keep its codec's rules is found when it is decoded.
+    """
+    if tensor.codec != WordsLayout.codec or len(tensor.shape) != 2:
+        return tensor
+    try:
+        layout = WordsLayout.of(tensor)
+        CODECS[tensor.codec].check(tensor)
+        return tensor if layout.scattered else rows_tensor(tensor, layout)
+    except IngotError:
+        return tensor
+
+
+def made_bytes(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
+    """Return the bytes that packed layers take which are made of what is stored; others are the mapped file."""
+    return sum(tensors[name].nbytes for name in names if tensors[name].codec == WordsLayout.codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +153,7 @@ def _decode(group: list[StandIn], dtype: Any, device: Any) -> None:
 
 def _pack(model: Any, places: list[StandIn]) -> None:
     layers = require("ingot.adapters.packed_linear", "torch")
-    own = {id(site.tensor): site.tensor.private() for site in places}  # tied layers share their codes
+    own = {id(site.tensor): in_rows(site.tensor.private()) for site in places}  # tied layers share their codes
     for site in places:  # before the layers, as in the order in which weights are read ahead
         if _is_embedding(site):
             matrix = PackedMatrix.of(own[id(site.tensor)])

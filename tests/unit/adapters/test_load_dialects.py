@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import ingot
+from ingot.adapters.load_report import LoadReport
+from ingot.adapters.packed_linear import PackedLinear
+from ingot.errors import ResourceError
 from ingot.testing.models import make, output_of
 
 RECIPES = {
@@ -57,3 +60,30 @@ def test_packed_folders_give_the_logits_of_the_decoded_model(
     assert torch.equal(
         output_of(ingot.load_model(tmp_path / "folder")), output_of(ingot.load_model(tmp_path / "dense"))
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "format", "container"),
+    [("int4", "gptq", None), ("points", "gptq", "planes"), ("points", "awq", None), ("points", "awq", "gemv")],
+)
+def test_words_stay_packed_as_rows(
+    model: Path, tmp_path: Path, recipe: str, format: str, container: str | None
+) -> None:
+    """The same products as of the rows that the words were made of, and a quarter of the memory."""
+    rule = f'[[rules]]\nlabel = "layers"\nmatch = ["*proj.weight"]\n{RECIPES[recipe]}\n'
+    (tmp_path / "recipe.toml").write_text(f'name = "one"\ndescription = "one"\n{rule}')
+    ingot.convert(model, tmp_path / "packed", tmp_path / "recipe.toml")
+    report = ingot.convert(tmp_path / "packed", tmp_path / "folder", format=format, container=container)
+    assert "decoded" not in report.actions
+    with ingot.open(tmp_path / "folder") as checkpoint:
+        words = [name for name, tensor in checkpoint.items() if tensor.codec == "affine_words"]
+    reports: list[LoadReport] = []
+    found = ingot.load_model(tmp_path / "folder", keep_packed=True, report=reports.append)
+    layers = [name for name, module in found.named_modules() if isinstance(module, PackedLinear)]
+    assert sorted(f"{name}.weight" for name in layers) == sorted(words)
+    assert reports[0].packed > 0
+    wanted = ingot.load_model(tmp_path / "packed", keep_packed=True)
+    assert torch.equal(output_of(found), output_of(wanted))
+    with pytest.raises(ResourceError) as caught:
+        ingot.load_model(tmp_path / "folder", keep_packed=True, max_ram="4KiB")
+    assert caught.value.rule == "ram.guard"
