@@ -204,6 +204,17 @@ def test_profiles_of_the_package_decode_by_the_words_of_the_document() -> None:
     assert seen > 150
 
 
+def test_parts_that_are_made_are_checked_by_the_digests_of_stored_ones() -> None:
+    name = "4 u32 msb_first packed bf16 [8, 32] 0 0"
+    assert {item.rule for item in examine(opened(PROFILES))} == {"codec.unknown"}
+    for role, blob in read_manifest(MemorySource(PROFILES))[1].objects[name].parts.items():
+        damaged = bytearray(PROFILES)
+        damaged[blob.blob[0]] ^= 1
+        found = [item for item in examine(opened(bytes(damaged))) if item.level == "error"]
+        assert {item.rule for item in found} == {"part.digest-mismatch"}, role
+        assert any(name in item.where for item in found)
+
+
 def kind_of(dtype: str) -> Any:
     return ml_dtypes.bfloat16 if dtype == "bf16" else f"<{dtype[0]}{int(dtype[1:]) // 8}"
 

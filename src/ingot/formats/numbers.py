@@ -31,11 +31,14 @@ def unpacked_rows(data: bytes, rows: int, each: int, bits: int, *, signed: bool)
 
 
 class ConvertedSource(MemorySource):
-    """Bytes that ``read`` makes of stored ones when they are first asked for, such as zero points as floats."""
+    """Bytes that ``read`` makes of stored ones when they are first asked for, such as zero points as floats.
 
-    def __init__(self, read: Callable[[], bytes], size: int, name: str) -> None:
+    ``digest`` is that of the stored ones, which ``read`` compares; None where there is none.
+    """
+
+    def __init__(self, read: Callable[[], bytes], size: int, name: str, digest: str | None = None) -> None:
         super().__init__(b"", name)
-        self.size = size
+        self.size, self.digest = size, digest
         self._read: Callable[[], bytes] | None = read
 
     @property

@@ -31,7 +31,7 @@ class Made:
 
     def part(self, stored: Part) -> Part:
         """Return the part; the stored bytes are checked by their digest when it is made, all at once."""
-        source = ConvertedSource(lambda: self._read(stored), self.nbytes, stored.source.name)
+        source = ConvertedSource(lambda: self._read(stored), self.nbytes, stored.source.name, stored.digest)
         return Part(self.dtype, self.nbytes, source, type=self.type, where=stored.where, occupies=stored.length)
 
     def _read(self, stored: Part) -> bytes:

@@ -342,14 +342,12 @@ def _part(part: Part, where: str, spare: int) -> list[Finding]:
     reader.finish()
     if last >> (8 - spare):
         raise CodecError("dense.spare-bits", f"expected zeros in the last {spare} bits, found others", where=where)
-    if part.digest is None:
+    digest = part.digest or getattr(part.source, "digest", None)  # of what it is made of
+    if digest is None:
         return [Finding("note", "part.no-digest", where, "no digest: damage inside this part cannot be seen")]
-    if checksums.known(part.digest, "part.digest", where) is None:
-        return [
-            Finding(
-                "note", "part.unknown-digest", where, f"digest {part.digest[:40]!r} is of an algorithm not known here"
-            )
-        ]
+    if checksums.known(digest, "part.digest", where) is None:
+        told = f"digest {digest[:40]!r} is of an algorithm not known here"
+        return [Finding("note", "part.unknown-digest", where, told)]
     return []
 
 
