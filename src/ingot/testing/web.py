@@ -85,6 +85,8 @@ class WebServer:
     Attributes
     ----------
     log : list of Request
+    bodies : list of (float, float, int)
+        When each body began to be sent and ended, by ``time.monotonic``, and its bytes, if there is a ``rate``.
     fault : callable, optional
         Gets each request, returns what goes wrong with its answer.
     old : set of str
@@ -110,6 +112,7 @@ class WebServer:
         self.fault: Plan | None = None
         self.routes: dict[str, Callable[[Request], Answer]] = {}
         self.rate = self.free = 0.0
+        self.bodies: list[tuple[float, float, int]] = []
         self.old: set[str] = set()
         self.objects = Bucket(self.files, self.old)
         self.lock = threading.Lock()
@@ -284,9 +287,18 @@ class _Handler(BaseHTTPRequestHandler):
         if not outer.rate:
             self.wfile.write(body)
             return
-        view = memoryview(body)
-        for start in range(0, len(body), 1 << 16):
-            piece = view[start : start + (1 << 16)]
+        began = time.monotonic()
+        try:
+            self._write_slowly(memoryview(body))
+        finally:
+            with outer.lock:
+                outer.bodies.append((began, time.monotonic(), len(body)))
+
+    def _write_slowly(self, body: memoryview) -> None:
+        outer = self.server_of
+        size = max(1 << 16, int(outer.rate) >> 8)
+        for start in range(0, len(body), size):
+            piece = body[start : start + size]
             with outer.lock:
                 # What was not sent for a twentieth of a second may be sent later: threads wake up late.
                 outer.free = max(outer.free, time.monotonic() - 0.05) + len(piece) / outer.rate
