@@ -12,7 +12,7 @@ from ingot.core.config import CONFIG
 from ingot.errors import IngotError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
-from ingot.ops.architectures.view import holds_a_model, to_model
+from ingot.ops.architectures.translated import holds_a_model
 from ingot.ops.open import detect, find, open_there
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.status import holds_tiers
@@ -87,6 +87,8 @@ def resolve(
     checkpoint, why = open_there(store, name, verify=verify), f"{location_of(path)} is the only form there is"
     if not holds_a_model(checkpoint.format):
         return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
+    from ingot.ops.architectures.view import to_model  # other weights are there sooner without
+
     try:
         translated = to_model(checkpoint)
     except BaseException:
@@ -129,6 +131,8 @@ def companions_folder(path: AnyPath) -> Iterator[Store]:
     if not inside:
         yield store
         return
+    from ingot.ops.architectures.view import to_model
+
     with to_model(open_there(store, name)).checkpoint as view:
         yield _files(view) or store
 

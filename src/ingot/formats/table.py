@@ -9,6 +9,8 @@ from ingot.formats.base import Format
 
 _SAFETENSORS = (".safetensors", ".safetensors.index.json", (8, b"{"))
 _DIALECT = (".safetensors", ".safetensors.index.json")
+_PACKAGE = ".mlpackage"  # the end of a folder's name, in which a file is a sign
+_ARRAY = ".npy"  # may be weights, and may be anything that lies beside them
 _TORCH = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
 
 # A format, where it is, and the signs without which it claims no file and no folder: the end of a name (in small
@@ -53,6 +55,13 @@ class Formats(Instances[Format]):
     def of_folder(self, names: Sequence[str]) -> Iterator[Format]:
         """Yield the formats that a folder with files of these names may be of."""
         yield from self._of(names, b"")
+
+    def endings(self) -> tuple[str, ...]:
+        """Return the ends of names, in small letters, of files and folders with weights; imports no format that is
+        listed here."""
+        signs = {sign for _, _, signs in _ENTRIES for sign in signs if isinstance(sign, str) and sign.startswith(".")}
+        added = {suffix for key in self if key not in _SIGNS for suffix in self[key].suffixes}
+        return tuple(sorted((signs | added | {_PACKAGE}) - {_ARRAY}))
 
     def _of(self, names: Sequence[str], head: bytes) -> Iterator[Format]:
         lower = [name.lower() for name in names]

@@ -111,8 +111,7 @@ def is_weights(name: str) -> bool:
 
 @cache
 def _suffixes() -> tuple[str, ...]:
-    known = (suffix for key in FORMATS for suffix in FORMATS[key].suffixes)
-    return (*known, *WEIGHT_SUFFIXES, _INDEX_SUFFIX)
+    return (*FORMATS.endings(), *WEIGHT_SUFFIXES, _INDEX_SUFFIX)
 
 
 def _listed(names: list[str]) -> str:

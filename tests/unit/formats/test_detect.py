@@ -119,6 +119,10 @@ def test_the_table_gives_one_instance_of_each() -> None:
     assert caught.value.rule == "format.unknown"
 
 
+def test_the_ends_of_names_are_known_without_the_formats() -> None:
+    assert set(FORMATS.endings()) == {suffix for key in FORMATS for suffix in FORMATS[key].suffixes}
+
+
 def test_formats_that_no_sign_speaks_for_would_not_have_claimed_it() -> None:
     """The table's signs change no answer: neither for names and first bytes of files, nor for folders."""
     known = [FORMATS[key] for key in FORMATS]

@@ -19,3 +19,8 @@ class Translated:
     notes: Sequence[str] = ()
     done: str = ""
     rounded: frozenset[str] = frozenset()
+
+
+def holds_a_model(format: str) -> bool:
+    """Whether files of a format hold a model's config and tokenizer beside its weights, under names of their own."""
+    return format == "gguf"

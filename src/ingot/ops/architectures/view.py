@@ -56,11 +56,6 @@ class _Plan:
     lost: list[str] = field(default_factory=list)
 
 
-def holds_a_model(format: str) -> bool:
-    """Whether files of a format hold a model's config and tokenizer beside its weights, under names of their own."""
-    return format == GgufFormat.name
-
-
 def to_gguf(checkpoint: Checkpoint) -> Translated:
     """Return a model folder's checkpoint as llama.cpp has it; itself, with a note, where its kind is not known.
 

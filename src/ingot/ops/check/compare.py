@@ -247,7 +247,8 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
-    from ingot.ops.architectures.view import holds_a_model, to_model
+    from ingot.ops.architectures.translated import holds_a_model
+    from ingot.ops.architectures.view import to_model
 
     pair = [first, second]
     for index, checkpoint in enumerate(pair):

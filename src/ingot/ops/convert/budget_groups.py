@@ -11,7 +11,7 @@ from ingot.core.names import role_of
 from ingot.engine.work import Step
 from ingot.formats.base import ConfigKeys, Format, OneHead
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.architectures.view import holds_a_model
+from ingot.ops.architectures.translated import holds_a_model
 from ingot.ops.convert.plan import ConvertPlan, decide, layers_of
 from ingot.ops.convert.tied import untangle
 from ingot.ops.imatrix import names_of

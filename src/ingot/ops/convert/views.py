@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.apart import experts_for
-from ingot.ops.architectures.translated import Translated
-from ingot.ops.architectures.view import holds_a_model, to_gguf, to_model
+from ingot.ops.architectures.translated import Translated, holds_a_model
+from ingot.ops.architectures.view import to_gguf, to_model
 from ingot.ops.attachments import KINDS, located, require_carried
 from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.graphs import as_graph, as_weights
