@@ -202,13 +202,16 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if self.io == "mmap":
             return
-        wanted: dict[int, tuple[Ranged, list[Range]]] = {}
+        runs: list[tuple[Ranged, list[Range]]] = []  # a file's again where others came in between: the order is kept
         for name in self if names is None else names:
             for part in self[name].parts.values():
                 source = distant(part.source)
-                if source is not None:
-                    wanted.setdefault(id(source), (source, []))[1].append((part.offset, part.length))
-        for source, ranges in wanted.values():
+                if source is None:
+                    continue
+                if not runs or runs[-1][0] is not source:
+                    runs.append((source, []))
+                runs[-1][1].append((part.offset, part.length))
+        for source, ranges in runs:
             source.expect(ranges)
 
     def get_slice(self, name: str) -> TensorSlice:

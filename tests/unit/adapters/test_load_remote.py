@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ingot
@@ -15,9 +17,12 @@ pytest.importorskip("transformers")
 
 from ingot.adapters.transformers_tokenizer import load_tokenizer  # noqa: E402
 from ingot.adapters.transformers_weights import taking_order  # noqa: E402
+from ingot.errors import IngotError  # noqa: E402
 from ingot.model.checkpoint import Checkpoint  # noqa: E402
+from ingot.stores.remote import ahead, client  # noqa: E402
+from ingot.stores.remote.source import RemoteSource  # noqa: E402
 from ingot.testing.models import make, make_tokenizer, output_of  # noqa: E402
-from ingot.testing.web import WebServer  # noqa: E402
+from ingot.testing.web import Fault, Request, WebServer  # noqa: E402
 
 
 def test_a_model_and_its_tokenizer_come_from_afar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,9 +64,13 @@ def test_a_model_begins_to_travel_after_few_requests(tmp_path: Path, monkeypatch
     assert asked[0] <= 8
 
 
+@pytest.mark.parametrize("most", [1, 1 << 30], ids=["nothing ahead", "all ahead"])
 @pytest.mark.parametrize("options", [{}, {"keep_packed": True}], ids=["decoded", "packed"])
-def test_each_byte_comes_once(tmp_path: Path, options: dict[str, bool]) -> None:
+def test_each_byte_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool], most: int
+) -> None:
     """Also that of a matrix that two layers share, and of one that several threads decode."""
+    monkeypatch.setattr(ahead, "MOST", most)
     make("tied qwen2", tmp_path / "m", vocab_size=60_000)
     (tmp_path / "all.toml").write_text('[[rules]]\nmatch = ["*.weight"]\nmin_ndim = 2\ncodec = "affine"\n')
     ingot.convert(tmp_path / "m", tmp_path / "q", tmp_path / "all.toml")
@@ -69,3 +78,76 @@ def test_each_byte_comes_once(tmp_path: Path, options: dict[str, bool]) -> None:
     with WebServer(files, listing=True) as server:
         ingot.load_model(f"{server.url}/q/", **options)
         assert server.sent < 1.02 * sum(map(len, files.values())) + (1 << 17)
+
+
+@pytest.mark.parametrize("most", [1, 1 << 30], ids=["nothing ahead", "all ahead"])
+@pytest.mark.parametrize("kind", ["llama", "tied qwen2"])
+def test_shards_become_the_same_model_and_each_byte_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most: int
+) -> None:
+    monkeypatch.setattr(ahead, "MOST", most)
+    make(kind, tmp_path / "m", vocab_size=6000)
+    ingot.convert(tmp_path / "m", tmp_path / "s", format="safetensors", max_shard="300KB")
+    files = {f"s/{path.name}": path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    assert sum(name.endswith(".safetensors") for name in files) > 1
+    with WebServer(files, listing=True) as server:
+        model = ingot.load_model(f"{server.url}/s/")
+        assert server.sent < 1.02 * sum(map(len, files.values())) + (1 << 17)
+    near = ingot.load_model(tmp_path / "m")
+    for (name, value), other in zip(model.state_dict().items(), near.state_dict().values(), strict=True):
+        assert torch.equal(value, other), name
+    assert ahead._LINE._held == 0
+
+
+def test_dense_weights_stay_where_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One memory for each: the one that the answer was read into is the parameter's."""
+    monkeypatch.setattr(ahead, "LARGE", 1 << 11)
+    make("llama", tmp_path / "m", vocab_size=6000)
+    files = {f"m/{path.name}": path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    read, places = RemoteSource._read, set()
+
+    def noted(source: RemoteSource, tasks: Sequence[tuple[int, memoryview]]) -> None:
+        places.update(np.asarray(out).ctypes.data for _, out in tasks)
+        read(source, tasks)
+
+    monkeypatch.setattr(RemoteSource, "_read", noted)
+    with WebServer(files, listing=True) as server:
+        model = ingot.load_model(f"{server.url}/m/")
+    large = [value for value in model.parameters() if value.nbytes >= 1 << 11]
+    assert len(large) > 2
+    assert all(value.data_ptr() in places for value in large)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_packed": True}], ids=["decoded", "packed"])
+@pytest.mark.parametrize("rule", ["part.digest-mismatch", "store.changed", "remote.failed"])
+def test_what_fails_midway_is_refused_by_its_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool], rule: str
+) -> None:
+    monkeypatch.setattr(client, "_PAUSE", 0.001)
+    monkeypatch.setattr(client, "RETRIES", 0)
+    make("llama", tmp_path / "m", vocab_size=6000)
+    (tmp_path / "all.toml").write_text('[[rules]]\nmatch = ["*.weight"]\nmin_ndim = 2\ncodec = "affine"\n')
+    ingot.convert(tmp_path / "m", tmp_path / "q", tmp_path / "all.toml")
+    files = {f"q/{path.name}": path.read_bytes() for path in (tmp_path / "q").iterdir()}
+    with ingot.open(tmp_path / "q") as file:
+        part = file["lm_head.weight"].parts["packed_weight"]
+        place = part.offset + part.length // 2
+    faults = {
+        "part.digest-mismatch": Fault(flip=place),
+        "store.changed": Fault(etag='"another"'),
+        "remote.failed": Fault(status=500),
+    }
+
+    def fault(request: Request) -> Fault | None:
+        first, last = request.range or (0, 0)
+        inside = request.key == "q/model.zt" and last is not None and first <= place <= last
+        return faults[rule] if inside else None
+
+    with WebServer(files, listing=True) as server:
+        server.fault = fault
+        with pytest.raises(IngotError) as caught:
+            ingot.load_model(f"{server.url}/q/", **options)
+    assert caught.value.rule == rule
+    assert "q/" in str(caught.value)
+    assert ahead._LINE._held == 0
+    assert not ahead._LINE._waiting

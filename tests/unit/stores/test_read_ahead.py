@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import ingot
 from ingot.errors import IngotError
 from ingot.stores.remote import ahead, client
 from ingot.stores.remote.ahead import Ahead
+from ingot.stores.remote.source import RemoteSource
 from ingot.testing.stores import rule_of
 from ingot.testing.web import Fault, WebServer
 
@@ -32,15 +33,20 @@ class Reader:
     """Reads ``DATA``; knows how many bytes it was asked for."""
 
     def __init__(self) -> None:
-        self.read, self.fails = 0, False
+        self.fails = False
+        self.outs: list[memoryview] = []
         self.ahead = Ahead(self, gap=64)
 
     def __call__(self, tasks) -> None:
         for start, out in tasks:
             if self.fails:
                 raise OSError
+            self.outs.append(out)
             out[:] = DATA[start : start + out.nbytes]
-            self.read += out.nbytes
+
+    @property
+    def read(self) -> int:
+        return sum(out.nbytes for out in self.outs)
 
     def value(self, start: int, length: int) -> bytes:
         found = self.ahead.take(start, length)
@@ -88,6 +94,19 @@ def test_ranges_travel_in_the_order_in_which_they_are_expected(reader: Reader) -
     assert reader.value(*RANGES[-1]) == DATA[RANGES[-1][0] : sum(RANGES[-1])]
 
 
+def test_a_large_range_is_read_into_its_own_memory(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a copy, whatever is read beside it; a small one is copied, and keeps no neighbour in memory."""
+    monkeypatch.setattr(ahead, "LARGE", 5000)
+    ranges = [(0, 100), (100, 5000), (5100, 6000), (11_100, 100), (11_200, 100)]
+    reader.ahead.expect(ranges)
+    for start, length in ranges:
+        found = reader.ahead.take(start, length)
+        assert found == DATA[start : start + length]
+        own = any(np.shares_memory(found, out) for out in reader.outs)
+        assert own == (length >= 5000)
+    assert sorted(out.nbytes for out in reader.outs) == [100, 200, 5000, 6000]
+
+
 def test_several_threads_take_pieces_of_one_range(reader: Reader) -> None:
     reader.ahead.expect([(0, 200_000)])
     pieces = [(at, 1000) for at in range(0, 200_000, 1000)]
@@ -129,6 +148,26 @@ def test_a_checkpoint_is_read_once_and_in_few_requests(model: Path, monkeypatch:
         assert server.requests() < 10
     with ingot.open(model / "m.zt") as near:
         assert all(np.array_equal(found[name], tensor.numpy()) for name, tensor in near.items())
+
+
+def test_files_travel_in_the_order_of_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one whole file after the other: what is taken first may lie in the last of them."""
+    values = {f"w{index}": np.full((8, 8), index, np.float32) for index in range(12)}
+    ingot.save(tmp_path / "one.zt", values)
+    ingot.convert(tmp_path / "one.zt", tmp_path / "m", format="safetensors", max_shard=1000)
+    files = {f"m/{path.name}": path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    expected: list[tuple[str, int, int]] = []
+
+    def note(source: RemoteSource, ranges: Sequence[tuple[int, int]]) -> None:
+        expected.extend((source.name, *item) for item in ranges)
+
+    with WebServer(files, listing=True) as server, ingot.open(f"{server.url}/m/") as file:
+        monkeypatch.setattr(RemoteSource, "expect", note)
+        order = [f"w{index}" for index in (11, 0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9)]
+        file.read_ahead(order)
+        parts = [file[name].parts["data"] for name in order]
+        assert len({part.source.name for part in parts}) > 2
+        assert expected == [(part.source.name, part.offset, part.length) for part in parts]
 
 
 def test_a_proven_part_that_is_read_in_steps_travels_once(model: Path) -> None:

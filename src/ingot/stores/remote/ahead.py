@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -26,10 +27,17 @@ MOST = 1 << 30
 WINDOW = 32 << 20
 """Bytes that are read at a time, by several requests; a larger range is a window of its own."""
 
+LARGE = 4 << 20
+"""Bytes of a range that is read into its own memory, by requests of its own; smaller neighbours are read together."""
+
 _READERS = 4
 
 Read = Callable[[Sequence[Task]], None]
 """Fills buffers from places of one file."""
+
+
+def _memory(length: int) -> memoryview:
+    return np.empty(length, np.uint8).data
 
 
 class _Window:
@@ -63,15 +71,15 @@ class _Window:
         adopt(halt)
         wanted = [*self.lengths.items()]
         try:
-            joined = [(start, np.empty(length, np.uint8).data) for start, length in coalesced(wanted, gap, WINDOW)]
-            read(joined)
-            pieces = pieces_of(wanted, dict(joined))
-            # Small pieces are copied, so that none keeps its neighbours in memory.
-            alone = len(joined) == len(wanted)
-            self.data = {
-                start: piece if alone else np.frombuffer(piece, np.uint8).copy().data
-                for (start, _), piece in zip(wanted, pieces, strict=True)
-            }
+            small = [item for item in wanted if item[1] < LARGE]
+            own = [(start, _memory(length)) for start, length in wanted if length >= LARGE]
+            joined = [(start, _memory(length)) for start, length in coalesced(small, gap, WINDOW)]
+            read(sorted((*own, *joined), key=itemgetter(0)))
+            self.data = dict(own)
+            # Of what was joined each piece is copied, so that none keeps its neighbours in memory.
+            alone = len(joined) == len(small)
+            for (start, _), piece in zip(small, pieces_of(small, dict(joined)), strict=True):
+                self.data[start] = piece if alone else np.frombuffer(piece, np.uint8).copy().data
         except (Exception, Stopped):
             self.data = {}
 
@@ -132,7 +140,7 @@ class Ahead:
                     windows.append(_Window(self))
                 windows[-1].add(start, length)
                 self._windows[start], self._given[start] = windows[-1], _Given(length)
-            self._starts = sorted(self._windows)
+            self._starts = []
         _LINE.add(windows)
 
     def take(self, offset: int, length: int) -> memoryview | None:
@@ -164,6 +172,7 @@ class Ahead:
         """Find the range that these bytes are of, unless they were promised: its window, its beginning, and what of it
         was given."""
         with self._lock:
+            self._starts = self._starts or sorted(self._windows)
             index = bisect_right(self._starts, offset) - 1
             start = self._starts[index] if index >= 0 else -1
             window = self._windows.get(start)
@@ -196,7 +205,8 @@ class _Line:
     def add(self, windows: Iterable[_Window]) -> None:
         """Put windows at the end."""
         with self._lock:
-            self._most = min(MOST, available_ram() // 8)
+            if not self._waiting:
+                self._most = min(MOST, available_ram() // 8)
             self._waiting.extend(windows)
         self._go_on()
 

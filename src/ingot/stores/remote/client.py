@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 
+import numpy as np
+
 from ingot.core.extras import require
 from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
@@ -103,7 +105,7 @@ class Client:
         A body that ends early is asked for from where it ended. Errors as ``open``; ``IntegrityError``
         ``store.changed`` for another state.
         """
-        done = 0
+        done, into = 0, np.asarray(out)
 
         def read() -> None:
             nonlocal done
@@ -119,7 +121,7 @@ class Client:
                 data = memoryview(piece)
                 if data.nbytes > out.nbytes - done:
                     raise self._wrong_length(key, out.nbytes)
-                out[done : done + data.nbytes] = data
+                np.copyto(into[done : done + data.nbytes], np.asarray(data))  # without the GIL
                 done += data.nbytes
             if done < out.nbytes:
                 raise self._wrong_length(key, out.nbytes)
