@@ -86,7 +86,7 @@ class WebServer:
     ----------
     log : list of Request
     bodies : list of (float, float, int)
-        When each body began to be sent and ended, by ``time.monotonic``, and its bytes, if there is a ``rate``.
+        When each body began to be sent and ended, by ``time.monotonic``, and the bytes sent, if there is a ``rate``.
     fault : callable, optional
         Gets each request, returns what goes wrong with its answer.
     old : set of str
@@ -287,25 +287,21 @@ class _Handler(BaseHTTPRequestHandler):
         if not outer.rate:
             self.wfile.write(body)
             return
-        began = time.monotonic()
+        view, began, done = memoryview(body), time.monotonic(), 0
         try:
-            self._write_slowly(memoryview(body))
+            while done < len(view):
+                piece = view[done : done + max(1 << 16, int(outer.rate) >> 8)]
+                with outer.lock:
+                    # What was not sent for a twentieth of a second may be sent later: threads wake up late.
+                    outer.free = max(outer.free, time.monotonic() - 0.05) + len(piece) / outer.rate
+                    wait = outer.free - time.monotonic()
+                if wait > 0:
+                    time.sleep(wait)
+                self.wfile.write(piece)
+                done += len(piece)
         finally:
             with outer.lock:
-                outer.bodies.append((began, time.monotonic(), len(body)))
-
-    def _write_slowly(self, body: memoryview) -> None:
-        outer = self.server_of
-        size = max(1 << 16, int(outer.rate) >> 8)
-        for start in range(0, len(body), size):
-            piece = body[start : start + size]
-            with outer.lock:
-                # What was not sent for a twentieth of a second may be sent later: threads wake up late.
-                outer.free = max(outer.free, time.monotonic() - 0.05) + len(piece) / outer.rate
-                wait = outer.free - time.monotonic()
-            if wait > 0:
-                time.sleep(wait)
-            self.wfile.write(piece)
+                outer.bodies.append((began, time.monotonic(), done))
 
 
 def _page(files: Mapping[str, bytes], folder: str) -> bytes:
