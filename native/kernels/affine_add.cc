@@ -104,17 +104,6 @@ struct Scaling {
   const void* scales;
   const void* zeros;
   Dtype type;
-
-  void load(const void* from, std::size_t first, std::size_t count, float* out) const {
-    switch (type) {
-      case Dtype::f16:
-        return load_block<Dtype::f16>(static_cast<const std::uint16_t*>(from) + first, count, out);
-      case Dtype::bf16:
-        return load_block<Dtype::bf16>(static_cast<const std::uint16_t*>(from) + first, count, out);
-      default:
-        return load_block<Dtype::f32>(static_cast<const float*>(from) + first, count, out);
-    }
-  }
 };
 
 template <Dtype kDtype, bool kSigned, Zero kZero>
@@ -137,8 +126,8 @@ void add_rows(const AffineLayout& at, const std::uint8_t* packed, const Scaling&
         codes = unpacked.bytes();
       }
       const std::size_t first = start / group, count = (end - 1) / group + 1 - first;
-      scaling.load(scaling.scales, row * stride + first, count, scales);
-      if (kZero != Zero::none) scaling.load(scaling.zeros, row * stride + first, count, zeros);
+      load_floats_of(scaling.scales, scaling.type, row * stride + first, count, scales);
+      if (kZero != Zero::none) load_floats_of(scaling.zeros, scaling.type, row * stride + first, count, zeros);
       for (std::size_t i = 0, from = start; i < count; ++i) {
         const std::size_t group_end = (first + i + 1) * group, until = group_end < end ? group_end : end;
         add_run<kDtype, kSigned, kZero>(codes + (from - start), until - from, scales[i],

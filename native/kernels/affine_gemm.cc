@@ -235,8 +235,9 @@ void sum_rows(const GemmJob& job, std::size_t first, std::size_t last) {
     }
 }
 
-// A block of some rows of x, for AMX.
-void pack_tile(const std::uint16_t* x, std::size_t cols, std::size_t held, std::size_t rows, std::uint16_t* out) {
+// A block of some rows of x, for AMX; 0 in the `missing` rows of the last tile.
+void pack_tile(const std::uint16_t* x, std::size_t cols, std::size_t held, std::size_t rows, std::size_t missing,
+               std::uint16_t* out) {
   for (std::size_t m = 0; m < rows; ++m, x += cols, out += kGemmBlock) {
     if (held == kGemmBlock) {
       std::memcpy(out, x, kGemmBlock * 2);
@@ -245,6 +246,7 @@ void pack_tile(const std::uint16_t* x, std::size_t cols, std::size_t held, std::
       std::memset(out + held, 0, (kGemmBlock - held) * 2);
     }
   }
+  std::memset(out, 0, missing * kGemmBlock * 2);
 }
 
 // A block of some rows of x, column after column.
@@ -295,7 +297,7 @@ void gemm_pack(const GemmJob& job, std::size_t tile) {
     const std::size_t first = from * cols + b * kGemmBlock;
     if (job.mode == GemmMode::tiles)
       pack_tile(static_cast<const std::uint16_t*>(job.x) + first, cols, held, rows,
-                static_cast<std::uint16_t*>(job.packed) + place_of(job, from, all, b));
+                all - rows, static_cast<std::uint16_t*>(job.packed) + place_of(job, from, all, b));
     else
       pack_columns(job, first, held, rows, static_cast<float*>(job.packed) + place_of(job, from, rows, b));
   }

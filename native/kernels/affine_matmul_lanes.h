@@ -44,17 +44,6 @@ inline Words load_words(const std::uint8_t* from) {
   return value;
 }
 
-void load_floats_of(const void* from, Dtype type, std::size_t first, std::size_t count, float* out) {
-  switch (type) {
-    case Dtype::f16:
-      return load_block<Dtype::f16>(static_cast<const std::uint16_t*>(from) + first, count, out);
-    case Dtype::bf16:
-      return load_block<Dtype::bf16>(static_cast<const std::uint16_t*>(from) + first, count, out);
-    default:
-      return load_block<Dtype::f32>(static_cast<const float*>(from) + first, count, out);
-  }
-}
-
 void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
   switch (out.type) {
     case Dtype::f16:

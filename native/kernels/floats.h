@@ -141,6 +141,18 @@ inline void store_block(const float* __restrict in, std::size_t n, TypeOf<kDtype
   for (; i < n; ++i) out[i] = Element<kDtype>::store(in[i]);
 }
 
+// Reads elements of an array of a type known at run time: f32, f16 or bf16.
+inline void load_floats_of(const void* from, Dtype type, std::size_t first, std::size_t count, float* out) {
+  switch (type) {
+    case Dtype::f16:
+      return load_block<Dtype::f16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+    case Dtype::bf16:
+      return load_block<Dtype::bf16>(static_cast<const std::uint16_t*>(from) + first, count, out);
+    default:
+      return load_block<Dtype::f32>(static_cast<const float*>(from) + first, count, out);
+  }
+}
+
 // Reads element `i` of an array of a type known at run time.
 inline float load_at(const void* data, Dtype dtype, std::size_t i) {
   switch (dtype) {

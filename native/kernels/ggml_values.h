@@ -150,25 +150,26 @@ struct SixBits {
   }
 };
 
-template <>
-inline void block<Ggml::q4_k>(const Byte* b, Grid, float* out) {
+// The values of Q4_K and Q5_K, whose nibbles begin at `quants`; `top(k)` is what group `k` of 16 has above them.
+template <class Top>
+inline void six_bit_block(const Byte* b, const Byte* quants, const Top& top, float* out) {
   const SixBits scales(b);
 #pragma GCC unroll 16
   for (int k = 0; k < 16; ++k) {
-    const Bytes16 q = sixteen(b + 16 + k / 4 * 32 + k % 2 * 16) >> (k % 4 / 2 * 4) & 15;
-    times_less(less(q, 0), scales.of[k / 2], scales.of[8 + k / 2], out + 16 * k);
+    const Bytes16 q = sixteen(quants + k / 4 * 32 + k % 2 * 16) >> (k % 4 / 2 * 4) & 15;
+    times_less(less(q | top(k), 0), scales.of[k / 2], scales.of[8 + k / 2], out + 16 * k);
   }
 }
 
 template <>
+inline void block<Ggml::q4_k>(const Byte* b, Grid, float* out) {
+  six_bit_block(b, b + 16, [](int) { return Bytes16{}; }, out);
+}
+
+template <>
 inline void block<Ggml::q5_k>(const Byte* b, Grid, float* out) {
-  const SixBits scales(b);
-#pragma GCC unroll 16
-  for (int k = 0; k < 16; ++k) {
-    const Bytes16 q = sixteen(b + 48 + k / 4 * 32 + k % 2 * 16) >> (k % 4 / 2 * 4) & 15;
-    const Bytes16 top = sixteen(b + 16 + k % 2 * 16) >> (k / 2) & 1;
-    times_less(less(q | top << 4, 0), scales.of[k / 2], scales.of[8 + k / 2], out + 16 * k);
-  }
+  const auto top = [b](int k) -> Bytes16 { return (sixteen(b + 16 + k % 2 * 16) >> (k / 2) & 1) << 4; };
+  six_bit_block(b, b + 48, top, out);
 }
 
 template <>

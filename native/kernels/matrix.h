@@ -12,11 +12,7 @@ namespace {
 
 constexpr std::size_t kDepth = 256;
 constexpr std::size_t kTileRows = 6;
-#if defined(__AVX512F__)
-constexpr std::size_t kTileVectors = 4;
-#else
-constexpr std::size_t kTileVectors = 2;
-#endif
+constexpr std::size_t kTileVectors = kVectorBytes == 64 ? 4 : 2;  // 32 registers or 16
 
 template <class T>
 struct Lanes {
