@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <new>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "core/dispatch.h"
 #include "core/pool.h"
 #include "kernels/affine_gemm.h"
+#include "kernels/affine_int8.h"
 #include "kernels/affine_matmul.h"
 
 namespace {
@@ -17,6 +19,8 @@ using ingot::Dtype;
 using ingot::GemmJob;
 using ingot::GemmMode;
 using ingot::GemmScratch;
+using ingot::Int8Job;
+using ingot::Int8Scratch;
 using ingot::MatmulLayout;
 using ingot::MatmulOutput;
 using ingot::MatmulWeights;
@@ -28,7 +32,7 @@ constexpr std::size_t kTaskRows = 64;                  // that a thread takes at
 constexpr std::size_t kSmall = std::size_t{1} << 15;  // bytes of codes, times columns, not worth a second thread
 
 // Memory of the calling thread for its prepared x, kept between calls: at most 4.5 bytes per element of 64 rows of x, or 4
-// of 256.
+// of 256, and what threads work in.
 class Scratch {
  public:
   float* hold(std::size_t count) {
@@ -51,12 +55,28 @@ class Scratch {
 
 thread_local Scratch scratch;
 
+// Who may use which part of the memory: no more than `count` ask at a time.
+class Slots {
+ public:
+  explicit Slots(std::size_t count) : count_(count), busy_(new std::atomic<bool>[count]()) {}
+
+  std::size_t take() {
+    for (std::size_t slot = 0;; slot = (slot + 1) % count_)
+      if (!busy_[slot].exchange(true, std::memory_order_acquire)) return slot;
+  }
+  void give(std::size_t slot) { busy_[slot].store(false, std::memory_order_release); }
+
+ private:
+  const std::size_t count_;
+  const std::unique_ptr<std::atomic<bool>[]> busy_;
+};
+
 // Products of many rows of x: they are packed, a tile a task, then multiplied, `kGemmRows` rows of the weights a task.
 class Gemm {
  public:
   // `memory` holds `floats(...)`.
   Gemm(const GemmJob& job, std::size_t threads, float* memory)
-      : job_(job), threads_(threads), scratch_(reinterpret_cast<GemmScratch*>(memory)), busy_(new std::atomic<bool>[threads]()) {
+      : job_(job), threads_(threads), scratch_(reinterpret_cast<GemmScratch*>(memory)), slots_(threads) {
     float* rest = memory + threads * kScratch;
     job_.sums = job.at.zero == ZeroKind::none ? nullptr : rest;
     job_.packed = rest + (job_.sums ? job.groups * ingot::kGemmCount : 0);
@@ -82,22 +102,63 @@ class Gemm {
 
   static void rows(void* self, std::size_t index) {
     Gemm& gemm = *static_cast<Gemm*>(self);
-    const std::size_t first = index * ingot::kGemmRows, slot = gemm.take();
+    const std::size_t first = index * ingot::kGemmRows, slot = gemm.slots_.take();
     INGOT_KERNEL(gemm_rows)
     (gemm.job_, first, std::min(first + ingot::kGemmRows, gemm.job_.at.rows), gemm.scratch_[slot]);
-    gemm.busy_[slot].store(false, std::memory_order_release);
-  }
-
-  // No more than `threads_` ask at a time.
-  std::size_t take() {
-    for (std::size_t slot = 0;; slot = (slot + 1) % threads_)
-      if (!busy_[slot].exchange(true, std::memory_order_acquire)) return slot;
+    gemm.slots_.give(slot);
   }
 
   GemmJob job_;
   const std::size_t threads_;
   GemmScratch* const scratch_;
-  const std::unique_ptr<std::atomic<bool>[]> busy_;
+  Slots slots_;
+};
+
+// Products of x in 8 bits: a tile of x a task, then `kInt8Rows` rows of the weights a task.
+class Int8 {
+ public:
+  // `memory` holds `floats(...)`.
+  Int8(const Int8Job& job, std::size_t threads, float* memory)
+      : job_(job), threads_(threads), scratch_(reinterpret_cast<Int8Scratch*>(memory)), slots_(threads) {
+    const std::size_t blocks = places(job);
+    job_.codes = reinterpret_cast<std::int8_t*>(memory + threads * kScratch);
+    job_.steps = memory + threads * kScratch + blocks * kCodes;
+    job_.starts = reinterpret_cast<std::int32_t*>(job_.steps + blocks);
+    job_.sums = job.at.zero == ZeroKind::none ? nullptr : job_.steps + 2 * blocks;
+  }
+
+  static std::size_t floats(const Int8Job& job, std::size_t threads) {
+    return threads * kScratch + places(job) * (kCodes + 3);
+  }
+
+  static std::size_t tasks(const MatmulLayout& at) { return (at.rows + ingot::kInt8Rows - 1) / ingot::kInt8Rows; }
+
+  void run() {
+    const std::size_t tile = INGOT_KERNEL(int8_tile)();
+    ingot::run_tasks((job_.count + tile - 1) / tile, threads_, &Int8::prepare, this);
+    ingot::run_tasks(tasks(job_.at), threads_, &Int8::rows, this);
+  }
+
+ private:
+  static constexpr std::size_t kScratch = sizeof(Int8Scratch) / sizeof(float);
+  static constexpr std::size_t kCodes = ingot::kInt8Block / sizeof(float);
+
+  static std::size_t places(const Int8Job& job) { return job.fours * ingot::kInt8Sums * job.count; }
+
+  static void prepare(void* self, std::size_t index) { INGOT_KERNEL(int8_prepare)(static_cast<Int8*>(self)->job_, index); }
+
+  static void rows(void* self, std::size_t index) {
+    Int8& product = *static_cast<Int8*>(self);
+    const std::size_t first = index * ingot::kInt8Rows, slot = product.slots_.take();
+    INGOT_KERNEL(int8_rows)
+    (product.job_, first, std::min(first + ingot::kInt8Rows, product.job_.at.rows), product.scratch_[slot]);
+    product.slots_.give(slot);
+  }
+
+  Int8Job job_;
+  const std::size_t threads_;
+  Int8Scratch* const scratch_;
+  Slots slots_;
 };
 
 struct Call {
@@ -169,26 +230,57 @@ class Matrix {
 
   void gemm(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, std::string_view dtype,
             std::string_view bias_dtype, std::size_t threads) const {
+    const std::size_t blocks = blocks_of(ingot::kGemmBlock), groups = blocks_of(at_.group);
+    in_parts(x, bias, out, dtype, bias_dtype, ingot::kGemmCount, [&](const Part& part) {
+      const GemmMode found = mode(part.x, part.out.type, part.rows * at_.cols);
+      const GemmJob job{at_, weights_, part.out, part.x, part.out.type, part.rows, blocks, groups, found, nullptr, nullptr};
+      const std::size_t some = std::max<std::size_t>(1, std::min(threads, Gemm::tasks(at_)));
+      Gemm(job, some, scratch.hold(Gemm::floats(job, some))).run();
+    });
+  }
+
+  void int8(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, std::string_view dtype,
+            std::string_view bias_dtype, std::size_t threads, bool dots) const {
+    require(std::abs(at_.zero_point) <= ingot::kInt8Center, "expected a zero point of at most 2^15");
+    const std::size_t fours = blocks_of(ingot::kInt8Block * ingot::kInt8Sums), groups = blocks_of(at_.group);
+    dots = dots && ingot::current_isa() == ingot::Isa::v4 && ingot::has_dots();
+    in_parts(x, bias, out, dtype, bias_dtype, ingot::kInt8Count, [&](const Part& part) {
+      const Int8Job job{at_, weights_, part.out, part.x, part.out.type, part.rows, fours, groups, dots,
+                        nullptr, nullptr, nullptr, nullptr};
+      std::size_t some = std::max<std::size_t>(1, std::min(threads, Int8::tasks(at_)));
+      if (packed_.size() * part.rows < kSmall) some = 1;
+      Int8(job, some, scratch.hold(Int8::floats(job, some))).run();
+    });
+  }
+
+ private:
+  // Some rows of x, and where their products go.
+  struct Part {
+    const void* x;
+    std::size_t rows;
+    MatmulOutput out;
+  };
+
+  // Calls `multiply` for so many rows of x at a time, without the interpreter's lock.
+  template <class Multiply>
+  void in_parts(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, std::string_view dtype,
+                std::string_view bias_dtype, std::size_t most, const Multiply& multiply) const {
     require(in_blocks_, "expected groups of whole blocks");
     require(x.ndim() == 2, "expected rows of x");
     const Dtype type = float_type(dtype);
     const MatmulOutput to = output(x, bias, out, type, float_type(bias_dtype));
     const std::size_t count = x.shape(0), size = type == Dtype::f32 ? 4 : 2;
     nb::gil_scoped_release release;
-    threads = std::max<std::size_t>(1, std::min(threads, Gemm::tasks(at_)));
-    const std::size_t blocks = at_.cols / ingot::kGemmBlock + (at_.cols % ingot::kGemmBlock != 0);
-    const std::size_t groups = at_.cols / at_.group + (at_.cols % at_.group != 0);
-    for (std::size_t m = 0; m < count; m += ingot::kGemmCount) {
-      const std::size_t rows = std::min(ingot::kGemmCount, count - m);
-      const auto* from = static_cast<const std::uint8_t*>(x.data()) + m * at_.cols * size;
+    for (std::size_t m = 0; m < count; m += most) {
       MatmulOutput part = to;
       part.values = static_cast<std::uint8_t*>(to.values) + m * at_.rows * size;
-      GemmJob job{at_, weights_, part, from, type, rows, blocks, groups, mode(from, type, rows * at_.cols), nullptr, nullptr};
-      Gemm(job, threads, scratch.hold(Gemm::floats(job, threads))).run();
+      multiply(Part{static_cast<const std::uint8_t*>(x.data()) + m * at_.cols * size, std::min(most, count - m), part});
     }
   }
 
- private:
+  // Of so many columns, the last filled up.
+  std::size_t blocks_of(std::size_t columns) const { return at_.cols / columns + (at_.cols % columns != 0); }
+
   MatmulOutput output(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, Dtype type,
                       Dtype bias_type) const {
     require(type != Dtype::f64 && bias_type != Dtype::f64, "expected values of type f32, f16 or bf16");
@@ -233,5 +325,9 @@ void bind_affine_matmul(nb::module_& m) {
            nb::arg("bias_dtype"), nb::arg("threads"),
            "out[m, row] = sum over k of x[m, k] * w[row, k] + bias[row], in f32, rounded once; the same for any threads.")
       .def("gemm", guarded(&Matrix::gemm), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"), nb::arg("dtype"),
-           nb::arg("bias_dtype"), nb::arg("threads"), "As matmul, for any number of rows, in another order of sums.");
+           nb::arg("bias_dtype"), nb::arg("threads"), "As matmul, for any number of rows, in another order of sums.")
+      .def("int8", guarded(&Matrix::int8), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"), nb::arg("dtype"),
+           nb::arg("bias_dtype"), nb::arg("threads"), nb::arg("dots") = true,
+           "As gemm, of x rounded to 8 bits a block of 32 columns. Without dots, by no instructions beside the instruction "
+           "set's own, which changes no bit.");
 }

@@ -86,6 +86,18 @@ bool has_tiles() {
 #endif
 }
 
+bool has_dots() {
+#if defined(INGOT_HAS_V4)
+  static const bool found = [] {
+    std::uint32_t a = 0, b = 0, c = 0, d = 0;
+    return has(Isa::v4) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & bits({11}));  // leaf 7, ECX
+  }();
+  return found;
+#else
+  return false;
+#endif
+}
+
 Isa current_isa() { return slot().load(std::memory_order_relaxed); }
 
 const char* isa_name(Isa isa) {

@@ -27,4 +27,7 @@ bool select_isa(const std::string& name);
 // Whether products of tiles in bf16 (AMX) are there and the system lets this process have them, which it asks for.
 bool has_tiles();
 
+// Whether sums of products of bytes (AVX512_VNNI) are there.
+bool has_dots();
+
 }  // namespace ingot

@@ -206,13 +206,6 @@ class Rows {
   const std::size_t per_group_, tile_;
 };
 
-// Up to 32 values of x from `first` on; 0 for the rest.
-inline void load_block_of(const GemmJob& job, std::size_t first, std::size_t held, float* values) {
-  if (held >= kGemmBlock) return load_floats_of(job.x, job.type, first, kGemmBlock, values);
-  load_floats_of(job.x, job.type, first, held, values);
-  for (std::size_t k = held; k < kGemmBlock; ++k) values[k] = 0;
-}
-
 // The sum of a block's 32 values in the order of its products.
 inline float sum_block(const float* values) {
   float even = 0, odd = 0;
@@ -229,7 +222,7 @@ void sum_rows(const GemmJob& job, std::size_t first, std::size_t last) {
   const std::size_t cols = job.at.cols, per_group = job.groups == 1 ? job.blocks : job.at.group / kGemmBlock;
   for (std::size_t m = first; m < last; ++m)
     for (std::size_t b = 0; b < job.blocks; ++b) {
-      load_block_of(job, m * cols + b * kGemmBlock, cols - b * kGemmBlock, values);
+      load_filled<kGemmBlock>(job.x, job.type, m * cols + b * kGemmBlock, cols - b * kGemmBlock, values);
       float& sum = job.sums[b / per_group * kGemmCount + m];
       sum = (b % per_group ? sum : 0) + sum_block(values);
     }
@@ -253,7 +246,7 @@ void pack_tile(const std::uint16_t* x, std::size_t cols, std::size_t held, std::
 void pack_columns(const GemmJob& job, std::size_t first, std::size_t held, std::size_t rows, float* out) {
   alignas(64) float values[kGemmBlock];
   for (std::size_t m = 0; m < rows; ++m) {
-    load_block_of(job, first + m * job.at.cols, held, values);
+    load_filled<kGemmBlock>(job.x, job.type, first + m * job.at.cols, held, values);
     for (std::size_t k = 0; k < kGemmBlock; ++k) out[k * rows + m] = values[k];
   }
 }

@@ -43,6 +43,29 @@ inline Words pair(const Floats& even, const Floats& odd) {
   return (std::bit_cast<Words>(even) >> 16) | (std::bit_cast<Words>(odd) & 0xffff0000u);
 }
 
+// Words of a row from byte `from` on; 0 past its end, and of rows past the last. What lies `ahead` is fetched: rows are
+// too many at once for the processor to read ahead in each.
+inline Words load_row(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t from, std::size_t ahead) {
+  if (row >= at.rows || from >= at.row_bytes) return Words{};
+  const std::uint8_t* codes = packed + row * at.row_bytes + from;
+  __builtin_prefetch(codes + ahead);
+  if (at.row_bytes - from >= kVectorBytes) return load_words(codes);
+  alignas(kVectorBytes) std::uint8_t rest[kVectorBytes] = {};
+  std::memcpy(rest, codes, at.row_bytes - from);
+  return load_words(rest);
+}
+
+// Words `first` to `last` of as many rows as a vector has lanes, word by word; rounded up to whole vectors.
+inline void turn_rows(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t first,
+                      std::size_t last, std::size_t ahead, Words* turned) {
+  for (std::size_t w = first; w < last; w += kWidth, turned += kWidth) {
+    Words rows[kWidth];
+    for (std::size_t i = 0; i < kWidth; ++i) rows[i] = load_row(at, packed, row + i, w * 4, ahead);
+    transpose(rows);
+    std::memcpy(turned, rows, sizeof rows);
+  }
+}
+
 // Unpacks the rows of one vector.
 template <int kBits, bool kSigned>
 class Unpacker {
@@ -52,13 +75,7 @@ class Unpacker {
   // Rows `row` on, blocks `first` to `last`; a block's columns lie `kUnit` floats apart, pairs `kUnit` pairs.
   void operator()(std::size_t row, std::size_t first, std::size_t last, float* out) const {
     Words turned[kGemmSpan * kBits + kWidth];
-    const std::size_t words = (last - first) * kBits;
-    for (std::size_t w = 0; w < words; w += kWidth) {
-      Words rows[kWidth];
-      for (std::size_t i = 0; i < kWidth; ++i) rows[i] = load(row + i, first * kBits * 4 + w * 4);
-      transpose(rows);
-      std::memcpy(turned + w, rows, sizeof rows);
-    }
+    turn_rows(job_.at, job_.weights.packed, row, first * kBits, last * kBits, kAhead, turned);
     for (std::size_t b = 0; b < last - first; ++b) {
       if (job_.mode == GemmMode::tiles)
         pairs(turned + b * kBits, out + b * kGemmBlock / 2 * kUnit, std::make_integer_sequence<int, kGemmBlock / 2>{});
@@ -69,17 +86,6 @@ class Unpacker {
 
  private:
   static constexpr std::size_t kAhead = 2 * kGemmSpan * kBits * 4;
-
-  Words load(std::size_t row, std::size_t from) const {
-    const MatmulLayout& at = job_.at;
-    if (row >= at.rows || from >= at.row_bytes) return Words{};
-    const std::uint8_t* codes = job_.weights.packed + row * at.row_bytes + from;
-    __builtin_prefetch(codes + kAhead);  // rows are too many at once for the processor to read ahead in each
-    if (at.row_bytes - from >= kVectorBytes) return load_words(codes);
-    alignas(kVectorBytes) std::uint8_t rest[kVectorBytes] = {};
-    std::memcpy(rest, codes, at.row_bytes - from);
-    return load_words(rest);
-  }
 
   template <int... kCode>
   void floats(const Words* words, float* out, std::integer_sequence<int, kCode...>) const {

@@ -44,6 +44,14 @@ inline Words load_words(const std::uint8_t* from) {
   return value;
 }
 
+// Up to `kCount` values from `first` on; 0 for the rest.
+template <std::size_t kCount>
+inline void load_filled(const void* from, Dtype type, std::size_t first, std::size_t held, float* values) {
+  if (held >= kCount) return load_floats_of(from, type, first, kCount, values);
+  load_floats_of(from, type, first, held, values);
+  for (std::size_t k = held; k < kCount; ++k) values[k] = 0;
+}
+
 void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
   switch (out.type) {
     case Dtype::f16:

@@ -61,6 +61,16 @@ class PackedMatrix:
     ) -> None: ...
     def matmul(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
     def gemm(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
+    def int8(
+        self,
+        x: Array,
+        bias: Array | None,
+        out: Array,
+        dtype: str,
+        bias_dtype: str,
+        threads: int,
+        dots: bool = True,
+    ) -> None: ...
 
 def affine_dequantize(
     packed: Array, scales: Array, zeros: Array | None, out: Array, layout: AffineLayout, scale_dtype: str, dtype: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import ingot
-from ingot.adapters.options import Measures, Protocol
+from ingot.adapters.options import EXACT, Measures, Protocol
 from ingot.ops.check.receipt import add_receipt
 from ingot.ops.identity import content_id
 from ingot.ops.open import checkpoint_of, open_source
@@ -29,6 +29,7 @@ FIGURES = (
     "kl_max",
     "agreement",
     "top_k",
+    "compute_kl",
 )
 
 
@@ -48,6 +49,7 @@ def write_receipt(
         "dtype": str(protocol.dtype),
         "keep_packed": protocol.keep_packed,
         "reference": compared,
+        **({} if result.compute == EXACT else {"compute": result.compute}),
     }
     found = {name: value for name in FIGURES if (value := getattr(result, name)) is not None}
     entry: dict[str, Any] = {"of": of, "by": f"ingot {ingot.__version__}", "figures": found}

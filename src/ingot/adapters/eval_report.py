@@ -30,6 +30,7 @@ _FIGURES: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("kl_max", "largest of a token", number),
     ("agreement", "top-1 agreement", _share),
     ("top_k", "top-k agreement", _share),
+    ("compute_kl", "mean KL(exact || int8), nats", number),
 )
 _COLUMNS = (Column("", head="figure"), Column("", "data", "value"), Column("", "data", "95 % interval"))
 _LAYERS = (Column("", head="layer"), Column("", "cosine", "cosine"), Column("", "number", "relative error"))

@@ -19,7 +19,7 @@ from ingot.adapters.generate import positions, require_room, require_vocabulary,
 from ingot.adapters.layer_errors import LayerError, LayerErrors, first_departing, of_layers
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
-from ingot.adapters.options import Loading, LoadOptions, Measures, Protocol
+from ingot.adapters.options import EXACT, Loading, LoadOptions, Measures, Protocol
 from ingot.adapters.scores import Scores
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
@@ -52,6 +52,9 @@ class Evaluation(Shown):
     tokens for which both find the same next token likeliest, ``top_k`` the share of the reference's likeliest tokens
     that are among as many of the model's. ``perplexity_ratio`` is that of the model to that of the reference.
 
+    ``compute`` is how packed linear layers multiplied; of ``int8``, ``compute_kl`` is what rounding adds: the
+    mean over tokens of KL(the same model in exact mode || model).
+
     ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, of whatever text and tokenizer they are.
     ``intervals`` are those of 95 % of figures, by name, over windows drawn again. ``layers`` are in the order in which
     they run; ``departing`` is the first whose error is above ``departs``. ``gate`` has what each term found.
@@ -75,6 +78,8 @@ class Evaluation(Shown):
     kl_max: float | None = None
     agreement: float | None = None
     top_k: float | None = None
+    compute: str = EXACT
+    compute_kl: float | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     layers: Sequence[LayerError] = ()
     departs: float | None = None
@@ -143,7 +148,7 @@ def evaluate(
     model = load_model(replace(wanted, report=reports.append))
     _require_tokens(model, measures.top_k)
     windows = _windows(model, path if loading.model_dir is None else loading.model_dir, text, chosen)
-    other = None if reference is None else replace(wanted, path=reference, keep_packed=False)
+    other = None if reference is None else replace(wanted, path=reference, keep_packed=False, compute=EXACT)
     passes, scores, layers = scored(torch, model, windows, other, measures)
     result = Evaluation(
         model=location_of(path),
@@ -155,6 +160,7 @@ def evaluate(
         peak_memory=passes.peak,
         load=reports[0],
         reference=None if reference is None else location_of(reference),
+        compute=loading.compute,
         **_found(scores, layers, measures, terms),
     )
     if not measures.receipt:
@@ -207,7 +213,8 @@ def scored(
     torch: Any, model: Any, windows: Any, reference: LoadOptions | None, measures: Measures
 ) -> tuple[Passes, Scores, list[LayerError]]:
     """Read all windows by the model, and by the reference, which is loaded once the model's memory is known."""
-    scores = Scores(reference is not None, measures.top_k, measures.kl)
+    rounded = bool(require("ingot.adapters.packed_linear", EXTRA).rounds_inputs(model))
+    scores = Scores(reference is not None, measures.top_k, measures.kl, rounded)
     passes, batches = Passes(), _batches(windows, 1 if measures.per_layer else _together(model, windows))
     progress = Progress(windows.numel(), measures.progress)
     first = next(batches)
@@ -308,9 +315,13 @@ def _score(model: Any, other: Any, batch: Any, passes: Passes, scores: Scores, e
     """Read one batch of windows, and score it a window at a time."""
     with nullcontext() if errors is None else errors.model_runs():
         logits = _timed(model, batch, passes)
-    wanted = None
+    exact = wanted = None
+    if scores.rounded:
+        with require("ingot.adapters.packed_linear", EXTRA).unrounded(model):
+            exact = _timed(model, batch, Passes())
     if other is not None:
         with nullcontext() if errors is None else errors.reference_runs():
             wanted = _timed(other, batch.to(other.device), Passes()).to(logits.device)
     for index, targets in enumerate(batch[:, 1:]):
-        scores.add(logits[index], targets, None if wanted is None else wanted[index])
+        beside = (None if every is None else every[index] for every in (wanted, exact))
+        scores.add(logits[index], targets, *beside)

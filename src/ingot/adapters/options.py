@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ingot.core.options import about
 from ingot.errors import UsageError
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ingot.adapters.load_report import LoadReport
     from ingot.core.progress import ProgressCallback
 
+EXACT: Final = "exact"
+INT8: Final = "int8"
+COMPUTES = (EXACT, INT8)
+"""How packed linear layers multiply: with x as it is, or rounded to 8 bits (``spec/affine.md``)."""
 MOST_DRAFTED = 7
 """The most tokens that are proposed at a time: kernels of packed weights take eight rows in 16 bits."""
 
@@ -49,6 +53,12 @@ class Loading:
             command=False,
         ),
     )
+    compute: Literal["exact", "int8"] = field(
+        default="exact",
+        metadata=about(
+            "How packed linear layers multiply: exact, or int8, which rounds inputs to 8 bits and keeps weights packed."
+        ),
+    )
     model_dir: AnyPath | None = field(
         default=None,
         metadata=about(
@@ -58,6 +68,12 @@ class Loading:
     report: Callable[[LoadReport], object] | None = field(
         default=None, metadata=about("Called once with a LoadReport.", command=False)
     )
+
+    def __post_init__(self) -> None:
+        if self.compute not in COMPUTES:
+            raise UsageError(
+                f"expected compute {' or '.join(COMPUTES)}, found {self.compute!r:.80}", rule="model.compute"
+            )
 
     def of(self, path: AnyPath, **more: Any) -> LoadOptions:
         """Return how the model at ``path`` is loaded; ``more`` are further fields, or replace these."""

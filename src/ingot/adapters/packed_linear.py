@@ -6,7 +6,8 @@ This module needs torch to be imported (``core.extras.require`` names the extra)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -167,6 +168,8 @@ class PackedLinear(PackedWeight):
     of threads (``torch.get_num_threads()``), and rounded once: a few rows (``BATCH``, by their type) in one order, any
     number of rows in f16 and bf16 in another. Other layouts, more rows in f32 and other devices decode as many rows of
     the matrix at a time as fit ``SCRATCH`` and leave the product to torch.
+    Where ``rounding`` is set (``compute="int8"``), x in these types is rounded to 8 bits by blocks of 32 columns, and
+    products with layouts that ``PackedMatrix.rounds`` are those of integers, the same for any number of rows.
     There is a gradient for x and for the bias, none for the weights; the matrix is decoded again for it. Under
     autocast x and the result have autocast's type.
 
@@ -181,6 +184,7 @@ class PackedLinear(PackedWeight):
     def __init__(self, matrix: PackedMatrix, bias: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__(matrix, dtype)
         self.out_features, self.in_features = matrix.shape
+        self.rounding = False
         self.bias: Any
         if bias is None or isinstance(bias, torch.nn.Parameter):
             self.register_parameter("bias", bias)
@@ -211,6 +215,8 @@ class PackedLinear(PackedWeight):
         x = x.detach().contiguous()
         bias = None if bias is None else bias.detach()
         if x.dtype in _NAMES and has_kernels(x.device):
+            if self.rounding and self.matrix.rounds:
+                return self._from_codes(x, bias, self.matrix.int8_bits)
             if x.shape[0] <= BATCH[_NAMES[x.dtype]] and self.matrix.direct:
                 return self._from_codes(x, bias, self.matrix.matmul_bits)
             if x.dtype != torch.float32 and self.matrix.many:
@@ -330,6 +336,32 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
         put_layer(model, name, layer if device.type == "cpu" else layer.to(device))
         packed.append(f"{name}.weight")
     return packed
+
+
+def round_inputs(model: torch.nn.Module) -> int:
+    """Have the packed linear layers of a model multiply x in 8 bits; return how many there are that do."""
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear) and module.matrix.rounds]
+    for layer in layers:
+        layer.rounding = True
+    return len(layers)
+
+
+def rounds_inputs(model: torch.nn.Module) -> bool:
+    """Whether a layer of the model multiplies x in 8 bits."""
+    return any(isinstance(module, PackedLinear) and module.rounding for module in model.modules())
+
+
+@contextmanager
+def unrounded(model: torch.nn.Module) -> Iterator[None]:
+    """Have the layers that multiply x in 8 bits take it as it is, for a while."""
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear) and module.rounding]
+    for layer in layers:
+        layer.rounding = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.rounding = True
 
 
 def put_layer(model: torch.nn.Module, name: str, layer: PackedWeight) -> None:

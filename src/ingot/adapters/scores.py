@@ -14,34 +14,41 @@ from ingot.core.extras import require
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LOSS, _WANTED, _KL, _SAME, _TOP, _COUNT = range(6)
+_LOSS, _WANTED, _KL, _SAME, _TOP, _ROUNDED, _COUNT = range(7)
 
 
 @dataclass(slots=True)
 class Scores:
-    """What each window read so far adds to the sums; ``spread`` keeps the KL of every token."""
+    """What each window read so far adds to the sums; ``spread`` keeps the KL of every token, ``rounded`` takes what the
+    model's rounding of activations adds."""
 
     compared: bool = False
     top_k: int | None = None
     spread: bool = False
+    rounded: bool = False
     _sums: list[list[float]] = field(default_factory=list)
     _kl: list[Array] = field(default_factory=list)
 
-    def add(self, logits: Any, targets: Any, wanted: Any | None) -> None:
-        """Add one window: logits f32 [tokens, vocabulary], the tokens that came, the reference's logits or None.
+    def add(self, logits: Any, targets: Any, wanted: Any | None, exact: Any | None = None) -> None:
+        """Add one window: logits f32 [tokens, vocabulary], the tokens that came, the reference's logits or None, and
+        the model's own in exact mode, where ``rounded``.
 
         KL(reference || model) is sum of p (log p - log q) over the vocabulary, in nats.
         """
         torch = require("torch", EXTRA)
         functional = torch.nn.functional
-        row = [0.0] * 6
+        row = [0.0] * 7
         ours = functional.log_softmax(logits, -1)
         row[_LOSS] = float(functional.nll_loss(ours, targets, reduction="sum"))
         row[_COUNT] = len(targets)
+        if exact is not None:
+            row[_ROUNDED] = float(
+                _divergence(functional, ours, functional.log_softmax(exact, -1)).sum(dtype=torch.float64)
+            )
         if wanted is not None:
             theirs = functional.log_softmax(wanted, -1)
             row[_WANTED] = float(functional.nll_loss(theirs, targets, reduction="sum"))
-            each = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+            each = _divergence(functional, ours, theirs)
             row[_KL] = float(each.sum(dtype=torch.float64))
             row[_SAME] = float((ours.argmax(-1) == theirs.argmax(-1)).sum())
             if self.top_k is not None:
@@ -77,9 +84,16 @@ class Scores:
                 "kl": lambda sums: sums[:, _KL] / sums[:, _COUNT],
                 "agreement": lambda sums: sums[:, _SAME] / sums[:, _COUNT],
             }
+        if self.rounded:
+            made["compute_kl"] = lambda sums: sums[:, _ROUNDED] / sums[:, _COUNT]
         if self.compared and self.top_k is not None:
             made["top_k"] = lambda sums: sums[:, _TOP] / sums[:, _COUNT]
         return made
+
+
+def _divergence(functional: Any, ours: Any, theirs: Any) -> Any:
+    """Return KL(theirs || ours) of every token, from logarithms of probabilities."""
+    return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
 
 
 def _shared(ours: Any, theirs: Any, count: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.adapters.load_report import LoadReport, Meter
 from ingot.adapters.model_source import ModelSource, resolve
-from ingot.adapters.options import LoadOptions
+from ingot.adapters.options import INT8, LoadOptions
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
 from ingot.adapters.transformers_packed import made_bytes, packable, put_packed
@@ -91,6 +91,8 @@ def load(options: LoadOptions, given: Given) -> Any:
     meter = Meter()
     if isinstance(options.dtype, str) and options.dtype == "auto":
         options = replace(options, dtype=None)
+    if options.compute == INT8:
+        options = replace(options, keep_packed=True)
     source = resolve(
         options.path,
         "torch",
@@ -221,6 +223,8 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
         model._apply(lambda values: values if values.is_meta else values.to(device))
     if stream is not None:
         stream.install(model)
+    if options.compute == INT8:
+        _round(model, device, checkpoint.location)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
     mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
     kept = placed.packed | {site.tensor.name for site in placed.streamed}
@@ -251,6 +255,21 @@ def _packed(checkpoint: Checkpoint, asked: bool | None, choice: dispatch.Dispatc
         return packable(checkpoint) if asked else set()
     computes = choice is not None and choice.computes
     return packable(checkpoint, direct=True) if computes else set()
+
+
+def _round(model: Any, device: Any, where: str) -> None:
+    """Have packed linear layers multiply x in 8 bits; refuses a model without any."""
+    if device.type != "cpu":
+        raise UnsupportedError(
+            f"expected a CPU to compute in int8 on, found {device}", rule="model.compute", where=where
+        )
+    if not require("ingot.adapters.packed_linear", "torch").round_inputs(model):
+        raise UnsupportedError(
+            "expected packed linear layers to compute in int8 with, of codec affine in 2, 3, 4 or 8 bits, groups of "
+            "multiples of 32 columns, found none: load the model without compute",
+            rule="model.compute",
+            where=where,
+        )
 
 
 def _device(torch: Any, device: Any) -> Any:

@@ -21,13 +21,13 @@ from ingot.adapters.eval_gate import judged, parse_gate
 from ingot.adapters.evaluate import evaluate
 from ingot.adapters.generate import generate
 from ingot.adapters.layer_errors import LayerError, LayerErrors, first_departing, of_layers
-from ingot.adapters.options import Measures, Protocol
+from ingot.adapters.options import Loading, Measures, Protocol
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.cli.main import run
 from ingot.core.bootstrap import interval
 from ingot.demo.tokenizer import Tokenizer
-from ingot.errors import IngotError, UsageError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.testing.models import make
 
 SHORT = Protocol(window=64, sequences=3)
@@ -116,6 +116,33 @@ def test_packed_evaluates_like_decoded(demo: Path, small: Path) -> None:
     assert packed.load.packed > 0
     assert packed.perplexity == pytest.approx(decoded.perplexity, rel=1e-4)
     assert packed.kl is None
+
+
+def test_what_rounding_activations_adds(demo: Path, small: Path) -> None:
+    exact = evaluate(small, demo / "heldout.txt", None, Protocol(64, 3, keep_packed=True))
+    found = evaluate(small, demo / "heldout.txt", demo, SHORT, Loading(compute="int8"))
+    windows = torch.tensor(load_tokenizer(demo)((demo / "heldout.txt").read_text(encoding="utf-8")).input_ids[: 3 * 64])
+    with torch.inference_mode():
+        ours, theirs = (
+            load_model(small, dtype="f32", keep_packed=True, compute=compute)(windows.reshape(3, 64)).logits[:, :-1]
+            for compute in ("int8", "exact")
+        )
+    ours, theirs = (every.double().log_softmax(-1) for every in (ours, theirs))
+    assert exact.compute_kl is None
+    assert found.compute_kl == pytest.approx(float((theirs.exp() * (theirs - ours)).sum(-1).mean()), rel=1e-2)
+    assert 0 < found.compute_kl < (found.kl or 0)
+    assert found.intervals["compute_kl"][0] <= found.compute_kl <= found.intervals["compute_kl"][1]
+    assert found.perplexity == pytest.approx(exact.perplexity, rel=1e-2)
+    assert found.reference_perplexity == evaluate(demo, demo / "heldout.txt", None, SHORT).perplexity
+
+
+def test_int8_where_nothing_can_compute_so(demo: Path) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        load_model(demo, compute="int8")
+    assert caught.value.rule == "model.compute"
+    with pytest.raises(UsageError) as refused:
+        load_model(demo, compute="fast")
+    assert refused.value.rule == "model.compute"
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "cpu"])

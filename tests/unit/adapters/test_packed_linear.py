@@ -18,11 +18,35 @@ from ingot.adapters import packed_linear
 from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear, pack_linears
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
+from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.packed import KINDS, PLAIN, matrix
 
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_x_in_8_bits_is_what_the_kernels_make_of_it(dtype: torch.dtype) -> None:
+    for params in KINDS:
+        layer = PackedLinear(matrix(params, 20, 96), torch.nn.Parameter(torch.randn(20)))
+        x = torch.randn(2, 7, 96, dtype=dtype)
+        with torch.inference_mode():
+            plain = layer(x)
+            count = packed_linear.round_inputs(torch.nn.Sequential(layer))
+            found = layer(x)
+            with packed_linear.unrounded(layer):
+                assert not packed_linear.rounds_inputs(layer)
+                assert torch.equal(layer(x), plain)
+        assert (count == 1) is packed_linear.rounds_inputs(layer) is layer.matrix.rounds
+        if not count:
+            assert torch.equal(found, plain)
+            continue
+        flat = x.reshape(14, 96)
+        out = np.empty((14, 20), numpy_dtype(packed_linear._NAMES[dtype]))
+        layer.matrix.int8(packed_linear.to_numpy(flat), out, packed_linear.to_numpy(layer.bias.detach()))
+        assert torch.equal(found.reshape(14, 20), packed_linear.from_numpy(out))
+        assert not torch.equal(found, plain)
 
 
 def near(found: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> None:

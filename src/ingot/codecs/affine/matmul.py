@@ -17,6 +17,8 @@ BATCH = {"f32": 32, "f16": 8, "bf16": 8}
 """Rows of x, by its type, that ``matmul`` is for; more take ``gemm`` in 16 bits, and decoded blocks of rows in f32,
 whose products with codes are not exact: they would be multiplied and added in two instructions, not one."""
 
+_LARGEST_POINT = 1 << 15
+
 
 class PackedMatrix:
     """A matrix ``w`` [rows, cols] that is held as codes, scales and zero points.
@@ -120,6 +122,30 @@ class PackedMatrix:
         if self._native is None:
             raise ValueError("expected a layout that the kernels take; decode it")
         self._native.gemm(x, bias, out, types[0], types[1], workers)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether ``int8`` takes this layout: what ``gemm`` takes, with zero points of at most 2^15."""
+        return self._many and abs(self.params.zero_point or 0) <= _LARGEST_POINT
+
+    def int8(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1, *, dots: bool = True) -> None:
+        """As ``gemm``, with ``x`` rounded to 8 bits for every block of 32 columns ("Activations in 8 bits" in
+        ``spec/affine.md``).
+
+        Without ``dots`` instructions are not used that only some processors of an instruction set have; the result is
+        the same. Raises ``ValueError`` where sizes or types do not fit together, or ``rounds`` is false.
+        """
+        name = float_name(x)
+        types = (name, name if bias is None else float_name(bias))
+        self.int8_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers, dots=dots)
+
+    def int8_bits(
+        self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int, *, dots: bool = True
+    ) -> None:
+        """``int8`` of arrays as ``matmul_bits`` takes them."""
+        if self._native is None:
+            raise ValueError("expected a layout that the kernels take; decode it")
+        self._native.int8(x, bias, out, types[0], types[1], workers, dots)
 
     def decode(self, start: int, stop: int, dtype: str, workers: int | None = None) -> Array:
         """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises ``CodecError`` ``affine.overflow``."""

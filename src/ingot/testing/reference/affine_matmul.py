@@ -56,6 +56,66 @@ def gemm(x: Array, weights: Weights, bias: Array | None = None) -> Array:
         return total if bias is None else total + bias.astype(np.float32)
 
 
+def int8(x: Array, weights: Weights, bias: Array | None = None) -> Array:
+    """Return ``x @ w.T + bias`` [m, rows] in f32 with x in 8 bits, bit for bit as the kernels sum it."""
+    with np.errstate(all="ignore"):
+        numbers, steps = rounded(x)  # [m, blocks, 32], [m, blocks]
+        rows, blocks = len(weights.numbers), steps.shape[1]
+        q = np.zeros((rows, blocks * BLOCK), np.int64)
+        q[:, : weights.numbers.shape[1]] = weights.numbers
+        products = np.einsum("mbk,rbk->mrb", numbers, q.reshape(rows, blocks, BLOCK)).astype(np.float32)
+        sums = numbers.sum(-1).astype(np.float32)[:, None]
+        scales, zeros = (_of_blocks(held, weights, rows, blocks) for held in (weights.scales, weights.zeros))
+        total = np.zeros((4, len(x), rows), np.float32)
+        for b in range(blocks):
+            value, step, one = products[..., b], steps[:, None, b], total[b % 4]
+            if zeros is not None and not weights.offset:
+                value = fused(-zeros[:, b], sums[..., b], value)
+            one = fused(scales[:, b] * step, value, one)
+            if zeros is not None and weights.offset:
+                one = fused(zeros[:, b], step * sums[..., b], one)
+            total[b % 4] = one
+        found = (total[0] + total[2]) + (total[1] + total[3])
+        return np.asarray(found if bias is None else found + bias.astype(np.float32))
+
+
+def rounded(x: Array) -> tuple[Array, Array]:
+    """Return x as integers [m, blocks, 32] and steps [m, blocks]: the largest magnitude of a block is 127 steps."""
+    values = np.zeros((len(x), -(-x.shape[1] // (4 * BLOCK)) * 4 * BLOCK), np.float32)
+    values[:, : x.shape[1]] = x.astype(np.float32)
+    values = values.reshape(len(x), -1, BLOCK)
+    most = np.abs(values).max(-1)
+    some = np.isfinite(most) & (most >= np.float32(2.0**-119))
+    factor = np.where(some, np.float32(127) / np.where(some, most, np.float32(1)), np.float32(0))
+    steps = np.where(some, most / np.float32(127), np.where(np.isfinite(most), np.float32(0), np.float32(np.nan)))
+    numbers = np.rint(np.where(some[..., None], values * factor[..., None], 0))
+    return numbers.astype(np.int64), steps
+
+
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """Return a * b + c of f32, rounded once: the sum in f64 is rounded to odd first."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    even = total.view(np.int64) % 2 == 0
+    towards = np.where(error > 0, np.inf, -np.inf)
+    moved = np.where(np.isfinite(total) & (error != 0) & even, np.nextafter(total, towards), total)
+    return np.asarray(moved.astype(np.float32))
+
+
+def _of_blocks(values: Array | None, weights: Weights, rows: int, blocks: int) -> Any:
+    """Give every block of every row [rows, blocks] the value of its group; 0 past the last."""
+    if values is None:
+        return None
+    if weights.group is None:
+        return np.broadcast_to(values.reshape(-1, 1), (rows, blocks))
+    groups = np.arange(blocks) * BLOCK // weights.group
+    padded = np.zeros((rows, max(int(groups[-1]) + 1, values.shape[1])), np.float32)
+    padded[:, : values.shape[1]] = values
+    return padded[:, groups]
+
+
 def _chain(x: Array, q: Array) -> Array:
     """Add products: of 32 columns the even ones in order, the odd ones in order, then both; then the blocks."""
     total = np.zeros(np.broadcast_shapes(x.shape[:-1], q.shape[:-1]), np.float32)

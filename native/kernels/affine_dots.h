@@ -1,0 +1,117 @@
+// Sums of products of bytes, four to a lane: a code, unsigned, and an x, signed. They are exact in 32 bits, so that every
+// instruction set has the same. Eight of them, one after the other, are a block of 32 columns.
+#pragma once
+#include "kernels/affine_matmul_lanes.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+#if defined(__aarch64__)
+constexpr bool kSignedCodes = true;  // codes of 8 bits, less 128: products of signed bytes are those that there are
+#else
+constexpr bool kSignedCodes = false;
+#endif
+
+inline std::int32_t load_four(const std::int8_t* x) {
+  std::uint32_t four;
+  std::memcpy(&four, x, 4);
+  if constexpr (std::endian::native == std::endian::big) four = __builtin_bswap32(four);
+  return static_cast<std::int32_t>(four);
+}
+
+inline Ints splat_int(std::int32_t value) {
+#if defined(__AVX512F__)
+  return std::bit_cast<Ints>(_mm512_set1_epi32(value));
+#elif defined(__AVX2__)
+  return std::bit_cast<Ints>(_mm256_set1_epi32(value));
+#else
+  return Ints{} + value;
+#endif
+}
+
+#if defined(__AVX512BW__)
+#define INGOT_WIDE(name) _mm512_##name
+using Whole = __m512i;
+#elif defined(__AVX2__)
+#define INGOT_WIDE(name) _mm256_##name
+using Whole = __m256i;
+#elif defined(__SSE2__)
+#define INGOT_WIDE(name) _mm_##name
+using Whole = __m128i;
+#endif
+
+// How they are added where codes have so many bits.
+template <int kBits, bool kVnni>
+struct Dots {
+#if defined(__AVX2__)
+  static constexpr bool kNarrow = kBits <= 4 && !kVnni;  // in 16 bits: pairs of a block are at most 8 * 2 * 15 * 127
+#else
+  static constexpr bool kNarrow = false;
+#endif
+
+  static Ints begin(std::int32_t start) { return kNarrow ? Ints{} : splat_int(start); }
+
+  static Ints add(Ints sum, const Words& codes, const std::int8_t* x) {
+#if defined(__AVX512BW__)
+    if constexpr (kVnni) {  // AVX512_VNNI, which x86-64-v4 has not: the caller asks the processor
+      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const Four*>(x)));
+      return sum;
+    }
+#endif
+    const Words four = std::bit_cast<Words>(splat_int(load_four(x)));
+#if defined(__AVX2__)
+    if constexpr (kNarrow)
+      return std::bit_cast<Ints>(INGOT_WIDE(add_epi16)(
+          std::bit_cast<Whole>(sum), INGOT_WIDE(maddubs_epi16)(std::bit_cast<Whole>(codes), std::bit_cast<Whole>(four))));
+#endif
+#if defined(__SSE2__)
+    const Whole even = INGOT_WIDE(srai_epi16)(INGOT_WIDE(slli_epi16)(std::bit_cast<Whole>(four), 8), 8);
+    const Whole odd = INGOT_WIDE(srai_epi16)(std::bit_cast<Whole>(four), 8);
+    const Words low = codes & 0x00ff00ffu, high = (codes >> 8) & 0x00ff00ffu;
+    return sum + std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(low), even)) +
+           std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(high), odd));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return std::bit_cast<Ints>(vdotq_s32(std::bit_cast<int32x4_t>(sum), std::bit_cast<int8x16_t>(codes),
+                                         std::bit_cast<int8x16_t>(four)));
+#elif defined(__aarch64__)
+    const int8x16_t w = std::bit_cast<int8x16_t>(codes), a = std::bit_cast<int8x16_t>(four);
+    const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(a)), high = vmull_high_s8(w, a);
+    return sum + std::bit_cast<Ints>(vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+#else
+    for (int i = 0; i < 4; ++i)
+      sum += std::bit_cast<Ints>((codes >> (8 * i)) & 0xffu) * (std::bit_cast<Ints>(four << (24 - 8 * i)) >> 24);
+    return sum;
+#endif
+  }
+
+  static Floats total(const Ints& sum, [[maybe_unused]] std::int32_t start) {
+#if defined(__AVX2__)
+    if constexpr (kNarrow) {
+      const Whole pairs = INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(sum), INGOT_WIDE(set1_epi16)(1));
+      return __builtin_convertvector(std::bit_cast<Ints>(pairs) + splat_int(start), Floats);
+    }
+#endif
+    return __builtin_convertvector(sum, Floats);
+  }
+
+ private:
+  using Four = std::uint32_t __attribute__((may_alias, aligned(4)));
+};
+
+// a * b + c, rounded once on every machine.
+inline Floats fused_once(const Floats& a, const Floats& b, const Floats& c) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return fused(a, b, c);
+#else
+  Floats out;
+  for (std::size_t i = 0; i < kWidth; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return out;
+#endif
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

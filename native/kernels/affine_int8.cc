@@ -1,0 +1,344 @@
+// y[m, row] for x in 8 bits: blocks of 32 products are added exactly, as integers, and block after block in f32, four sums
+// side by side (spec/affine.md, "Activations in 8 bits"). A vector holds a column of as many rows of weights as it has lanes.
+#include "kernels/affine_int8.h"
+
+#include "kernels/affine_dots.h"
+#include "kernels/affine_gemm_unpack.h"
+#include "kernels/affine_int8_few.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kWords = 8;                                // of four columns: a block
+constexpr std::size_t kUnits = kInt8Rows / kWidth;               // vectors of rows
+constexpr std::size_t kSpanBlocks = kInt8Span * kInt8Sums;
+constexpr std::size_t kUnitBytes = kSpanBlocks * kWords * kVectorBytes;
+#if defined(__AVX512F__)
+constexpr std::size_t kInt8Tile = 12;  // rows of x whose sums are in registers: 32 registers
+#elif defined(__aarch64__)
+constexpr std::size_t kInt8Tile = 8;
+#else
+constexpr std::size_t kInt8Tile = 4;
+#endif
+static_assert(kInt8Count % kInt8Tile == 0, "sums are held for whole tiles");
+
+// The column, in its block, of byte `i` of word `word`: as codes come out of their words.
+constexpr std::size_t column_of(int bits, std::size_t word, std::size_t i) {
+  if (bits == 4) return word % 4 * 8 + 2 * i + word / 4;
+  if (bits == 2) return word / 4 * 16 + 4 * i + word % 4;
+  return 4 * word + i;
+}
+
+// What bytes are more than the numbers q.
+inline int center_of(const MatmulLayout& at) {
+  const int half = at.is_signed ? 1 << (at.bits - 1) : 0;
+  return half + at.zero_point - (kSignedCodes && at.bits == 8 ? 128 : 0);
+}
+
+// A span of blocks of x, and in it a tile of rows.
+struct Place {
+  std::size_t four, fours, m, rows;
+
+  Place(const Int8Job& job, std::size_t first, std::size_t row)
+      : four(first), fours(job.fours - first < kInt8Span ? job.fours - first : kInt8Span), m(row),
+        rows(job.count - row < kInt8Tile ? job.count - row : kInt8Tile) {}
+
+  // Of block `sum` + 4 * `index` of the span; in blocks of one row.
+  std::size_t block(const Int8Job& job, std::size_t sum, std::size_t index) const {
+    return (four * job.count + m * fours) * kInt8Sums + (sum * fours + index) * rows;
+  }
+};
+
+// A block of x as numbers of 8 bits: x is about step * number, at most 127. Below 2^-119 all are 0.
+using Numbers32 = std::int32_t __attribute__((vector_size(4 * kInt8Block)));
+using Floats32 = float __attribute__((vector_size(4 * kInt8Block)));
+using Bytes32 = std::int8_t __attribute__((vector_size(kInt8Block)));
+
+struct Rounded {
+  Numbers32 numbers{};
+  float step = 0;
+  std::int32_t sum = 0;
+
+  explicit Rounded(const float* values) {
+    constexpr std::uint32_t kTiny = (127 - 119) << 23, kInfinite = 0x7f800000u;
+    constexpr float kRound = 0x1.8p23f;  // one unit of such a number is 1: adding it rounds, ties to even
+    std::uint32_t largest = 0;
+    for (std::size_t k = 0; k < kInt8Block; ++k) {
+      const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(values[k]) & 0x7fffffffu;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    if (largest >= kInfinite) step = std::bit_cast<float>(0x7fc00000u);
+    if (largest >= kInfinite || largest < kTiny) return;
+    const float most = std::bit_cast<float>(largest), factor = 127.0f / most;
+    step = most / 127.0f;
+    Floats32 moved;
+    std::memcpy(&moved, values, sizeof moved);
+    moved = moved * factor + kRound;
+    std::memcpy(&numbers, &moved, sizeof numbers);
+    numbers -= std::bit_cast<std::int32_t>(kRound);
+    for (std::size_t k = 0; k < kInt8Block; ++k) sum += numbers[k];
+  }
+};
+
+template <int kBits, std::size_t... kByte>
+inline void put_in_order(const Bytes32& all, std::int8_t* out, std::index_sequence<kByte...>) {
+  const Bytes32 ordered = __builtin_shufflevector(all, all, column_of(kBits, kByte / 4, kByte % 4)...);
+  std::memcpy(out, &ordered, sizeof ordered);
+}
+
+// The second half lies `apart` from the first.
+template <int kBits>
+void store_block_of(const Rounded& block, std::int8_t* out, std::size_t apart) {
+  constexpr std::size_t half = kInt8Block / 2;
+  std::int8_t bytes[kInt8Block];
+  put_in_order<kBits>(__builtin_convertvector(block.numbers, Bytes32), bytes, std::make_index_sequence<kInt8Block>{});
+  std::memcpy(out, bytes, half);
+  std::memcpy(out + apart, bytes + half, half);
+}
+
+template <int kBits>
+void prepare(const Int8Job& job, std::size_t tile) {
+  alignas(64) float values[kInt8Block];
+  const int center = center_of(job.at);
+  const bool few = takes_few(job);
+  const std::size_t cols = job.at.cols, from = tile * kInt8Tile;
+  for (std::size_t four = 0; four < job.fours; four += kInt8Span) {
+    const Place at(job, four, from);
+    for (std::size_t m = 0; m < at.rows; ++m)
+      for (std::size_t b = 0; b < at.fours * kInt8Sums; ++b) {
+        const std::size_t first = (four * kInt8Sums + b) * kInt8Block;
+        const std::size_t place = few ? ((from + m) * job.fours + four) * kInt8Sums + b : at.block(job, b % kInt8Sums, b / kInt8Sums) + m;
+        const std::size_t left = first < cols ? cols - first : 0, held = left < kInt8Block ? left : kInt8Block;
+        load_filled<kInt8Block>(job.x, job.type, (from + m) * cols + (held ? first : 0), held, values);
+        const Rounded block(values);
+        if (few)  // halves of four blocks together
+          store_block_of<kBits>(block, job.codes + place / kInt8Sums * kFourBytes + place % kInt8Sums * kFourBytes / 8, kFourBytes / 2);
+        else
+          store_block_of<kBits>(block, job.codes + place * kInt8Block, kInt8Block / 2);
+        job.steps[place] = block.step;
+        job.starts[place] = -center * block.sum;
+        if (job.sums) {
+          const auto sum = static_cast<float>(block.sum);
+          job.sums[place] = job.at.zero == ZeroKind::offset ? block.step * sum : sum;
+        }
+      }
+  }
+}
+
+// Word `kWord` of a block of codes as bytes.
+template <int kBits, std::size_t kWord>
+inline Words bytes_of(const Words* words, std::uint32_t flip) {
+  if constexpr (kBits == 8) return words[kWord] ^ flip;
+  else if constexpr (kBits == 4) return ((words[kWord % 4] >> (kWord / 4 * 4)) & 0x0f0f0f0fu) ^ flip;
+  else if constexpr (kBits == 2) return ((words[kWord / 4] >> (kWord % 4 * 2)) & 0x03030303u) ^ flip;
+  else {
+    constexpr std::size_t word = 12 * kWord / 32, shift = 12 * kWord % 32;
+    Words four = words[word] >> shift;
+    if constexpr (shift > 20) four |= words[word + 1] << (32 - shift);
+    return ((four & 7u) | (four & 0x38u) << 5 | (four & 0x1c0u) << 10 | (four & 0xe00u) << 15) ^ flip;
+  }
+}
+
+template <int kBits, std::size_t... kWord>
+inline void store_bytes(const Words* words, std::uint32_t flip, std::uint8_t* out, std::index_sequence<kWord...>) {
+  const auto store = [&](const Words& bytes, std::size_t word) { std::memcpy(out + word * kVectorBytes, &bytes, kVectorBytes); };
+  (store(bytes_of<kBits, kWord>(words, flip), kWord), ...);
+}
+
+// Codes of a vector of rows, `blocks` from `first` on, in the order of sums: blocks 0, 4, 8 ..., 1, 5, ...
+template <int kBits>
+void unpack_codes(const Int8Job& job, std::size_t row, std::size_t first, std::size_t blocks, std::uint8_t* out) {
+  constexpr std::uint32_t half = 0x01010101u * (1u << (kBits - 1));
+  const std::uint32_t flip = job.at.is_signed != (kSignedCodes && kBits == 8) ? half : 0;
+  Words turned[kSpanBlocks * kBits + kWidth];
+  turn_rows(job.at, job.weights.packed, row, first * kBits, (first + blocks) * kBits, kSpanBlocks * kBits * 4, turned);
+  for (std::size_t b = 0; b < blocks; ++b)
+    store_bytes<kBits>(turned + b * kBits, flip, out + (b % kInt8Sums * (blocks / kInt8Sums) + b / kInt8Sums) * kWords * kVectorBytes,
+                       std::make_index_sequence<kWords>{});
+}
+
+// One tile of x and one vector of rows: what is added to `sums` [kInt8Sums, tile, kWidth], or stored where it is the first.
+struct Unit {
+  const std::uint8_t* bytes;
+  const float *scales, *zeros;
+  const std::int8_t* codes;
+  const float* steps;
+  const std::int32_t* starts;
+  const float* shifts;
+  std::size_t fours;
+  bool more;
+  float* sums;
+};
+
+template <int kBits, bool kVnni, ZeroKind kZero, std::size_t kRows>
+void unit(const Unit& of) {
+  using Sum = Dots<kBits, kVnni>;
+  const std::uint8_t* bytes = of.bytes;
+  const std::int8_t* x = of.codes;
+  const float *steps = of.steps, *scales = of.scales, *shifts = of.shifts, *zeros = of.zeros;
+  const std::int32_t* starts = of.starts;
+  for (std::size_t sum = 0; sum < kInt8Sums; ++sum) {
+    float* held = of.sums + sum * kInt8Tile * kWidth;
+    Floats sums[kRows];
+    for (std::size_t m = 0; m < kRows; ++m) sums[m] = of.more ? load_floats(held + m * kWidth) : Floats{};
+    for (std::size_t b = 0; b < of.fours; ++b) {
+      Ints found[kRows];
+      for (std::size_t m = 0; m < kRows; ++m) found[m] = Sum::begin(starts[m]);
+#pragma GCC unroll 8
+      for (std::size_t word = 0; word < kWords; ++word) {
+        Words codes;
+        std::memcpy(&codes, bytes + word * kVectorBytes, sizeof codes);
+        for (std::size_t m = 0; m < kRows; ++m) found[m] = Sum::add(found[m], codes, x + m * kInt8Block + word * 4);
+      }
+      const Floats scale = load_floats(scales);
+      for (std::size_t m = 0; m < kRows; ++m) {
+        Floats value = Sum::total(found[m], starts[m]);
+        if constexpr (kZero == ZeroKind::point) value = fused_once(load_floats(zeros), splat(-shifts[m]), value);
+        sums[m] = fused_once(scale * splat(steps[m]), value, sums[m]);
+        if constexpr (kZero == ZeroKind::offset) sums[m] = fused_once(load_floats(zeros), splat(shifts[m]), sums[m]);
+      }
+      bytes += kWords * kVectorBytes, x += kRows * kInt8Block, scales += kWidth, steps += kRows, starts += kRows;
+      if constexpr (kZero != ZeroKind::none) zeros += kWidth, shifts += kRows;
+    }
+    for (std::size_t m = 0; m < kRows; ++m) store_floats(held + m * kWidth, sums[m]);
+  }
+}
+
+using UnitFn = void (*)(const Unit&);
+
+template <int kBits, bool kVnni, ZeroKind kZero, std::size_t... kLess>
+UnitFn unit_of_rows(std::size_t rows, std::index_sequence<kLess...>) {
+  constexpr UnitFn table[] = {unit<kBits, kVnni, kZero, kLess + 1>...};
+  return table[rows - 1];
+}
+
+template <int kBits, bool kVnni>
+UnitFn unit_for(ZeroKind zero, std::size_t rows) {
+  constexpr auto all = std::make_index_sequence<kInt8Tile>{};
+  switch (zero) {
+    case ZeroKind::point:
+      return unit_of_rows<kBits, kVnni, ZeroKind::point>(rows, all);
+    case ZeroKind::offset:
+      return unit_of_rows<kBits, kVnni, ZeroKind::offset>(rows, all);
+    default:
+      return unit_of_rows<kBits, kVnni, ZeroKind::none>(rows, all);
+  }
+}
+
+UnitFn unit_of(const Int8Job& job, std::size_t rows) {
+#if defined(__AVX512F__)
+  if (job.dots) return unit_for<4, true>(job.at.zero, rows);  // no narrow sums: the same for all numbers of bits
+#endif
+  return job.at.bits == 8 ? unit_for<8, false>(job.at.zero, rows) : unit_for<4, false>(job.at.zero, rows);
+}
+
+using UnpackFn = void (*)(const Int8Job&, std::size_t, std::size_t, std::size_t, std::uint8_t*);
+
+UnpackFn unpack_of_bits(int bits) {
+  return bits == 2 ? unpack_codes<2> : bits == 3 ? unpack_codes<3> : bits == 4 ? unpack_codes<4> : unpack_codes<8>;
+}
+
+// A thread's rows of the weights, a span of blocks at a time.
+class Int8Product {
+ public:
+  Int8Product(const Int8Job& job, std::size_t first, std::size_t last, Int8Scratch& scratch)
+      : job_(job), first_(first), rows_(last - first), units_((rows_ + kWidth - 1) / kWidth), s_(scratch) {}
+
+  void run() {
+    const UnpackFn unpack = unpack_of_bits(job_.at.bits);
+    for (std::size_t four = 0; four < job_.fours; four += kInt8Span) {
+      const std::size_t blocks = Place(job_, four, 0).fours * kInt8Sums;
+      for (std::size_t n = 0; n < units_; ++n)
+        unpack(job_, first_ + n * kWidth, four * kInt8Sums, blocks, s_.bytes + n * kUnitBytes);
+      spread(job_.weights.scales, four * kInt8Sums, blocks, s_.scales);
+      if (job_.at.zero != ZeroKind::none) spread(job_.weights.zeros, four * kInt8Sums, blocks, s_.zeros);
+      for (std::size_t m = 0; m < job_.count; m += kInt8Tile) multiply(Place(job_, four, m));
+    }
+    finish();
+  }
+
+ private:
+  static constexpr std::size_t kHeld = kInt8Sums * kInt8Tile * kWidth;  // sums of a tile and a vector of rows
+
+  float* sums_of(std::size_t m, std::size_t n) const { return s_.sums + (m / kInt8Tile * units_ + n) * kHeld; }
+
+  void multiply(const Place& at) {
+    const UnitFn unit = unit_of(job_, at.rows);
+    const std::size_t place = at.block(job_, 0, 0);
+    for (std::size_t n = 0; n < units_; ++n)
+      unit({s_.bytes + n * kUnitBytes, s_.scales + n * kSpanBlocks * kWidth, s_.zeros + n * kSpanBlocks * kWidth,
+            job_.codes + place * kInt8Block, job_.steps + place, job_.starts + place,
+            job_.sums ? job_.sums + place : nullptr, at.fours, at.four != 0, sums_of(at.m, n)});
+  }
+
+  // Scales of every block of every row, in the order of sums; 0 past the last group.
+  void spread(const void* values, std::size_t first, std::size_t blocks, float* out) const {
+    const std::size_t per_group = job_.groups == 1 ? job_.fours * kInt8Sums : job_.at.group / kInt8Block;
+    const std::size_t from = first / per_group, all = (first + blocks - 1) / per_group + 1;
+    const std::size_t to = all < job_.groups ? all : job_.groups, fours = blocks / kInt8Sums;
+    alignas(64) float found[kWidth][kSpanBlocks + kWidth];
+    Words turned[kSpanBlocks + kWidth];
+    for (std::size_t n = 0; n < units_; ++n, out += kSpanBlocks * kWidth) {
+      for (std::size_t i = 0; i < kWidth; ++i) {
+        const std::size_t row = n * kWidth + i, held = first_ + (row < rows_ ? row : rows_ - 1);  // any: it is not stored
+        load_floats_of(values, job_.weights.scale_type, job_.at.per_tensor ? 0 : held * job_.groups + from, to - from, found[i]);
+        for (std::size_t g = to - from; g < all - from; ++g) found[i][g] = 0;
+      }
+      for (std::size_t g = 0; g < all - from; g += kWidth) {
+        Words rows[kWidth];
+        for (std::size_t i = 0; i < kWidth; ++i) rows[i] = std::bit_cast<Words>(load_floats(found[i] + g));
+        transpose(rows);
+        std::memcpy(turned + g, rows, sizeof rows);
+      }
+      std::size_t left = per_group - first % per_group, group = 0;
+      for (std::size_t b = 0; b < blocks; ++b, --left) {
+        if (left == 0) left = per_group, ++group;
+        store_floats(out + (b % kInt8Sums * fours + b / kInt8Sums) * kWidth, std::bit_cast<Floats>(turned[group]));
+      }
+    }
+  }
+
+  void finish() const {
+    alignas(64) float bias[kInt8Rows], values[kInt8Rows];
+    if (job_.out.bias) load_floats_of(job_.out.bias, job_.out.bias_type, first_, rows_, bias);
+    for (std::size_t m = 0; m < job_.count; ++m) {
+      for (std::size_t n = 0; n < units_; ++n) {
+        const float* held = sums_of(m, n) + m % kInt8Tile * kWidth;
+        const auto sum = [&](std::size_t i) { return load_floats(held + i * kInt8Tile * kWidth); };
+        store_floats(values + n * kWidth, (sum(0) + sum(2)) + (sum(1) + sum(3)));
+      }
+      if (job_.out.bias)
+        for (std::size_t row = 0; row < rows_; ++row) values[row] += bias[row];
+      store_values(values, rows_, job_.out, m * job_.at.rows + first_);
+    }
+  }
+
+  const Int8Job& job_;
+  const std::size_t first_, rows_, units_;
+  Int8Scratch& s_;
+};
+
+}  // namespace
+
+// Rows of x that are prepared, and multiplied, together.
+std::size_t int8_tile() { return kInt8Tile; }
+
+void int8_prepare(const Int8Job& job, std::size_t tile) {
+  switch (job.at.bits) {
+    case 2:
+      return prepare<2>(job, tile);
+    case 4:
+      return prepare<4>(job, tile);
+    default:
+      return prepare<8>(job, tile);
+  }
+}
+
+void int8_rows(const Int8Job& job, std::size_t first, std::size_t last, Int8Scratch& scratch) {
+#if INGOT_INT8_FEW
+  if (takes_few(job)) return few_rows(job, first, last);
+#endif
+  Int8Product(job, first, last, scratch).run();
+}
+
+}  // namespace ingot::INGOT_ISA
