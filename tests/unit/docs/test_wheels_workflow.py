@@ -1,0 +1,83 @@
+"""The workflow that builds and publishes wheels runs nowhere here: its promises are held, and what is packed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+WORKFLOW = ROOT / ".github" / "workflows" / "wheels.yml"
+TEXT = WORKFLOW.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")  # of huggingface_hub
+    return dict(yaml.safe_load(TEXT)["jobs"])
+
+
+def test_every_action_is_pinned_to_a_commit_whose_version_is_said() -> None:
+    uses = re.findall(r"uses: (.+)", TEXT)
+    assert len(uses) >= 8
+    for line in uses:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+    assert len({line.partition("@")[0] for line in uses}) == len(set(uses))  # one commit of each
+
+
+def test_programs_are_pinned() -> None:
+    runs = re.findall(r"pipx run (\S+)", TEXT)
+    assert len(runs) == 2
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", name) for name in runs), runs
+
+
+def test_only_the_job_that_publishes_may_prove_who_it_is(jobs: dict[str, Any]) -> None:
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load(TEXT)["permissions"] == {"contents": "read"}
+    assert {name: job["permissions"] for name, job in jobs.items() if "permissions" in job} == {
+        "publish": {"id-token": "write"}
+    }
+    assert jobs["publish"]["environment"] == "pypi"
+    assert jobs["publish"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert "secrets." not in TEXT
+    assert "password" not in TEXT
+
+
+def test_what_is_published_was_built_and_tried(jobs: dict[str, Any]) -> None:
+    assert sorted(jobs["publish"]["needs"]) == ["sdist", "wheels"]
+    for name in jobs["publish"]["needs"]:
+        assert any("upload-artifact" in step.get("uses", "") for step in jobs[name]["steps"]), name
+    assert not any("upload-artifact" in step.get("uses", "") for step in jobs["windows"]["steps"])
+    assert jobs["windows"]["if"] == "github.event_name == 'workflow_dispatch'"
+    settings = PROJECT["tool"]["cibuildwheel"]
+    for command in (settings["test-command"], jobs["sdist"]["steps"][2]["run"]):
+        (script,) = re.findall(r"tools/\w+\.py", command)
+        assert (ROOT / script).is_file()
+
+
+def test_code_of_others_checks_out_without_credentials(jobs: dict[str, Any]) -> None:
+    checkouts = [step for job in jobs.values() for step in job["steps"] if "actions/checkout" in step.get("uses", "")]
+    assert len(checkouts) == 3
+    assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
+
+
+def test_wheels_are_of_the_pythons_that_are_declared() -> None:
+    settings = PROJECT["tool"]["cibuildwheel"]
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+    assert settings["build"] == ["cp311-*", "cp312-*"]  # the second by the stable ABI, for all later ones
+    assert PROJECT["tool"]["scikit-build"]["wheel"]["py-api"] == "cp312"
+    assert PROJECT["tool"]["scikit-build"]["overrides"] == [
+        {"if": {"python-version": "<3.12"}, "wheel": {"py-api": ""}}
+    ]
+
+
+def test_licences_of_what_is_compiled_in_are_packed() -> None:
+    patterns = PROJECT["project"]["license-files"]
+    packed = {path.name for pattern in patterns for path in ROOT.glob(pattern)}
+    assert packed == {"LICENSE", "nanobind.txt", "robin_map.txt"}
+    for name in packed - {"LICENSE"}:
+        assert "Copyright (c)" in (ROOT / "licenses" / name).read_text("utf-8")
